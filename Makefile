@@ -1,0 +1,43 @@
+# `make test` and `make reproduce` need nothing but Python >= 3.11: each makes the environment once, then does its work.
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help test test-slow reproduce lint types clean
+
+help:
+	@echo "make test       tests, a few minutes"
+	@echo "make reproduce  train and evaluate what the table needs, then print it"
+	@echo "make test-slow  the tests that take longer"
+	@echo "make lint       style"
+	@echo "make types      types"
+	@echo "make clean      remove the environment and the caches; records stay"
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found (looked for python3 and python3.11 to python3.14)" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make environments: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 2; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+reproduce: $(STAMP)
+	$(BIN)/infini reproduce report=table2_lm scale=laptop
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
