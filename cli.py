@@ -1,0 +1,181 @@
+"""The `infini` command: reads the verb, composes the configuration, and imports that verb's command only."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from infini.errors import InputError, did_you_mean
+from infini.schema import groups, root_defaults
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command: where it lives, what it does, and one line that runs as it stands."""
+
+    module: str
+    description: str
+    example: str
+    sweeps: bool = False
+    """Whether `-m` makes sense: one job for each combination of values."""
+
+
+VERBS = {
+    "train": Verb("train", "train a model and write its record", "infini train task=pg19 model=infini_linear", True),
+    "eval": Verb("evaluate", "stream the test documents through a trained model", "infini eval task=pg19", True),
+    "table": Verb("table", "print a table from the records, the paper's numbers beside ours", "infini table"),
+    "figure": Verb("figure", "draw a report's figures from the records", "infini figure"),
+    "reproduce": Verb("reproduce", "run what a table still needs, then print it", "infini reproduce seed=1,2,3"),
+    "publish": Verb("publish", "copy finished records into results/, for others to see", "infini publish RUN_ID"),
+    "bench": Verb("bench", "measure what the memory costs in time and space", "infini bench", True),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (without the program's name) and returns its exit code; 2 for what the user can fix."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except InputError as error:
+        print(f"infini: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("infini: interrupted; runs that had finished kept their records", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in VERBS:
+        raise InputError(f"{name!r}: no such verb; allowed: {', '.join(VERBS)}{did_you_mean(name, VERBS)}")
+    if {"-h", "--help"} & set(rest):
+        print(_help(name))
+        return 0
+    multirun = bool({"-m", "--multirun"} & set(rest))
+    words = [word for word in rest if word not in ("-m", "--multirun")]
+    for word in words:
+        if word.startswith("-"):
+            raise InputError(f"{word!r}: no such option; allowed: -m, --multirun, -h, --help")
+    if multirun:
+        return _sweep(name, words)
+    if name == "publish":
+        ids = [word for word in words if "=" not in word]
+        return _run(name, [word for word in words if "=" in word], ids=ids)
+    if name == "reproduce":
+        seeds, words = _take_seeds(words)
+        return _run(name, words, first_seed=seeds[:1], seeds=seeds)
+    return _run(name, words)
+
+
+def _command(name: str) -> Callable[..., int | None]:
+    command: Callable[..., int | None] = importlib.import_module(f"infini.commands.{VERBS[name].module}").run
+    return command
+
+
+def _run(name: str, overrides: list[str], first_seed: Sequence[int] = (), **extra: Any) -> int:
+    from infini.config import compose
+
+    cfg = compose([*overrides, *(f"seed={seed}" for seed in first_seed)])
+    if "seeds" in extra and not extra["seeds"]:
+        extra["seeds"] = [cfg.seed]
+    return _command(name)(cfg, overrides, **extra) or 0
+
+
+def _take_seeds(words: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Seeds of the last `seed=1,2,3`, and the other words; no seeds when the default is meant."""
+    texts = [word.removeprefix("seed=") for word in words if word.startswith("seed=")]
+    if not texts:
+        return [], list(words)
+    seeds = []
+    for text in texts[-1].strip("[]").split(","):
+        if not re.fullmatch(r"\s*[0-9]{1,10}\s*", text):
+            raise InputError(f"seed={text!r}: must be an integer, or several separated by commas")
+        seeds.append(int(text))
+    return list(dict.fromkeys(seeds)), [word for word in words if not word.startswith("seed=")]
+
+
+def _sweep(name: str, words: Sequence[str]) -> int:
+    """Runs the command once for each combination of values, by Hydra's sweeper and launcher."""
+    if not VERBS[name].sweeps:
+        sweeping = ", ".join(verb for verb, entry in VERBS.items() if entry.sweeps)
+        raise InputError(f"{name} -m: no sweeps over this verb; verbs that sweep: {sweeping}")
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from infini.config import compose, expand_sweep, normalise
+
+    overrides = normalise(words)
+    # Every job is checked before the first one starts: the last may otherwise fail after hours.
+    for job in expand_sweep(overrides):
+        compose(job)
+    with hydra.initialize_config_module("conf", version_base="1.3", job_name="infini"):
+        engine = GlobalHydra.instance().hydra
+        assert engine is not None
+        try:
+            batches = engine.multirun(config_name="config", task_function=partial(_job, name), overrides=overrides)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise InputError(str(error)) from error
+    jobs = [job for batch in batches or () for job in batch]
+    failures = [f"{' '.join(job.overrides)}: {job.return_value}" for job in jobs if job.return_value]
+    if failures:
+        raise InputError(f"{len(failures)} of {len(jobs)} jobs failed; the first, {failures[0]}")
+    return 0
+
+
+def _job(name: str, cfg: DictConfig) -> str | None:
+    """One job of a sweep, maybe in a process of its own; returns what the user did wrong, for Hydra reports no more."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from infini.config import load
+
+    overrides = [str(text) for text in HydraConfig.get().overrides.task]
+    # A launcher of several processes runs this command line again: it must be the job's, not the sweep's.
+    sweep_argv, sys.argv = sys.argv, [sys.argv[0], name, *overrides]
+    try:
+        print(f"infini {' '.join(sys.argv[1:])}", flush=True)
+        code = _command(name)(load(cfg), overrides)
+    except InputError as error:
+        return str(error)
+    finally:
+        sys.argv = sweep_argv
+    return f"exit code {code}" if code else None
+
+
+def _overview() -> str:
+    lines = ["infini <verb> [key=value ...] [-m]", ""]
+    lines += [f"  {name:<10} {verb.description}\n  {'':<10}   {verb.example}" for name, verb in VERBS.items()]
+    lines += [
+        "",
+        "-m runs one job a combination of values: infini train -m model=infini_linear,local seed=1,2,3",
+    ]
+    return "\n".join([*lines, "infini <verb> --help lists the keys."])
+
+
+def _help(name: str) -> str:
+    verb = VERBS[name]
+    lines = [f"infini {name}: {verb.description}", "", f"  {verb.example}", "", "groups (key=choice):"]
+    lines += [f"  {group:<12} {', '.join(choices)}" for group, choices in groups().items()]
+    lines += ["", "keys (key=value; default):"]
+    for key, value in root_defaults().items():
+        lines.append(f"  {key:<12} {'null' if value is None else value}")
+    return "\n".join([*lines, "", "The keys inside a group are set with a dot, as recipe.steps=100."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The configuration files, as a package so that they travel with the installed suite."""

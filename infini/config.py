@@ -1,0 +1,268 @@
+"""Configuration: composed by Hydra from `conf/`, converted once to the dataclasses of `infini.schema`.
+
+What the user got wrong is an `InputError` of one line: `<key>=<value!r>: <what is allowed>`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from infini.errors import InputError, did_you_mean
+from infini.schema import (
+    OPTIONAL_GROUPS,
+    Config,
+    DimsConfig,
+    LoggerConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RecipeConfig,
+    ScaleConfig,
+    SuiteConfig,
+    TaskConfig,
+    groups,
+    one_of,
+    require,
+    root_defaults,
+)
+
+__all__ = [
+    "Config",
+    "DimsConfig",
+    "LoggerConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "RecipeConfig",
+    "ScaleConfig",
+    "SuiteConfig",
+    "TaskConfig",
+    "cache_root",
+    "compose",
+    "config_hash",
+    "config_identity",
+    "data_root",
+    "expand_sweep",
+    "load",
+    "normalise",
+    "parse_length",
+]
+
+T = TypeVar("T")
+
+
+def _convert(key: str, value: Any, hint: Any) -> Any:
+    """`value` as the annotated type `hint`; InputError naming `key` otherwise. An int is a fine float."""
+    if get_origin(hint) in (Union, types.UnionType):
+        if value is None:
+            return None
+        (hint,) = (arm for arm in get_args(hint) if arm is not type(None))
+    if get_origin(hint) is list:
+        require(isinstance(value, list), key, value, "must be a list")
+        return [_convert(key, item, get_args(hint)[0]) for item in value]
+    if dataclasses.is_dataclass(hint) or get_origin(hint) is dict:
+        require(isinstance(value, Mapping), key, value, "must be a group of keys")
+        return _build(hint, value, key) if isinstance(hint, type) else dict(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    nouns = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
+    right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    require(right and (hint is not float or math.isfinite(value)), key, value, f"must be {nouns[hint]}")
+    return value
+
+
+def _build(cls: type[T], values: Mapping[str, Any], group: str = "") -> T:
+    prefix = f"{group}." if group else ""
+    hints = get_type_hints(cls)
+    for key, value in values.items():
+        if key not in hints:
+            raise InputError(_no_such_key(f"{prefix}{key}", value, [f"{prefix}{name}" for name in hints]))
+    for name in hints:
+        if name not in values:
+            raise InputError(f"{prefix}{name}: missing; give it a value")
+    return cls(**{name: _convert(f"{prefix}{name}", values[name], hint) for name, hint in hints.items()})
+
+
+def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
+    parent = key.rpartition(".")[0]
+    siblings = [name for name in known if name.rpartition(".")[0] == parent]
+    if not siblings:
+        parent, siblings = "", [name for name in known if "." not in name]
+    hint = did_you_mean(key, siblings) or did_you_mean(key, known)
+    allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
+    return f"{key}={value!r}: no such key{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}"
+
+
+def load(cfg: DictConfig) -> Config:
+    """The typed configuration of a composed one.
+
+    Raises:
+        InputError: an unknown or missing key, a value of the wrong type or out of range.
+    """
+    try:
+        values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise InputError(_first_line(error)) from error
+    return _build(Config, {str(key): value for key, value in dict(values).items()})  # type: ignore[arg-type]
+
+
+def compose(overrides: Sequence[str]) -> Config:
+    """The configuration that `overrides` (`key=value`, Hydra's grammar) make of the defaults in `conf/`.
+
+    Raises:
+        InputError: an override that does not parse, or an unknown group, key or value.
+    """
+    overrides = normalise(overrides)
+    parsed = _check(overrides)
+    try:
+        return load(_hydra_compose(overrides))
+    except MissingConfigException as error:
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        if group in groups():
+            one_of(group, choice, groups()[group])
+        raise InputError(_first_line(error)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(_explain(error, parsed)) from error
+
+
+def normalise(overrides: Sequence[str]) -> list[str]:
+    """The same overrides, each in Hydra's grammar: a plain value it cannot read, as a path with `=`, gets quotes."""
+    # An optional group without any file does not exist for Hydra, so choosing none of it cannot be left to Hydra.
+    absent = {f"{group}=null" for group in OPTIONAL_GROUPS if group not in groups()}
+    return [_normalise(text) for text in overrides if text not in absent]
+
+
+def _normalise(text: str) -> str:
+    key, separator, value = text.partition("=")
+    if not key or not (separator or text.startswith("~")):
+        raise InputError(f"{text!r}: not a setting; write key=value")
+    quoted = f"{key}='{value}'"
+    for candidate in (text,) if set("'\"[]{},\\") & set(value) else (text, quoted):
+        try:
+            OverridesParser.create().parse_overrides([candidate])
+        except OverrideParseException:
+            continue
+        return candidate
+    raise InputError(f"{text!r}: cannot be read; write key=value, and quotes around a value with brackets or commas")
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of every job of a sweep over lists of values; none when a sampled range decides the jobs."""
+    choices: list[list[str]] = []
+    for override in OverridesParser.create().parse_overrides(normalise(overrides)):
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            choices.append([str(override.input_line)])
+        elif override.is_discrete_sweep():
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            return []
+    return [list(job) for job in itertools.product(*choices)]
+
+
+def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
+    # Inside a sweep's job Hydra is at work already; it has one global instance, which must be there afterwards.
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_module("conf", version_base="1.3", job_name="infini"):
+            return hydra.compose("config", list(overrides))
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def _is_group(override: Override) -> bool:
+    return override.key_or_group in (*groups(), *OPTIONAL_GROUPS)
+
+
+def _check(overrides: Sequence[str]) -> list[Override]:
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    for override in parsed:
+        key = override.key_or_group
+        if override.is_sweep_override():
+            raise InputError(f"{override.input_line}: several values for one key; add -m to run once for each")
+        if "/" in key and not key.startswith("hydra/"):
+            raise InputError(_no_such_key(key, override.value(), [*groups(), *root_defaults()]))
+        if _is_group(override) and not override.is_delete():
+            options = groups().get(key, [])
+            if key in OPTIONAL_GROUPS:
+                if override.value() is None:
+                    continue
+                options = [*options, "null"]
+            one_of(key, override.value(), options)
+    return parsed
+
+
+def _explain(error: Exception, parsed: Sequence[Override]) -> str:
+    """One line for a composition that failed: the unknown key when that is why, else Hydra's own first line."""
+    groups_only = [o.input_line for o in parsed if o.input_line and _is_group(o) and not o.is_delete()]
+    try:
+        known = list(_flat_keys(OmegaConf.to_container(_hydra_compose(groups_only), resolve=False)))
+    except (HydraException, OmegaConfBaseException):
+        return _first_line(error)
+    for override in parsed:
+        key = override.key_or_group
+        if not (_is_group(override) or override.is_add() or key in known or key.partition("/")[0].startswith("hydra")):
+            return _no_such_key(key, None if override.is_delete() else override.value(), [*known, *OPTIONAL_GROUPS])
+    return _first_line(error)
+
+
+def _flat_keys(values: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat_keys(value, f"{prefix}{key}.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def config_identity(cfg: Config) -> dict[str, Any]:
+    """What decides the result of a training, as plain JSON types; where results or logs go is not part of it."""
+    values = dataclasses.asdict(cfg)
+    identity = {key: values[key] for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
+    return identity | {"init_from": cfg.init_from, "parallel": {"precision": cfg.parallel.precision}}
+
+
+def config_hash(cfg: Config) -> str:
+    """First 12 hexadecimal digits of the SHA-256 of the identity's canonical JSON."""
+    canonical = json.dumps(config_identity(cfg), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
+
+
+def parse_length(text: str | int) -> int:
+    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, a plain integer itself; anything else InputError."""
+    match = re.fullmatch(r"([1-9][0-9]{0,14})([KM]?)", str(text)) if isinstance(text, str | int) else None
+    if match is None:
+        raise InputError(f"length={text!r}: must be a positive integer, or one followed by K (1,024) or M (1,048,576)")
+    return int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
+
+
+def data_root(task: TaskConfig) -> Path | None:
+    """Folder that should hold the task's data; None when none is configured (then the hub is used)."""
+    if task.data_dir is not None:
+        return Path(task.data_dir).expanduser()
+    root = os.environ.get("INFINI_DATA_DIR")
+    return Path(root).expanduser() / task.name if root else None
+
+
+def cache_root(cfg: Config) -> Path:
+    """Folder for tokenizers and tokenised data; it need not exist yet."""
+    return Path(cfg.cache_dir or os.environ.get("INFINI_CACHE_DIR") or "~/.cache/infini").expanduser()

@@ -1,0 +1,308 @@
+"""The typed configuration: one dataclass a group of `conf/`, each field explained under it, checked when built.
+
+No dependency beyond the standard library and PyYAML, so that help and error messages are quick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from infini.errors import InputError, did_you_mean
+
+OPTIONAL_GROUPS = ("tuned", "experiment")
+"""Groups that may be absent and have no dataclass: their files set values of the other groups."""
+
+
+def require(condition: bool, key: str, value: object, allowed: str) -> None:
+    """Raises InputError `<key>=<value!r>: <allowed>` unless `condition` holds."""
+    if not condition:
+        raise InputError(f"{key}={value!r}: {allowed}")
+
+
+def _at_least(group: str, config: object, minimum: float, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= minimum, f"{group}.{name}", value, f"must be at least {minimum}")
+
+
+def one_of(key: str, value: object, options: Sequence[str]) -> None:
+    """Raises InputError, with the options and the nearest of them, unless `value` is one of `options`."""
+    if value not in options:
+        raise InputError(f"{key}={value!r}: must be one of {', '.join(options)}{did_you_mean(str(value), options)}")
+
+
+@dataclass
+class TaskConfig:
+    """What is learned and measured."""
+
+    name: str
+    """Task name; also the name of its folder below the data directory."""
+    kind: str
+    """Kind of task: `language_model`."""
+    data_dir: str | None
+    """Folder of the data; None means $INFINI_DATA_DIR/<name> when that variable is set, else the hub."""
+    hub_id: str
+    """Data set on the Hugging Face hub, used when there is no folder."""
+    carry_state: bool
+    """Whether a training row's state lives on into its next sequence while the document lasts."""
+
+    def __post_init__(self) -> None:
+        one_of("task.kind", self.kind, ("language_model",))
+
+
+@dataclass
+class DimsConfig:
+    """Sizes shared by all models of a table."""
+
+    name: str
+    """Name of these sizes."""
+    d_model: int
+    """Width of the residual stream."""
+    n_layers: int
+    """Number of blocks."""
+    n_heads: int
+    """Query heads a layer."""
+    n_kv_heads: int | None
+    """Key-value heads a layer, a divisor of n_heads; None means n_heads."""
+    d_key: int
+    """Size of a head's keys and queries; even, for the rotary embedding."""
+    d_value: int | None
+    """Size of a head's values; None means d_key."""
+    d_ff: int
+    """Width of the feed-forward layer."""
+    segment_length: int
+    """Tokens a segment."""
+
+    def __post_init__(self) -> None:
+        positive = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_key", "d_value", "d_ff", "segment_length")
+        _at_least("dims", self, 1, *positive)
+        require(self.d_key % 2 == 0, "dims.d_key", self.d_key, "must be even (rotary embedding turns pairs)")
+        if self.n_kv_heads is not None:
+            divides = self.n_heads % self.n_kv_heads == 0
+            require(divides, "dims.n_kv_heads", self.n_kv_heads, f"must divide dims.n_heads={self.n_heads}")
+
+
+@dataclass
+class ScaleConfig:
+    """How large a vocabulary and how much evaluation this machine can take."""
+
+    name: str
+    """laptop (two processor cores, minutes), gpu (one GPU, minutes) or paper (as printed)."""
+    tokenizer: str
+    """`bpe`, trained on the train split, or the id of a tokenizer on the hub."""
+    vocab_size: int
+    """Entries of the vocabulary; for `bpe`, the size to train."""
+    eval_max_tokens: int | None
+    """Tokens evaluated a document; None means all."""
+    eval_segments_per_call: int
+    """Segments a call of the streamed evaluation; decides memory and speed, not the result."""
+    knockouts: bool
+    """Whether an evaluation also measures what memory is worth by resetting and by exchanging it."""
+    knockout_max_tokens: int
+    """Tokens of each document that the knock-outs read."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.tokenizer), "scale.tokenizer", self.tokenizer, "must be bpe or a tokenizer id on the hub")
+        # A byte-level vocabulary holds every byte and the end-of-document token.
+        _at_least("scale", self, 258, "vocab_size")
+        _at_least("scale", self, 1, "eval_max_tokens", "eval_segments_per_call", "knockout_max_tokens")
+
+
+@dataclass
+class OptimizerConfig:
+    """The rule that changes the weights."""
+
+    name: str
+    """adamw or adafactor."""
+    lr: float
+    """Highest learning rate of the schedule."""
+    betas: list[float]
+    """AdamW's two averaging coefficients."""
+    weight_decay: float
+    """Decay of matrices; gates, norms and embeddings have none."""
+    gate_lr: float
+    """Highest learning rate of the gates, which need their own to move at all."""
+    clip_norm: float | None
+    """Global gradient norm above which gradients are scaled down; None means never."""
+
+    def __post_init__(self) -> None:
+        one_of("optimizer.name", self.name, ("adamw", "adafactor"))
+        for name in ("lr", "gate_lr"):
+            require(getattr(self, name) > 0, f"optimizer.{name}", getattr(self, name), "must be above 0")
+        in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        require(in_range, "optimizer.betas", self.betas, "must be two numbers, at least 0 and below 1")
+        _at_least("optimizer", self, 0, "weight_decay")
+        if self.clip_norm is not None:
+            require(self.clip_norm > 0, "optimizer.clip_norm", self.clip_norm, "must be above 0, or null")
+
+
+@dataclass
+class ParallelConfig:
+    """Devices and precision."""
+
+    name: str
+    """Name of this arrangement."""
+    accelerator: str
+    """auto, cpu or gpu."""
+    devices: int
+    """Number of devices."""
+    strategy: str
+    """Lightning's name of the strategy."""
+    precision: str
+    """Compute type of matrix products: fp32, bf16, or auto (bf16 where the hardware multiplies it fast)."""
+
+    def __post_init__(self) -> None:
+        one_of("parallel.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
+        one_of("parallel.precision", self.precision, ("auto", "bf16", "fp32"))
+        _at_least("parallel", self, 1, "devices")
+
+
+@dataclass
+class RecipeConfig:
+    """How a training runs."""
+
+    name: str
+    """`<task>_<scale>`."""
+    batch_size: int
+    """Documents side by side."""
+    segments_per_sequence: int
+    """Segments a training sequence; gradients flow through all of them."""
+    steps: int
+    """Optimizer steps."""
+    warmup_steps: int
+    """Steps of linear warm-up."""
+    schedule: str
+    """After the warm-up: cosine or constant."""
+    final_lr_fraction: float
+    """Where the cosine ends, as a fraction of the highest rate."""
+    checkpoint_activations: bool
+    """Whether activations are computed again in the backward pass instead of kept: less memory, same gradients."""
+    loss_chunk: int
+    """Tokens whose logits exist at the same time."""
+    validate_every: int | None
+    """Steps between validations; None means only at the end."""
+    save_every: int | None
+    """Steps between checkpoints; None means only at the end."""
+
+    def __post_init__(self) -> None:
+        names = ("batch_size", "segments_per_sequence", "steps", "loss_chunk", "validate_every", "save_every")
+        _at_least("recipe", self, 1, *names)
+        _at_least("recipe", self, 0, "warmup_steps")
+        within = self.warmup_steps <= self.steps
+        require(within, "recipe.warmup_steps", self.warmup_steps, f"must be at most recipe.steps={self.steps}")
+        one_of("recipe.schedule", self.schedule, ("cosine", "constant"))
+        is_fraction = 0 <= self.final_lr_fraction <= 1
+        require(is_fraction, "recipe.final_lr_fraction", self.final_lr_fraction, "must be between 0 and 1")
+
+    def rate_factor(self, step: int) -> float:
+        """Fraction of the highest learning rate at optimizer step `step` (1 is the first, `steps` the last)."""
+        if step < self.warmup_steps:
+            return step / self.warmup_steps
+        if self.schedule == "constant":
+            return 1.0
+        progress = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
+        cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.final_lr_fraction + (1.0 - self.final_lr_fraction) * cosine
+
+
+@dataclass
+class LoggerConfig:
+    """Where training curves go."""
+
+    name: str
+    """csv or none."""
+
+    def __post_init__(self) -> None:
+        one_of("logger.name", self.name, ("csv", "none"))
+
+
+@dataclass
+class SuiteConfig:
+    """What `infini bench` measures."""
+
+    name: str
+    """train, stream or all."""
+    repeats: int
+    """Interleaved repeats of a training step of each model; 0 leaves the training step out."""
+    stream_short_tokens: int
+    """Length of the short stream that the long one is compared with."""
+    stream_tokens: int
+    """Length of the long stream; 0 leaves streaming out."""
+
+    def __post_init__(self) -> None:
+        _at_least("suite", self, 0, "repeats", "stream_tokens")
+        _at_least("suite", self, 1, "stream_short_tokens")
+
+
+@dataclass
+class Config:
+    """Everything a command needs to know."""
+
+    task: TaskConfig
+    """What is learned and measured."""
+    model: dict[str, Any]
+    """`name` and the fields of that model's own dataclass, which validates them."""
+    dims: DimsConfig
+    """Sizes."""
+    scale: ScaleConfig
+    """Vocabulary and evaluation."""
+    optimizer: OptimizerConfig
+    """Optimizer and rates."""
+    parallel: ParallelConfig
+    """Devices and precision."""
+    recipe: RecipeConfig
+    """Batch, steps and schedule."""
+    report: dict[str, Any]
+    """Rows and columns of a table, read by the report."""
+    logger: LoggerConfig
+    """Training curves."""
+    suite: SuiteConfig
+    """What `infini bench` measures."""
+    seed: int
+    """Decides initial values, data order and dropout."""
+    checkpoint: str | None
+    """Run id or folder of a trained model; None means the newest matching run."""
+    init_from: str | None
+    """Run id or folder whose weights a training starts from; None means fresh weights."""
+    results_dir: str
+    """Where records and checkpoints go."""
+    cache_dir: str | None
+    """Where tokenised data goes; None means $INFINI_CACHE_DIR, else ~/.cache/infini."""
+
+    def __post_init__(self) -> None:
+        require("name" in self.model, "model", self.model, "must have a name")
+        one_of("model.name", self.model["name"], groups()["model"])
+        require(0 <= self.seed < 2**32, "seed", self.seed, "must be at least 0 and below 2**32")
+        require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
+        if self.optimizer.name == "adafactor":
+            self._check_adafactor_cap()
+
+    def _check_adafactor_cap(self) -> None:
+        # torch's Adafactor steps with min(lr, 1 / sqrt(step)): above the cap, the rate is not the one configured.
+        for name, highest in (("lr", self.optimizer.lr), ("gate_lr", self.optimizer.gate_lr)):
+            for step in range(1, self.recipe.steps + 1):
+                rate, cap = highest * self.recipe.rate_factor(step), 1.0 / math.sqrt(step)
+                if rate > cap:
+                    raise InputError(
+                        f"optimizer.{name}={highest!r}: at step {step} of recipe.steps={self.recipe.steps} the rate "
+                        f"{rate:.4g} exceeds Adafactor's cap 1/sqrt(step) = {cap:.4g}; take fewer steps or a lower rate"
+                    )
+
+
+def groups() -> dict[str, list[str]]:
+    """Config groups and the names each can take, as the files of the `conf` package give them."""
+    folders = sorted((f for f in resources.files("conf").iterdir() if f.is_dir()), key=lambda f: f.name)
+    found = {f.name: sorted(p.name[:-5] for p in f.iterdir() if p.name.endswith(".yaml")) for f in folders}
+    return {name: choices for name, choices in found.items() if choices}
+
+
+def root_defaults() -> dict[str, Any]:
+    """The root keys that are no group, with their defaults."""
+    text = resources.files("conf").joinpath("config.yaml").read_text(encoding="utf-8")
+    return {key: value for key, value in yaml.safe_load(text).items() if key not in ("defaults", "hydra")}

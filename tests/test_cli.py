@@ -1,0 +1,240 @@
+"""The command line: help without torch, one line for every mistake, sweeps, and the frozen surface."""
+
+import dataclasses
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import types
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cli
+from infini.config import Config, compose
+from infini.errors import InputError
+
+Call = tuple[Config, list[str], dict[str, Any], list[str]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Call]:
+    """Commands that only write down how they were called, in a working directory of their own."""
+    seen: list[Call] = []
+
+    def run(cfg: Config, overrides: list[str], **extra: Any) -> int | None:
+        seen.append((cfg, overrides, extra, list(sys.argv)))
+        compose([f"seed={cfg.seed + 1}"])
+        if cfg.seed == 13:
+            raise InputError("bad luck")
+        return 3 if cfg.seed == 33 else None
+
+    for verb in cli.VERBS.values():
+        module = types.ModuleType(verb.module)
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"infini.commands.{verb.module}", module)
+    monkeypatch.chdir(tmp_path)
+    return seen
+
+
+def run_cli(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "cli.py"), *arguments]
+    return subprocess.run(command, cwd=cwd or root, capture_output=True, text=True, timeout=120)
+
+
+def test_frozen_surface() -> None:
+    """Users type these words: changing them is a decision."""
+    assert list(cli.VERBS) == ["train", "eval", "table", "figure", "reproduce", "publish", "bench"]
+    assert [field.name for field in dataclasses.fields(Config)] == [
+        "task",
+        "model",
+        "dims",
+        "scale",
+        "optimizer",
+        "parallel",
+        "recipe",
+        "report",
+        "logger",
+        "suite",
+        "seed",
+        "checkpoint",
+        "init_from",
+        "results_dir",
+        "cache_dir",
+    ]
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_a_command(verb: str) -> None:
+    assert callable(importlib.import_module(f"infini.commands.{cli.VERBS[verb].module}").run)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["train", "--help"], ["table", "-h"]])
+def test_help_is_quick_and_imports_no_torch(arguments: list[str], project_root: Path) -> None:
+    code = (
+        f"import sys, cli; code = cli.main({arguments!r}); "
+        "heavy = {'torch', 'lightning', 'datasets', 'wandb', 'matplotlib'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], cwd=project_root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - start < 2.0
+
+
+def test_overview_lists_every_verb_with_its_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    for name, verb in cli.VERBS.items():
+        assert name in shown and verb.example in shown
+
+
+def test_examples_compose() -> None:
+    for name, verb in cli.VERBS.items():
+        words = verb.example.split()
+        assert words[:2] == ["infini", name]
+        compose([word for word in words[2:] if "=" in word and not word.startswith("seed=")])
+
+
+def test_help_of_a_verb_lists_groups_choices_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("infini_delta", "paper_12l", "adafactor", "pg19_laptop", "results_dir", "outputs/results"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trian"], "'trian': no such verb; allowed: .*; did you mean 'train'"),
+        (["train", "modle=full"], "modle='full': no such key; .*did you mean 'model'"),
+        (["train", "model=locl"], "model='locl': must be one of .*did you mean 'local'"),
+        (["train", "recipe.steps=0"], "recipe.steps=0: must be at least 1"),
+        (["train", "full"], "'full': not a setting; write key=value"),
+        (["train", "--fast"], "'--fast': no such option"),
+        (["train", "seed=1,2"], "seed=1,2: several values for one key; add -m"),
+        (["train", "-m", "seed=1,x"], "seed='x': must be an integer"),
+        (["train", "-m", "model=full,locl"], "model='locl': must be one of"),
+        (["train", "-m", "hydra/launcher=none_such"], "In 'hydra/config': Could not find 'hydra/launcher/none_such'"),
+        (["table", "-m", "seed=1,2"], "table -m: no sweeps over this verb"),
+        (["reproduce", "seed=1,x"], "seed='x': must be an integer"),
+        (["publish", "some_run", "modle=full"], "modle='full': no such key"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], expected: str, calls: list[Call], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1
+    assert re.match(f"infini: error: {expected}", shown.err), shown.err
+    assert calls == []
+
+
+def test_a_mistake_shows_no_traceback_in_a_process_of_its_own(project_root: Path, tmp_path: Path) -> None:
+    done = run_cli(project_root, "table", "report=table3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("infini: error: report='table3'") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_input_error_of_a_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, calls: list[Call], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "seed=13"]) == 2
+    assert capsys.readouterr().err == "infini: error: bad luck\n"
+
+
+def test_interruption(calls: list[Call], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(cfg: Config, overrides: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["infini.commands.train"], "run", interrupted)
+    assert cli.main(["train"]) == 130
+    assert capsys.readouterr().err.startswith("infini: interrupted; ")
+
+
+def test_a_command_gets_its_config_overrides_and_its_code_is_returned(calls: list[Call]) -> None:
+    assert cli.main(["train", "model=local", "seed=33"]) == 3
+    ((cfg, overrides, extra, _),) = calls
+    assert (cfg.model["name"], cfg.seed, overrides, extra) == ("local", 33, ["model=local", "seed=33"], {})
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"), [([], [1]), (["seed=7"], [7]), (["seed=1,2,3"], [1, 2, 3]), (["seed=[4,5]"], [4, 5])]
+)
+def test_reproduce_takes_several_seeds(words: list[str], seeds: list[int], calls: list[Call]) -> None:
+    assert cli.main(["reproduce", "scale=gpu", *words]) == 0
+    ((cfg, overrides, extra, _),) = calls
+    assert (extra, cfg.seed, overrides) == ({"seeds": seeds}, seeds[0], ["scale=gpu"])
+
+
+def test_publish_takes_run_ids(calls: list[Call]) -> None:
+    assert cli.main(["publish", "run-1", "results_dir=here", "run-2"]) == 0
+    ((cfg, overrides, extra, _),) = calls
+    assert (extra, overrides, cfg.results_dir) == ({"ids": ["run-1", "run-2"]}, ["results_dir=here"], "here")
+
+
+def test_sweep_runs_every_combination(calls: list[Call], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["infini", "train", "-m", "model=local,full", "seed=1,2"])
+    assert cli.main() == 0
+    assert [(cfg.model["name"], cfg.seed) for cfg, *_ in calls] == [
+        ("local", 1),
+        ("local", 2),
+        ("full", 1),
+        ("full", 2),
+    ]
+    for cfg, overrides, _, argv in calls:
+        assert overrides == [f"model={cfg.model['name']}", f"seed={cfg.seed}"]
+        # Lightning starts further processes with this line: it must be the job's own.
+        assert argv == ["infini", "train", *overrides]
+    assert sys.argv[2] == "-m"
+    assert Path.cwd() == tmp_path
+    assert [entry.name for entry in tmp_path.iterdir()] == ["outputs"]
+
+
+def test_a_failed_job_does_not_stop_the_others(calls: list[Call], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "-m", "seed=13,33,5"]) == 2
+    assert [cfg.seed for cfg, *_ in calls] == [13, 33, 5]
+    assert capsys.readouterr().err == "infini: error: 2 of 3 jobs failed; the first, seed=13: bad luck\n"
+
+
+def test_a_defect_of_ours_keeps_its_traceback(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(cfg: Config, overrides: list[str]) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys.modules["infini.commands.train"], "run", broken)
+    for arguments in (["train"], ["train", "-m", "seed=1,2"]):
+        with pytest.raises(ZeroDivisionError):
+            cli.main(arguments)
+
+
+@pytest.mark.slow
+def test_the_wheel_works_away_from_the_checkout(project_root: Path, tmp_path: Path) -> None:
+    """Built and installed without its dependencies, which this environment has."""
+    # Built from a copy: a build leaves folders in its source that a later build would pack.
+    source, wheels = tmp_path / "source", tmp_path / "wheels"
+    unpacked = shutil.ignore_patterns(".*", "build", "*.egg-info", "outputs", "tests", "results")
+    shutil.copytree(project_root, source, ignore=unpacked)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels), str(source)]
+    subprocess.run(build, check=True, timeout=300)
+    (wheel,) = wheels.glob("*.whl")
+    home = tmp_path / "env"
+    venv.create(home, with_pip=False)
+    (site,) = home.glob("lib/python*/site-packages")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, timeout=300)
+    here = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(here)])}
+    code = "import cli, conf, sys; print(conf.__file__); sys.exit(cli.main(sys.argv[1:]))"
+    for arguments, expected in ((["train", "--help"], 0), (["train", "model=locl"], 2)):
+        command = [sys.executable, "-S", "-c", code, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == expected, done.stderr
+        assert str(site) in done.stdout
+        assert "infini_linear" in done.stdout + done.stderr

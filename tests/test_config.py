@@ -1,0 +1,269 @@
+"""Composition, conversion and validation of the configuration."""
+
+import dataclasses
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra.errors import MissingConfigException
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infini.config import (
+    Config,
+    DimsConfig,
+    LoggerConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RecipeConfig,
+    ScaleConfig,
+    SuiteConfig,
+    TaskConfig,
+    cache_root,
+    compose,
+    config_hash,
+    config_identity,
+    data_root,
+    expand_sweep,
+    parse_length,
+)
+from infini.errors import InputError
+from infini.schema import groups, root_defaults
+
+SCHEMAS: dict[str, Any] = {
+    "task": TaskConfig,
+    "dims": DimsConfig,
+    "scale": ScaleConfig,
+    "optimizer": OptimizerConfig,
+    "parallel": ParallelConfig,
+    "suite": SuiteConfig,
+    "recipe": RecipeConfig,
+    "logger": LoggerConfig,
+}
+TYPED_FILES = [(group, choice) for group, choices in groups().items() if group in SCHEMAS for choice in choices]
+
+
+def message(*overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        compose(list(overrides))
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(("group", "choice"), TYPED_FILES)
+def test_yaml_lists_exactly_the_fields(group: str, choice: str) -> None:
+    keys = yaml.safe_load(resources.files("conf").joinpath(group, f"{choice}.yaml").read_text(encoding="utf-8"))
+    defaults = keys.pop("defaults", [])
+    if keys:
+        assert list(keys) == [field.name for field in dataclasses.fields(SCHEMAS[group])]
+    else:
+        assert defaults, f"{group}/{choice}.yaml is empty"
+
+
+def test_every_field_is_composed_from_yaml_not_from_a_default() -> None:
+    for schema in (*SCHEMAS.values(), Config):
+        for field in dataclasses.fields(schema):
+            assert field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def test_root_keys_and_groups_are_the_fields_of_config() -> None:
+    fields = {field.name for field in dataclasses.fields(Config)}
+    assert set(root_defaults()) | (set(groups()) - {"tuned", "experiment"}) == fields
+
+
+@pytest.mark.parametrize("scale", groups()["scale"])
+@pytest.mark.parametrize("model", groups()["model"])
+def test_every_scale_and_model_composes(scale: str, model: str) -> None:
+    cfg = compose([f"scale={scale}", f"model={model}"])
+    assert (cfg.scale.name, cfg.model["name"], cfg.recipe.name) == (scale, model, f"pg19_{scale}")
+
+
+def test_defaults() -> None:
+    cfg = compose([])
+    assert (cfg.task.name, cfg.model["name"], cfg.scale.name, cfg.dims.name) == (
+        "pg19",
+        "infini_linear",
+        "laptop",
+        "laptop",
+    )
+
+
+def test_paper_scale_is_the_papers() -> None:
+    cfg = compose(["scale=paper"])
+    dims = cfg.dims
+    assert (dims.n_layers, dims.d_model, dims.n_heads, dims.d_key, dims.d_ff) == (12, 1024, 8, 128, 4096)
+    assert dims.segment_length * cfg.recipe.segments_per_sequence == 32_768
+    assert (cfg.optimizer.name, cfg.optimizer.lr, cfg.recipe.warmup_steps) == ("adafactor", 0.01, 1000)
+    assert (cfg.recipe.batch_size, cfg.recipe.schedule, cfg.recipe.checkpoint_activations) == (64, "cosine", True)
+    assert compose(["scale=paper", "optimizer=adamw"]).optimizer.name == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model=infini_liner", "model='infini_liner': must be one of .*; did you mean 'infini_linear'"),
+        ("modle=full", "modle='full': no such key; .*; did you mean 'model'"),
+        ("recipe.stepz=3", "recipe.stepz=3: no such key of recipe; .*; did you mean 'recipe.steps'"),
+        ("model.gates=1", "model.gates=1: no such key of model; allowed: .*gate_init"),
+        ("+recipe.extra=1", "recipe.extra=1: no such key"),
+        ("+extra=1", "extra=1: no such key"),
+        ("seed=abc", "seed='abc': must be an integer"),
+        ("seed=true", "seed=True: must be an integer"),
+        ("seed=-1", "seed=-1: must be at least 0"),
+        ("seed=1,2", "seed=1,2: several values for one key; add -m"),
+        ("seed", "'seed': not a setting; write key=value"),
+        ("seed=[1", "'seed=\\[1': cannot be read"),
+        ("~seed", "seed: missing"),
+        ("recipe.steps=0", "recipe.steps=0: must be at least 1"),
+        ("recipe.steps=1.5", "recipe.steps=1.5: must be an integer"),
+        ("recipe.steps=null", "recipe.steps=None: must be an integer"),
+        ("recipe.warmup_steps=201", "recipe.warmup_steps=201: must be at most recipe.steps=200"),
+        ("recipe.final_lr_fraction=2", "recipe.final_lr_fraction=2.0: must be between 0 and 1"),
+        ("recipe.schedule=cosin", "recipe.schedule='cosin': must be one of cosine, constant; did you mean 'cosine'"),
+        ("recipe.checkpoint_activations=1", "recipe.checkpoint_activations=1: must be true or false"),
+        ("recipe=pg19_huge", "recipe='pg19_huge': must be one of"),
+        ("dims.d_key=7", "dims.d_key=7: must be even"),
+        ("dims.n_kv_heads=3", "dims.n_kv_heads=3: must divide dims.n_heads=4"),
+        ("scale.vocab_size=10", "scale.vocab_size=10: must be at least 257"),
+        ("optimizer.lr=nan", "optimizer.lr=nan: must be a finite number"),
+        ("optimizer.lr=0", "optimizer.lr=0.0: must be above 0"),
+        ("optimizer.betas=[0.9]", "optimizer.betas=\\[0.9\\]: must be two numbers"),
+        ("parallel.precision=fp16", "parallel.precision='fp16': must be one of"),
+        ("model.name=transformer", "model.name='transformer': must be one of"),
+        ("experiment=none_such", "experiment='none_such': must be one of"),
+        ("task/pg19=x", "task/pg19='x': no such key"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(override: str, expected: str) -> None:
+    with pytest.raises(InputError, match=f"^{expected}"):
+        compose([override])
+    message(override)
+
+
+def test_a_recipe_nobody_wrote_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(overrides: object) -> None:
+        raise MissingConfigException("In 'config': Could not find it", missing_cfg_file="recipe/pg19_lap")
+
+    monkeypatch.setattr("infini.config._hydra_compose", missing)
+    assert message().startswith("recipe='pg19_lap': must be one of pg19_gpu,")
+    assert message().endswith("did you mean 'pg19_laptop'?")
+
+
+def test_adafactor_refuses_a_rate_above_its_cap() -> None:
+    text = message("scale=paper", "recipe.steps=100000")
+    assert text.startswith("optimizer.lr=0.01: at step 104")
+    assert "recipe.steps=100000" in text and "1/sqrt(step)" in text
+    assert message("optimizer=adafactor", "optimizer.gate_lr=0.5").startswith("optimizer.gate_lr=0.5: at step ")
+    compose(["scale=paper", "recipe.steps=100000", "optimizer=adamw"])
+
+
+def test_rate_warms_up_peaks_and_ends_where_it_should() -> None:
+    recipe = compose(["recipe.steps=100", "recipe.warmup_steps=10", "recipe.final_lr_fraction=0.1"]).recipe
+    assert recipe.rate_factor(1) == pytest.approx(0.1)
+    assert recipe.rate_factor(10) == pytest.approx(1.0)
+    assert recipe.rate_factor(55) == pytest.approx(0.55)
+    assert recipe.rate_factor(100) == pytest.approx(0.1)
+    assert all(recipe.rate_factor(step) >= recipe.rate_factor(step + 1) for step in range(10, 100))
+    constant = dataclasses.replace(recipe, schedule="constant", warmup_steps=0)
+    assert {constant.rate_factor(step) for step in range(1, 101)} == {1.0}
+
+
+def test_only_warm_up_never_divides_by_zero() -> None:
+    recipe = compose(["recipe.steps=10", "recipe.warmup_steps=10"]).recipe
+    assert recipe.rate_factor(10) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("path", ["/a=b/c", "/some dir/x", "/a(1)/b", "'/a=b/c'"])
+def test_awkward_paths_need_no_quotes_of_hydras(path: str) -> None:
+    assert compose([f"checkpoint={path}"]).checkpoint == path.strip("'")
+
+
+@pytest.mark.parametrize("group", ["tuned", "experiment"])
+def test_optional_groups_can_be_switched_off(group: str) -> None:
+    assert compose([f"{group}=null"]).seed == 1
+
+
+def test_expand_sweep_lists_every_job() -> None:
+    assert expand_sweep(["model=full,local", "seed=1,2", "checkpoint=/a=b"]) == [
+        ["model=full", "seed=1", "checkpoint='/a=b'"],
+        ["model=full", "seed=2", "checkpoint='/a=b'"],
+        ["model=local", "seed=1", "checkpoint='/a=b'"],
+        ["model=local", "seed=2", "checkpoint='/a=b'"],
+    ]
+    assert expand_sweep(["seed=interval(1,3)"]) == []
+
+
+def test_hash_depends_on_what_decides_the_result_and_on_nothing_else() -> None:
+    default = config_hash(compose([]))
+    assert len(default) == 12 and int(default, 16) >= 0
+    for override in ("results_dir=elsewhere", "cache_dir=/c", "logger=none", "checkpoint=x", "parallel.devices=2"):
+        assert config_hash(compose([override])) == default, override
+    changes = ("seed=2", "model=local", "dims.d_model=64", "recipe.steps=70", "optimizer.lr=0.1", "init_from=x")
+    changed = [config_hash(compose([override])) for override in (*changes, "parallel.precision=fp32", "scale=gpu")]
+    assert len({default, *changed}) == len(changed) + 1
+
+
+def test_hash_does_not_depend_on_how_a_number_is_written() -> None:
+    assert config_hash(compose(["optimizer.lr=1"])) == config_hash(compose(["optimizer.lr=1.0"]))
+
+
+def test_identity_is_plain_json() -> None:
+    identity = config_identity(compose([]))
+    assert set(identity) == {
+        "task",
+        "model",
+        "dims",
+        "scale",
+        "optimizer",
+        "parallel",
+        "recipe",
+        "seed",
+        "init_from",
+    }
+    assert identity["parallel"] == {"precision": "auto"}
+
+
+@given(st.integers(1, 10**9), st.sampled_from([("", 1), ("K", 1024), ("M", 1024**2)]))
+def test_parse_length_multiplies(number: int, unit: tuple[str, int]) -> None:
+    letter, factor = unit
+    assert parse_length(f"{number}{letter}") == number * factor
+
+
+@given(st.text(max_size=8))
+def test_parse_length_accepts_or_explains(text: str) -> None:
+    try:
+        assert parse_length(text) > 0
+    except InputError as error:
+        assert "must be a positive integer" in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "1.5K", "32k", "1e6", "1_000", " 8", "K", "8KK", "٣", "1G", "9" * 5000]
+)
+def test_parse_length_refuses(text: str) -> None:
+    with pytest.raises(InputError, match="^length="):
+        parse_length(text)
+
+
+def test_parse_length_examples() -> None:
+    assert (parse_length("32K"), parse_length("1M"), parse_length("7"), parse_length(7)) == (32_768, 1_048_576, 7, 7)
+    for wrong in (True, 1.5, None):
+        with pytest.raises(InputError):
+            parse_length(wrong)  # type: ignore[arg-type]
+
+
+def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cfg = compose([])
+    monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
+    assert data_root(cfg.task) is None
+    monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path))
+    assert data_root(cfg.task) == tmp_path / "pg19"
+    assert data_root(dataclasses.replace(cfg.task, data_dir="/books")) == Path("/books")
+    monkeypatch.setenv("INFINI_CACHE_DIR", str(tmp_path))
+    assert cache_root(cfg) == tmp_path
+    assert cache_root(dataclasses.replace(cfg, cache_dir="/c")) == Path("/c")
+    monkeypatch.delenv("INFINI_CACHE_DIR")
+    assert cache_root(cfg) == Path.home() / ".cache" / "infini"
