@@ -1,0 +1,141 @@
+"""The decoder every model shares: embedding, pre-norm blocks, final norm, head. Models differ in their attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from infini.grid import Grid
+from infini.layers import FeedForward, InfiniAttention, LocalAttention, fresh_clock, run_on_grid
+from infini.protocols import Dimensions, ModelOutput
+from infini.state import State
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, attention: LocalAttention, d_ff: int, activation: Any) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(attention.d_model, eps=1e-6)
+        self.attention = attention
+        self.feed_forward_norm = nn.RMSNorm(attention.d_model, eps=1e-6)
+        self.feed_forward = FeedForward(attention.d_model, d_ff, activation)
+
+    def forward(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+        a, leaves = self.attention.attend(self.attention_norm(x_BTD), leaves, grid)
+        x_BTD = x_BTD + a
+        return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD)), leaves
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model whose layers are built by `attention()`; see infini.protocols.LanguageModel."""
+
+    def __init__(
+        self,
+        dims: Dimensions,
+        vocab_size: int,
+        attention: Callable[[], LocalAttention],
+        *,
+        activation: Any = "gelu",
+        tie_embeddings: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, dims.d_model)
+        self.blocks = nn.ModuleList(Block(attention(), dims.d_ff, activation) for _ in range(dims.n_layers))
+        self.norm = nn.RMSNorm(dims.d_model, eps=1e-6)
+        self.unembedding = nn.Linear(dims.d_model, vocab_size, bias=False)
+        if tie_embeddings:
+            self.unembedding.weight = self.embedding.weight
+        self.checkpoint_activations = False
+        first = self._attention(0)
+        self.segment_length = first.segment_length
+        self.has_memory = isinstance(first, InfiniAttention)
+        self.gradient_horizon: int | None = None if self.has_memory else 0
+        self.reset_parameters()
+
+    def _attention(self, layer: int) -> LocalAttention:
+        return self.blocks[layer].attention  # type: ignore[return-value]
+
+    def reset_parameters(self) -> None:
+        """Normal weights of standard deviation 1 / sqrt(fan in), what writes to the residual stream divided by
+        sqrt(2 layers), embeddings 0.02; gates by their own rule. Gates draw last: models that differ in nothing but
+        the memory start from the same weights."""
+        depth = math.sqrt(2 * len(self.blocks))
+        for name, parameter in self.named_parameters():
+            if name.endswith("embedding.weight"):
+                nn.init.normal_(parameter, std=0.02)
+            elif parameter.dim() == 2:
+                std = parameter.shape[1] ** -0.5
+                nn.init.normal_(
+                    parameter, std=std / depth if name.endswith(("o_proj.weight", "down_proj.weight")) else std
+                )
+        for module in self.modules():
+            if isinstance(module, InfiniAttention):
+                module.reset_gate()
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
+        """The state of rows that have read nothing."""
+        device = self.embedding.weight.device if device is None else torch.device(device)
+        layers = tuple(self._attention(i).init_leaves(batch_size, device) for i in range(len(self.blocks)))
+        return State(fresh_clock(batch_size, self.segment_length, device), layers)
+
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        state: State | None = None,
+        mask_BT: torch.Tensor | None = None,
+        reset_BT: torch.Tensor | None = None,
+        write_weight_BT: torch.Tensor | None = None,
+    ) -> ModelOutput:
+        """ids [B, T] and the state before them -> final hidden states [B, T, D] and the state after them.
+
+        See LocalAttention.forward for mask, reset and write weights.
+        """
+        state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
+        inner = self._attention(0).inner_resets
+        hidden, state = run_on_grid(
+            self._body, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, inner
+        )
+        return ModelOutput(hidden, state, hidden.new_zeros(()))
+
+    def _body(self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        x_BTD = self.embedding(ids_BT)
+        new_layers = []
+        for block, leaves in zip(self.blocks, layers, strict=True):
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x_BTD, leaves = checkpoint(block, x_BTD, leaves, grid, use_reentrant=False)
+            else:
+                x_BTD, leaves = block(x_BTD, leaves, grid)
+            new_layers.append(leaves)
+        return self.norm(x_BTD), tuple(new_layers)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits over the vocabulary."""
+        return self.unembedding(hidden)
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """The output embedding [vocabulary, d_model]."""
+        return self.unembedding.weight
+
+    def state_floats(self, n_segments: int) -> int:
+        """Table 1: d_key (d_value + 1) heads layers, whatever the number of segments; 0 without a memory."""
+        first = self._attention(0)
+        return self.has_memory * len(self.blocks) * first.n_kv_heads * first.d_key * (first.d_value + 1)
+
+    def receptive_field(self, n_segments: int) -> int:
+        """Table 1: N S with a memory, N without."""
+        return self.segment_length * (n_segments if self.has_memory else 1)
+
+    @torch.no_grad()
+    def gates(self) -> list[list[float]] | None:
+        """sigmoid(beta), the weight of the memory, by layer and head; None without a memory."""
+        if not self.has_memory:
+            return None
+        layers = [self._attention(i) for i in range(len(self.blocks))]
+        return [torch.sigmoid(layer.beta).tolist() for layer in layers if isinstance(layer, InfiniAttention)]

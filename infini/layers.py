@@ -1,0 +1,349 @@
+"""Blocks with two or more users: attention inside segments, Infini-attention, the feed-forward layer.
+
+Letters: B rows, T tokens of a call, S segments, N segment length, Q query tokens of a piece, H query heads,
+G key-value heads, K d_key, V d_value, D d_model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from infini.grid import Grid, Piece, plan
+from infini.ops import attention, memory
+from infini.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
+from infini.state import Clock, State, place_rows, reset_rows, select_rows
+
+
+class Window(NamedTuple):
+    """Keys [B, N, G, K] (before the rotary embedding) and values [B, N, G, V] of the unfinished segment."""
+
+    k_BNGK: torch.Tensor
+    v_BNGV: torch.Tensor
+
+
+class AttentionLeaves(NamedTuple):
+    """One layer's share of the state: the window, and the compressive memory where the layer has one."""
+
+    window: Window
+    memory: Memory | tuple[()]
+
+
+def fresh_clock(batch_size: int, segment_length: int, device: torch.device) -> Clock:
+    """The clock of rows that have read nothing."""
+    zero = torch.zeros(batch_size, dtype=torch.long, device=device)
+    return Clock(zero, zero.clone(), torch.zeros(batch_size, segment_length, device=device))
+
+
+Body = Callable[[torch.Tensor, tuple[Any, ...], Grid], tuple[torch.Tensor, tuple[Any, ...]]]
+
+
+def run_on_grid(
+    body: Body,
+    x_BT: torch.Tensor,
+    state: State,
+    segment_length: int,
+    mask_BT: torch.Tensor | None = None,
+    reset_BT: torch.Tensor | None = None,
+    write_weight_BT: torch.Tensor | None = None,
+    inner_resets: bool = False,
+) -> tuple[torch.Tensor, State]:
+    """body(x, layer leaves, grid) on a call of any length, rows standing anywhere.
+
+    Left padding is rolled to the right before and rolled back after; a row that resets at its first column forgets and
+    starts at slot 0; rows that stand at different slots of their segments are run group by group. Raises ValueError for
+    an empty call, a batch size unlike the state's, or padding and resets that do not fit the grid.
+    """
+    B, T = x_BT.shape[:2]
+    if B != state.clock.slot_B.shape[0]:
+        raise ValueError(f"batch size {B}, state has {state.clock.slot_B.shape[0]}: pass a fresh init_state({B})")
+    if T == 0:
+        raise ValueError("a call needs at least one token")
+    for name, extra in {"mask_BT": mask_BT, "reset_BT": reset_BT, "write_weight_BT": write_weight_BT}.items():
+        if extra is not None and extra.shape != (B, T):
+            raise ValueError(f"{name} has shape {tuple(extra.shape)}, the call {(B, T)}")
+
+    extras = (mask_BT, reset_BT, write_weight_BT)
+    lead_B = torch.zeros(B, dtype=torch.long, device=x_BT.device)
+    if mask_BT is not None and not bool(mask_BT[:, 0].all()):
+        lead_B = mask_BT.long().argmax(1)
+        x_BT, *extras = (None if e is None else _roll(e, lead_B) for e in (x_BT, *extras))  # type: ignore[assignment]
+    mask_BT, reset_BT, write_weight_BT = extras
+    if reset_BT is not None and bool(reset_BT[:, 0].any()):
+        state = reset_rows(state, reset_BT[:, 0])
+
+    def call(
+        x: torch.Tensor,
+        state: State,
+        mask: torch.Tensor | None,
+        reset: torch.Tensor | None,
+        weight: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, State]:
+        grid = plan(state.clock, T, segment_length, mask, reset, weight, inner_resets)
+        y, layers = body(x, state.layers, grid)
+        return y, State(grid.clock, layers)
+
+    slots = state.clock.slot_B.tolist()
+    if len(set(slots)) == 1:
+        y_BT, new_state = call(x_BT, state, mask_BT, reset_BT, write_weight_BT)
+    else:
+        new_state, parts, order = state, [], []
+        for slot in sorted(set(slots)):
+            rows = torch.tensor([b for b, s in enumerate(slots) if s == slot], device=x_BT.device)
+            picked = [None if e is None else e[rows] for e in (mask_BT, reset_BT, write_weight_BT)]
+            part, part_state = call(x_BT[rows], select_rows(state, rows), *picked)
+            new_state = place_rows(new_state, rows, part_state)
+            parts.append(part)
+            order.append(rows)
+        y_BT = torch.cat(parts)[torch.cat(order).argsort()]
+    return (_roll(y_BT, -lead_B) if bool(lead_B.any()) else y_BT), new_state
+
+
+def _roll(x_BT: torch.Tensor, left_B: torch.Tensor) -> torch.Tensor:
+    """Each row rolled left by its own number of columns."""
+    T = x_BT.shape[1]
+    column = (torch.arange(T, device=x_BT.device) + left_B[:, None]) % T
+    return x_BT[torch.arange(x_BT.shape[0], device=x_BT.device)[:, None], column]
+
+
+class LocalAttention(nn.Module):
+    """Causal attention inside segments of N tokens; nothing crosses a boundary.
+
+    d_key, d_value: sizes of one head. n_kv_heads: key-value heads, each shared by n_heads / n_kv_heads query heads.
+    attention_scale: "d_key" is 1 / sqrt(d_key); "d_model" is what the paper prints.
+    """
+
+    # Without a memory to commit, a document may begin anywhere inside a segment.
+    inner_resets = True
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_key: int,
+        segment_length: int,
+        *,
+        d_value: int | None = None,
+        n_kv_heads: int | None = None,
+        rope_base: float = 10000.0,
+        attention_scale: Literal["d_key", "d_model"] = "d_key",
+    ) -> None:
+        super().__init__()
+        d_value = d_key if d_value is None else d_value
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        if n_heads % n_kv_heads:
+            raise ValueError(f"n_kv_heads={n_kv_heads}: must divide n_heads={n_heads}")
+        if segment_length < 1:
+            raise ValueError(f"segment_length={segment_length}: must be at least 1")
+        if d_key % 2:
+            raise ValueError(f"d_key={d_key}: rotary positions need an even number")
+        if attention_scale not in ("d_key", "d_model"):
+            raise ValueError(f"attention_scale={attention_scale!r}: must be 'd_key' or 'd_model'")
+        self.d_model, self.n_heads, self.n_kv_heads = d_model, n_heads, n_kv_heads
+        self.d_key, self.d_value, self.segment_length = d_key, d_value, segment_length
+        self.rope_base = rope_base
+        self.scale = 1 / math.sqrt(d_key if attention_scale == "d_key" else d_model)
+        self.q_proj = nn.Linear(d_model, n_heads * d_key, bias=False)
+        self.k_proj = nn.Linear(d_model, n_kv_heads * d_key, bias=False)
+        self.v_proj = nn.Linear(d_model, n_kv_heads * d_value, bias=False)
+        self.o_proj = nn.Linear(n_heads * d_value, d_model, bias=False)
+
+    def init_leaves(self, batch_size: int, device: torch.device) -> AttentionLeaves:
+        """This layer's leaves for rows that have read nothing."""
+        dtype = memory.state_dtype(self.q_proj.weight.dtype)
+        shape = (batch_size, self.segment_length, self.n_kv_heads)
+        window = Window(
+            torch.zeros(*shape, self.d_key, dtype=dtype, device=device),
+            torch.zeros(*shape, self.d_value, dtype=dtype, device=device),
+        )
+        return AttentionLeaves(window, ())
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
+        """A state of this layer alone, for rows that have read nothing."""
+        device = self.q_proj.weight.device if device is None else torch.device(device)
+        clock = fresh_clock(batch_size, self.segment_length, device)
+        return State(clock, (self.init_leaves(batch_size, device),))
+
+    def forward(
+        self,
+        x_BTD: torch.Tensor,
+        state: State | None = None,
+        mask_BT: torch.Tensor | None = None,
+        reset_BT: torch.Tensor | None = None,
+        write_weight_BT: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, State]:
+        """x [B, T, D] and the state before it -> y [B, T, D] and the state after it; any T >= 1.
+
+        mask_BT: false is padding (before a row's first or after its last token). reset_BT: the row forgets before that
+        token, which must stand on a segment boundary. write_weight_BT: how much a token writes to memory, 1 normally.
+        """
+
+        def body(x: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+            y, leaves = self.attend(x, layers[0], grid)
+            return y, (leaves,)
+
+        state = self.init_state(x_BTD.shape[0], x_BTD.device) if state is None else state
+        return run_on_grid(
+            body, x_BTD, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, self.inner_resets
+        )
+
+    def attend(self, x_BTD: torch.Tensor, leaves: AttentionLeaves, grid: Grid) -> tuple[torch.Tensor, AttentionLeaves]:
+        """One call on a grid that was already planned."""
+        q_BTHK = self.q_proj(x_BTD).unflatten(-1, (self.n_heads, self.d_key))
+        k_BTGK = self.k_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_key))
+        v_BTGV = self.v_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_value))
+        old, mem = leaves.window, leaves.memory
+        outputs = []
+        for piece in grid.pieces:
+            columns = slice(piece.start, piece.stop)
+            k, v = k_BTGK[:, columns], v_BTGV[:, columns]
+            if piece.offset:
+                k = torch.cat([old.k_BNGK[:, : piece.offset].to(k.dtype), k], 1)
+                v = torch.cat([old.v_BNGV[:, : piece.offset].to(v.dtype), v], 1)
+            q, k, v = (x.unflatten(1, (piece.n_segments, -1)) for x in (q_BTHK[:, columns], k, v))
+            a_dot = attention.local_attention(
+                q, k, v, scale=self.scale, rope_base=self.rope_base, start_BSQ=piece.start_BSQ
+            )
+            a, mem = self.mix_memory(a_dot, q, k, v, mem, piece)
+            outputs.append(a.flatten(-2).flatten(1, 2))
+        a_BTX = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+        window = Window(grid.new_window(old.k_BNGK, k_BTGK), grid.new_window(old.v_BNGV, v_BTGV))
+        return self.o_proj(a_BTX), AttentionLeaves(window, mem)
+
+    def mix_memory(
+        self,
+        a_dot: torch.Tensor,
+        q_BSQHK: torch.Tensor,
+        k_BSNGK: torch.Tensor,
+        v_BSNGV: torch.Tensor,
+        mem: Memory | tuple[()],
+        piece: Piece,
+    ) -> tuple[torch.Tensor, Memory | tuple[()]]:
+        """What a layer with a memory adds; here nothing."""
+        return a_dot, mem
+
+
+class InfiniAttention(LocalAttention):
+    """Infini-attention: local attention and a compressive memory of everything before the segment, mixed by a gate.
+
+    update_rule: "linear" (Eq. 4) or "delta" (Eq. 5). first_segment: what a row reads before anything was written:
+    "local" bypasses the gate, "zero" reads 0. gate_init: "zeros", "normal" (standard deviation 1) or "spread" (evenly
+    from -2 to 2 over the heads). delta_normaliser: "previous" is the paper's; "current" bounds the update.
+    `beta`, one a query head, float32: sigmoid(beta) is the weight of the memory.
+    """
+
+    inner_resets = False
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_key: int,
+        segment_length: int,
+        update_rule: UpdateRule = "linear",
+        *,
+        d_value: int | None = None,
+        n_kv_heads: int | None = None,
+        first_segment: FirstSegment = "local",
+        gate_init: Literal["zeros", "normal", "spread"] = "zeros",
+        delta_normaliser: DeltaNormaliser = "previous",
+        rope_base: float = 10000.0,
+        attention_scale: Literal["d_key", "d_model"] = "d_key",
+    ) -> None:
+        super().__init__(
+            d_model,
+            n_heads,
+            d_key,
+            segment_length,
+            d_value=d_value,
+            n_kv_heads=n_kv_heads,
+            rope_base=rope_base,
+            attention_scale=attention_scale,
+        )
+        for name, value, allowed in (
+            ("update_rule", update_rule, ("linear", "delta")),
+            ("first_segment", first_segment, ("local", "zero")),
+            ("gate_init", gate_init, ("zeros", "normal", "spread")),
+            ("delta_normaliser", delta_normaliser, ("previous", "current")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+        self.update_rule, self.first_segment, self.delta_normaliser = update_rule, first_segment, delta_normaliser
+        self.gate_init = gate_init
+        self.beta = nn.Parameter(torch.empty(n_heads, dtype=torch.float32))
+        self.reset_gate()
+
+    @torch.no_grad()
+    def reset_gate(self) -> None:
+        """(Re)initialise beta as gate_init says."""
+        if self.gate_init == "zeros":
+            self.beta.zero_()
+        elif self.gate_init == "normal":
+            self.beta.normal_()
+        else:
+            self.beta.copy_(torch.linspace(-2, 2, self.n_heads))
+
+    def init_leaves(self, batch_size: int, device: torch.device) -> AttentionLeaves:
+        dtype = memory.state_dtype(self.q_proj.weight.dtype)
+        heads = (batch_size, self.n_kv_heads, self.d_key)
+        mem = Memory(
+            torch.zeros(*heads, self.d_value, dtype=dtype, device=device),
+            torch.zeros(heads, dtype=dtype, device=device),
+        )
+        return super().init_leaves(batch_size, device)._replace(memory=mem)
+
+    def mix_memory(
+        self,
+        a_dot: torch.Tensor,
+        q_BSQHK: torch.Tensor,
+        k_BSNGK: torch.Tensor,
+        v_BSNGV: torch.Tensor,
+        mem: Memory | tuple[()],
+        piece: Piece,
+    ) -> tuple[torch.Tensor, Memory | tuple[()]]:
+        assert isinstance(mem, Memory)
+        B, S, Q, H, K = q_BSQHK.shape
+        G = self.n_kv_heads
+        # Query head h belongs to key-value head h // (H / G): its queries are further rows of that head's product.
+        sq = memory.sigma(q_BSQHK.unflatten(3, (G, H // G)).permute(0, 1, 3, 4, 2, 5).flatten(3, 4))
+        if piece.commits:
+            sk = memory.sigma(k_BSNGK.transpose(2, 3))
+            read, mem = memory.scan(
+                sk,
+                v_BSNGV.transpose(2, 3),
+                mem,
+                rule=self.update_rule,
+                delta_normaliser=self.delta_normaliser,
+                weight_BSN=piece.weight_BSN,
+                reset_BS=piece.reset_BS,
+            )
+        else:
+            read = Memory(mem.m_BGKV[:, None], mem.z_BGK[:, None])
+        numerator, denominator = memory.retrieve(sq, read.m_BGKV, read.z_BGK)
+
+        def by_token(x: torch.Tensor) -> torch.Tensor:
+            return x.unflatten(3, (H // G, Q)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
+
+        first = piece.first_BS[:, :, None, None, None] if bool(piece.first_BS.any()) else None
+        g = torch.sigmoid(self.beta.to(denominator.dtype))[:, None]
+        a = memory.gate(a_dot, by_token(numerator), by_token(denominator), g, first, self.first_segment)
+        return a, mem
+
+
+class FeedForward(nn.Module):
+    """Two matrices with an activation between them ("gelu" or "relu"), no bias."""
+
+    def __init__(self, d_model: int, d_ff: int, activation: Literal["gelu", "relu"] = "gelu") -> None:
+        super().__init__()
+        if activation not in ("gelu", "relu"):
+            raise ValueError(f"activation={activation!r}: must be 'gelu' or 'relu'")
+        self.up_proj = nn.Linear(d_model, d_ff, bias=False)
+        self.down_proj = nn.Linear(d_ff, d_model, bias=False)
+        self.activation = nn.GELU() if activation == "gelu" else nn.ReLU()
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.activation(self.up_proj(x_BTD)))

@@ -1,0 +1,73 @@
+"""The registry of language models: one file a model, found by importing the package.
+
+A model file decorates its builder with `@register("name", Config)`; the builder takes (config, dims, vocab_size).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from infini.errors import InputError
+
+Builder = Callable[[Any, Any, int], Any]
+_REGISTRY: dict[str, tuple[type, Builder]] = {}
+
+
+def register(name: str, config: type) -> Callable[[Builder], Builder]:
+    """Register a builder and the dataclass of its options under a name."""
+
+    def add(builder: Builder) -> Builder:
+        if name in _REGISTRY:
+            raise ValueError(f"model {name!r} is registered twice")
+        _REGISTRY[name] = (config, builder)
+        return builder
+
+    return add
+
+
+def registered() -> dict[str, tuple[type, Builder]]:
+    """name -> (config dataclass, builder) of every model file in this package."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(_REGISTRY)
+
+
+def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
+    """The model that options["name"] names, with options for its config, at the sizes of `dims`.
+
+    Raises InputError naming key, value and what is allowed.
+    """
+    options = dict(options)
+    name = options.pop("name", None)
+    models = registered()
+    if name not in models:
+        raise InputError(f"model={name}: must be one of {', '.join(sorted(models))}")
+    config_class, builder = models[name]
+    hints = typing.get_type_hints(config_class)
+    for key, value in options.items():
+        if key not in hints:
+            raise InputError(f"model.{key}={value!r}: {name} has only {', '.join(sorted(hints))}")
+        allowed = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is typing.Literal else None
+        if allowed and value not in allowed:
+            raise InputError(f"model.{key}={value!r}: must be one of {', '.join(map(str, allowed))}")
+        if hints[key] is bool and not isinstance(value, bool):
+            raise InputError(f"model.{key}={value!r}: must be true or false")
+        if hints[key] is float and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InputError(f"model.{key}={value!r}: must be a number")
+        if hints[key] is int and (isinstance(value, bool) or not isinstance(value, int)):
+            raise InputError(f"model.{key}={value!r}: must be an integer")
+    config = config_class(**options)
+    try:
+        return builder(config, dims, vocab_size)
+    except ValueError as error:
+        raise InputError(f"model={name}: {error}") from error
+
+
+def option_names(name: str) -> list[str]:
+    """The options of a registered model, in order."""
+    return [field.name for field in dataclasses.fields(registered()[name][0])]

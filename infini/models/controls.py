@@ -1,0 +1,62 @@
+"""The controls: the Infini-Transformer without its memory, every other line shared.
+
+`local`: attention inside the segment only. `full`: causal attention over windows of `window_segments` segments, the
+length the models are trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from infini.decoder import Decoder
+from infini.layers import LocalAttention
+from infini.models import register
+from infini.protocols import Dimensions
+
+
+@dataclass
+class LocalConfig:
+    """Options of `local`; see LocalAttention for their meaning."""
+
+    attention_scale: Literal["d_key", "d_model"] = "d_key"
+    rope_base: float = 10000.0
+    activation: Literal["gelu", "relu"] = "gelu"
+    tie_embeddings: bool = False
+
+
+@dataclass
+class FullConfig(LocalConfig):
+    """Options of `full`. window_segments: attention window in segments."""
+
+    window_segments: int = 16
+
+
+@register("local", LocalConfig)
+def build_local(config: LocalConfig, dims: Dimensions, vocab_size: int) -> Decoder:
+    """The decoder with attention inside segments of dims.segment_length tokens."""
+    return _decoder(config, dims, vocab_size, dims.segment_length)
+
+
+@register("full", FullConfig)
+def build_full(config: FullConfig, dims: Dimensions, vocab_size: int) -> Decoder:
+    """The decoder with attention inside windows of window_segments segments."""
+    if config.window_segments < 1:
+        raise ValueError(f"window_segments={config.window_segments}: must be at least 1")
+    return _decoder(config, dims, vocab_size, dims.segment_length * config.window_segments)
+
+
+def _decoder(config: LocalConfig, dims: Dimensions, vocab_size: int, window: int) -> Decoder:
+    def attention() -> LocalAttention:
+        return LocalAttention(
+            dims.d_model,
+            dims.n_heads,
+            dims.d_key,
+            window,
+            d_value=dims.d_value,
+            n_kv_heads=dims.n_kv_heads,
+            rope_base=config.rope_base,
+            attention_scale=config.attention_scale,
+        )
+
+    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)

@@ -1,0 +1,54 @@
+"""Infini-Transformer: a pre-norm decoder whose every layer is Infini-attention.
+
+Features: local causal attention over segments with rotary positions; a compressive memory a head, read without
+positions (Eq. 3); Linear (Eq. 4) or Linear + Delta (Eq. 5) update; one learned gate a head (Eq. 6); back-propagation
+through all segments of a training sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from infini.decoder import Decoder
+from infini.layers import InfiniAttention
+from infini.models import register
+from infini.protocols import Dimensions
+
+
+@dataclass
+class InfiniConfig:
+    """Options of infini_linear and infini_delta; see InfiniAttention for their meaning."""
+
+    update_rule: Literal["linear", "delta"] = "linear"
+    first_segment: Literal["local", "zero"] = "local"
+    gate_init: Literal["zeros", "normal", "spread"] = "zeros"
+    delta_normaliser: Literal["previous", "current"] = "previous"
+    attention_scale: Literal["d_key", "d_model"] = "d_key"
+    rope_base: float = 10000.0
+    activation: Literal["gelu", "relu"] = "gelu"
+    tie_embeddings: bool = False
+
+
+@register("infini_linear", InfiniConfig)
+@register("infini_delta", InfiniConfig)
+def build(config: InfiniConfig, dims: Dimensions, vocab_size: int) -> Decoder:
+    """The decoder with one InfiniAttention a layer."""
+
+    def attention() -> InfiniAttention:
+        return InfiniAttention(
+            dims.d_model,
+            dims.n_heads,
+            dims.d_key,
+            dims.segment_length,
+            config.update_rule,
+            d_value=dims.d_value,
+            n_kv_heads=dims.n_kv_heads,
+            first_segment=config.first_segment,
+            gate_init=config.gate_init,
+            delta_normaliser=config.delta_normaliser,
+            rope_base=config.rope_base,
+            attention_scale=config.attention_scale,
+        )
+
+    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)

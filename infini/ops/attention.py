@@ -1,0 +1,99 @@
+"""Causal attention inside segments, with rotary positions counted from the segment's start.
+
+Letters: B rows, S segments, Q query tokens a segment, N key tokens a segment (N >= Q, the queries are the last Q),
+H query heads, G key-value heads, K d_key, V d_value.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+@lru_cache(maxsize=64)
+def rotary_table(
+    length: int, d_key: int, base: float, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [length, 1, d_key / 2] of position x frequency, the frequencies being base^(-2i / d_key)."""
+    if d_key % 2:
+        raise ValueError(f"d_key={d_key}: rotary positions need an even number")
+    with torch.inference_mode(False), torch.no_grad():
+        frequency = base ** (-torch.arange(0, d_key, 2, dtype=torch.float64) / d_key)
+        angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency)[:, None]
+        return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation's gradient is the rotation back, so nothing but the small table is kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, -sin), None, None
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    half = x.shape[-1] // 2
+    left, right = x[..., :half], x[..., half:]
+    torch.mul(left, cos, out=out[..., :half]).addcmul_(right, sin, value=-1)
+    torch.mul(right, cos, out=out[..., half:]).addcmul_(left, sin)
+    return out
+
+
+def rotate(x: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
+    """Rotary embedding of x [..., n, heads, d_key]; its tokens stand at first_position, first_position + 1, ..."""
+    table_dtype = x.dtype
+    cos, sin = rotary_table(first_position + x.shape[-3], x.shape[-1], base, x.device, table_dtype)
+    return _Rotate.apply(x, cos[first_position:], sin[first_position:])
+
+
+@lru_cache(maxsize=1)
+def _has_amx() -> bool:
+    return torch.cpu._is_amx_tile_supported()
+
+
+def _attention_dtype(q: torch.Tensor, length: int) -> torch.dtype:
+    """Short segments attend in float32 on a processor without AMX: there its backward pass is up to 3 times faster."""
+    slow_bfloat16 = q.dtype == torch.bfloat16 and q.device.type == "cpu" and length <= 256 and not _has_amx()
+    return torch.float32 if slow_bfloat16 else q.dtype
+
+
+def local_attention(
+    q_BSQHK: torch.Tensor,
+    k_BSNGK: torch.Tensor,
+    v_BSNGV: torch.Tensor,
+    *,
+    scale: float,
+    rope_base: float,
+    start_BSQ: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A_dot of Eq. 2: causal softmax attention inside each segment -> [B, S, Q, H, V].
+
+    The Q queries are the last Q of the segment's N tokens (Q < N when a call continues an unfinished segment).
+    start_BSQ: the earliest key slot each query may see; None where that is the segment's start.
+    """
+    B, S, Q, H, K = q_BSQHK.shape
+    N, G = k_BSNGK.shape[2], k_BSNGK.shape[3]
+    dtype = _attention_dtype(q_BSQHK, N)
+    q = rotate(q_BSQHK, N - Q, rope_base).to(dtype).flatten(0, 1).transpose(1, 2)
+    k = rotate(k_BSNGK, 0, rope_base).to(dtype).flatten(0, 1).transpose(1, 2)
+    v = v_BSNGV.to(dtype).flatten(0, 1).transpose(1, 2)
+    mask = None
+    if start_BSQ is not None:
+        slot = torch.arange(N, device=q.device)
+        mask = (slot >= start_BSQ.reshape(B * S, 1, Q, 1)) & (slot <= slot[N - Q :, None])
+    elif 1 < Q < N:
+        mask = torch.ones(Q, N, dtype=torch.bool, device=q.device).tril(N - Q)
+    a = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None and Q == N and Q > 1, scale=scale, enable_gqa=H != G
+    )
+    return a.transpose(1, 2).unflatten(0, (B, S)).to(q_BSQHK.dtype)

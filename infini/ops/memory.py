@@ -1,0 +1,161 @@
+"""The compressive memory: Eq. 3 (retrieval), Eq. 4 (Linear update), Eq. 5 (Linear + Delta update), Eq. 6 (gate).
+
+All segments of a call are treated at once: nothing inside a segment depends on its own update, so only the state
+(M, z) has to be carried from segment to segment. For Linear that is a sum over the segments before. For
+Linear + Delta z is such a sum too, and M follows the affine recurrence M_s = (I - A_s) M_{s-1} + B_s whose A_s and B_s
+are computed for all segments in parallel.
+
+Letters: B rows, S segments, N tokens a segment, H query heads, G key-value heads, K d_key, V d_value.
+Products are taken in the dtype of their operands (bfloat16 under autocast), the state is float32 (float64 in float64).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+UpdateRule = Literal["linear", "delta"]
+DeltaNormaliser = Literal["previous", "current"]
+FirstSegment = Literal["local", "zero"]
+
+# sigma(q) . z is positive, but for tokens unlike anything written it may be far below 1. It is clamped, never shifted:
+# an added epsilon would bend exactly those small retrievals that a long context lives on.
+SMALLEST_NORMALISER = 1e-30
+
+
+class Memory(NamedTuple):
+    """The compressive memory of one layer.
+
+    m_BGKV: [B, G, K, V] associative matrix M, the sum of sigma(k)^T v over past segments (Eq. 4), or by Delta (Eq. 5).
+    z_BGK: [B, G, K] normaliser z, the sum of sigma(k) over past segments (Eq. 4).
+    """
+
+    m_BGKV: torch.Tensor
+    z_BGK: torch.Tensor
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of M and z beside activations of `dtype`: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class _Sigma(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(state_dtype(x.dtype))
+        # exp(min(x, 0)) + max(x, 0) is x + 1 above 0 and exp(x) below, to the last bit.
+        y = wide.clamp(max=0).exp_().add_(wide.clamp(min=0)).to(x.dtype)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        return grad * y.clamp(max=1)
+
+
+def sigma(x: torch.Tensor) -> torch.Tensor:
+    """ELU + 1, elementwise, computed in float32 at least: x + 1 for x > 0, exp(x) otherwise.
+
+    Never elu(x) + 1: that is exactly 0 below about -17 in float32, and inexact well before.
+    """
+    return _Sigma.apply(x)
+
+
+def retrieve(sq_BSGQK: torch.Tensor, m_BSGKV: torch.Tensor, z_BSGK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numerator sigma(Q) M [B, S, G, Q, V] and denominator sigma(Q) z [B, S, G, Q, 1] (state dtype) of Eq. 3."""
+    numerator = sq_BSGQK @ m_BSGKV.to(sq_BSGQK.dtype)
+    return numerator, normaliser(sq_BSGQK, z_BSGK)
+
+
+def normaliser(s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
+    """sigma(.) z of Eq. 3 and 5 in the state's dtype, clamped from below -> [B, S, G, N, 1]."""
+    return (s_BSGNK.to(z_BSGK.dtype) @ z_BSGK[..., None]).clamp(min=SMALLEST_NORMALISER)
+
+
+def scan(
+    sk_BSGNK: torch.Tensor,
+    v_BSGNV: torch.Tensor,
+    memory: Memory,
+    *,
+    rule: UpdateRule,
+    delta_normaliser: DeltaNormaliser = "previous",
+    weight_BSN: torch.Tensor | None = None,
+    reset_BS: torch.Tensor | None = None,
+) -> tuple[Memory, Memory]:
+    """The memory each segment reads (M_{s-1}, z_{s-1}), stacked over S, and the memory after the last (Eq. 4, 5).
+
+    weight_BSN multiplies each token's contribution to M and z. reset_BS: the row forgets before that segment.
+    delta_normaliser: Eq. 5 divides by sigma(K) z_{s-1} ("previous"); "current" divides by sigma(K) z_s, which bounds
+    the spectral radius of A_s by 1 (an addition to the paper).
+    """
+    dtype = memory.z_BGK.dtype
+    written = sk_BSGNK if weight_BSN is None else sk_BSGNK * weight_BSN[:, :, None, :, None].to(sk_BSGNK.dtype)
+    written_t = written.transpose(-1, -2)
+    dz_BSGK = written.sum(-2, dtype=dtype)
+    b_BSGKV = (written_t @ v_BSGNV).to(dtype)
+    z_all = _running_sum(dz_BSGK, memory.z_BGK, reset_BS)
+    z_read = z_all[:, :-1]
+    if reset_BS is not None:
+        z_read = z_read * _kept(reset_BS, z_read)
+    if rule == "linear":
+        m_all = _running_sum(b_BSGKV, memory.m_BGKV, reset_BS)
+        m_read, m_last = m_all[:, :-1], m_all[:, -1]
+        if reset_BS is not None:
+            m_read = m_read * _kept(reset_BS, m_read)
+    else:
+        z_divisor = z_read if delta_normaliser == "previous" else z_read + dz_BSGK
+        # Where nothing was written yet there is nothing to subtract: the read is 0 / 0 and counts as 0.
+        share = normaliser(sk_BSGNK, z_divisor).reciprocal() * (z_read.sum(-1) > 0)[..., None, None]
+        a_BSGKK = (written_t @ (sk_BSGNK * share.to(sk_BSGNK.dtype))).to(dtype)
+        m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, memory.m_BGKV, reset_BS)
+    return Memory(m_read, z_read), Memory(m_last, z_all[:, -1])
+
+
+def _kept(reset_BS: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return (~reset_BS).to(like.dtype).reshape(*reset_BS.shape, *[1] * (like.dim() - 2))
+
+
+def _running_sum(x: torch.Tensor, start: torch.Tensor, reset_BS: torch.Tensor | None) -> torch.Tensor:
+    """[B, S + 1, ...]: the state after 0, 1, ..., S segments; a reset forgets what came before its segment."""
+    if reset_BS is None:
+        return torch.cat([start[:, None], x], 1).cumsum(1)
+    states = [start]
+    for s, kept in enumerate(_kept(reset_BS, x).unbind(1)):
+        states.append(states[-1] * kept + x[:, s])
+    return torch.stack(states, 1)
+
+
+def _affine_scan(
+    a_BSGKK: torch.Tensor, b_BSGKV: torch.Tensor, m_BGKV: torch.Tensor, reset_BS: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """M_s = M_{s-1} - A_s M_{s-1} + B_s: the M each segment reads, and the last."""
+    kept = None if reset_BS is None else _kept(reset_BS, b_BSGKV).unbind(1)
+    read = []
+    # The small products of the recurrence stay in the state's dtype whatever autocast says: errors here add up.
+    with torch.autocast(m_BGKV.device.type, enabled=False):
+        for s, (a, b) in enumerate(zip(a_BSGKK.unbind(1), b_BSGKV.unbind(1), strict=True)):
+            if kept is not None:
+                m_BGKV = m_BGKV * kept[s]
+            read.append(m_BGKV)
+            m_BGKV = m_BGKV - a @ m_BGKV + b
+    return torch.stack(read, 1), m_BGKV
+
+
+def gate(
+    a_dot: torch.Tensor,
+    numerator: torch.Tensor,
+    denominator: torch.Tensor,
+    g: torch.Tensor,
+    first: torch.Tensor | None,
+    first_segment: FirstSegment,
+) -> torch.Tensor:
+    """Eq. 6: A = sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot with A_mem = numerator / denominator.
+
+    g: sigmoid(beta), the weight of the MEMORY, broadcastable to the denominator. first: where true nothing was written
+    yet and A_mem would be 0 / 0; there A = A_dot ("local") or A = (1 - sigmoid(beta)) A_dot ("zero").
+    """
+    g_mem = g if first is None else g.masked_fill(first, 0.0)
+    g_dot = g_mem if first_segment == "local" else g
+    return a_dot * (1 - g_dot).to(a_dot.dtype) + numerator * (g_mem / denominator).to(a_dot.dtype)

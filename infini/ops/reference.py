@@ -1,0 +1,123 @@
+"""The oracle: Infini-attention as the paper writes it, one row, one head, one segment at a time.
+
+Slow on purpose and written in the order of the equations. Every fast path is held to it, in float64, in outputs,
+gradients and final state. Query head h reads the memory of key-value head h // (H / G), worked out here by hand.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def sigma(x: torch.Tensor) -> torch.Tensor:
+    """The paper's activation ELU + 1."""
+    return torch.where(x > 0, x + 1, torch.exp(torch.clamp(x, max=0)))
+
+
+def rotary(x_NK: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
+    """Rotary position embedding by complex numbers: pair i turns by position x base^(-2i / K)."""
+    n, width = x_NK.shape
+    half = width // 2
+    rows = []
+    for t in range(n):
+        angle = torch.tensor(
+            [(first_position + t) * base ** (-2 * i / width) for i in range(half)], dtype=x_NK.dtype, device=x_NK.device
+        )
+        turned = torch.complex(x_NK[t, :half], x_NK[t, half:]) * torch.polar(torch.ones_like(angle), angle)
+        rows.append(torch.cat([turned.real, turned.imag]))
+    return torch.stack(rows)
+
+
+def dot_product_attention(
+    q_NK: torch.Tensor, k_NK: torch.Tensor, v_NV: torch.Tensor, scale: float, base: float
+) -> torch.Tensor:
+    """Eq. 2, with the causal mask and positions from the segment's start."""
+    n = q_NK.shape[0]
+    score = rotary(q_NK, 0, base) @ rotary(k_NK, 0, base).T * scale
+    future = torch.ones(n, n, dtype=torch.bool, device=q_NK.device).triu(1)
+    return torch.softmax(score.masked_fill(future, -math.inf), dim=-1) @ v_NV
+
+
+def retrieve(x_NK: torch.Tensor, m_KV: torch.Tensor, z_K: torch.Tensor) -> torch.Tensor:
+    """Eq. 3: sigma(X) M / (sigma(X) z)."""
+    s = sigma(x_NK)
+    return (s @ m_KV) / (s @ z_K)[:, None]
+
+
+def update_linear(
+    m_KV: torch.Tensor, z_K: torch.Tensor, k_NK: torch.Tensor, v_NV: torch.Tensor, weight_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eq. 4."""
+    s = sigma(k_NK) * weight_N[:, None]
+    return m_KV + s.T @ v_NV, z_K + s.sum(0)
+
+
+def update_delta(
+    m_KV: torch.Tensor, z_K: torch.Tensor, k_NK: torch.Tensor, v_NV: torch.Tensor, weight_N: torch.Tensor, empty: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eq. 5; what is retrieved from an empty memory counts as 0."""
+    known = torch.zeros_like(v_NV) if empty else retrieve(k_NK, m_KV, z_K)
+    s = sigma(k_NK) * weight_N[:, None]
+    return m_KV + s.T @ (v_NV - known), z_K + s.sum(0)
+
+
+def infini_attention(
+    q_BTHK: torch.Tensor,
+    k_BTGK: torch.Tensor,
+    v_BTGV: torch.Tensor,
+    beta_H: torch.Tensor,
+    *,
+    segment_length: int,
+    update_rule: str,
+    first_segment: str = "local",
+    scale: float | None = None,
+    rope_base: float = 10000.0,
+    write_weight_BT: torch.Tensor | None = None,
+    reset_BT: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Whole documents from an empty memory: A [B, T, H, V] (Eq. 6), and M [B, G, K, V], z [B, G, K] after the last
+    complete segment. Resets must fall on segment boundaries."""
+    B, T, H, K = q_BTHK.shape
+    G, V = k_BTGK.shape[2], v_BTGV.shape[3]
+    scale = 1 / math.sqrt(K) if scale is None else scale
+    rows, row_m, row_z = [], [], []
+    for b in range(B):
+        m = [q_BTHK.new_zeros(K, V) for _ in range(G)]
+        z = [q_BTHK.new_zeros(K) for _ in range(G)]
+        empty = True
+        segments = []
+        for start in range(0, T, segment_length):
+            if reset_BT is not None and bool(reset_BT[b, start]):
+                m = [torch.zeros_like(x) for x in m]
+                z = [torch.zeros_like(x) for x in z]
+                empty = True
+            stop = min(start + segment_length, T)
+            heads = []
+            for h in range(H):
+                g = int(h / (H / G))
+                q, k, v = q_BTHK[b, start:stop, h], k_BTGK[b, start:stop, g], v_BTGV[b, start:stop, g]
+                a_dot = dot_product_attention(q, k, v, scale, rope_base)
+                share = torch.sigmoid(beta_H[h])
+                if not empty:
+                    heads.append(share * retrieve(q, m[g], z[g]) + (1 - share) * a_dot)
+                elif first_segment == "zero":
+                    heads.append((1 - share) * a_dot)
+                else:
+                    heads.append(a_dot)
+            segments.append(torch.stack(heads, 1))
+            if stop - start < segment_length:
+                break
+            weight = q_BTHK.new_ones(segment_length) if write_weight_BT is None else write_weight_BT[b, start:stop]
+            for g in range(G):
+                k, v = k_BTGK[b, start:stop, g], v_BTGV[b, start:stop, g]
+                if update_rule == "linear":
+                    m[g], z[g] = update_linear(m[g], z[g], k, v, weight)
+                else:
+                    m[g], z[g] = update_delta(m[g], z[g], k, v, weight, empty)
+            empty = False
+        rows.append(torch.cat(segments))
+        row_m.append(torch.stack(m))
+        row_z.append(torch.stack(z))
+    return torch.stack(rows), torch.stack(row_m), torch.stack(row_z)
