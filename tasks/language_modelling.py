@@ -1,0 +1,229 @@
+"""Perplexity over whole documents, streamed with the memory carried, and what the memory is worth.
+
+Shared by every task of running text. Works with any infini.protocols.LanguageModel; uses no architecture's inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from infini.ops.cross_entropy import token_nll
+from infini.state import State, is_memory, leaves, map_state, select_rows
+
+LOSS_CHUNK = 2048
+Advance = Callable[[int], None]
+
+
+class Documents(Protocol):
+    """What is read of a tokenised split (see tasks.token_cache)."""
+
+    @property
+    def n_tokens(self) -> np.ndarray: ...
+
+    def ids(self, index: int) -> np.ndarray: ...
+
+
+def position_edges(longest: int) -> list[int]:
+    """Token positions that bin a document, each a power of two or half-way to the next, from 0 to past `longest`."""
+    edges, width = [0, 64, 96], 64
+    while edges[-1] < longest:
+        width *= 2
+        edges += [width, width * 3 // 2]
+    return edges
+
+
+@dataclass
+class Streamed:
+    """Sums over each document. nll, tokens: [documents]; nll_by_position, tokens_by_position: [documents, bins]."""
+
+    edges: list[int]
+    nll_by_position: np.ndarray
+    tokens_by_position: np.ndarray
+    growth: list[list[float]] = field(default_factory=list)
+    """Highest growth max_i dz_i / z_i of the normaliser in one segment, [layers][heads], where it was watched."""
+
+    @property
+    def nll(self) -> np.ndarray:
+        return self.nll_by_position.sum(1)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.tokens_by_position.sum(1)
+
+
+class _Rows:
+    """Documents side by side, longest first; a row leaves when its document ends."""
+
+    def __init__(
+        self, documents: Documents, lengths: Sequence[int] | np.ndarray, bos_id: int, edges: list[int], device: Any
+    ) -> None:
+        self.documents, self.bos_id, self.device = documents, bos_id, device
+        self.lengths = np.asarray(lengths)
+        self.order = np.argsort(-self.lengths, kind="stable")
+        self.edges = torch.tensor(edges[1:-1], device=device)
+        self.n_bins = len(edges) - 1
+        self.nll = torch.zeros(len(lengths), self.n_bins, dtype=torch.float64, device=device)
+        self.tokens = torch.zeros_like(self.nll)
+
+    def active(self, position: int) -> np.ndarray:
+        """Documents with tokens from `position` on, longest first."""
+        return self.order[self.lengths[self.order] > position]
+
+    def batch(self, rows: np.ndarray, position: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs [B, T] and targets [B, T] (-100 where a document has ended): input t is target t - 1."""
+        ids = np.full((len(rows), width + 1), self.bos_id, dtype=np.int64)
+        targets = np.full((len(rows), width), -100, dtype=np.int64)
+        for row, document in enumerate(rows):
+            stop = min(position + width, self.lengths[document])
+            tokens = self.documents.ids(int(document))[max(position - 1, 0) : stop]
+            ids[row, (position == 0) : (position == 0) + len(tokens)] = tokens
+            targets[row, : stop - position] = ids[row, 1 : stop - position + 1]
+        return torch.from_numpy(ids[:, :-1]).to(self.device), torch.from_numpy(targets).to(self.device)
+
+    def add(self, rows: np.ndarray, position: int, nll_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+        """Count a call's losses to their documents and position bins."""
+        width = nll_BT.shape[1]
+        bins = torch.bucketize(torch.arange(position, position + width, device=self.device), self.edges, right=True)
+        into = torch.nn.functional.one_hot(bins, self.n_bins).double()
+        index = torch.from_numpy(rows.copy()).to(self.device)
+        self.nll.index_add_(0, index, nll_BT.double() @ into)
+        self.tokens.index_add_(0, index, (targets_BT != -100).double() @ into)
+
+    def result(self, edges: list[int]) -> Streamed:
+        return Streamed(edges, self.nll.cpu().numpy(), self.tokens.cpu().numpy().astype(np.int64))
+
+
+@torch.inference_mode()
+def stream_documents(
+    model: Any,
+    documents: Documents,
+    bos_id: int,
+    *,
+    tokens_per_call: int,
+    max_tokens: int | None = None,
+    reset_every: int | None = None,
+    advance: Advance | None = None,
+) -> Streamed:
+    """Read every document from its first token to its last (or to max_tokens), state carried, in constant memory.
+
+    Every token is scored, the first from the beginning-of-document mark. reset_every: forget every so many tokens, as
+    if each began a document (the `reset` knock-out). advance is called with the number of tokens done.
+    """
+    device = next(model.parameters()).device
+    lengths = [int(min(n, max_tokens or n)) for n in documents.n_tokens]
+    edges = position_edges(max(lengths))
+    rows = _Rows(documents, lengths, bos_id, edges, device)
+    state: State | None = None
+    previous: np.ndarray = rows.active(0)
+    for position in range(0, max(lengths), tokens_per_call):
+        active = rows.active(position)
+        if state is not None and len(active) < len(previous):
+            state = select_rows(state, torch.arange(len(active), device=device))
+        previous = active
+        ids, targets = rows.batch(active, position, tokens_per_call)
+        if len(active) == 1:
+            # Nothing to line up with: the last document ends where it ends, and runs without padding.
+            width = int((targets != -100).sum())
+            ids, targets = ids[:, :width], targets[:, :width]
+        mask = targets != -100
+        reset = None
+        if reset_every is not None:
+            column = torch.arange(position, position + ids.shape[1], device=device)
+            reset = (column % reset_every == 0) & mask
+        out = model(ids, state, mask_BT=None if bool(mask.all()) else mask, reset_BT=reset)
+        state = out.state
+        rows.add(active, position, token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK), targets)
+        if advance is not None:
+            advance(int(mask.sum()))
+    return rows.result(edges)
+
+
+def exchange_memory(state: State, donor_B: torch.Tensor) -> State:
+    """Each row with the memory leaves of another row; its own clock and window."""
+    donated = select_rows(state, donor_B)
+    paths = iter([path for path, _ in leaves(state)])
+    return map_state(lambda own, other: other if is_memory(next(paths)) else own, state, donated)
+
+
+@torch.inference_mode()
+def stream_with_foreign_memory(
+    model: Any, documents: Documents, bos_id: int, *, max_tokens: int | None = None, advance: Advance | None = None
+) -> tuple[Streamed, Streamed]:
+    """The `foreign` knock-out: (own, foreign) over the same tokens.
+
+    Before every segment a copy of each row gets the memory that another book left after equally many tokens, and is
+    thrown away after the segment; the rows themselves go on with their own memory. A book's donor is the next longer
+    one, the longest's the second; the longest is read as far as its donor goes.
+    """
+    device = next(model.parameters()).device
+    lengths = np.array([min(int(n), max_tokens or int(n)) for n in documents.n_tokens])
+    if len(lengths) < 2:
+        raise ValueError("a foreign memory needs at least two documents")
+    order = np.argsort(-lengths, kind="stable")
+    lengths[order[0]] = lengths[order[1]]
+    edges = position_edges(int(lengths.max()))
+    own = _Rows(documents, lengths, bos_id, edges, device)
+    foreign = _Rows(documents, lengths, bos_id, edges, device)
+    state: State | None = None
+    growth: list[torch.Tensor] = []
+    N = model.segment_length
+    for position in range(0, int(lengths.max()), N):
+        active = own.active(position)
+        if state is not None:
+            state = select_rows(state, torch.arange(len(active), device=device))
+        ids, targets = own.batch(active, position, N)
+        mask = targets != -100
+        mask_BT = None if bool(mask.all()) else mask
+        if state is not None:
+            # The longest row is active with its donor, every other row with the row before it.
+            donor = torch.arange(len(active), device=device) - 1
+            donor[0] = 1
+            swapped = model(ids, exchange_memory(state, donor), mask_BT=mask_BT)
+            nll = token_nll(swapped.hidden_BTD, model.output_weight, targets, LOSS_CHUNK)
+            foreign.add(active, position, nll, targets)
+        out = model(ids, state, mask_BT=mask_BT)
+        nll = token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK)
+        own.add(active, position, nll, targets)
+        if state is None:
+            foreign.add(active, position, nll, targets)  # nothing was written yet: both read the same
+        else:
+            growth.append(_growth(state, out.state))
+        state = out.state
+        if advance is not None:
+            advance(int(mask.sum()))
+    result = own.result(edges)
+    if growth:
+        result.growth = torch.stack(growth).amax(0).tolist()
+    return result, foreign.result(edges)
+
+
+def _growth(before: State, after: State) -> torch.Tensor:
+    """max over rows and dimensions of dz / z by layer and head [L, G], of layers that keep a normaliser z."""
+    ratios = []
+    for old, new in zip(before.layers, after.layers, strict=True):
+        if hasattr(old.memory, "z_BGK"):
+            z = old.memory.z_BGK
+            ratios.append(((new.memory.z_BGK - z) / z.clamp(min=1e-30)).amax((0, 2)))
+    return torch.stack(ratios) if ratios else torch.zeros(0)
+
+
+def metrics(streamed: Streamed, n_words: np.ndarray, n_bytes: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Perplexity = exp(total NLL / total tokens) over the split, the same a word, and bits a byte."""
+    nll, tokens = float(streamed.nll.sum()), int(streamed.tokens.sum())
+    words, size = int(n_words.sum()), int(n_bytes.sum())
+
+    def entry(value: float, n: int, unit: str) -> dict[str, Any]:
+        return {"value": value, "n": n, "unit": unit, "higher_is_better": False}
+
+    return {
+        "nll_per_token": entry(nll / tokens, tokens, "nats/token"),
+        "perplexity": entry(math.exp(nll / tokens), tokens, "per token"),
+        "word_perplexity": entry(math.exp(min(nll / words, 700.0)), words, "per word"),
+        "bits_per_byte": entry(nll / math.log(2) / size, size, "bits/byte"),
+    }

@@ -1,0 +1,89 @@
+"""PG19: English books, read from their first page to their last."""
+
+from functools import cached_property
+from typing import Any
+
+import lightning
+from torch.utils.data import DataLoader
+
+from infini.config import Config
+from tasks.stream import DocumentStream, StreamDataset
+from tasks.text import TextTokenizer
+from tasks.token_cache import TokenisedSplit, open_split, open_tokenizer
+
+__all__ = ["DataModule", "PG19DataModule", "open_split"]
+
+
+class PG19DataModule(lightning.LightningDataModule):
+    """Books as token streams.
+
+    A split is tokenised when it is first asked for, so a training never touches the test books. Resuming from a
+    Lightning checkpoint goes on with the batch after the last one that was trained on.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self._first_batch = 0
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the scale; a BPE is trained on the train split, whichever split is read."""
+        return open_tokenizer(self.cfg)
+
+    @cached_property
+    def train(self) -> TokenisedSplit:
+        """The train split."""
+        return self._open("train")
+
+    @cached_property
+    def validation(self) -> TokenisedSplit:
+        """The split on which choices are made."""
+        return self._open("validation")
+
+    @cached_property
+    def test(self) -> TokenisedSplit:
+        """The split for final configurations only."""
+        return self._open("test")
+
+    def _open(self, split: str) -> TokenisedSplit:
+        return open_split(self.cfg, split, self.tokenizer)[0]
+
+    def setup(self, stage: str | None = None) -> None:
+        """Prepare the splits of a Lightning stage: train and validation for "fit", test for "test".
+
+        Raises InputError (one line) when the data cannot be had.
+        """
+        needed = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
+        for split in needed.get(stage or "fit", ()):
+            getattr(self, split)
+
+    def train_dataloader(self) -> DataLoader[dict[str, Any]]:
+        """Whole batches of a `DocumentStream`, as they were made: nothing collates or copies them."""
+        cfg = self.cfg
+        stream = DocumentStream(
+            self.train,
+            cfg.recipe.batch_size,
+            cfg.recipe.segments_per_sequence,
+            cfg.dims.segment_length,
+            self.tokenizer.bos_id,
+            cfg.seed,
+        )
+        stream.seek(self._first_batch)
+        return DataLoader(StreamDataset(stream), batch_size=None, num_workers=0)
+
+    def data_record(self, split: str) -> dict[str, Any]:
+        """What a run record says about the data of `split`."""
+        opened: TokenisedSplit = getattr(self, split)
+        return opened.data_record()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Batches trained on so far. Lightning fetches a batch ahead, so the stream itself would say one too many."""
+        return {"batches": self.trainer.fit_loop.epoch_loop.batch_progress.total.ready if self.trainer else 0}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after the batches that `state_dict` counts."""
+        self._first_batch = int(state_dict["batches"])
+
+
+DataModule = PG19DataModule
