@@ -1,0 +1,107 @@
+"""`infini publish <run id> ...`: move finished runs into the results that go with the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infini import records
+from infini.errors import InputError, did_you_mean
+from infini.records import RunRecord
+from infini.report.figures import draw_report
+from infini.report.render import write_report
+from infini.report.selection import Report, select_runs
+from infini.report.tables import build_report
+
+if TYPE_CHECKING:
+    from infini.config import Config
+
+
+def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
+    """Publish the named runs, or with no id and `report=<name>` every run behind that report's cells.
+
+    Raises:
+        InputError: a run is unknown or must not be published, or there is nothing to publish.
+    """
+    report = Report.from_config(cfg.report)
+    results_dir = Path(cfg.results_dir)
+    if not ids:
+        if not any(override.split("=")[0].lstrip("+") == "report" for override in overrides):
+            raise InputError("publish what? `infini publish <run id> ...`, or `infini publish report=<name>`")
+        runs = select_runs(report, cfg.scale.name, records.load_records(results_dir)).all_runs
+        if not runs:
+            raise InputError(f"{results_dir}: no runs of {report.name} at scale {cfg.scale.name} to publish")
+        ids = [run.run_id for run in runs]
+    for path in publish(ids, results_dir, records.published_dir(), report):
+        print(path)
+    return 0
+
+
+def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: Report) -> list[Path]:
+    """Copy runs and the training runs they came from into `published_dir`, then renew tables and figures there.
+
+    Everything is checked before the first file is written.
+
+    Args:
+        ids: run ids under `results_dir`.
+        results_dir: where runs were made.
+        published_dir: where published results lie.
+        report: the report whose tables and figures are renewed, at every scale that has published runs of its task.
+
+    Returns:
+        Paths of all files written.
+
+    Raises:
+        InputError: a run is unknown, was made from a tree with uncommitted changes or from no known commit, saw
+            synthetic data, differs from a published run of the same id, or would be a second run for a cell.
+    """
+    before = {record.run_id: record for record in records.load_records(published_dir)}
+    chosen = with_parents(ids, results_dir, before)
+    for record in chosen.values():
+        _check_publishable(record)
+        if record.run_id in before and before[record.run_id] != record:
+            raise InputError(f"run {record.run_id} is published already, with another content")
+    after = list({**before, **chosen}.values())
+    scales = sorted({record.scale for record in after if record.verb == "eval" and record.task == report.task})
+    rendered = [build_report(report, scale, after) for scale in scales]
+
+    written: list[Path] = []
+    for run_id in chosen:
+        target = records.record_path(published_dir, run_id)
+        records.write_atomically(target, records.record_path(results_dir, run_id).read_bytes())
+        written.append(target)
+    for tables in rendered:
+        written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
+        written += draw_report(report, tables.scale, tables.published, published_dir / "figures")
+    return written
+
+
+def with_parents(ids: Iterable[str], results_dir: Path, published: dict[str, RunRecord]) -> dict[str, RunRecord]:
+    """The records of `ids` and of the training runs behind them, the latter only where not published already."""
+    chosen: dict[str, RunRecord] = {}
+    for run_id in ids:
+        record = _find(run_id, results_dir)
+        chosen[run_id] = record
+        if record.parent and record.parent not in chosen and record.parent not in published:
+            chosen[record.parent] = _find(record.parent, results_dir)
+    return chosen
+
+
+def _find(run_id: str, results_dir: Path) -> RunRecord:
+    path = records.record_path(results_dir, run_id)
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", run_id) or not path.is_file():
+        known = [other.stem for other in sorted(path.parent.glob("*.json"))]
+        raise InputError(f"no run {run_id!r} in {results_dir / 'runs'}{did_you_mean(run_id, known)}")
+    return records.read_record(path)
+
+
+def _check_publishable(record: RunRecord) -> None:
+    dirty = record.environment.get("git_dirty")
+    if dirty is None:
+        raise InputError(f"run {record.run_id} cannot be published: the commit it was made from is not known")
+    if dirty:
+        raise InputError(f"run {record.run_id} cannot be published: it was made from a tree with uncommitted changes")
+    if record.synthetic:
+        raise InputError(f"run {record.run_id} cannot be published: its data is synthetic")

@@ -1,0 +1,32 @@
+"""`infini table report=<name>`: the paper's numbers, the published ones and yours, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from infini import records
+from infini.report.render import print_report, write_report
+from infini.report.selection import Report
+from infini.report.tables import build_report
+
+if TYPE_CHECKING:
+    from infini.config import Config
+
+WIDTH_WITHOUT_TERMINAL = 120
+
+
+def run(cfg: Config, overrides: list[str]) -> int:
+    """Print the report and write it to `<results_dir>/tables/<report>_<scale>.{md,tex,csv}`."""
+    results_dir = Path(cfg.results_dir)
+    published = records.load_records(records.published_dir())
+    report = build_report(Report.from_config(cfg.report), cfg.scale.name, published, records.load_records(results_dir))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH_WITHOUT_TERMINAL)
+    print_report(report, console)
+    paths = write_report(report, results_dir / "tables", links={"yours": "../runs"})
+    console.print(f"written: {', '.join(map(str, paths))}", markup=False, highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,304 @@
+"""Run records: one JSON file a run, from which every table and figure is made.
+
+A record is written once, whole or not at all: to a temporary file in the same folder, flushed to disk, then
+renamed. Nothing here imports torch, so that tables and help stay quick.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from infini.errors import InputError
+
+SCHEMA = 1
+
+VERSIONED_PACKAGES = (
+    "torch",
+    "lightning",
+    "hydra-core",
+    "numpy",
+    "datasets",
+    "tokenizers",
+    "transformers",
+    "safetensors",
+    "wandb",
+    "rouge-score",
+)
+
+
+@dataclass
+class RunRecord:
+    """What a run was, what it ran on, and what came of it."""
+
+    run_id: str
+    """As `new_run_id` gives; also the name of the file."""
+    verb: str
+    """train, eval or bench."""
+    task: str
+    model: str
+    scale: str
+    seed: int
+    parent: str | None
+    """Run id of the training run whose checkpoint this run used; null for a training run."""
+    command: str
+    """The command line, to be pasted into a shell."""
+    overrides: list[str]
+    config: dict[str, Any]
+    """The resolved configuration."""
+    config_hash: str
+    started: str
+    """UTC time of the start, ISO 8601."""
+    environment: dict[str, Any]
+    """As `environment` gives, taken when the run starts."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """name, source (folder, hub or synthetic), revision (content hash), split, documents, tokens, words, bytes,
+    tokenizer."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """metric -> {value, n, unit, higher_is_better}."""
+    cost: dict[str, Any] = field(default_factory=dict)
+    """wall_seconds, peak_memory_bytes, tokens_seen, state_floats, parameters."""
+    documents: list[dict[str, Any]] = field(default_factory=list)
+    """One entry a document: name, tokens, words, bytes, nll (total, in nats) and what else was measured on it."""
+    series: dict[str, Any] = field(default_factory=dict)
+    """Curves and grids behind the figures."""
+    schema: int = SCHEMA
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the run saw made-up text instead of the task's data."""
+        return self.data.get("source") == "synthetic"
+
+    def metric(self, name: str) -> float | None:
+        """The value of one result, or None where the run did not measure it."""
+        value = self.results.get(name, {}).get("value")
+        return None if value is None else float(value)
+
+    def to_json(self) -> str:
+        """The record as JSON text. Numbers that are not finite become null: JSON has no NaN."""
+        return json.dumps(_plain(asdict(self)), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RunRecord:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the text is no JSON, or no record of this schema; the message says what is wrong with it.
+        """
+        raw = json.loads(text)
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
+        if raw.get("schema") != SCHEMA:
+            raise ValueError(f"schema={raw.get('schema')!r}: this version reads schema {SCHEMA}")
+        known = {entry.name for entry in fields(cls)}
+        if wrong := sorted(known ^ set(raw)):
+            raise ValueError(f"missing or unknown fields: {', '.join(wrong)}")
+        for name, kind in _FIELD_KINDS.items():
+            if not isinstance(raw[name], kind):
+                raise ValueError(f"field {name!r} holds a {type(raw[name]).__name__}")
+        return cls(**raw)
+
+
+_FIELD_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("run_id", "verb", "task", "model", "scale", "command", "config_hash", "started"), str),
+    **dict.fromkeys(("config", "environment", "data", "results", "cost", "series"), dict),
+    "overrides": list,
+    "documents": list,
+    "seed": int,
+    "parent": (str, type(None)),
+}
+
+
+def _plain(value: Any) -> Any:
+    """`value` in JSON's own types; arrays, tensors and paths are turned into lists, numbers and text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    raise TypeError(f"a {type(value).__name__} cannot be written to a run record")
+
+
+def utc_now() -> str:
+    """The UTC time, ISO 8601, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_run_id(verb: str, task: str, model: str, seed: int) -> str:
+    """A fresh run id of letters, digits, `-` and `_`: the UTC time, what the run is, six random hex digits."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return re.sub(r"[^A-Za-z0-9_-]", "-", f"{stamp}-{verb}-{task}-{model}-s{seed}-{secrets.token_hex(3)}")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, replacing what was there; a reader sees the old file or the new one, never half.
+
+    Folders are created. When writing fails, nothing is left behind and what was at `path` stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def record_path(results_dir: str | Path, run_id: str) -> Path:
+    """Where the record of a run lies."""
+    return Path(results_dir) / "runs" / f"{run_id}.json"
+
+
+def write_record(record: RunRecord, results_dir: str | Path) -> Path:
+    """Write `record` to `<results_dir>/runs/<run_id>.json` atomically and return that path.
+
+    Raises:
+        InputError: the run id holds something other than letters, digits, `-` and `_`.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", record.run_id):
+        raise InputError(f"run_id={record.run_id!r}: only letters, digits, '-' and '_' are allowed")
+    path = record_path(results_dir, record.run_id)
+    write_atomically(path, record.to_json().encode())
+    return path
+
+
+def read_record(path: str | Path) -> RunRecord:
+    """Read one record.
+
+    Raises:
+        InputError: the file cannot be read, is damaged, or is not named after its run; the message names it.
+    """
+    path = Path(path)
+    try:
+        record = RunRecord.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: damaged run record: {error}") from error
+    if record.run_id != path.stem:
+        raise InputError(f"{path}: damaged run record: it holds run {record.run_id!r}")
+    return record
+
+
+def load_records(results_dir: str | Path) -> list[RunRecord]:
+    """All records under `<results_dir>/runs`, oldest first; an empty list where there are none.
+
+    Raises:
+        InputError: a record is damaged; the message names the file.
+    """
+    found = [read_record(path) for path in sorted((Path(results_dir) / "runs").glob("*.json"))]
+    return sorted(found, key=lambda record: (record.started, record.run_id))
+
+
+def source_root() -> Path:
+    """The folder that holds the `infini` package: the project's root in a checkout."""
+    return Path(__file__).resolve().parents[1]
+
+
+def published_dir() -> Path:
+    """The folder of published results: `results` of the checkout, or of the working directory outside one."""
+    root = source_root()
+    return (root if (root / "pyproject.toml").is_file() else Path.cwd()) / "results"
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    # A hook sets GIT_DIR and the like, and git would then answer for the hook's repository.
+    surroundings = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30, env=surroundings
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def git_state(root: Path) -> tuple[str | None, bool | None]:
+    """Commit of the checkout at `root`, and whether anything in it differs from that commit.
+
+    Tracked files with changes and untracked files count; files that git ignores do not. Both are None where `root`
+    is not the top of a git repository with a commit, as for an installed package.
+    """
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root.resolve():
+        return None, None
+    revision = _git(root, "rev-parse", "--verify", "HEAD")
+    status = _git(root, "status", "--porcelain", "--untracked-files=normal")
+    if revision is None or status is None:
+        return revision, None
+    return revision, bool(status)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _hardware() -> dict[str, Any]:
+    cpuinfo = _read("/proc/cpuinfo")
+    name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    flags = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    total = re.search(r"^MemTotal:\s*(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": name.group(1).strip() if name else platform.processor() or platform.machine(),
+        "cores": cores,
+        "memory_gb": round(int(total.group(1)) / 2**20, 1) if total else None,
+        "accelerator": _accelerator(),
+        "has_amx": "amx_tile" in flags.group(1).split() if flags else False,
+    }
+
+
+def _accelerator() -> str | None:
+    # Only a run that uses torch can have used its device, so torch is asked when it is loaded and never loaded here.
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    count = torch.cuda.device_count()
+    name = str(torch.cuda.get_device_name(0))
+    return name if count == 1 else f"{count} x {name}"
+
+
+def environment(root: Path | None = None) -> dict[str, Any]:
+    """Commit, hardware and versions of this process; call it when a run starts, before anything is written.
+
+    Args:
+        root: the checkout whose commit counts; None is the one this package lies in.
+    """
+    revision, dirty = git_state(root or source_root())
+    versions: dict[str, str] = {}
+    for package in VERSIONED_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "git_revision": revision,
+        "git_dirty": dirty,
+        "hardware": _hardware(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }

@@ -1,0 +1,178 @@
+"""The tables of a report as text: for a terminal, Markdown, LaTeX and CSV, all from the same cells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infini.records import write_atomically
+from infini.report.tables import DASH, PLUS_MINUS, Cell, RenderedReport, Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FORMATS = ("md", "tex", "csv")
+
+_CSV_PLACE = ("report", "scale", "table", "model", "title", "column")
+_CSV_CELL = ("text", "value", "spread", "spread_kind", "n_seeds", "origin", "source", "run_ids")
+_CSV_HEADER = (*_CSV_PLACE, *_CSV_CELL)
+
+
+def print_report(report: RenderedReport, console: Console) -> None:
+    """Print the tables and notes of a report to a terminal; 120 columns are enough."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as Grid
+
+    console.print(f"[bold]{escape(report.title)}[/bold]")
+    for table in report.tables:
+        console.print()
+        console.print(escape(table.title), style="italic", highlight=False)
+        grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        grid.add_column("Model")
+        for index, column in enumerate(table.columns):
+            cells = [row.cells[index].text for row in table.rows]
+            grid.add_column(escape(_folded(column, cells)), justify="right", no_wrap=True)
+        for row in table.rows:
+            grid.add_row(escape(row.title), *(escape(cell.text) for cell in row.cells))
+        console.print(grid)
+    console.print()
+    for note in report.notes:
+        console.print(escape(note), style="dim", highlight=False)
+
+
+def _folded(heading: str, cells: Iterable[str]) -> str:
+    """A heading broken into lines no wider than the widest cell under it, or its own longest word."""
+    return "\n".join(textwrap.wrap(heading, width=max(map(len, [*cells, *heading.split()]))))
+
+
+def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) -> str:
+    """The report as Markdown, with the run ids behind every measured cell at its end.
+
+    Args:
+        report: the report.
+        links: source (`published` or `yours`) -> folder of its records, relative to where the text will lie; run ids
+            of a source named here become links to their records.
+    """
+    lines = [f"# {_markdown(report.title)}", ""]
+    for table in report.tables:
+        lines += [f"**{_markdown(table.title)}**", ""]
+        lines.append("| " + " | ".join(["Model", *map(_markdown, table.columns)]) + " |")
+        lines.append("| " + " | ".join(["---", *["---:"] * len(table.columns)]) + " |")
+        for row in table.rows:
+            lines.append(
+                "| " + " | ".join([_markdown(row.title), *(_markdown(cell.text) for cell in row.cells)]) + " |"
+            )
+        lines.append("")
+    lines += [f"- {_markdown(note)}" for note in report.notes]
+    behind = [_behind(table, links or {}) for table in report.tables]
+    if any(behind):
+        lines += ["", "## Runs behind the cells", ""]
+        lines += [line for table_lines in behind for line in table_lines]
+    return "\n".join(lines) + "\n"
+
+
+def _behind(table: Table, links: Mapping[str, str]) -> list[str]:
+    """One line for each set of runs that stands behind cells of a row."""
+    lines = []
+    for row in table.rows:
+        columns: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            if cell.run_ids:
+                columns.setdefault((cell.source, cell.run_ids), []).append(column)
+        for (source, run_ids), names in columns.items():
+            folder = links.get(source)
+            shown = [f"[`{run_id}`]({folder}/{run_id}.json)" if folder else f"`{run_id}`" for run_id in run_ids]
+            lines.append(f"- {_markdown(row.title)}, {_markdown(', '.join(names))} ({source}): {', '.join(shown)}")
+    return lines
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\|*_`\[\]<>])", r"\\\1", text)
+
+
+_LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    DASH: "---",
+    PLUS_MINUS: r"$\pm$",
+    **{mark: f"\\{mark}" for mark in "&%$#_"},
+}
+
+
+def latex_escape(text: str) -> str:
+    """`text` with every character that means something to LaTeX escaped, and a minus sign before negative numbers."""
+    escaped = "".join(_LATEX_ESCAPES.get(character, character) for character in text)
+    return re.sub(r"^-(?=\d)", "$-$", escaped)
+
+
+def to_latex(report: RenderedReport) -> str:
+    """The report as LaTeX tables for the booktabs package; run ids follow as comments."""
+    lines = [f"% {report.title}; needs \\usepackage{{booktabs}}".replace("\n", " ")]
+    for index, table in enumerate(report.tables):
+        caption = f"{report.title}. {table.title}."
+        if index == 0:
+            caption += " " + " ".join(note if note.endswith(".") else f"{note}." for note in report.notes)
+        lines += [
+            r"\begin{table}",
+            r"  \centering\small",
+            rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+            r"    \toprule",
+            "    " + " & ".join(["Model", *map(latex_escape, table.columns)]) + r" \\",
+            r"    \midrule",
+        ]
+        for row in table.rows:
+            cells = [latex_escape(row.title), *(latex_escape(cell.text) for cell in row.cells)]
+            lines.append("    " + " & ".join(cells) + r" \\")
+        lines += [
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            rf"  \caption{{{latex_escape(caption)}}}",
+            r"\end{table}",
+        ]
+        for row in table.rows:
+            for run_id in dict.fromkeys(run_id for cell in row.cells for run_id in cell.run_ids):
+                lines.append(f"% {row.title}: {run_id}")
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(report: RenderedReport) -> str:
+    """The report as CSV, one line a cell: numbers unrounded, origin and run ids (separated by spaces) beside them."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(_CSV_HEADER)
+    for index, table in enumerate(report.tables):
+        for row in table.rows:
+            for column, cell in zip(table.columns, row.cells, strict=True):
+                place = [report.name, report.scale, index + 1, row.model, row.title, column]
+                writer.writerow([*place, *_csv_cell(cell)])
+    return stream.getvalue()
+
+
+def _csv_cell(cell: Cell) -> list[str]:
+    missing = cell.origin == "missing"
+    numbers = ["" if number is None else repr(number) for number in (cell.value, cell.spread)]
+    text = "" if missing else cell.text
+    return [text, *numbers, cell.spread_kind, str(cell.n_seeds), cell.origin, cell.source, " ".join(cell.run_ids)]
+
+
+def write_report(report: RenderedReport, folder: Path, links: Mapping[str, str] | None = None) -> list[Path]:
+    """Write `<report>_<scale>.{md,tex,csv}` into `folder`, each atomically, and return their paths."""
+    texts = {"md": to_markdown(report, links), "tex": to_latex(report), "csv": to_csv(report)}
+    paths = []
+    for suffix in FORMATS:
+        path = folder / f"{report.stem}.{suffix}"
+        write_atomically(path, texts[suffix].encode())
+        paths.append(path)
+    return paths

@@ -1,0 +1,194 @@
+"""Which runs stand behind a report: one corpus, one scale, and for each model one setting and one run a seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infini.errors import InputError, did_you_mean
+from infini.records import RunRecord
+
+AGGREGATES = (None, "newest", "mean")
+
+# Settings that change neither what was trained nor what was measured, only where, how fast or what beside it.
+_IRRELEVANT_SETTINGS = {
+    "task.data_dir",
+    "scale.knockouts",
+    "scale.eval_segments_per_call",
+    "recipe.checkpoint_activations",
+    "recipe.loss_chunk",
+    "recipe.validate_every",
+    "recipe.save_every",
+}
+_TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
+_EVALUATION_GROUPS = ("task", "scale")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A table of the paper, as `conf/report/<name>.yaml` declares it."""
+
+    name: str
+    title: str
+    task: str
+    split: str
+    models: dict[str, str]
+    """Model name -> title of its row, in the order of the rows."""
+    benchmarks: dict[str, str]
+    """Task name -> title of its column; paper values of tasks other than `task` are quoted only."""
+    paper: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Model name -> what the paper prints: memory, xl_cache, segment_length and one value a benchmark."""
+    aggregate: str | None = None
+    """What several runs of one model, scale and seed are: null (an error), newest or mean."""
+    baseline: str | None = None
+    """Model whose loss the others are compared with."""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.aggregate not in AGGREGATES:
+            raise InputError(f"report.aggregate={self.aggregate!r}: null, newest or mean")
+        for model in self.paper:
+            if model not in self.models:
+                raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
+        if self.baseline is not None and self.baseline not in self.models:
+            hint = did_you_mean(self.baseline, self.models)
+            raise InputError(f"report.baseline={self.baseline!r}: a model of report.models{hint}")
+
+    @classmethod
+    def from_config(cls, config: Any) -> Report:
+        """A report from the `report` group of a configuration, a mapping or a dataclass.
+
+        Raises:
+            InputError: a key is missing, unknown or has a value that is not allowed.
+        """
+        if dataclasses.is_dataclass(config) and not isinstance(config, type):
+            config = dataclasses.asdict(config)
+        known = {entry.name for entry in dataclasses.fields(cls)}
+        for key in config:
+            if key not in known:
+                raise InputError(f"report.{key}: no such key in a report{did_you_mean(str(key), known)}")
+        if missing := sorted({"name", "title", "task", "split", "models", "benchmarks"} - set(config)):
+            raise InputError(f"report: missing {', '.join(missing)}")
+        return cls(**config)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The runs behind a report, and the training runs behind those."""
+
+    runs: dict[str, list[RunRecord]]
+    """Model name -> its evaluation runs, ordered by seed; models without a run are left out."""
+    parents: dict[str, RunRecord]
+    """Run id -> training record, for every parent that was among the records."""
+
+    @property
+    def all_runs(self) -> list[RunRecord]:
+        """Every evaluation run of the selection."""
+        return [run for runs in self.runs.values() for run in runs]
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether these runs were measured on made-up text."""
+        return any(run.synthetic for run in self.all_runs)
+
+    def training(self, run: RunRecord) -> RunRecord | None:
+        """The training run that made the checkpoint of `run`."""
+        return self.parents.get(run.parent) if run.parent else None
+
+    def training_config(self, run: RunRecord) -> dict[str, Any]:
+        """The configuration the model of `run` was trained with, as far as it is known."""
+        training = self.training(run)
+        return training.config if training else run.config
+
+
+def select_runs(report: Report, scale: str, records: Iterable[RunRecord]) -> Selection:
+    """Choose the evaluation runs that fill the cells of `report` at `scale`.
+
+    Runs on real text put synthetic ones aside. What remains must agree: one corpus and tokenizer for the whole table,
+    one setting a model over all its seeds, one run for each seed. With `aggregate: newest` the newest run decides
+    each of these; with `mean` all runs of a seed are kept.
+
+    Raises:
+        InputError: there are two candidates for a cell, and the report does not say what to do; both are named.
+    """
+    known = list(records)
+    parents = {record.run_id: record for record in known if record.verb == "train"}
+    candidates = [
+        record
+        for record in known
+        if record.verb == "eval"
+        and record.task == report.task
+        and record.scale == scale
+        and record.data.get("split") == report.split
+        and record.model in report.models
+    ]
+    candidates = [record for record in candidates if not record.synthetic] or candidates
+    selection = Selection({}, parents)
+    newest = report.aggregate == "newest"
+    candidates = _agreeing(candidates, _corpus, newest, f"{report.name} at scale {scale}: different data in one table")
+    for model in report.models:
+        where = f"{report.name} at scale {scale}, {model}"
+        runs = [record for record in candidates if record.model == model]
+        runs = _agreeing(
+            runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"
+        )
+        chosen: list[RunRecord] = []
+        for seed in sorted({run.seed for run in runs}):
+            of_seed = [run for run in runs if run.seed == seed]
+            if len(of_seed) > 1 and report.aggregate is None:
+                raise InputError(
+                    f"{where}: two runs for seed {seed}: {of_seed[0].run_id} and {of_seed[1].run_id}; "
+                    "choose with report.aggregate=newest or report.aggregate=mean"
+                )
+            chosen.extend([max(of_seed, key=_age)] if newest else sorted(of_seed, key=_age))
+        if chosen:
+            selection.runs[model] = chosen
+    return selection
+
+
+def _age(run: RunRecord) -> tuple[str, str]:
+    return run.started, run.run_id
+
+
+def _agreeing(
+    runs: Sequence[RunRecord], key: Callable[[RunRecord], dict[str, str]], newest: bool, problem: str
+) -> list[RunRecord]:
+    """All runs when `key` is the same for them; with `newest`, those that agree with the newest run."""
+    if not runs:
+        return []
+    last = max(runs, key=_age)
+    expected = key(last)
+    agreeing = [run for run in runs if key(run) == expected]
+    if len(agreeing) == len(runs) or newest:
+        return agreeing
+    other = next(run for run in runs if key(run) != expected)
+    found = key(other)
+    differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    detail = ", ".join(f"{name} {found.get(name, 'unset')} and {expected.get(name, 'unset')}" for name in differing[:3])
+    raise InputError(
+        f"{problem}: {other.run_id} and {last.run_id} ({detail}); take the newest with report.aggregate=newest"
+    )
+
+
+def _corpus(run: RunRecord) -> dict[str, str]:
+    return {name: json.dumps(run.data.get(name), sort_keys=True) for name in ("revision", "tokenizer")}
+
+
+def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
+    training, evaluation = selection.training_config(run), run.config
+    settings: dict[str, str] = {}
+    for config, groups in ((training, _TRAINING_GROUPS), (evaluation, _EVALUATION_GROUPS)):
+        for group in groups:
+            _flatten(config.get(group), group, settings)
+    return {name: value for name, value in settings.items() if name not in _IRRELEVANT_SETTINGS}
+
+
+def _flatten(value: Any, name: str, into: dict[str, str]) -> None:
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            _flatten(entry, f"{name}.{key}", into)
+    elif value is not None:
+        into[name] = json.dumps(value, sort_keys=True)

@@ -1,0 +1,179 @@
+"""How large a difference in loss is, and how sure: paired by seed and book, standard errors clustered by book.
+
+All runs of one book share its text, so their differences are not independent: a book is one cluster, whatever the
+number of seeds. The estimate is sum(d) / sum(w) over all (seed, book) pairs, d being a difference of total
+negative log-likelihoods in nats and w the tokens it was summed over, so its unit is nats a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from infini.errors import InputError
+from infini.records import RunRecord
+
+Knockout = Literal["reset", "foreign"]
+
+_KNOCKOUT_FIELDS: dict[str, tuple[str, str, str]] = {
+    "reset": ("nll_reset", "nll_reset_base", "reset_tokens"),
+    "foreign": ("nll_foreign", "nll_foreign_base", "foreign_tokens"),
+}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A difference of losses in nats a token."""
+
+    mean: float
+    se: float
+    """Standard error clustered by book; NaN with fewer than two books."""
+    n_books: int
+    n_seeds: int
+    run_ids: tuple[str, ...]
+
+    @property
+    def t(self) -> float:
+        """mean / se, to be held against Student's t with n_books - 1 degrees of freedom; NaN without an error."""
+        if self.se > 0:
+            return self.mean / self.se
+        return math.copysign(math.inf, self.mean) if self.se == 0 and self.mean != 0 else math.nan
+
+
+def clustered_ratio(
+    differences: Sequence[float], weights: Sequence[float], clusters: Sequence[Hashable]
+) -> tuple[float, float]:
+    """sum(differences) / sum(weights) and its standard error, robust to dependence within clusters.
+
+    With residuals e_i = d_i - ratio * w_i and G clusters the variance is
+    G / (G - 1) * sum over clusters of (sum of e_i in the cluster)^2 / (sum of w_i)^2.
+
+    Returns:
+        (ratio, standard error); the error is NaN with fewer than two clusters.
+    """
+    labels = {label: index for index, label in enumerate(dict.fromkeys(clusters))}
+    index = np.array([labels[label] for label in clusters])
+    difference = np.asarray(differences, dtype=np.float64)
+    weight = np.asarray(weights, dtype=np.float64)
+    total = weight.sum()
+    ratio = difference.sum() / total
+    n_clusters = len(labels)
+    if n_clusters < 2:
+        return float(ratio), math.nan
+    by_cluster = np.bincount(index, weights=difference - ratio * weight, minlength=n_clusters)
+    variance = n_clusters / (n_clusters - 1) * (by_cluster**2).sum() / total**2
+    return float(ratio), float(math.sqrt(variance))
+
+
+def by_seed(runs: Sequence[RunRecord]) -> dict[int, list[RunRecord]]:
+    """Runs grouped by their seed, seeds in ascending order."""
+    grouped: dict[int, list[RunRecord]] = {}
+    for run in sorted(runs, key=lambda record: (record.seed, record.started, record.run_id)):
+        grouped.setdefault(run.seed, []).append(run)
+    return grouped
+
+
+def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) -> Effect | None:
+    """Loss of `runs_a` minus loss of `runs_b` on the same books: below 0 means that a is the better one.
+
+    Runs are paired by seed; several runs of one seed count as their mean. None where no seed has runs of both, or
+    where a loss among them is not finite (null in its record).
+
+    Raises:
+        InputError: two runs did not score the same books at the same number of tokens; the message names both.
+    """
+    seeds_a, seeds_b = by_seed(runs_a), by_seed(runs_b)
+    shared = sorted(seeds_a.keys() & seeds_b.keys())
+    if not shared:
+        return None
+    differences: list[float] = []
+    weights: list[float] = []
+    clusters: list[str] = []
+    reference = seeds_a[shared[0]][0]
+    for seed in shared:
+        nll_a = _mean_nll(seeds_a[seed], reference)
+        nll_b = _mean_nll(seeds_b[seed], reference)
+        if nll_a is None or nll_b is None:
+            return None
+        for book, entry in books(reference).items():
+            differences.append(nll_a[book] - nll_b[book])
+            weights.append(float(entry["tokens"]))
+            clusters.append(book)
+    if not clusters:
+        return None
+    used = [run.run_id for seed in shared for run in (*seeds_a[seed], *seeds_b[seed])]
+    mean, se = clustered_ratio(differences, weights, clusters)
+    return Effect(mean, se, len(set(clusters)), len(shared), tuple(used))
+
+
+def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | None:
+    """What taking a model's memory away costs it: loss with the knock-out minus loss without, same model, same tokens.
+
+    `reset` treats every segment as the first; `foreign` gives the model the memory of another book. Books on which
+    the knock-out did not run are left out; None where it ran on none.
+    """
+    knocked, normal, tokens = _KNOCKOUT_FIELDS[knockout]
+    differences: list[float] = []
+    weights: list[float] = []
+    clusters: list[str] = []
+    used: list[RunRecord] = []
+    for seed_runs in by_seed(runs).values():
+        for run in seed_runs:
+            measured = {
+                book: entry
+                for book, entry in books(run).items()
+                if entry.get(knocked) is not None and entry.get(normal) is not None and entry.get(tokens)
+            }
+            if measured:
+                used.append(run)
+            for book, entry in measured.items():
+                # Several runs of one seed weigh as much as one run.
+                differences.append((entry[knocked] - entry[normal]) / len(seed_runs))
+                weights.append(entry[tokens] / len(seed_runs))
+                clusters.append(book)
+    if not clusters:
+        return None
+    mean, se = clustered_ratio(differences, weights, clusters)
+    seeds = {run.seed for run in used}
+    return Effect(mean, se, len(set(clusters)), len(seeds), tuple(run.run_id for run in used))
+
+
+def books(run: RunRecord) -> dict[str, dict[str, float]]:
+    """The per-document entries of a run by document name.
+
+    Raises:
+        InputError: two entries share a name.
+    """
+    named = {str(entry["name"]): entry for entry in run.documents}
+    if len(named) != len(run.documents):
+        raise InputError(f"run {run.run_id}: two documents share a name, so runs cannot be paired by document")
+    return named
+
+
+def check_same_books(run: RunRecord, reference: RunRecord) -> None:
+    """Hold that two runs scored the same books at the same number of tokens.
+
+    Raises:
+        InputError: they did not; the message names both runs and the first book they differ in.
+    """
+    mine, theirs = books(run), books(reference)
+    for book in sorted(mine.keys() | theirs.keys()):
+        counts = [entries[book]["tokens"] if book in entries else 0 for entries in (mine, theirs)]
+        if counts[0] != counts[1]:
+            raise InputError(
+                f"runs {run.run_id} and {reference.run_id} cannot be paired: "
+                f"document {book!r} has {counts[0]} tokens in one and {counts[1]} in the other"
+            )
+
+
+def _mean_nll(runs: Sequence[RunRecord], reference: RunRecord) -> dict[str, float] | None:
+    """Total loss of every book in nats, averaged over runs of one model and seed; None where one is not finite."""
+    for run in runs:
+        check_same_books(run, reference)
+    if any(entry.get("nll") is None for run in runs for entry in run.documents):
+        return None
+    return {book: float(np.mean([books(run)[book]["nll"] for run in runs])) for book in books(reference)}

@@ -1,0 +1,297 @@
+"""A report as tables in memory: every cell is a value, where it comes from, and the runs behind it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from infini.records import RunRecord
+from infini.report.selection import Report, Selection, select_runs
+from infini.report.stats import Effect, knockout_cost, paired_difference
+
+DASH = "\N{EM DASH}"
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+
+Origin = Literal["measured", "quoted", "missing"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: what is printed, and what that rests on."""
+
+    text: str
+    origin: Origin
+    value: float | None = None
+    spread: float | None = None
+    spread_kind: Literal["", "sd", "se"] = ""
+    """sd: standard deviation over seeds; se: standard error clustered by book."""
+    n_seeds: int = 0
+    run_ids: tuple[str, ...] = ()
+    source: Literal["", "paper", "published", "yours"] = ""
+
+
+MISSING = Cell(DASH, "missing")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model's row."""
+
+    model: str
+    title: str
+    cells: tuple[Cell, ...]
+    """One cell a column."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns; the column of the rows' titles is not counted among the columns."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def cell(self, model: str, column: str) -> Cell:
+        """The cell of a model in a column, both by name."""
+        row = next(row for row in self.rows if row.model == model)
+        return row.cells[self.columns.index(column)]
+
+
+@dataclass(frozen=True)
+class RenderedReport:
+    """A report at one scale: the main table first, then what was measured beside it, then the notes."""
+
+    name: str
+    scale: str
+    title: str
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    published: Selection
+    yours: Selection | None
+
+    @property
+    def stem(self) -> str:
+        """Name of the report's files, without suffix."""
+        return f"{self.name}_{self.scale}"
+
+
+def build_report(
+    report: Report, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
+) -> RenderedReport:
+    """Fill a report from records: paper, published and yours side by side, at one scale.
+
+    Args:
+        report: what the table is.
+        scale: only runs of this scale fill cells.
+        published: published records, synthetic ones are left out.
+        yours: records of the results folder; None makes a report of the published records alone.
+
+    Raises:
+        InputError: there are two candidates for a cell, see `select_runs`.
+    """
+    sources = {"published": select_runs(report, scale, [run for run in published if not run.synthetic])}
+    if yours is not None:
+        sources["yours"] = select_runs(report, scale, yours)
+    # What was measured beside perplexity is shown for one set of runs, so that pairs are pairs of one set.
+    beside = "yours" if yours is not None and sources["yours"].runs else "published"
+    title = f"{report.title}, scale {scale}"
+    if any(selection.synthetic for selection in sources.values()):
+        title += " [SYNTHETIC CORPUS: shows that the pipeline works, says nothing about the models]"
+    tables = [_main_table(report, sources)]
+    if sources[beside].runs:
+        tables += [_measures_table(report, beside, sources[beside]), _memory_table(report, beside, sources[beside])]
+    tables = [table for table in tables if table.rows]
+    notes = [report.note] if report.note else []
+    notes.append(f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets; {DASH} not available.")
+    for source, selection in sources.items():
+        notes.append(provenance(source, selection, report))
+    return RenderedReport(
+        report.name, scale, title, tuple(tables), tuple(notes), sources["published"], sources.get("yours")
+    )
+
+
+def over_seeds(runs: Sequence[RunRecord], value: Callable[[RunRecord], Any], form: str, source: str) -> Cell:
+    """A measured cell: the mean over seeds of the mean over the runs of a seed; missing where no run has the value."""
+    measured: dict[int, list[float]] = {}
+    used: list[str] = []
+    for run in runs:
+        found = value(run)
+        if found is not None:
+            measured.setdefault(run.seed, []).append(float(found))
+            used.append(run.run_id)
+    if not measured:
+        return MISSING
+    means = [statistics.fmean(values) for values in measured.values()]
+    mean = statistics.fmean(means)
+    spread = statistics.stdev(means) if len(means) > 1 else None
+    text = format(mean, form)
+    if spread:
+        text += f" {PLUS_MINUS} {format(spread, form)} ({len(means)})"
+    return _measured(text, source, mean, spread, "sd" if spread is not None else "", len(means), used)
+
+
+def _measured(
+    text: str,
+    source: str,
+    value: float,
+    spread: float | None,
+    kind: Literal["", "sd", "se"],
+    n_seeds: int,
+    run_ids: Iterable[str],
+) -> Cell:
+    shown: Literal["published", "yours"] = "published" if source == "published" else "yours"
+    return Cell(text, "measured", value, spread, kind, n_seeds, tuple(run_ids), shown)
+
+
+def _quoted(value: Any) -> Cell:
+    if value is None:
+        return MISSING
+    number = float(value) if isinstance(value, (int, float)) else None
+    return Cell(str(value), "quoted", number, source="paper")
+
+
+def _main_table(report: Report, sources: dict[str, Selection]) -> Table:
+    columns = ["Memory size (comp.)", "XL cache", "Segment length"]
+    for task, benchmark in report.benchmarks.items():
+        columns.append(f"{benchmark} paper")
+        if task == report.task:
+            columns += [f"{benchmark} {source}" for source in sources]
+    rows = []
+    for model, title in report.models.items():
+        paper = report.paper.get(model, {})
+        cells = [_quoted(paper.get(name)) for name in ("memory", "xl_cache", "segment_length")]
+        for task in report.benchmarks:
+            cells.append(_quoted(paper.get(task)))
+            if task == report.task:
+                cells += [
+                    over_seeds(selection.runs.get(model, ()), lambda run: run.metric("perplexity"), ".2f", source)
+                    for source, selection in sources.items()
+                ]
+        rows.append(Row(model, title, tuple(cells)))
+    return Table("Perplexity per token", tuple(columns), tuple(rows))
+
+
+def _measures_table(report: Report, source: str, selection: Selection) -> Table:
+    def trained(run: RunRecord) -> Any:
+        training = selection.training(run)
+        return training.cost.get("tokens_seen") if training else None
+
+    measures: dict[str, tuple[Callable[[RunRecord], Any], str]] = {
+        "Segment length": (lambda run: selection.training_config(run).get("dims", {}).get("segment_length"), ",.0f"),
+        "State (floats)": (lambda run: run.cost.get("state_floats"), ",.0f"),
+        "Training tokens": (trained, ",.0f"),
+        "Word perplexity": (lambda run: run.metric("word_perplexity"), ".1f"),
+        "Bits per byte": (lambda run: run.metric("bits_per_byte"), ".3f"),
+    }
+    rows = tuple(
+        Row(
+            model,
+            report.models[model],
+            tuple(over_seeds(runs, value, form, source) for value, form in measures.values()),
+        )
+        for model, runs in selection.runs.items()
+    )
+    return Table(f"Other measures ({_whose(source)})", tuple(measures), rows)
+
+
+def _memory_table(report: Report, source: str, selection: Selection) -> Table:
+    baseline = selection.runs.get(report.baseline or "", [])
+    columns: list[str] = []
+    for name in ("Reset", "Foreign", *([f"Minus {report.baseline}"] if report.baseline else [])):
+        columns += [name, f"{name}: t"]
+    columns += ["Books", "Seeds"]
+    rows = []
+    for model, runs in selection.runs.items():
+        effects = [knockout_cost(runs, "reset"), knockout_cost(runs, "foreign")]
+        if report.baseline:
+            effects.append(paired_difference(runs, baseline) if model != report.baseline else None)
+        if not any(effects):
+            continue
+        cells = [cell for effect in effects for cell in _effect_cells(effect, source)]
+        found = [effect for effect in effects if effect]
+        for counts in ([effect.n_books for effect in found], [effect.n_seeds for effect in found]):
+            text = "/".join(str(count) for count in dict.fromkeys(counts))
+            ids = dict.fromkeys(run_id for effect in found for run_id in effect.run_ids)
+            cells.append(_measured(text, source, counts[-1], None, "", found[-1].n_seeds, ids))
+        rows.append(Row(model, report.models[model], tuple(cells)))
+    title = (
+        f"What the memory is worth, in nats a token {PLUS_MINUS} standard error clustered by book ({_whose(source)}): "
+        "loss gained by resetting it at every segment, loss gained by another book's memory"
+    )
+    if report.baseline:
+        title += f", and loss minus the loss of {report.baseline} (below 0: better), paired by seed and book"
+    return Table(title, tuple(columns), tuple(rows))
+
+
+def _effect_cells(effect: Effect | None, source: str) -> list[Cell]:
+    if effect is None:
+        return [MISSING, MISSING]
+    known = not math.isnan(effect.se)
+    text = f"{effect.mean:+.4f}" + (f" {PLUS_MINUS} {effect.se:.4f}" if known else "")
+    size = _measured(
+        text, source, effect.mean, effect.se if known else None, "se" if known else "", effect.n_seeds, effect.run_ids
+    )
+    if not math.isfinite(effect.t):
+        return [size, MISSING]
+    return [size, _measured(f"{effect.t:.1f}", source, effect.t, None, "", effect.n_seeds, effect.run_ids)]
+
+
+def _whose(source: str) -> str:
+    return "your runs" if source == "yours" else "published runs"
+
+
+def provenance(source: str, selection: Selection, report: Report) -> str:
+    """One line: tokenizer, data, training tokens, hardware and commit of the runs of a selection."""
+    runs = selection.all_runs
+    if not runs:
+        return f"{source}: no runs"
+    data = []
+    for run in runs:
+        seen = run.data
+        data.append(
+            f"{seen.get('name')} {seen.get('split')} "
+            f"({seen.get('source')}, revision {str(seen.get('revision'))[:12]}), "
+            f"{_count(seen.get('documents'))} documents, {_count(seen.get('tokens'))} tokens"
+        )
+    trained: dict[str, list[str]] = {}
+    for model, model_runs in selection.runs.items():
+        for run in model_runs:
+            training = selection.training(run)
+            tokens = _count(training.cost.get("tokens_seen")) if training else "unknown"
+            titles = trained.setdefault(tokens, [])
+            if report.models[model] not in titles:
+                titles.append(report.models[model])
+    if len(trained) == 1:
+        training_tokens = next(iter(trained))
+    else:
+        listed = "; ".join(f"{tokens} for {', '.join(titles)}" for tokens, titles in trained.items())
+        training_tokens = f"NOT equal between runs ({listed})"
+    return (
+        f"{source}: {len(runs)} evaluation runs; data {_distinct(data)}; "
+        f"tokenizer {_distinct(run.data.get('tokenizer') for run in runs)}; training tokens {training_tokens}; "
+        f"hardware {_distinct(_hardware(run) for run in runs)}; commit {_distinct(_commit(run) for run in runs)}"
+    )
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, (int, float)) else "unknown"
+
+
+def _distinct(values: Iterable[Any]) -> str:
+    return " | ".join(dict.fromkeys(str(value) for value in values))
+
+
+def _hardware(run: RunRecord) -> str:
+    hardware = run.environment.get("hardware", {})
+    described = f"{hardware.get('cpu')}, {hardware.get('cores')} cores, {hardware.get('memory_gb')} GB"
+    return f"{hardware['accelerator']} ({described})" if hardware.get("accelerator") else described
+
+
+def _commit(run: RunRecord) -> str:
+    revision = run.environment.get("git_revision")
+    if revision is None:
+        return "unknown"
+    return f"{revision[:12]}{' with uncommitted changes' if run.environment.get('git_dirty') is not False else ''}"

@@ -1,0 +1,208 @@
+"""From records to tables: no cell without a run, no number that no record holds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import Any
+
+import pytest
+from report_runs import make_eval, make_train, report_settings, synthetic
+from rich.console import Console
+
+from infini.errors import InputError
+from infini.report import render
+from infini.report.selection import Report, select_runs
+from infini.report.tables import DASH, RenderedReport, build_report
+
+
+@pytest.fixture
+def report_config() -> dict[str, Any]:
+    return report_settings()
+
+
+@pytest.fixture
+def report(report_config: dict[str, Any]) -> Report:
+    return Report.from_config(report_config)
+
+
+def test_two_runs_for_one_cell_are_an_error_that_names_both(report: Report) -> None:
+    runs = [make_eval("local", 1), make_eval("local", 1, run_id="again", started="2024-06-01T00:00:00+00:00")]
+    with pytest.raises(InputError, match=r"eval-local-1 and again.*report\.aggregate=newest"):
+        select_runs(report, "laptop", runs)
+
+
+def test_the_report_may_name_the_aggregate(report_config: dict[str, Any]) -> None:
+    runs = [make_eval("local", 1, 4.0), make_eval("local", 1, 5.0, run_id="z", started="2024-06-01T00:00:00+00:00")]
+    newest = build_report(Report.from_config({**report_config, "aggregate": "newest"}), "laptop", runs)
+    assert newest.tables[0].cell("local", "PG19 published").run_ids == ("z",)
+    mean = build_report(Report.from_config({**report_config, "aggregate": "mean"}), "laptop", runs)
+    cell = mean.tables[0].cell("local", "PG19 published")
+    assert cell.run_ids == ("eval-local-1", "z")
+    assert cell.n_seeds == 1
+    assert cell.value == pytest.approx(sum(run.results["perplexity"]["value"] for run in runs) / 2)
+
+
+def test_seeds_trained_with_different_settings_do_not_share_a_cell(report: Report) -> None:
+    runs = [make_train("local", 1), make_train("local", 2), make_eval("local", 1), make_eval("local", 2)]
+    assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
+    runs[1].config["recipe"] = {"steps": 20}
+    with pytest.raises(InputError, match=r"eval-local-1 and eval-local-2 \(recipe\.steps 10 and 20\)"):
+        select_runs(report, "laptop", runs)
+
+
+def test_settings_that_change_no_result_may_differ(report: Report) -> None:
+    runs = [make_eval("local", 1), make_eval("local", 2)]
+    runs[0].config |= {"recipe": {"steps": 10, "loss_chunk": 64}, "task": {"data_dir": "a"}, "results_dir": "b"}
+    assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
+
+
+def test_one_table_is_one_corpus(report: Report, report_config: dict[str, Any]) -> None:
+    old, new = make_eval("local", 1), make_eval("infini_linear", 2)
+    new.data["revision"] = "other"
+    with pytest.raises(InputError, match=r"different data in one table: eval-local-1 and eval-infini_linear-2"):
+        select_runs(report, "laptop", [old, new])
+    newest = Report.from_config({**report_config, "aggregate": "newest"})
+    assert list(select_runs(newest, "laptop", [old, new]).runs) == ["infini_linear"]
+
+
+def test_scales_splits_and_other_tasks_do_not_mix(report: Report) -> None:
+    validation = make_eval("local", 1, run_id="v")
+    validation.data["split"] = "validation"
+    others = [make_eval("local", 1, run_id="g", scale="gpu"), make_eval("local", 1, run_id="t", task="arxiv_math")]
+    chosen = select_runs(report, "laptop", [validation, *others, make_eval("local", 1), make_train("local", 1)])
+    assert [run.run_id for run in chosen.all_runs] == ["eval-local-1"]
+
+
+def test_a_report_with_an_unknown_key_or_value_is_refused(report_config: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"report\.agregate.*did you mean 'aggregate'"):
+        Report.from_config({**report_config, "agregate": "mean"})
+    with pytest.raises(InputError, match=r"report\.aggregate='median'.*newest"):
+        Report.from_config({**report_config, "aggregate": "median"})
+    with pytest.raises(InputError, match=r"report\.baseline='locl'.*did you mean 'local'"):
+        Report.from_config({**report_config, "baseline": "locl"})
+
+
+def test_missing_cells_print_as_a_dash_and_paper_values_as_the_paper_prints_them(report: Report) -> None:
+    rendered = build_report(report, "laptop", [], [])
+    assert [row.model for row in rendered.tables[0].rows] == list(report.models)
+    assert len(rendered.tables) == 1
+    main = rendered.tables[0]
+    for column in ("PG19 published", "PG19 yours"):
+        assert {main.cell(model, column).text for model in report.models} == {DASH}
+        assert {main.cell(model, column).origin for model in report.models} == {"missing"}
+    assert main.cell("local", "PG19 paper").text == DASH
+    assert main.cell("infini_linear", "PG19 paper").text == "9.65"
+    assert main.cell("infini_linear", "PG19 paper").origin == "quoted"
+    assert main.cell("rmt", "XL cache").text == "None"
+    assert main.cell("memorizing", "Memory size (comp.)").text == "183M (1x)"
+    for row in csv.DictReader(io.StringIO(render.to_csv(rendered))):
+        assert (row["origin"] == "missing") == (row["text"] == "" and row["value"] == "")
+
+
+def test_a_result_that_is_null_is_missing_and_not_zero(report: Report) -> None:
+    run = make_eval("local", 1)
+    run.results["perplexity"]["value"] = None
+    cell = build_report(report, "laptop", [run]).tables[0].cell("local", "PG19 published")
+    assert (cell.text, cell.value, cell.origin) == (DASH, None, "missing")
+
+
+def test_seeds_are_averaged_with_their_spread(report: Report) -> None:
+    runs = [make_eval("infini_linear", seed) for seed in (1, 2, 3)]
+    for run, value in zip(runs, (10.0, 11.0, 12.0), strict=True):
+        run.results["perplexity"]["value"] = value
+    cell = build_report(report, "laptop", [], runs).tables[0].cell("infini_linear", "PG19 yours")
+    assert cell.text == "11.00 ± 1.00 (3)"
+    assert (cell.value, cell.spread, cell.spread_kind, cell.n_seeds) == (11.0, 1.0, "sd", 3)
+    assert cell.run_ids == tuple(run.run_id for run in runs)
+
+
+def full_report(report: Report) -> RenderedReport:
+    models = {"infini_linear": 3.9, "infini_delta": 3.92, "local": 4.0}
+    runs = [make_eval(model, seed, loss, model != "local") for model, loss in models.items() for seed in (1, 2)]
+    trained = [make_train(model, seed) for model in models for seed in (1, 2)]
+    runs[0].documents[0]["nll"] -= 30
+    return build_report(report, "laptop", [*runs, *trained], [*runs, *trained])
+
+
+def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
+    rendered = full_report(report)
+    _, measures, memory = rendered.tables
+    assert [row.model for row in memory.rows] == ["infini_linear", "infini_delta"]
+    cell = memory.cell("infini_linear", "Minus local")
+    assert cell.value == pytest.approx(-0.1 - 30 / 14000)
+    assert cell.spread_kind == "se"
+    assert {"eval-local-1", "eval-infini_linear-2"} <= set(cell.run_ids)
+    assert memory.cell("infini_linear", "Reset").text.startswith("+0.1026 ± ")
+    assert memory.cell("infini_delta", "Books").text == "3"
+    assert measures.cell("local", "Training tokens").text == "1,000,000"
+    assert measures.cell("local", "State (floats)").text == "12,345"
+
+
+def test_terminal_table_fits_120_columns(report: Report) -> None:
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    render.print_report(full_report(report), console)
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert max(map(len, printed.splitlines())) <= 120
+    assert re.search(r"Infini-Transformer \(Linear \+.*9\.67", printed)
+    assert "Transformer-XL" in printed
+    assert "synthetic" not in printed.lower()
+
+
+def test_markdown_leads_from_every_measured_cell_to_its_runs(report: Report) -> None:
+    rendered = full_report(report)
+    text = render.to_markdown(rendered, links={"yours": "../runs"})
+    for grid in rendered.tables:
+        for row in grid.rows:
+            for cell in row.cells:
+                assert (cell.origin == "measured") == bool(cell.run_ids)
+                for run_id in cell.run_ids:
+                    assert f"`{run_id}`" in text
+    assert "[`eval-local-1`](../runs/eval-local-1.json)" in text
+    assert "commit abcdefabcdef" in text
+    assert "training tokens 1,000,000" in text
+
+
+def test_latex_is_escaped(report: Report) -> None:
+    text = render.to_latex(full_report(report))
+    visible = [line for line in text.splitlines() if not line.startswith("%")]
+    assert any(r"A \& B CPU" in line for line in visible)
+    assert any(r"bpe\_4096" in line for line in visible)
+    for line in visible:
+        assert not re.search(r"(?<!\\)[_%#]", line)
+        if "tabular" not in line:
+            ends = line.rstrip().endswith(r"\\")
+            assert len(re.findall(r"(?<!\\)&", line)) in ((7, 5, 8) if ends else (0,))
+    assert r"\toprule" in text
+    assert r"$\pm$" in text
+    assert text.isascii()
+    assert render.latex_escape("50% of {a_b} \\ ~^ #$&") == (
+        r"50\% of \{a\_b\} \textbackslash{} \textasciitilde{}\textasciicircum{} \#\$\&"
+    )
+
+
+def test_csv_holds_one_line_a_cell_with_unrounded_numbers_and_runs(report: Report) -> None:
+    rendered = full_report(report)
+    rows = list(csv.DictReader(io.StringIO(render.to_csv(rendered))))
+    assert len(rows) == sum(len(row.cells) for grid in rendered.tables for row in grid.rows)
+    found = next(row for row in rows if row["model"] == "local" and row["column"] == "PG19 yours")
+    assert float(found["value"]) == rendered.tables[0].cell("local", "PG19 yours").value
+    assert found["run_ids"].split() == ["eval-local-1", "eval-local-2"]
+
+
+def test_synthetic_runs_are_labelled_step_back_for_real_ones_and_are_never_published_cells(report: Report) -> None:
+    runs = [synthetic(make_eval("local", 1))]
+    assert "SYNTHETIC" in build_report(report, "laptop", [], runs).title
+    rendered = build_report(report, "laptop", runs, [*runs, make_eval("local", 1, run_id="real")])
+    assert "SYNTHETIC" not in rendered.title
+    assert rendered.tables[0].cell("local", "PG19 published").origin == "missing"
+    assert rendered.tables[0].cell("local", "PG19 yours").run_ids == ("real",)
+
+
+def test_unequal_training_tokens_are_pointed_out(report: Report) -> None:
+    runs = [make_eval("local", 1), make_eval("full", 1), make_train("local", 1), make_train("full", 1)]
+    runs[3].cost["tokens_seen"] = 5
+    notes = "\n".join(build_report(report, "laptop", [], runs).notes)
+    assert "NOT equal between runs (1,000,000 for Local attention only; 5 for Full attention)" in notes

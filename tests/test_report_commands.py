@@ -1,0 +1,135 @@
+"""`infini table`, `infini figure` and `infini publish` on folders of records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from report_runs import make_eval, make_train, report_settings, synthetic
+
+from infini import records
+from infini.commands import figure, publish, table
+from infini.errors import InputError
+from infini.records import RunRecord
+
+
+def fill(folder: Path, *runs: RunRecord) -> list[RunRecord]:
+    """Write runs and, for evaluations, the training runs behind them."""
+    for run in runs:
+        records.write_record(run, folder)
+        if run.verb == "eval":
+            environment = {"environment": run.environment}
+            records.write_record(make_train(run.model, run.seed, **environment), folder)
+    return records.load_records(folder)
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "published"
+    monkeypatch.setattr(records, "published_dir", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> Any:
+    scale, task = SimpleNamespace(name="laptop"), SimpleNamespace(name="pg19")
+    return SimpleNamespace(report=report_settings(), scale=scale, task=task, results_dir=str(tmp_path / "mine"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_table_command_prints_the_paper_where_nothing_ran(
+    cfg: Any, published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert table.run(cfg, []) == 0
+    assert "11.88" in capsys.readouterr().out
+    assert files(Path(cfg.results_dir)) == [f"tables/table2_lm_laptop.{suffix}" for suffix in ("csv", "md", "tex")]
+
+
+def test_figure_command_draws_or_says_how_to_get_runs(cfg: Any, published: Path) -> None:
+    with pytest.raises(InputError, match="infini reproduce report=table2_lm scale=laptop"):
+        figure.run(cfg, [])
+    fill(Path(cfg.results_dir), make_eval("infini_linear", 1), make_eval("local", 1, series={}))
+    assert figure.run(cfg, []) == 0
+    assert [name for name in files(Path(cfg.results_dir)) if name.startswith("figures")] == [
+        "figures/table2_lm_laptop_gates_infini_linear.png",
+        "figures/table2_lm_laptop_gates_infini_linear.svg",
+    ]
+
+
+def test_publish_copies_run_and_parent_and_renews_tables_and_figures(cfg: Any, published: Path) -> None:
+    mine = Path(cfg.results_dir)
+    fill(mine, make_eval("infini_linear", 1), make_eval("local", 1))
+    assert publish.run(cfg, [], ["eval-infini_linear-1"]) == 0
+    assert files(published / "runs") == ["eval-infini_linear-1.json", "train-infini_linear-1.json"]
+    for name in files(published / "runs"):
+        assert (published / "runs" / name).read_bytes() == (mine / "runs" / name).read_bytes()
+    text = (published / "tables" / "table2_lm_laptop.md").read_text(encoding="utf-8")
+    assert "[`eval-infini_linear-1`](../runs/eval-infini_linear-1.json)" in text
+    assert "yours" not in text
+    assert len(files(published / "figures")) == 2
+
+    assert publish.run(cfg, ["report=table2_lm"], []) == 0
+    assert len(files(published / "runs")) == 4
+    assert len(files(published / "figures")) == 6
+    before = {name: (published / name).read_bytes() for name in files(published)}
+    assert publish.run(cfg, ["report=table2_lm"], []) == 0
+    assert before == {name: (published / name).read_bytes() for name in files(published)}
+
+
+@pytest.mark.parametrize(
+    ("dirty", "reason"), [(True, "uncommitted changes"), (None, "commit it was made from is not known")]
+)
+def test_publish_refuses_runs_of_unknown_code(cfg: Any, published: Path, dirty: bool | None, reason: str) -> None:
+    run = make_eval("local", 1)
+    run.environment["git_dirty"] = dirty
+    fill(Path(cfg.results_dir), run, make_eval("full", 1))
+    with pytest.raises(InputError, match=f"(eval|train)-local-1.*{reason}"):
+        publish.run(cfg, [], ["eval-full-1", "eval-local-1"])
+    assert not published.exists()
+
+
+def test_publish_refuses_a_clean_evaluation_of_a_dirty_training(cfg: Any, published: Path) -> None:
+    mine = Path(cfg.results_dir)
+    fill(mine, make_eval("local", 1))
+    records.write_record(make_train("local", 1, environment={"git_dirty": True}), mine)
+    with pytest.raises(InputError, match="train-local-1"):
+        publish.run(cfg, [], ["eval-local-1"])
+    (mine / "runs" / "train-local-1.json").unlink()
+    with pytest.raises(InputError, match="no run 'train-local-1'"):
+        publish.run(cfg, [], ["eval-local-1"])
+    assert not published.exists()
+
+
+def test_publish_refuses_synthetic_unknown_and_unnamed_runs(cfg: Any, published: Path) -> None:
+    fill(Path(cfg.results_dir), synthetic(make_eval("local", 1)))
+    with pytest.raises(InputError, match="synthetic"):
+        publish.run(cfg, [], ["eval-local-1"])
+    with pytest.raises(InputError, match=r"no run 'eval-locl-1'.*did you mean 'eval-local-1'"):
+        publish.run(cfg, [], ["eval-locl-1"])
+    with pytest.raises(InputError, match="no run"):
+        publish.run(cfg, [], ["../runs/eval-local-1"])
+    with pytest.raises(InputError, match="publish what"):
+        publish.run(cfg, ["scale=laptop"], [])
+    assert not published.exists()
+
+
+def test_publish_refuses_a_second_run_for_a_published_cell_before_copying(cfg: Any, published: Path) -> None:
+    mine = Path(cfg.results_dir)
+    fill(mine, make_eval("local", 1))
+    publish.run(cfg, [], ["eval-local-1"])
+    before = files(published)
+    fill(mine, make_eval("local", 1, 4.5, run_id="again"))
+    with pytest.raises(InputError, match="eval-local-1 and again"):
+        publish.run(cfg, [], ["again"])
+    assert files(published) == before
+
+
+def test_damaged_record_stops_the_table_with_its_name(cfg: Any, published: Path) -> None:
+    records.write_atomically(Path(cfg.results_dir) / "runs" / "half.json", b'{"schema": 1,')
+    with pytest.raises(InputError, match=r"half\.json"):
+        table.run(cfg, [])
