@@ -1,0 +1,200 @@
+"""`infini bench`: what the memory costs. A training step beside `local`, and a long stream beside a short one."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from infini import records
+from infini.commands.common import keep_large_buffers, start_record
+from infini.config import Config
+from infini.errors import InputError
+from infini.models import build_model, option_names
+from infini.ops.cross_entropy import summed_cross_entropy
+from infini.precision import autocast, pick_device
+from infini.state import state_bytes
+
+VOCABULARY = 4096
+MODELS = ("local", "infini_linear", "infini_delta", "full")
+
+
+def run(cfg: Config, overrides: list[str]) -> int:
+    """Measure, print, and write a record of verb `bench`."""
+    keep_large_buffers()
+    device = pick_device(cfg.parallel.accelerator)
+    record = start_record("bench", cfg, overrides)
+    console = Console()
+    peak = _matrix_product_rate(device)
+    console.print(f"matrix products: {peak / 1e12:.3f} TFLOP/s in bfloat16 on this machine", highlight=False)
+    record.series["matrix_product_flops"] = peak
+    if cfg.suite.repeats:
+        record.series["train"] = _training(cfg, device, console, peak)
+    if cfg.suite.stream_tokens:
+        record.series["stream"] = _streaming(cfg, device, console)
+    path = records.write_record(record, cfg.results_dir)
+    console.print(f"record: {path}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _build(cfg: Config, name: str, device: torch.device) -> Any:
+    options: dict[str, Any] = {"name": name}
+    if "update_rule" in option_names(name):
+        options["update_rule"] = name.removeprefix("infini_")
+    if name == "full":
+        options["window_segments"] = cfg.recipe.segments_per_sequence
+    torch.manual_seed(cfg.seed)
+    model = build_model(options, cfg.dims, VOCABULARY).to(device)
+    model.checkpoint_activations = cfg.recipe.checkpoint_activations
+    return model
+
+
+def _training(cfg: Config, device: torch.device, console: Console, peak: float) -> dict[str, Any]:
+    """Interleaved repeats of one training step (forward, loss, backward) for each model, in one process."""
+    tokens = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
+    ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, tokens), device=device)
+    models = {name: _build(cfg, name, device) for name in MODELS}
+    seconds: dict[str, list[float]] = {name: [] for name in MODELS}
+    memory: dict[str, int] = {}
+    for repeat in range(cfg.suite.repeats + 1):
+        for name, model in models.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            begin = time.perf_counter()
+            with autocast(cfg.parallel.precision, device):
+                out = model(ids)
+                total, count = summed_cross_entropy(out.hidden_BTD, model.output_weight, ids, cfg.recipe.loss_chunk)
+            (total / count).backward()
+            for parameter in model.parameters():
+                parameter.grad = None
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                memory[name] = torch.cuda.max_memory_allocated()
+            if repeat:  # the first warms up
+                seconds[name].append(time.perf_counter() - begin)
+    table = Table("model", "median s", "quartiles", "/ local", "quartiles of the ratio", "tokens/s", "of peak")
+    rows = {}
+    for name, model in models.items():
+        ratios = [a / b for a, b in zip(seconds[name], seconds["local"], strict=True)]
+        low, median, high = _quartiles(seconds[name])
+        ratio_low, ratio, ratio_high = _quartiles(ratios)
+        matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2) - model.embedding.weight.numel()
+        share = 6 * matrices * ids.numel() / median / peak
+        rows[name] = {
+            "seconds": [low, median, high],
+            "ratio_to_local": [ratio_low, ratio, ratio_high],
+            "tokens_per_second": ids.numel() / median,
+            "share_of_peak": share,
+            "peak_memory_bytes": memory.get(name),
+        }
+        table.add_row(
+            name,
+            f"{median:.3f}",
+            f"{low:.3f}-{high:.3f}",
+            f"{ratio:.3f}",
+            f"{ratio_low:.3f}-{ratio_high:.3f}",
+            f"{ids.numel() / median:,.0f}",
+            f"{share:.0%}",
+        )
+    console.print(table)
+    return {
+        "models": rows,
+        "batch_size": ids.shape[0],
+        "tokens": tokens,
+        "segment_length": cfg.dims.segment_length,
+        "repeats": cfg.suite.repeats,
+    }
+
+
+def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str, Any]:
+    """One row streamed for a short and a long text: tokens/s, growth of resident memory, bytes of the state."""
+    call = cfg.scale.eval_segments_per_call * cfg.dims.segment_length
+    short, long = cfg.suite.stream_short_tokens, cfg.suite.stream_tokens
+    table = Table("model", "tokens", "tokens/s", "ratio", "memory growth (MB)", "state bytes")
+    rows = {}
+    for name in ("infini_linear", "infini_delta"):
+        model = _build(cfg, name, device).eval()
+        _stream(cfg, model, call, call * 4, device)
+        base = _resident_bytes(device)
+        rates: dict[int, list[float]] = {short: [], long: []}
+        bytes_of: dict[int, int] = {}
+        peak_of: dict[int, int] = {}
+        for length in (short, long, short):
+            seconds, bytes_of[length], highest = _stream(cfg, model, call, length, device)
+            rates[length].append(length / seconds)
+            peak_of[length] = max(peak_of.get(length, 0), highest - base)
+        ratio = rates[long][0] / statistics.mean(rates[short])
+        rows[name] = {
+            "tokens_per_second": {str(n): rates[n] for n in rates},
+            "ratio": ratio,
+            "peak_growth_bytes": {str(n): peak_of[n] for n in peak_of},
+            "state_bytes": {str(n): bytes_of[n] for n in bytes_of},
+        }
+        for length in (short, long):
+            table.add_row(
+                name,
+                f"{length:,}",
+                f"{statistics.mean(rates[length]):,.0f}",
+                f"{ratio:.3f}" if length == long else "",
+                f"{peak_of[length] / 2**20:.1f}",
+                f"{bytes_of[length]:,}",
+            )
+    console.print(table)
+    return {"models": rows, "short": short, "long": long, "tokens_per_call": call}
+
+
+@torch.inference_mode()
+def _stream(cfg: Config, model: Any, call: int, length: int, device: torch.device) -> tuple[float, int, int]:
+    """Seconds, bytes of the state afterwards, highest memory in use, for `length` random tokens."""
+    generator = torch.Generator().manual_seed(cfg.seed)
+    state, highest, begin = None, 0, time.perf_counter()
+    with autocast(cfg.parallel.precision, device):
+        for position in range(0, length, call):
+            width = min(call, length - position)
+            ids = torch.randint(VOCABULARY, (1, width), generator=generator).to(device)
+            state = model(ids, state).state
+            highest = max(highest, _resident_bytes(device))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    assert state is not None
+    return time.perf_counter() - begin, state_bytes(state), highest
+
+
+def _resident_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * 4096
+    except OSError as error:
+        raise InputError("suite.stream_tokens: resident memory can be read on Linux only; set it to 0") from error
+
+
+def _matrix_product_rate(device: torch.device) -> float:
+    """Operations a second of a large bfloat16 matrix product, the median of ten."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    seconds = []
+    for _ in range(13):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    gc.collect()
+    return 2 * size**3 / statistics.median(seconds[3:])
+
+
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high

@@ -1,0 +1,77 @@
+"""`infini reproduce`: run what a report still needs, and only that, then print it. Started again, it goes on."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Console
+
+from infini import records
+from infini.commands import table
+from infini.commands.common import checkpoint_folder
+from infini.commands.evaluate import evaluate
+from infini.commands.train import train
+from infini.config import Config, compose, config_hash, data_root
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.schema import groups
+
+
+def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
+    """Train and evaluate every model of the report for every seed, a cell at a time, then print the table.
+
+    A cell is done when a record of its configuration is in results_dir: a stopped reproduction picks up where it was.
+    """
+    console = Console(stderr=True)
+    overrides = [*overrides, *_corpus_override(cfg, console)]
+    # A report also has rows that are only quoted from the paper.
+    models = [str(model) for model in cfg.report["models"] if model in groups()["model"]]
+    cells = [(seed, model) for seed in seeds for model in models]
+    for number, (seed, model) in enumerate(cells, 1):
+        cell = [*(text for text in overrides if not text.startswith("model=")), f"model={model}", f"seed={seed}"]
+        console.rule(f"{number} of {len(cells)}: {model}, seed {seed}")
+        _fill(compose(cell), cell, console)
+    return table.run(cfg, overrides)
+
+
+def _fill(cfg: Config, overrides: list[str], console: Console) -> None:
+    known = records.load_records(cfg.results_dir)
+    trained = _newest(known, "train", cfg, None)
+    if trained is None or not checkpoint_folder(cfg.results_dir, trained.run_id).is_dir():
+        trained = train(cfg, overrides)
+    else:
+        console.print(f"trained before: {trained.run_id}", markup=False, highlight=False)
+    evaluated = _newest(known, "eval", cfg, trained.run_id)
+    if evaluated is None:
+        evaluated = evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
+    perplexity = evaluated.metric("perplexity")
+    console.print(f"{evaluated.run_id}: perplexity {perplexity:.2f}", markup=False, highlight=False)
+
+
+def _newest(known: list[RunRecord], verb: str, cfg: Config, parent: str | None) -> RunRecord | None:
+    """The newest record of this configuration; an evaluation also of this training run and the report's split."""
+    fitting = [run for run in known if run.verb == verb and run.config_hash == config_hash(cfg)]
+    if verb == "eval":
+        fitting = [run for run in fitting if run.parent == parent and run.data.get("split") == cfg.report["split"]]
+    return fitting[-1] if fitting else None
+
+
+def _corpus_override(cfg: Config, console: Console) -> list[str]:
+    """Made-up text where neither a folder nor the hub can be had, so that the machinery can be watched anywhere."""
+    if cfg.task.data_dir is not None or data_root(cfg.task) is not None:
+        return []
+    from tasks.text import load_documents
+
+    try:
+        load_documents(cfg.task.name, "test", None, cfg.task.hub_id)
+    except InputError as error:
+        console.print(
+            f"{error}\nNo data here: going on with a SYNTHETIC corpus. Its numbers say nothing about {cfg.task.name} "
+            "and cannot be published.",
+            style="bold yellow",
+            markup=False,
+            soft_wrap=True,
+        )
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        return ["task.data_dir=synthetic"]
+    return []

@@ -1,0 +1,193 @@
+"""`infini train`: train a model, save it, write its record."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.loggers import CSVLogger
+from rich.console import Console
+
+from infini import records
+from infini.commands.common import checkpoint_folder, keep_large_buffers, load_data_module, start_record
+from infini.config import Config, config_hash
+from infini.errors import InputError
+from infini.memory_use import peak_memory_bytes
+from infini.models import build_model
+from infini.precision import pick_device, uses_bfloat16
+from infini.training.checkpoint import TOKENIZER, load_weights_into, save_model
+from infini.training.module import LanguageModelModule
+
+VALIDATION_TOKENS = 16384
+"""Tokens of each validation document that are scored at the end of a training."""
+
+
+def run(cfg: Config, overrides: list[str]) -> int:
+    """Train and write the record; its run id is the last line printed."""
+    train(cfg, overrides)
+    return 0
+
+
+def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
+    """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
+
+    A training that was stopped goes on from its last checkpoint when the same configuration is started again.
+    Raises InputError when the data cannot be had or the configuration does not fit.
+    """
+    _quiet()
+    keep_large_buffers()
+    device = pick_device(cfg.parallel.accelerator)
+    console = Console(stderr=True)
+    data = load_data_module(cfg)
+    data.setup("fit")
+    lightning.seed_everything(cfg.seed, verbose=False)
+    model = build_model(cfg.model, cfg.dims, data.tokenizer.vocab_size)
+    model.checkpoint_activations = cfg.recipe.checkpoint_activations
+    if cfg.init_from is not None:
+        folder = Path(cfg.init_from)
+        load_weights_into(model, folder if folder.is_dir() else checkpoint_folder(cfg.results_dir, cfg.init_from))
+    record = start_record("train", cfg, overrides)
+    module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state)
+
+    unfinished = Path(cfg.results_dir) / "unfinished" / config_hash(cfg)
+    resume = unfinished / "last.ckpt"
+    trainer = _trainer(cfg, device, unfinished)
+    resumed = resume.exists()
+    if resumed:
+        console.print(f"going on from {resume}", markup=False, highlight=False)
+    started = time.perf_counter()
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=str(resume) if resumed else None, weights_only=True)
+    except SystemExit:
+        if trainer.interrupted:
+            raise KeyboardInterrupt from None
+        raise
+    except FloatingPointError as error:
+        raise InputError(str(error)) from error
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    module.read_losses()
+    seconds = time.perf_counter() - started
+
+    model = module.model.to(device).eval()
+    record.data = data.data_record("train")
+    record.results = _validate(cfg, model, data, device)
+    record.cost = {
+        "wall_seconds": seconds,
+        "resumed": resumed,
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "tokens_seen": module.tokens_seen,
+        "tokens_per_second": module.tokens_seen / seconds,
+        "state_floats": model.state_floats(cfg.recipe.segments_per_sequence),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    record.series = {"loss_curve": module.loss_curve}
+    if (gates := model.gates()) is not None:
+        record.series["gates"] = gates
+    folder = checkpoint_folder(cfg.results_dir, record.run_id)
+    data.tokenizer.save(folder / TOKENIZER)
+    description = {
+        "run_id": record.run_id,
+        "model": cfg.model,
+        "dims": asdict(cfg.dims),
+        "vocab_size": data.tokenizer.vocab_size,
+        "task": cfg.task.name,
+        "config_hash": record.config_hash,
+    }
+    save_model(folder, model, description)
+    records.write_record(record, cfg.results_dir)
+    resume.unlink(missing_ok=True)
+    loss = record.results["validation_nll_per_token"]["value"]
+    console.print(
+        f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, validation {loss:.4f} nats/token",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return record
+
+
+def _trainer(cfg: Config, device: torch.device, unfinished: Path) -> lightning.Trainer:
+    callbacks: list[Callback] = []
+    console = Console(stderr=True)
+    if console.is_terminal:
+        callbacks.append(RichProgressBar(refresh_rate=1))
+    else:
+        callbacks.append(_PlainProgress(cfg.recipe.steps, console))
+    if cfg.recipe.save_every is not None:
+        every = cfg.recipe.save_every
+        callbacks.append(ModelCheckpoint(dirpath=unfinished, filename="last", every_n_train_steps=every, save_top_k=1))
+    return lightning.Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=cfg.parallel.devices,
+        strategy=cfg.parallel.strategy,
+        precision="bf16-mixed" if uses_bfloat16(cfg.parallel.precision, device) else "32-true",
+        max_steps=cfg.recipe.steps,
+        max_epochs=-1,
+        gradient_clip_val=cfg.optimizer.clip_norm,
+        callbacks=callbacks,
+        enable_checkpointing=cfg.recipe.save_every is not None,
+        enable_progress_bar=console.is_terminal,
+        enable_model_summary=False,
+        logger=CSVLogger(unfinished.parent.parent / "logs", name="", version=unfinished.name)
+        if cfg.logger.name == "csv"
+        else False,
+        log_every_n_steps=10,
+    )
+
+
+class _PlainProgress(Callback):
+    """A line now and then, for logs: step, loss, tokens a second, time left."""
+
+    def __init__(self, steps: int, console: Console) -> None:
+        self.steps, self.console = steps, console
+        self.started = self.printed = 0.0
+        self.first = 0
+
+    def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
+        self.started = self.printed = time.perf_counter()
+        self.first = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now, step = time.perf_counter(), trainer.global_step
+        if now - self.printed < 15 and step < self.steps:
+            return
+        self.printed = now
+        each = (now - self.started) / max(1, step - self.first)
+        loss = float(outputs["loss"]) if isinstance(outputs, dict) else float(outputs)
+        rate, left = batch["ids_BT"].numel() / each, each * (self.steps - step)
+        line = f"step {step}/{self.steps}  loss {loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left"
+        self.console.print(line, highlight=False)
+
+
+def _validate(cfg: Config, model: Any, data: Any, device: torch.device) -> dict[str, dict[str, Any]]:
+    """Loss over the beginning of every validation document: what choices between configurations go by."""
+    from infini.precision import autocast
+    from tasks.language_modelling import metrics, stream_documents
+
+    with autocast(cfg.parallel.precision, device):
+        streamed = stream_documents(
+            model,
+            data.validation,
+            data.tokenizer.bos_id,
+            tokens_per_call=cfg.scale.eval_segments_per_call * cfg.dims.segment_length,
+            max_tokens=VALIDATION_TOKENS,
+        )
+    found = metrics(streamed, data.validation.n_words, data.validation.n_bytes)["nll_per_token"]
+    return {"validation_nll_per_token": found}
+
+
+def _quiet() -> None:
+    # Lightning's hints about workers and loggers are not for the user of a command.
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")

@@ -1,0 +1,39 @@
+"""Which device to run on, and in which number format its matrix products are fast."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+
+from infini.errors import InputError
+
+
+def pick_device(accelerator: str) -> torch.device:
+    """ "auto" is the GPU where there is one, else the processor."""
+    if accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError(f"parallel.accelerator={accelerator!r}: no GPU here; take auto or cpu")
+    return torch.device("cuda")
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware itself multiplies bfloat16 (GPU tensor cores; AMX or AVX-512 BF16 on a processor)."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(torch.cpu, check, bool)() for check in checks)
+
+
+def uses_bfloat16(precision: str, device: torch.device) -> bool:
+    """What `parallel.precision` (auto, bf16 or fp32) means on this device."""
+    return precision == "bf16" or (precision == "auto" and has_fast_bfloat16(device))
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """bfloat16 matrix products, float32 parameters and memory; nothing where `precision` says fp32."""
+    if uses_bfloat16(precision, device):
+        return torch.autocast(device.type, torch.bfloat16)
+    return contextlib.nullcontext()
