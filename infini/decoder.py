@@ -21,9 +21,9 @@ class Block(nn.Module):
 
     def __init__(self, attention: LocalAttention, d_ff: int, activation: Any) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(attention.d_model, eps=1e-6)
+        self.attention_norm = nn.LayerNorm(attention.d_model, bias=False)
         self.attention = attention
-        self.feed_forward_norm = nn.RMSNorm(attention.d_model, eps=1e-6)
+        self.feed_forward_norm = nn.LayerNorm(attention.d_model, bias=False)
         self.feed_forward = FeedForward(attention.d_model, d_ff, activation)
 
     def forward(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
@@ -47,7 +47,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, dims.d_model)
         self.blocks = nn.ModuleList(Block(attention(), dims.d_ff, activation) for _ in range(dims.n_layers))
-        self.norm = nn.RMSNorm(dims.d_model, eps=1e-6)
+        self.norm = nn.LayerNorm(dims.d_model, bias=False)
         self.unembedding = nn.Linear(dims.d_model, vocab_size, bias=False)
         if tie_embeddings:
             self.unembedding.weight = self.embedding.weight

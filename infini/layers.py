@@ -15,6 +15,7 @@ from torch import nn
 
 from infini.grid import Grid, Piece, plan
 from infini.ops import attention, memory
+from infini.ops.dtypes import for_products, state_dtype
 from infini.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
 from infini.state import Clock, State, place_rows, reset_rows, select_rows
 
@@ -154,7 +155,7 @@ class LocalAttention(nn.Module):
 
     def init_leaves(self, batch_size: int, device: torch.device) -> AttentionLeaves:
         """This layer's leaves for rows that have read nothing."""
-        dtype = memory.state_dtype(self.q_proj.weight.dtype)
+        dtype = state_dtype(self.q_proj.weight.dtype)
         shape = (batch_size, self.segment_length, self.n_kv_heads)
         window = Window(
             torch.zeros(*shape, self.d_key, dtype=dtype, device=device),
@@ -193,6 +194,7 @@ class LocalAttention(nn.Module):
 
     def attend(self, x_BTD: torch.Tensor, leaves: AttentionLeaves, grid: Grid) -> tuple[torch.Tensor, AttentionLeaves]:
         """One call on a grid that was already planned."""
+        x_BTD = for_products(x_BTD)
         q_BTHK = self.q_proj(x_BTD).unflatten(-1, (self.n_heads, self.d_key))
         k_BTGK = self.k_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_key))
         v_BTGV = self.v_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_value))
@@ -288,7 +290,7 @@ class InfiniAttention(LocalAttention):
             self.beta.copy_(torch.linspace(-2, 2, self.n_heads))
 
     def init_leaves(self, batch_size: int, device: torch.device) -> AttentionLeaves:
-        dtype = memory.state_dtype(self.q_proj.weight.dtype)
+        dtype = state_dtype(self.q_proj.weight.dtype)
         heads = (batch_size, self.n_kv_heads, self.d_key)
         mem = Memory(
             torch.zeros(*heads, self.d_value, dtype=dtype, device=device),

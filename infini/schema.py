@@ -98,6 +98,8 @@ class ScaleConfig:
     """`bpe`, trained on the train split, or the id of a tokenizer on the hub."""
     vocab_size: int
     """Entries of the vocabulary; for `bpe`, the size to train."""
+    hub_train_documents: int | None
+    """Documents of the hub's train split that are used; None means all. A folder is always used whole."""
     eval_max_tokens: int | None
     """Tokens evaluated a document; None means all."""
     eval_segments_per_call: int
@@ -111,7 +113,8 @@ class ScaleConfig:
         require(bool(self.tokenizer), "scale.tokenizer", self.tokenizer, "must be bpe or a tokenizer id on the hub")
         # A byte-level vocabulary holds every byte and the end-of-document token.
         _at_least("scale", self, 258, "vocab_size")
-        _at_least("scale", self, 1, "eval_max_tokens", "eval_segments_per_call", "knockout_max_tokens")
+        positive = ("hub_train_documents", "eval_max_tokens", "eval_segments_per_call", "knockout_max_tokens")
+        _at_least("scale", self, 1, *positive)
 
 
 @dataclass

@@ -15,15 +15,20 @@ import torch.nn.functional as F
 
 @lru_cache(maxsize=64)
 def rotary_table(
-    length: int, d_key: int, base: float, device: torch.device, dtype: torch.dtype
+    length: int, heads: int, d_key: int, base: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [length, 1, d_key / 2] of position x frequency, the frequencies being base^(-2i / d_key)."""
+    """Cosines and signed sines of position x frequency, [length, heads x d_key], the frequencies base^(-2i / d_key).
+
+    Pair i is dimensions i and i + d_key / 2, so the sine is negative for the first half. The table is repeated for each
+    head: products with it then run over one long contiguous axis.
+    """
     if d_key % 2:
         raise ValueError(f"d_key={d_key}: rotary positions need an even number")
     with torch.inference_mode(False), torch.no_grad():
         frequency = base ** (-torch.arange(0, d_key, 2, dtype=torch.float64) / d_key)
-        angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency)[:, None]
-        return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+        angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency)
+        cos, sin = angle.cos().repeat(1, 2 * heads), torch.cat([-angle.sin(), angle.sin()], 1).repeat(1, heads)
+        return cos.to(device, dtype), sin.to(device, dtype)
 
 
 class _Rotate(torch.autograd.Function):
@@ -41,18 +46,14 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    half = x.shape[-1] // 2
-    left, right = x[..., :half], x[..., half:]
-    torch.mul(left, cos, out=out[..., :half]).addcmul_(right, sin, value=-1)
-    torch.mul(right, cos, out=out[..., half:]).addcmul_(left, sin)
-    return out
+    swapped = x.roll(x.shape[-1] // 2, -1).flatten(-2)
+    return (x.flatten(-2) * cos).addcmul_(swapped, sin).view(x.shape)
 
 
 def rotate(x: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
     """Rotary embedding of x [..., n, heads, d_key]; its tokens stand at first_position, first_position + 1, ..."""
-    table_dtype = x.dtype
-    cos, sin = rotary_table(first_position + x.shape[-3], x.shape[-1], base, x.device, table_dtype)
+    n, heads, d_key = x.shape[-3:]
+    cos, sin = rotary_table(first_position + n, heads, d_key, base, x.device, x.dtype)
     return _Rotate.apply(x, cos[first_position:], sin[first_position:])
 
 
@@ -93,7 +94,9 @@ def local_attention(
         mask = (slot >= start_BSQ.reshape(B * S, 1, Q, 1)) & (slot <= slot[N - Q :, None])
     elif 1 < Q < N:
         mask = torch.ones(Q, N, dtype=torch.bool, device=q.device).tril(N - Q)
-    a = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None and Q == N and Q > 1, scale=scale, enable_gqa=H != G
-    )
+    # Autocast would turn the chosen dtype back into bfloat16.
+    with torch.autocast(q.device.type, enabled=False):
+        a = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None and Q == N and Q > 1, scale=scale, enable_gqa=H != G
+        )
     return a.transpose(1, 2).unflatten(0, (B, S)).to(q_BSQHK.dtype)

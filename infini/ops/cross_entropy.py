@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from infini.ops.dtypes import for_products, state_dtype
+
 IGNORE = -100
 
 
@@ -19,7 +21,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         kept = target_P != IGNORE
         weight = weight_WD.to(hidden_PD.dtype)
-        total = hidden_PD.new_zeros((), dtype=torch.float64 if hidden_PD.dtype == torch.float64 else torch.float32)
+        total = hidden_PD.new_zeros((), dtype=state_dtype(hidden_PD.dtype))
         grad_hidden = torch.empty_like(hidden_PD) if need_hidden else None
         grad_weight = torch.zeros_like(weight_WD) if need_weight else None
         # The buffers serve every chunk, and every pass is in place: fresh ones would cost more than the products.
@@ -53,11 +55,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return hidden, weight, None, None
 
 
-def _compute(hidden: torch.Tensor) -> torch.Tensor:
-    device = hidden.device.type
-    return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
-
-
 def summed_cross_entropy(
     hidden_BTD: torch.Tensor, weight_WD: torch.Tensor, target_BT: torch.Tensor, chunk: int
 ) -> tuple[torch.Tensor, int]:
@@ -66,7 +63,7 @@ def summed_cross_entropy(
     weight_WD: the output embedding [vocabulary, D]. Logits are products in hidden's dtype (autocast's where it is on),
     their normaliser is float32 (float64 in float64).
     """
-    hidden_BTD = _compute(hidden_BTD)
+    hidden_BTD = for_products(hidden_BTD)
     with torch.autocast(hidden_BTD.device.type, enabled=False):
         total = _ChunkedCrossEntropy.apply(hidden_BTD.flatten(0, 1), weight_WD, target_BT.flatten(), chunk)
     return total, int((target_BT != IGNORE).sum())
@@ -75,8 +72,8 @@ def summed_cross_entropy(
 @torch.no_grad()
 def token_nll(hidden_BTD: torch.Tensor, weight_WD: torch.Tensor, target_BT: torch.Tensor, chunk: int) -> torch.Tensor:
     """Negative log-likelihood of every target in nats [B, T], float32 (float64 in float64); 0 where IGNORE."""
-    flat, target = _compute(hidden_BTD).flatten(0, 1), target_BT.flatten()
-    dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    flat, target = for_products(hidden_BTD).flatten(0, 1), target_BT.flatten()
+    dtype = state_dtype(flat.dtype)
     out = torch.empty(flat.shape[0], dtype=dtype, device=flat.device)
     with torch.autocast(flat.device.type, enabled=False):
         weight = weight_WD.to(flat.dtype)

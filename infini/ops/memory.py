@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from infini.ops.dtypes import state_dtype
+
 UpdateRule = Literal["linear", "delta"]
 DeltaNormaliser = Literal["previous", "current"]
 FirstSegment = Literal["local", "zero"]
@@ -33,11 +35,6 @@ class Memory(NamedTuple):
 
     m_BGKV: torch.Tensor
     z_BGK: torch.Tensor
-
-
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of M and z beside activations of `dtype`: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class _Sigma(torch.autograd.Function):
