@@ -45,8 +45,9 @@ class Decoder(nn.Module):
         tie_embeddings: bool = False,
     ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, dims.d_model)
-        self.blocks = nn.ModuleList(Block(attention(), dims.d_ff, activation) for _ in range(dims.n_layers))
+        with torch.random.fork_rng(devices=[]):
+            self.embedding = nn.Embedding(vocab_size, dims.d_model)
+            self.blocks = nn.ModuleList(Block(attention(), dims.d_ff, activation) for _ in range(dims.n_layers))
         self.norm = nn.LayerNorm(dims.d_model, bias=False)
         self.unembedding = nn.Linear(dims.d_model, vocab_size, bias=False)
         if tie_embeddings:

@@ -13,6 +13,14 @@ import torch
 from infini.state import Clock
 
 
+class OffGridError(ValueError):
+    """Padding or a reset that does not fit the grid, at a row and column of the call as it was planned."""
+
+    def __init__(self, row: int, column: int, what: str) -> None:
+        super().__init__(f"row {row}, column {column}: {what}")
+        self.row, self.column, self.what = row, column, what
+
+
 @dataclass(frozen=True)
 class Piece:
     """Columns [start, stop) of a call, as n_segments segments of which the first `offset` tokens came before the call.
@@ -183,4 +191,4 @@ def _split(offset: int, n_tokens: int, N: int) -> list[tuple[int, int, int, int]
 def _refuse(wrong_BT: torch.Tensor, what: str) -> None:
     if bool(wrong_BT.any()):
         row, column = (int(i) for i in wrong_BT.nonzero()[0])
-        raise ValueError(f"row {row}, column {column}: {what}")
+        raise OffGridError(row, column, what)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from infini.grid import Grid, Piece, plan
+from infini.grid import Grid, OffGridError, Piece, plan
 from infini.ops import attention, memory
 from infini.ops.dtypes import for_products, state_dtype
 from infini.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
@@ -78,25 +78,31 @@ def run_on_grid(
         state = reset_rows(state, reset_BT[:, 0])
 
     def call(
+        rows_B: torch.Tensor,
         x: torch.Tensor,
         state: State,
         mask: torch.Tensor | None,
         reset: torch.Tensor | None,
         weight: torch.Tensor | None,
     ) -> tuple[torch.Tensor, State]:
-        grid = plan(state.clock, T, segment_length, mask, reset, weight, inner_resets)
+        try:
+            grid = plan(state.clock, T, segment_length, mask, reset, weight, inner_resets)
+        except OffGridError as error:
+            row = int(rows_B[error.row])
+            column = (error.column + int(lead_B[row])) % T
+            raise ValueError(f"row {row}, column {column}: {error.what}") from None
         y, layers = body(x, state.layers, grid)
         return y, State(grid.clock, layers)
 
     slots = state.clock.slot_B.tolist()
     if len(set(slots)) == 1:
-        y_BT, new_state = call(x_BT, state, mask_BT, reset_BT, write_weight_BT)
+        y_BT, new_state = call(torch.arange(B), x_BT, state, mask_BT, reset_BT, write_weight_BT)
     else:
         new_state, parts, order = state, [], []
         for slot in sorted(set(slots)):
             rows = torch.tensor([b for b, s in enumerate(slots) if s == slot], device=x_BT.device)
             picked = [None if e is None else e[rows] for e in (mask_BT, reset_BT, write_weight_BT)]
-            part, part_state = call(x_BT[rows], select_rows(state, rows), *picked)
+            part, part_state = call(rows, x_BT[rows], select_rows(state, rows), *picked)
             new_state = place_rows(new_state, rows, part_state)
             parts.append(part)
             order.append(rows)
@@ -136,7 +142,7 @@ class LocalAttention(nn.Module):
         super().__init__()
         d_value = d_key if d_value is None else d_value
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        if n_heads % n_kv_heads:
+        if n_kv_heads < 1 or n_heads % n_kv_heads:
             raise ValueError(f"n_kv_heads={n_kv_heads}: must divide n_heads={n_heads}")
         if segment_length < 1:
             raise ValueError(f"segment_length={segment_length}: must be at least 1")
@@ -324,6 +330,8 @@ class InfiniAttention(LocalAttention):
                 reset_BS=piece.reset_BS,
             )
         else:
+            if piece.reset_BS is not None:
+                mem = reset_rows(mem, piece.reset_BS[:, 0])
             read = Memory(mem.m_BGKV[:, None], mem.z_BGK[:, None])
         numerator, denominator = memory.retrieve(sq, read.m_BGKV, read.z_BGK)
 

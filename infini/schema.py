@@ -230,16 +230,20 @@ class SuiteConfig:
     """What `infini bench` measures."""
 
     name: str
-    """train, stream or all."""
+    """train, stream, all or paper."""
     repeats: int
     """Interleaved repeats of a training step of each model; 0 leaves the training step out."""
     stream_short_tokens: int
     """Length of the short stream that the long one is compared with."""
     stream_tokens: int
     """Length of the long stream; 0 leaves streaming out."""
+    checkpointing: bool
+    """Whether training steps are also measured with activations computed again in the backward pass."""
+    oracle_tokens: int
+    """Tokens on which one layer is compared with the slow reference in float64; 0 leaves the comparison out."""
 
     def __post_init__(self) -> None:
-        _at_least("suite", self, 0, "repeats", "stream_tokens")
+        _at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens")
         _at_least("suite", self, 1, "stream_short_tokens")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import statistics
 import time
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from infini import records
 from infini.commands.common import keep_large_buffers, start_record
+from infini.commands.table import WIDTH_WITHOUT_TERMINAL
 from infini.config import Config
 from infini.errors import InputError
 from infini.models import build_model, option_names
@@ -30,11 +32,17 @@ def run(cfg: Config, overrides: list[str]) -> int:
     device = pick_device(cfg.parallel.accelerator)
     record = start_record("bench", cfg, overrides)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH_WITHOUT_TERMINAL)
     peak = _matrix_product_rate(device)
     console.print(f"matrix products: {peak / 1e12:.3f} TFLOP/s in bfloat16 on this machine", highlight=False)
     record.series["matrix_product_flops"] = peak
+    if cfg.suite.oracle_tokens:
+        record.series["oracle"] = _oracle_error(cfg, device, console)
     if cfg.suite.repeats:
-        record.series["train"] = _training(cfg, device, console, peak)
+        for again in (False, True) if cfg.suite.checkpointing else (cfg.recipe.checkpoint_activations,):
+            key = "train_checkpointed" if again else "train"
+            record.series[key] = _training(cfg, device, console, peak, again)
     if cfg.suite.stream_tokens:
         record.series["stream"] = _streaming(cfg, device, console)
     path = records.write_record(record, cfg.results_dir)
@@ -49,16 +57,63 @@ def _build(cfg: Config, name: str, device: torch.device) -> Any:
     if name == "full":
         options["window_segments"] = cfg.recipe.segments_per_sequence
     torch.manual_seed(cfg.seed)
-    model = build_model(options, cfg.dims, VOCABULARY).to(device)
-    model.checkpoint_activations = cfg.recipe.checkpoint_activations
-    return model
+    return build_model(options, cfg.dims, VOCABULARY).to(device)
 
 
-def _training(cfg: Config, device: torch.device, console: Console, peak: float) -> dict[str, Any]:
+def _oracle_error(cfg: Config, device: torch.device, console: Console) -> dict[str, dict[str, float]]:
+    """||layer - oracle|| / ||oracle|| of output and memory for one layer of these dims on this device."""
+    from infini.layers import InfiniAttention
+    from infini.ops import reference
+    from infini.state import leaves
+
+    dims, tokens = cfg.dims, cfg.suite.oracle_tokens
+    errors: dict[str, dict[str, float]] = {}
+    for rule in ("linear", "delta"):
+        torch.manual_seed(cfg.seed)
+        layer = InfiniAttention(
+            dims.d_model,
+            dims.n_heads,
+            dims.d_key,
+            dims.segment_length,
+            rule,
+            d_value=dims.d_value,
+            n_kv_heads=dims.n_kv_heads,
+            gate_init="normal",
+        )
+        x = torch.randn(1, tokens, dims.d_model)
+        with torch.no_grad():
+            wide = copy.deepcopy(layer).double()
+            q, k, v = (
+                proj(x.double()).unflatten(-1, (heads, -1))
+                for proj, heads in (
+                    (wide.q_proj, layer.n_heads),
+                    (wide.k_proj, layer.n_kv_heads),
+                    (wide.v_proj, layer.n_kv_heads),
+                )
+            )
+            a, m, z = reference.infini_attention(
+                q, k, v, wide.beta, segment_length=dims.segment_length, update_rule=rule
+            )
+            expected = {"output": wide.o_proj(a.flatten(2)), "memory": m, "normaliser": z}
+            with autocast(cfg.parallel.precision, device):
+                y, state = layer.to(device)(x.to(device))
+        found = {path.rsplit(".", 1)[-1]: leaf for path, leaf in leaves(state) if ".memory." in path}
+        got = {"output": y, "memory": found["m_BGKV"], "normaliser": found["z_BGK"]}
+        errors[rule] = {
+            name: float((got[name].double().cpu() - right).norm() / right.norm()) for name, right in expected.items()
+        }
+        shown = ", ".join(f"{name} {error:.1e}" for name, error in errors[rule].items())
+        console.print(f"{rule}, one layer against the float64 oracle on {tokens:,} tokens: {shown}", highlight=False)
+    return errors
+
+
+def _training(cfg: Config, device: torch.device, console: Console, peak: float, again: bool) -> dict[str, Any]:
     """Interleaved repeats of one training step (forward, loss, backward) for each model, in one process."""
     tokens = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
     ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, tokens), device=device)
     models = {name: _build(cfg, name, device) for name in MODELS}
+    for model in models.values():
+        model.checkpoint_activations = again
     seconds: dict[str, list[float]] = {name: [] for name in MODELS}
     memory: dict[str, int] = {}
     for repeat in range(cfg.suite.repeats + 1):
@@ -78,7 +133,18 @@ def _training(cfg: Config, device: torch.device, console: Console, peak: float) 
                 memory[name] = torch.cuda.max_memory_allocated()
             if repeat:  # the first warms up
                 seconds[name].append(time.perf_counter() - begin)
-    table = Table("model", "median s", "quartiles", "/ local", "quartiles of the ratio", "tokens/s", "of peak")
+    title = f"training step, {ids.shape[0]} x {tokens:,} tokens{', activations computed again' if again else ''}"
+    table = Table(
+        "model",
+        "median s",
+        "quartiles",
+        "/ local",
+        "quartiles of ratio",
+        "tokens/s",
+        "of peak",
+        "peak memory (GB)",
+        title=title,
+    )
     rows = {}
     for name, model in models.items():
         ratios = [a / b for a, b in zip(seconds[name], seconds["local"], strict=True)]
@@ -101,6 +167,7 @@ def _training(cfg: Config, device: torch.device, console: Console, peak: float) 
             f"{ratio_low:.3f}-{ratio_high:.3f}",
             f"{ids.numel() / median:,.0f}",
             f"{share:.0%}",
+            f"{memory[name] / 2**30:.1f}" if name in memory else "",
         )
     console.print(table)
     return {

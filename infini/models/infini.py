@@ -30,8 +30,15 @@ class InfiniConfig:
     tie_embeddings: bool = False
 
 
+@dataclass
+class InfiniDeltaConfig(InfiniConfig):
+    """Options of infini_delta."""
+
+    update_rule: Literal["linear", "delta"] = "delta"
+
+
 @register("infini_linear", InfiniConfig)
-@register("infini_delta", InfiniConfig)
+@register("infini_delta", InfiniDeltaConfig)
 def build(config: InfiniConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """The decoder with one InfiniAttention a layer."""
 

@@ -68,7 +68,8 @@ def retrieve(sq_BSGQK: torch.Tensor, m_BSGKV: torch.Tensor, z_BSGK: torch.Tensor
 
 def normaliser(s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
     """sigma(.) z of Eq. 3 and 5 in the state's dtype, clamped from below -> [B, S, G, N, 1]."""
-    return (s_BSGNK.to(z_BSGK.dtype) @ z_BSGK[..., None]).clamp(min=SMALLEST_NORMALISER)
+    with torch.autocast(z_BSGK.device.type, enabled=False):
+        return (s_BSGNK.to(z_BSGK.dtype) @ z_BSGK[..., None]).clamp(min=SMALLEST_NORMALISER)
 
 
 def scan(
@@ -107,7 +108,7 @@ def scan(
         share = normaliser(sk_BSGNK, z_divisor).reciprocal() * (z_read.sum(-1) > 0)[..., None, None]
         a_BSGKK = (written_t @ (sk_BSGNK * share.to(sk_BSGNK.dtype))).to(dtype)
         m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, memory.m_BGKV, reset_BS)
-    return Memory(m_read, z_read), Memory(m_last, z_all[:, -1])
+    return Memory(m_read, z_read), Memory(m_last.clone(), z_all[:, -1].clone())
 
 
 def _kept(reset_BS: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
