@@ -5,11 +5,12 @@ STAMP := .venv/.installed
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help test test-slow reproduce lint types clean
+.PHONY: help test test-slow reproduce gpu lint types clean
 
 help:
 	@echo "make test       tests, a few minutes"
 	@echo "make reproduce  train and evaluate what the table needs, then print it"
+	@echo "make gpu        the paper's sizes measured, and the table at GPU scale (one GPU)"
 	@echo "make test-slow  the tests that take longer"
 	@echo "make lint       style"
 	@echo "make types      types"
@@ -41,3 +42,7 @@ types: $(STAMP)
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+gpu: $(STAMP)
+	$(BIN)/infini bench suite=paper recipe.batch_size=1
+	$(BIN)/infini reproduce report=table2_lm scale=gpu

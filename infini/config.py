@@ -234,10 +234,16 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+EVALUATION_KEYS = ("eval_max_tokens", "eval_segments_per_call", "knockouts", "knockout_max_tokens")
+"""Keys of the scale that matter to an evaluation only."""
+
+
 def config_identity(cfg: Config) -> dict[str, Any]:
     """What decides the result of a training, as plain JSON types; where results or logs go is not part of it."""
     values = dataclasses.asdict(cfg)
-    identity = {key: values[key] for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
+    identity = {key: values[key] for key in ("task", "model", "dims", "optimizer", "recipe", "seed")}
+    # Of the scale, what decides the tokens; how it evaluates is told apart by EVALUATION_KEYS.
+    identity["scale"] = {key: value for key, value in values["scale"].items() if key not in EVALUATION_KEYS}
     return identity | {"init_from": cfg.init_from, "parallel": {"precision": cfg.parallel.precision}}
 
 

@@ -26,8 +26,7 @@ class Piece:
     """Columns [start, stop) of a call, as n_segments segments of which the first `offset` tokens came before the call.
 
     first_BS: the segment is the first since the row's reset. reset_BS: the row forgets before it (None: no row does).
-    weight_BSN: write weights over whole segments (None: all 1). start_BSQ: earliest visible slot of each query
-    (None: 0). commits: the piece completes its segment(s).
+    weight_BSN: write weights over whole segments (None: all 1). commits: the piece completes its segment(s).
     """
 
     start: int
@@ -37,7 +36,6 @@ class Piece:
     first_BS: torch.Tensor
     reset_BS: torch.Tensor | None
     weight_BSN: torch.Tensor | None
-    start_BSQ: torch.Tensor | None
     commits: bool
 
 
@@ -85,12 +83,11 @@ def plan(
     mask_BT: torch.Tensor | None,
     reset_BT: torch.Tensor | None,
     write_weight_BT: torch.Tensor | None,
-    inner_resets: bool,
 ) -> Grid:
     """The grid of a call of n_tokens columns. All rows must stand at the same slot.
 
-    Padding (mask false) must end its row, or its document before a reset. inner_resets: the model has no memory to
-    commit, so a reset may fall inside a segment. Raises ValueError naming row and column of what does not fit.
+    Padding (mask false) must end its row, or its document before a reset; a reset must begin a segment. Raises
+    OffGridError naming row and column of what does not fit.
     """
     N, T = segment_length, n_tokens
     B, device = clock.slot_B.shape[0], clock.slot_B.device
@@ -102,9 +99,8 @@ def plan(
     if resets:
         assert reset_BT is not None
         _refuse(reset_BT & ~real, "a reset at a padding token")
-        if not inner_resets:
-            off_grid = ((offset + column) % N != 0) & (column > 0)
-            _refuse(reset_BT & off_grid, f"a reset inside a segment of {N} tokens")
+        off_grid = ((offset + column) % N != 0) & (column > 0)
+        _refuse(reset_BT & off_grid, f"a reset inside a segment of {N} tokens")
         # Columns since the row's last reset; before the first one the row goes on from its clock.
         last_reset = torch.where(reset_BT, column, -1).cummax(1).values
     else:
@@ -134,13 +130,6 @@ def plan(
         weight = real.to(clock.weight_BN.dtype)
         if write_weight_BT is not None:
             weight = weight * write_weight_BT.to(weight.dtype)
-    start_BT = None
-    if inner_resets:
-        before = (offset - clock.position_B).clamp(min=0)
-        document_start = torch.where(last_reset < 0, before[:, None], offset + last_reset)
-        if bool((document_start > 0).any()):
-            start_BT = document_start
-
     pieces = []
     for start, stop, begin, n in _split(offset, T, N):
         segments = torch.arange(n, device=device) * N
@@ -158,14 +147,8 @@ def plan(
                 # A segment that padding cut short is not complete: it stays in the window and is not committed.
                 complete = stop_B[:, None] >= offset + head_column + N
                 piece_weight = piece_weight * complete[..., None].to(weight.dtype)
-        piece_start = None
-        if start_BT is not None:
-            local = start_BT[:, start:stop].unflatten(1, (n, -1)) - (offset + head_column)[:, None]
-            piece_start = local.clamp(min=0)
         commits = begin + stop - start == n * N
-        pieces.append(
-            Piece(start, stop, begin, n, first, restarts if resets else None, piece_weight, piece_start, commits)
-        )
+        pieces.append(Piece(start, stop, begin, n, first, restarts if resets else None, piece_weight, commits))
 
     grid = Grid(tuple(pieces), offset, window_B, uniform, Clock(position_B, slot_B, clock.weight_BN))
     token_weight = torch.ones(B, T, dtype=clock.weight_BN.dtype, device=device) if weight is None else weight

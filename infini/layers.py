@@ -7,8 +7,8 @@ G key-value heads, K d_key, V d_value, D d_model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from infini.ops import attention, memory
 from infini.ops.dtypes import for_products, state_dtype
 from infini.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
 from infini.state import Clock, State, place_rows, reset_rows, select_rows
+
+GateInit = Literal["zeros", "local", "normal", "spread"]
 
 
 class Window(NamedTuple):
@@ -73,41 +75,64 @@ def run_on_grid(
     if mask_BT is not None and not bool(mask_BT[:, 0].all()):
         lead_B = mask_BT.long().argmax(1)
         x_BT, *extras = (None if e is None else _roll(e, lead_B) for e in (x_BT, *extras))  # type: ignore[assignment]
-    mask_BT, reset_BT, write_weight_BT = extras
-    if reset_BT is not None and bool(reset_BT[:, 0].any()):
-        state = reset_rows(state, reset_BT[:, 0])
 
-    def call(
-        rows_B: torch.Tensor,
-        x: torch.Tensor,
-        state: State,
-        mask: torch.Tensor | None,
-        reset: torch.Tensor | None,
-        weight: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, State]:
+    parts = []
+    start = 0
+    while start < T:
+        span = slice(start, T)
+        if inner_resets and extras[1] is not None:
+            # A document begins its own grid: the call is cut there, and the row goes on from slot 0.
+            column = torch.arange(T - start, device=x_BT.device)
+            inside = (state.clock.slot_B[:, None] * ~extras[1][:, start : start + 1] + column) % segment_length != 0
+            cuts = (extras[1][:, start:] & inside & (column > 0)).any(0)
+            if bool(cuts.any()):
+                span = slice(start, start + int(cuts.long().argmax()))
+        part, state = _run_span(body, x_BT, state, segment_length, extras, span, lead_B, T)
+        parts.append(part)
+        start = span.stop
+    y_BT = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return (_roll(y_BT, -lead_B) if bool(lead_B.any()) else y_BT), state
+
+
+def _run_span(
+    body: Body,
+    x_BT: torch.Tensor,
+    state: State,
+    segment_length: int,
+    extras: Sequence[torch.Tensor | None],
+    span: slice,
+    lead_B: torch.Tensor,
+    n_columns: int,
+) -> tuple[torch.Tensor, State]:
+    """Columns `span` of a call in which no reset falls inside a segment; rows at different slots group by group."""
+    x_BT = x_BT[:, span]
+    mask, reset, weight = (None if e is None else e[:, span] for e in extras)
+    if reset is not None and bool(reset[:, 0].any()):
+        state = reset_rows(state, reset[:, 0])
+
+    def call(rows_B: torch.Tensor, state: State, everything: bool) -> tuple[torch.Tensor, State]:
+        x, *picked = (e if everything or e is None else e[rows_B] for e in (x_BT, mask, reset, weight))
+        assert x is not None
         try:
-            grid = plan(state.clock, T, segment_length, mask, reset, weight, inner_resets)
+            grid = plan(state.clock, x.shape[1], segment_length, *picked)
         except OffGridError as error:
             row = int(rows_B[error.row])
-            column = (error.column + int(lead_B[row])) % T
+            column = (span.start + error.column + int(lead_B[row])) % n_columns
             raise ValueError(f"row {row}, column {column}: {error.what}") from None
         y, layers = body(x, state.layers, grid)
         return y, State(grid.clock, layers)
 
     slots = state.clock.slot_B.tolist()
     if len(set(slots)) == 1:
-        y_BT, new_state = call(torch.arange(B), x_BT, state, mask_BT, reset_BT, write_weight_BT)
-    else:
-        new_state, parts, order = state, [], []
-        for slot in sorted(set(slots)):
-            rows = torch.tensor([b for b, s in enumerate(slots) if s == slot], device=x_BT.device)
-            picked = [None if e is None else e[rows] for e in (mask_BT, reset_BT, write_weight_BT)]
-            part, part_state = call(rows, x_BT[rows], select_rows(state, rows), *picked)
-            new_state = place_rows(new_state, rows, part_state)
-            parts.append(part)
-            order.append(rows)
-        y_BT = torch.cat(parts)[torch.cat(order).argsort()]
-    return (_roll(y_BT, -lead_B) if bool(lead_B.any()) else y_BT), new_state
+        return call(torch.arange(len(slots), device=x_BT.device), state, True)
+    new_state, parts, order = state, [], []
+    for slot in sorted(set(slots)):
+        rows = torch.tensor([b for b, s in enumerate(slots) if s == slot], device=x_BT.device)
+        part, part_state = call(rows, select_rows(state, rows), False)
+        new_state = place_rows(new_state, rows, part_state)
+        parts.append(part)
+        order.append(rows)
+    return torch.cat(parts)[torch.cat(order).argsort()], new_state
 
 
 def _roll(x_BT: torch.Tensor, left_B: torch.Tensor) -> torch.Tensor:
@@ -124,7 +149,7 @@ class LocalAttention(nn.Module):
     attention_scale: "d_key" is 1 / sqrt(d_key); "d_model" is what the paper prints.
     """
 
-    # Without a memory to commit, a document may begin anywhere inside a segment.
+    # Without a memory to commit, a document may begin anywhere inside another's segment.
     inner_resets = True
 
     def __init__(
@@ -213,9 +238,7 @@ class LocalAttention(nn.Module):
                 k = torch.cat([old.k_BNGK[:, : piece.offset].to(k.dtype), k], 1)
                 v = torch.cat([old.v_BNGV[:, : piece.offset].to(v.dtype), v], 1)
             q, k, v = (x.unflatten(1, (piece.n_segments, -1)) for x in (q_BTHK[:, columns], k, v))
-            a_dot = attention.local_attention(
-                q, k, v, scale=self.scale, rope_base=self.rope_base, start_BSQ=piece.start_BSQ
-            )
+            a_dot = attention.local_attention(q, k, v, scale=self.scale, rope_base=self.rope_base)
             a, mem = self.mix_memory(a_dot, q, k, v, mem, piece)
             outputs.append(a.flatten(-2).flatten(1, 2))
         a_BTX = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
@@ -239,8 +262,9 @@ class InfiniAttention(LocalAttention):
     """Infini-attention: local attention and a compressive memory of everything before the segment, mixed by a gate.
 
     update_rule: "linear" (Eq. 4) or "delta" (Eq. 5). first_segment: what a row reads before anything was written:
-    "local" bypasses the gate, "zero" reads 0. gate_init: "zeros", "normal" (standard deviation 1) or "spread" (evenly
-    from -2 to 2 over the heads). delta_normaliser: "previous" is the paper's; "current" bounds the update.
+    "local" bypasses the gate, "zero" reads 0. gate_init: "local" (-2: the memory weighs 0.12), "zeros", "normal"
+    (standard deviation 1) or "spread" (evenly from -2 to 2 over the heads). delta_normaliser: "previous" is the
+    paper's; "current" bounds the update.
     `beta`, one a query head, float32: sigmoid(beta) is the weight of the memory.
     """
 
@@ -257,7 +281,7 @@ class InfiniAttention(LocalAttention):
         d_value: int | None = None,
         n_kv_heads: int | None = None,
         first_segment: FirstSegment = "local",
-        gate_init: Literal["zeros", "normal", "spread"] = "zeros",
+        gate_init: GateInit = "local",
         delta_normaliser: DeltaNormaliser = "previous",
         rope_base: float = 10000.0,
         attention_scale: Literal["d_key", "d_model"] = "d_key",
@@ -275,7 +299,7 @@ class InfiniAttention(LocalAttention):
         for name, value, allowed in (
             ("update_rule", update_rule, ("linear", "delta")),
             ("first_segment", first_segment, ("local", "zero")),
-            ("gate_init", gate_init, ("zeros", "normal", "spread")),
+            ("gate_init", gate_init, get_args(GateInit)),
             ("delta_normaliser", delta_normaliser, ("previous", "current")),
         ):
             if value not in allowed:
@@ -290,6 +314,8 @@ class InfiniAttention(LocalAttention):
         """(Re)initialise beta as gate_init says."""
         if self.gate_init == "zeros":
             self.beta.zero_()
+        elif self.gate_init == "local":
+            self.beta.fill_(-2.0)
         elif self.gate_init == "normal":
             self.beta.normal_()
         else:

@@ -176,6 +176,8 @@ class RecipeConfig:
     """Documents side by side."""
     segments_per_sequence: int
     """Segments a training sequence; gradients flow through all of them."""
+    excerpt_tokens: int | None
+    """Documents longer than this are read in excerpts, so that a short training meets many; None reads them whole."""
     steps: int
     """Optimizer steps."""
     warmup_steps: int
@@ -188,13 +190,11 @@ class RecipeConfig:
     """Whether activations are computed again in the backward pass instead of kept: less memory, same gradients."""
     loss_chunk: int
     """Tokens whose logits exist at the same time."""
-    validate_every: int | None
-    """Steps between validations; None means only at the end."""
     save_every: int | None
     """Steps between checkpoints; None means only at the end."""
 
     def __post_init__(self) -> None:
-        names = ("batch_size", "segments_per_sequence", "steps", "loss_chunk", "validate_every", "save_every")
+        names = ("batch_size", "segments_per_sequence", "excerpt_tokens", "steps", "loss_chunk", "save_every")
         _at_least("recipe", self, 1, *names)
         _at_least("recipe", self, 0, "warmup_steps")
         within = self.warmup_steps <= self.steps

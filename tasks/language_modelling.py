@@ -158,8 +158,8 @@ def stream_with_foreign_memory(
     """The `foreign` knock-out: (own, foreign) over the same tokens.
 
     Before every segment a copy of each row gets the memory that another book left after equally many tokens, and is
-    thrown away after the segment; the rows themselves go on with their own memory. A book's donor is the next longer
-    one, the longest's the second; the longest is read as far as its donor goes.
+    thrown away after the segment; the rows themselves go on with their own memory. A book's donor is one at
+    least as long: the next in the order of length; the longest is read as far as the second, which is its donor.
     """
     device = next(model.parameters()).device
     lengths = np.array([min(int(n), max_tokens or int(n)) for n in documents.n_tokens])

@@ -28,6 +28,9 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
     Documents are handed out in an order drawn anew each epoch. As long as there are no fewer documents than rows, no
     two rows are in the same document during the same segment. The batches depend on the arguments alone.
 
+    excerpt_tokens: documents longer than this are cut into excerpts of equal length, at most so long, and every excerpt
+    counts as a document. A short training then meets many books instead of a few whole ones.
+
     A batch is a dict of tensors of shape [B, T]:
         ids_BT: int64, what the model reads: `bos_id`, then the document's tokens up to the last but one.
         targets_BT: int64, the document's tokens, each beside the token before it; -100 on padding.
@@ -43,6 +46,7 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
         segment_length: int,
         bos_id: int,
         seed: int,
+        excerpt_tokens: int | None = None,
     ) -> None:
         """Raises InputError when the split has no documents, ValueError when a size is below 1."""
         if min(batch_size, segments_per_sequence, segment_length) < 1:
@@ -50,6 +54,8 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
         if len(split) == 0:
             raise InputError(f"the {split.split} split of {split.name} has no documents to train on")
         self._split = split
+        self._excerpt_tokens = excerpt_tokens
+        self._texts = _excerpts(split, excerpt_tokens)
         self._shape = (batch_size, segments_per_sequence, segment_length)
         self._bos_id = bos_id
         self._seed = seed
@@ -68,7 +74,7 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
         rng = np.random.default_rng([self._seed, 0])
         for row in range(batch_size):
             document = self._next_document()
-            segments = -(-len(self._split.ids(document)) // segment_length)
+            segments = -(-len(self._texts[document]) // segment_length)
             self._documents[row] = document
             self._positions[row] = int(rng.integers(segments)) * segment_length
 
@@ -87,7 +93,7 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
         for segment in range(n_segments):
             column = segment * segment_length
             for row in range(batch_size):
-                tokens = self._split.ids(self._documents[row])
+                tokens = self._texts[self._documents[row]]
                 position = self._positions[row]
                 target = tokens[position : position + segment_length]
                 end = column + len(target)
@@ -117,10 +123,10 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
         busy = set(self._documents)
         while True:
             for place, document in enumerate(self._queue):
-                if document not in busy or len(busy - {-1}) == len(self._split):
+                if document not in busy or len(busy - {-1}) == len(self._texts):
                     return self._queue.pop(place)
             self._epoch += 1
-            order = np.random.default_rng([self._seed, 1, self._epoch]).permutation(len(self._split)).tolist()
+            order = np.random.default_rng([self._seed, 1, self._epoch]).permutation(len(self._texts)).tolist()
             # What an earlier epoch left waiting is not queued twice: one very long document must not pile up.
             waiting = set(self._queue)
             self._queue.extend(document for document in order if document not in waiting)
@@ -129,14 +135,21 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
         """Go to where the stream is after `batches` batches from its beginning, without making them."""
         self._begin()
         batch_size, n_segments, _ = self._shape
-        n_tokens = self._split.n_tokens.tolist()
+        n_tokens = [len(text) for text in self._texts]
         for _ in range(batches * n_segments):
             for row in range(batch_size):
                 self._advance(row, n_tokens[self._documents[row]])
         self.batches = batches
 
     def _identity(self) -> list[Any]:
-        return [self._split.revision, self._split.tokenizer_name, *self._shape, self._bos_id, self._seed]
+        return [
+            self._split.revision,
+            self._split.tokenizer_name,
+            *self._shape,
+            self._bos_id,
+            self._seed,
+            self._excerpt_tokens,
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream is, of plain values; `load_state_dict` goes on with exactly the batches that follow."""
@@ -162,6 +175,14 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
         self._documents = list(state["documents"])
         self._positions = list(state["positions"])
         self._fresh = list(state["fresh"])
+
+
+def _excerpts(split: TokenisedSplit, longest: int | None) -> list[np.ndarray]:
+    """Views of every document's tokens, cut into equal parts where it has more than `longest`."""
+    texts = [split.ids(index) for index in range(len(split))]
+    if longest is None:
+        return texts
+    return [part for text in texts for part in np.array_split(text, -(-len(text) // longest))]
 
 
 class StreamDataset(IterableDataset[dict[str, torch.Tensor]]):

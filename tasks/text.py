@@ -11,6 +11,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,19 @@ class Documents:
 
 
 def load_documents(
-    name: str, split: str, data_dir: str | Path | None, hub_id: str, cache_dir: Path | None = None
+    name: str,
+    split: str,
+    data_dir: str | Path | None,
+    hub_id: str,
+    cache_dir: Path | None = None,
+    max_documents: int | None = None,
 ) -> Documents:
     """The documents of `split`, from the first of: `data_dir`, $INFINI_DATA_DIR/`name`, the hub's `hub_id`.
 
     `data_dir` "synthetic" selects the synthetic corpus. `cache_dir` is where the hashes of files are remembered, so
-    that a large folder is hashed once. Raises InputError (one line) when a named folder is missing or empty, or when
-    neither folder nor hub can be had.
+    that a large folder is hashed once, and where texts from the hub are kept. Of the hub's train split the first
+    `max_documents` are used (None: all); a folder is always used whole. Raises InputError (one line) when a named
+    folder is missing or empty, or when neither folder nor hub can be had.
     """
     if split not in SPLITS:
         raise InputError(f"split={split!r}: one of {', '.join(SPLITS)}")
@@ -86,7 +93,7 @@ def load_documents(
         data_dir = Path(root) / name
     if data_dir is not None:
         return _folder_documents(name, split, Path(data_dir).expanduser(), cache_dir)
-    return _hub_documents(name, split, hub_id)
+    return _hub_documents(name, split, hub_id, max_documents if split == "train" else None, cache_dir)
 
 
 def _folder_documents(name: str, split: str, data_dir: Path, cache_dir: Path | None) -> Documents:
@@ -134,29 +141,19 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
     return [entry[2] for entry in entries.values()]
 
 
-def _hub_documents(name: str, split: str, hub_id: str) -> Documents:
-    try:
-        import datasets
+def _hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> Documents:
+    from tasks.hub import hub_texts
 
-        dataset = datasets.load_dataset(hub_id, split=split)
+    try:
+        texts = hub_texts(hub_id, split, limit, cache_dir)
+    except InputError:
+        raise
     except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
         raise InputError(
             f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{_LAYOUT}, or give {hub_id} of "
             f"the Hugging Face hub a network ({type(error).__name__})"
         ) from error
-    if "text" not in dataset.column_names:
-        raise InputError(f"task.hub_id={hub_id!r}: has no column text, only {', '.join(dataset.column_names)}")
-    if "url" in dataset.column_names:
-        # The number of the book at Project Gutenberg: unlike titles it is unique.
-        names = [str(url).rstrip("/").rsplit("/", 1)[-1] for url in dataset["url"]]
-    else:
-        names = [f"{split}-{index}" for index in range(len(dataset))]
-
-    # A fingerprint depends on when the files were fetched; their addresses name the commit, equal on every machine.
-    files = sorted((dataset.info.download_checksums or {}).keys())
-    origin = json.dumps([hub_id, split, files or dataset._fingerprint])
-    revision = hashlib.sha256(origin.encode()).hexdigest()
-    return Documents(name, split, "hub", revision, names, lambda index: dataset[index]["text"])
+    return Documents(name, split, "hub", texts.revision, texts.names, texts.read)
 
 
 def synthetic_documents(split: str, seed: int = 0) -> Documents:
@@ -336,8 +333,11 @@ def hub_tokenizer(hub_id: str) -> TextTokenizer:
     """A tokenizer of the Hugging Face hub, by id; InputError (one line) when it cannot be had."""
     import tokenizers
 
+    from tasks.hub import caches_only, reachable
+
     try:
-        tokenizer = tokenizers.Tokenizer.from_pretrained(hub_id)
+        with nullcontext() if reachable() else caches_only():
+            tokenizer = tokenizers.Tokenizer.from_pretrained(hub_id)
     except Exception as error:  # the library raises bare Exception
         raise InputError(
             f"scale.tokenizer={hub_id!r}: the Hugging Face hub did not give it ({type(error).__name__}); "

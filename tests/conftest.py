@@ -16,10 +16,10 @@ PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session", autouse=True)
 def few_threads() -> None:
-    """Tests are small: more threads than two cost more than they bring."""
+    """Tests are small: a second thread costs more than it brings."""
     import torch
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
 import numpy as np
 import pytest
 import tokenizers
@@ -122,39 +121,6 @@ def test_a_bad_book_is_named(corpus: Path, contents: bytes, problem: str) -> Non
 def test_unknown_split_is_refused(corpus: Path) -> None:
     with pytest.raises(InputError, match="split='valid'"):
         folder_documents(corpus, "valid")
-
-
-def test_hub_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def load_dataset(hub_id: str, split: str) -> datasets.Dataset:
-        asked.append((hub_id, split))
-        urls = ["http://www.gutenberg.org/ebooks/11", "http://www.gutenberg.org/ebooks/12"]
-        return datasets.Dataset.from_dict({"url": urls, "text": ["one", "two"]})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    documents = load_documents("pg19", "test", None, HUB_ID)
-    assert asked == [(HUB_ID, "test")]
-    assert [(document.name, document.text) for document in documents] == [("11", "one"), ("12", "two")]
-    assert documents.source == "hub"
-    assert documents.revision == load_documents("pg19", "test", None, HUB_ID).revision
-
-
-def test_no_folder_and_no_hub_says_how_to_get_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(hub_id: str, split: str) -> None:
-        raise ConnectionError("no route\nto host")
-
-    monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(InputError) as error:
-        load_documents("pg19", "train", None, HUB_ID)
-    assert_one_line(error, "INFINI_DATA_DIR", "pg19/{train,validation,test}/*.txt", HUB_ID)
-
-
-def test_a_hub_data_set_without_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_dict({"story": ["x"]}))
-    with pytest.raises(InputError) as error:
-        load_documents("pg19", "train", None, HUB_ID)
-    assert_one_line(error, HUB_ID, "story")
 
 
 def test_synthetic_documents_are_deterministic_and_have_their_own_cast() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from infini import records
 from infini.commands.common import find_checkpoint, keep_large_buffers, start_record
-from infini.config import Config
+from infini.config import Config, DimsConfig, OptimizerConfig, RecipeConfig
 from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes
 from infini.precision import autocast, pick_device
@@ -44,19 +45,17 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     model, description = load_model(folder, device)
-    if description["model"]["name"] != cfg.model["name"]:
-        held = description["model"]["name"]
-        raise InputError(f"checkpoint={str(folder)!r}: holds {held}; add model={held}")
-    if description.get("task", cfg.task.name) != cfg.task.name:
-        raise InputError(f"checkpoint={str(folder)!r}: was trained on task={description['task']}")
+    cfg = _as_trained(cfg, overrides, description, folder)
     split_name = str(cfg.report["split"])
     tokenizer = TextTokenizer.load(folder / TOKENIZER)
+    if tokenizer.hash != description["tokenizer_hash"]:
+        raise InputError(f"checkpoint={str(folder)!r}: {TOKENIZER} is not the one the model was trained with")
     split, _ = open_split(cfg, split_name, tokenizer)
     record = start_record("eval", cfg, overrides, parent=description["run_id"])
     console = Console(stderr=True)
     console.print(f"evaluating {description['run_id']} on {len(split)} documents", markup=False, highlight=False)
 
-    N = int(description["dims"]["segment_length"])
+    N = cfg.dims.segment_length
     limit = cfg.scale.eval_max_tokens
     knock_limit = min(cfg.scale.knockout_max_tokens, limit or cfg.scale.knockout_max_tokens)
     knockouts = cfg.scale.knockouts and model.gates() is not None and len(split) > 1
@@ -83,7 +82,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     record.documents = [
         {"name": name, "tokens": tokens, "words": words, "bytes": size, "nll": nll}
         for name, tokens, words, size, nll in zip(
-            split.names, streamed.tokens, split.n_words, split.n_bytes, streamed.nll, strict=True
+            split.names, streamed.tokens, split.n_words * share, split.n_bytes * share, streamed.nll, strict=True
         )
     ]
     record.series["nll_by_position"] = {
@@ -106,6 +105,37 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     }
     records.write_record(record, cfg.results_dir)
     return record
+
+
+def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], folder: Path) -> Config:
+    """`cfg` with model, sizes, optimizer, recipe and seed of the checkpoint: its record must describe what was run.
+
+    Raises InputError when the command line asks for anything else.
+    """
+    held = description["config"]
+    name = held["model"]["name"]
+    if name != cfg.model["name"]:
+        raise InputError(f"checkpoint={str(folder)!r}: holds {name}; add model={name}")
+    if held["task"]["name"] != cfg.task.name:
+        raise InputError(f"checkpoint={str(folder)!r}: was trained on task={held['task']['name']}")
+    asked = asdict(cfg)
+    for override in overrides:
+        key = override.lstrip("+").partition("=")[0]
+        path = key.split(".")
+        if path[0] in _TRAINED and _at(asked, path) != _at(held, path):
+            raise InputError(f"{override}: the checkpoint was trained with another {key}: {_at(held, path)!r}")
+    groups = {"dims": DimsConfig, "optimizer": OptimizerConfig, "recipe": RecipeConfig}
+    trained = {name: groups[name](**held[name]) if name in groups else held[name] for name in _TRAINED}
+    return replace(cfg, **trained)
+
+
+_TRAINED = ("model", "dims", "optimizer", "recipe", "seed", "init_from")
+
+
+def _at(config: Any, path: list[str]) -> Any:
+    for key in path:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
 
 
 def _add_knockouts(record: records.RunRecord, own: Any, foreign: Any, reset: Any, base: Any) -> None:

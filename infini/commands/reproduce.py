@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from rich.console import Console
 
 from infini import records
@@ -11,7 +9,7 @@ from infini.commands import table
 from infini.commands.common import checkpoint_folder
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
-from infini.config import Config, compose, config_hash, data_root
+from infini.config import EVALUATION_KEYS, Config, cache_root, compose, config_hash, data_root
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.schema import groups
@@ -53,6 +51,8 @@ def _newest(known: list[RunRecord], verb: str, cfg: Config, parent: str | None) 
     fitting = [run for run in known if run.verb == verb and run.config_hash == config_hash(cfg)]
     if verb == "eval":
         fitting = [run for run in fitting if run.parent == parent and run.data.get("split") == cfg.report["split"]]
+        asked = {key: getattr(cfg.scale, key) for key in EVALUATION_KEYS}
+        fitting = [run for run in fitting if asked == {key: run.config["scale"].get(key) for key in asked}]
     return fitting[-1] if fitting else None
 
 
@@ -63,7 +63,7 @@ def _corpus_override(cfg: Config, console: Console) -> list[str]:
     from tasks.text import load_documents
 
     try:
-        load_documents(cfg.task.name, "test", None, cfg.task.hub_id)
+        load_documents(cfg.task.name, "test", None, cfg.task.hub_id, cache_root(cfg))
     except InputError as error:
         console.print(
             f"{error}\nNo data here: going on with a SYNTHETIC corpus. Its numbers say nothing about {cfg.task.name} "
@@ -72,6 +72,5 @@ def _corpus_override(cfg: Config, console: Console) -> list[str]:
             markup=False,
             soft_wrap=True,
         )
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
         return ["task.data_dir=synthetic"]
     return []

@@ -22,7 +22,7 @@ from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes
 from infini.models import build_model
 from infini.precision import pick_device, uses_bfloat16
-from infini.training.checkpoint import TOKENIZER, load_weights_into, save_model
+from infini.training.checkpoint import TOKENIZER, load_weights_into, read_description, save_model
 from infini.training.module import LanguageModelModule
 
 VALIDATION_TOKENS = 16384
@@ -41,6 +41,8 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     A training that was stopped goes on from its last checkpoint when the same configuration is started again.
     Raises InputError when the data cannot be had or the configuration does not fit.
     """
+    if cfg.parallel.devices != 1:
+        raise InputError(f"parallel.devices={cfg.parallel.devices}: training on books takes one device")
     _quiet()
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
@@ -51,12 +53,13 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     model = build_model(cfg.model, cfg.dims, data.tokenizer.vocab_size)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
     if cfg.init_from is not None:
-        folder = Path(cfg.init_from)
-        load_weights_into(model, folder if folder.is_dir() else checkpoint_folder(cfg.results_dir, cfg.init_from))
+        _start_from(cfg, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
     module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state)
 
-    unfinished = Path(cfg.results_dir) / "unfinished" / config_hash(cfg)
+    # The corpus is part of the name: a training never goes on with other books or another vocabulary.
+    corpus = f"{data.train.revision[:8]}-{data.tokenizer.hash[:8]}"
+    unfinished = Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{corpus}"
     resume = unfinished / "last.ckpt"
     trainer = _trainer(cfg, device, unfinished)
     resumed = resume.exists()
@@ -65,15 +68,15 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     started = time.perf_counter()
     try:
         trainer.fit(module, datamodule=data, ckpt_path=str(resume) if resumed else None, weights_only=True)
+        if trainer.interrupted:
+            raise KeyboardInterrupt
+        module.read_losses()
     except SystemExit:
         if trainer.interrupted:
             raise KeyboardInterrupt from None
         raise
     except FloatingPointError as error:
         raise InputError(str(error)) from error
-    if trainer.interrupted:
-        raise KeyboardInterrupt
-    module.read_losses()
     seconds = time.perf_counter() - started
 
     model = module.model.to(device).eval()
@@ -99,7 +102,8 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
         "dims": asdict(cfg.dims),
         "vocab_size": data.tokenizer.vocab_size,
         "task": cfg.task.name,
-        "config_hash": record.config_hash,
+        "config": asdict(cfg),
+        "tokenizer_hash": data.tokenizer.hash,
     }
     save_model(folder, model, description)
     records.write_record(record, cfg.results_dir)
@@ -112,6 +116,19 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
         soft_wrap=True,
     )
     return record
+
+
+def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:
+    assert cfg.init_from is not None
+    folder = Path(cfg.init_from)
+    if not folder.is_dir():
+        folder = checkpoint_folder(cfg.results_dir, cfg.init_from)
+    if not folder.is_dir():
+        known = f"{cfg.results_dir}/checkpoints"
+        raise InputError(f"init_from={cfg.init_from!r}: neither a folder nor a run id below {known}")
+    if read_description(folder).get("tokenizer_hash", tokenizer_hash) != tokenizer_hash:
+        raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
+    load_weights_into(model, folder)
 
 
 def _trainer(cfg: Config, device: torch.device, unfinished: Path) -> lightning.Trainer:

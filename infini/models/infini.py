@@ -22,7 +22,7 @@ class InfiniConfig:
 
     update_rule: Literal["linear", "delta"] = "linear"
     first_segment: Literal["local", "zero"] = "local"
-    gate_init: Literal["zeros", "normal", "spread"] = "zeros"
+    gate_init: Literal["zeros", "local", "normal", "spread"] = "local"
     delta_normaliser: Literal["previous", "current"] = "previous"
     attention_scale: Literal["d_key", "d_model"] = "d_key"
     rope_base: float = 10000.0

@@ -75,12 +75,10 @@ def local_attention(
     *,
     scale: float,
     rope_base: float,
-    start_BSQ: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A_dot of Eq. 2: causal softmax attention inside each segment -> [B, S, Q, H, V].
 
     The Q queries are the last Q of the segment's N tokens (Q < N when a call continues an unfinished segment).
-    start_BSQ: the earliest key slot each query may see; None where that is the segment's start.
     """
     B, S, Q, H, K = q_BSQHK.shape
     N, G = k_BSNGK.shape[2], k_BSNGK.shape[3]
@@ -89,10 +87,7 @@ def local_attention(
     k = rotate(k_BSNGK, 0, rope_base).to(dtype).flatten(0, 1).transpose(1, 2)
     v = v_BSNGV.to(dtype).flatten(0, 1).transpose(1, 2)
     mask = None
-    if start_BSQ is not None:
-        slot = torch.arange(N, device=q.device)
-        mask = (slot >= start_BSQ.reshape(B * S, 1, Q, 1)) & (slot <= slot[N - Q :, None])
-    elif 1 < Q < N:
+    if 1 < Q < N:
         mask = torch.ones(Q, N, dtype=torch.bool, device=q.device).tril(N - Q)
     # Autocast would turn the chosen dtype back into bfloat16.
     with torch.autocast(q.device.type, enabled=False):

@@ -20,7 +20,6 @@ _IRRELEVANT_SETTINGS = {
     "scale.eval_segments_per_call",
     "recipe.checkpoint_activations",
     "recipe.loss_chunk",
-    "recipe.validate_every",
     "recipe.save_every",
 }
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")

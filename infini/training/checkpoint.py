@@ -33,7 +33,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         description = json.loads(path.read_text(encoding="utf-8"))
         if not {"run_id", "model", "dims", "vocab_size"} <= set(description):
             raise ValueError("keys are missing")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"checkpoint={str(folder)!r}: {path.name} is missing or damaged ({error})") from error
     return description
 

@@ -68,6 +68,7 @@ class PG19DataModule(lightning.LightningDataModule):
             cfg.dims.segment_length,
             self.tokenizer.bos_id,
             cfg.seed,
+            cfg.recipe.excerpt_tokens,
         )
         stream.seek(self._first_batch)
         return DataLoader(StreamDataset(stream), batch_size=None, num_workers=0)

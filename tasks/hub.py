@@ -1,0 +1,195 @@
+"""The Hugging Face hub: whether it can be reached, and the texts of a data set on it.
+
+Only what is used travels: a part of a data set is streamed once, and kept as one memory-mapped file.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from infini.errors import InputError
+
+PROBE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class HubTexts:
+    """Texts of one split in the order of the data set; a text is read only when it is asked for."""
+
+    names: Sequence[str]
+    revision: str
+    """Hash: equal revisions mean equal texts under equal names."""
+    read: Callable[[int], str]
+
+
+def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None) -> HubTexts:
+    """The texts of a split of `hub_id`, which must have a column `text`; with a `limit`, the first so many.
+
+    A whole train split lies in the cache of `datasets`. Anything less is streamed, since `datasets` would fetch the
+    files of all splits to read one, and kept below `cache_dir`/hub (None: in memory): from then on no network is
+    needed. Without a network the caches are all there is.
+
+    Raises:
+        InputError: the data set has no column `text`.
+        Exception: of many kinds, when the texts can be had neither from the hub nor from a cache.
+    """
+    if split == "train" and limit is None:
+        return _whole(hub_id, split)
+    if cache_dir is None:
+        rows = list(_rows(hub_id, split, limit))
+        return HubTexts([name for name, _ in rows], _revision(hub_id, split, limit, rows), lambda index: rows[index][1])
+    key = hashlib.sha256(json.dumps([hub_id, split, limit]).encode()).hexdigest()[:16]
+    kept = sorted((cache_dir / "hub").glob(f"{key}-*.arrow"))
+    return _open(kept[0] if kept else _keep(hub_id, split, limit, cache_dir / "hub", key))
+
+
+def reachable() -> bool:
+    """Whether the hub, or the proxy on the way to it, accepts a connection within three seconds; never in offline mode.
+
+    The hub's own clients try for half a minute, and report every try, where there is no network.
+    """
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():
+        return False
+    address = urlsplit(constants.ENDPOINT)
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(address.scheme) or proxies.get("all")
+    if proxy and not urllib.request.proxy_bypass(address.hostname or ""):
+        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    target = (address.hostname or "", address.port or (443 if address.scheme == "https" else 80))
+    answers: list[bool] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection(target, PROBE_SECONDS).close()
+            answers.append(True)
+        except OSError:
+            pass
+
+    # In a thread: looking a name up knows no time-out, and every address of the name gets one of its own.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    return bool(answers)
+
+
+@contextmanager
+def caches_only() -> Iterator[None]:
+    """Within it the hub's clients answer from their caches at once, or fail at once."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE, datasets.logging.get_verbosity()
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    datasets.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before[:2]
+        datasets.logging.set_verbosity(before[2])
+
+
+def _whole(hub_id: str, split: str) -> HubTexts:
+    import datasets
+
+    with nullcontext() if reachable() else caches_only():
+        dataset = datasets.load_dataset(hub_id, split=split)
+    _check_columns(hub_id, dataset.column_names)
+    urls = dataset["url"] if "url" in dataset.column_names else [None] * len(dataset)
+    # A fingerprint depends on when the files were fetched; their addresses name the commit, equal on every machine.
+    files = sorted((dataset.info.download_checksums or {}).keys())
+    origin = json.dumps([hub_id, split, files or dataset._fingerprint])
+    names = [_name(split, index, url) for index, url in enumerate(urls)]
+    return HubTexts(names, hashlib.sha256(origin.encode()).hexdigest(), lambda index: dataset[index]["text"])
+
+
+def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str]]:
+    """(name, text) of each document: streamed, or without a network from a data set that was once loaded whole."""
+    import datasets
+
+    online = reachable()
+    with nullcontext() if online else caches_only():
+        dataset = datasets.load_dataset(hub_id, split=split, streaming=online)
+    if dataset.column_names is not None:
+        _check_columns(hub_id, dataset.column_names)
+    # Of the rows in a stream only so many are fetched; those of a cached data set lie there anyway.
+    rows: Iterable[dict[str, Any]] = dataset.take(limit) if online and limit is not None else dataset
+    for index, row in enumerate(islice(rows, limit)):
+        _check_columns(hub_id, list(row))
+        yield _name(split, index, row.get("url")), row["text"]
+
+
+def _check_columns(hub_id: str, columns: Sequence[str]) -> None:
+    if "text" not in columns:
+        raise InputError(f"task.hub_id={hub_id!r}: has no column text, only {', '.join(columns)}")
+
+
+def _name(split: str, index: int, url: str | None) -> str:
+    # The number of the book at Project Gutenberg: unlike titles it is unique.
+    return f"{split}-{index}" if url is None else str(url).rstrip("/").rsplit("/", 1)[-1]
+
+
+def _revision(hub_id: str, split: str, limit: int | None, rows: Iterable[tuple[str, str]]) -> str:
+    revision = hashlib.sha256(json.dumps([hub_id, split, limit]).encode())
+    for name, text in rows:
+        revision.update(f"{name}\0{hashlib.sha256(text.encode()).hexdigest()}\n".encode())
+    return revision.hexdigest()
+
+
+def _keep(hub_id: str, split: str, limit: int | None, folder: Path, key: str) -> Path:
+    """Write the rows to `folder`/<key>-<revision>.arrow, whole or not at all."""
+    from datasets import Features, Value
+    from datasets.arrow_writer import ArrowWriter
+
+    features = Features({"name": Value("string"), "text": Value("large_string")})
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{key}.") as temporary:
+        path = Path(temporary) / f"{key}.arrow"
+        with ArrowWriter(features=features, path=str(path), writer_batch_size=16) as writer:
+
+            def written() -> Iterator[tuple[str, str]]:
+                for name, text in _shown(_rows(hub_id, split, limit), f"fetching {hub_id}/{split}", limit):
+                    writer.write({"name": name, "text": text})
+                    yield name, text
+
+            revision = _revision(hub_id, split, limit, written())
+            writer.finalize()
+        complete = folder / f"{key}-{revision}.arrow"
+        os.replace(path, complete)
+    return complete
+
+
+def _shown(rows: Iterator[tuple[str, str]], title: str, limit: int | None) -> Iterator[tuple[str, str]]:
+    """The same rows, counted by a bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    first = next(rows, None)  # the bar appears when there is something to fetch: a failure is one line without it
+    if first is None:
+        return
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=limit, completed=1)
+        yield first
+        for row in rows:
+            bar.advance(task)
+            yield row
+
+
+def _open(path: Path) -> HubTexts:
+    from datasets import Dataset
+
+    dataset = Dataset.from_file(str(path))
+    return HubTexts(dataset["name"][:], path.stem.partition("-")[2], lambda index: dataset[index]["text"])

@@ -1,0 +1,166 @@
+"""What several test files need: errors, tiny models, and the oracle run through a layer's own weights."""
+
+from __future__ import annotations
+
+import contextlib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from infini.layers import InfiniAttention
+from infini.models import build_model, registered
+from infini.ops import reference
+from infini.state import leaves
+
+# Rounding of the dtype times the length of the sums, with an order of magnitude to spare; the same on every machine.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+VOCABULARY = 31
+SEGMENT = 8
+
+
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """||a - b|| / ||b||, in float64; ||a|| where b is 0."""
+    a, b = a.detach().double(), b.detach().double()
+    assert a.shape == b.shape
+    size = b.norm().item()
+    return (a - b).norm().item() / (size if size else 1.0)
+
+
+def assert_close(a: torch.Tensor, b: torch.Tensor, tolerance: float, what: str) -> None:
+    """relative_error(a, b) <= tolerance, and says which tensor is off (a NaN is)."""
+    error = relative_error(a, b)
+    assert error <= tolerance, f"{what}: error {error:.2e} > {tolerance:.0e}"
+
+
+def assert_same_state(a: Any, b: Any, tolerance: float) -> None:
+    """Two states hold the same leaves; integers exactly."""
+    for (path, x), (_, y) in zip(leaves(a), leaves(b), strict=True):
+        if x.dtype.is_floating_point:
+            assert_close(x, y, tolerance, path)
+        else:
+            assert torch.equal(x, y), f"{path}: {x.tolist()}, expected {y.tolist()}"
+
+
+def bools(rows: list[list[int]]) -> torch.Tensor:
+    """A mask [B, T] from zeros and ones."""
+    return torch.tensor(rows, dtype=torch.bool)
+
+
+def marks(n_rows: int, n_tokens: int, *columns: int) -> torch.Tensor:
+    """A mask [B, T], true at the named columns of every row."""
+    mask = torch.zeros(n_rows, n_tokens, dtype=torch.bool)
+    mask[:, list(columns)] = True
+    return mask
+
+
+@contextlib.contextmanager
+def computing_in(dtype: torch.dtype) -> Iterator[None]:
+    """Autocast for bfloat16, nothing otherwise."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        yield
+
+
+def make_layer(d_model: int = 12, n_heads: int = 2, d_key: int = 6, segment: int = SEGMENT, **options: Any) -> Any:
+    """An InfiniAttention in float64 with weights and gates of ordinary size, exact in float32."""
+    torch.manual_seed(0)
+    layer = InfiniAttention(d_model, n_heads, d_key, segment, **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=parameter.shape[1] ** -0.5 if parameter.dim() == 2 else 1.0)
+    return layer.double()
+
+
+def oracle_layer(
+    layer: InfiniAttention, x_BTD: torch.Tensor, **call: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """y, M and z that the oracle gives for a layer's weights from an empty memory."""
+
+    def heads(projection: nn.Linear, size: int) -> torch.Tensor:
+        return (x_BTD @ projection.weight.T).unflatten(-1, (-1, size))
+
+    a_BTHV, m, z = reference.infini_attention(
+        heads(layer.q_proj, layer.d_key),
+        heads(layer.k_proj, layer.d_key),
+        heads(layer.v_proj, layer.d_value),
+        layer.beta,
+        segment_length=layer.segment_length,
+        update_rule=layer.update_rule,
+        first_segment=layer.first_segment,
+        rope_base=layer.rope_base,
+        **call,
+    )
+    return a_BTHV.flatten(2) @ layer.o_proj.weight.T, m, z
+
+
+def show_heads(layer: Any) -> Any:
+    """The layer with o_proj = identity (n_heads * d_value must be d_model): its output is the heads side by side."""
+    with torch.no_grad():
+        layer.o_proj.weight.copy_(torch.eye(layer.d_model))
+    return layer
+
+
+def set_gates(layer: Any, value: float) -> Any:
+    """The layer with all its gates at sigmoid(value); at 40 only the memory speaks, at -800 only local attention."""
+    with torch.no_grad():
+        layer.beta.fill_(value)
+    return layer
+
+
+def tiny_dims(**changes: Any) -> SimpleNamespace:
+    """Dimensions of a model that runs in milliseconds."""
+    sizes = {"d_model": 16, "n_layers": 2, "n_heads": 2, "n_kv_heads": None, "d_key": 6, "d_value": 4, "d_ff": 24}
+    return SimpleNamespace(**{**sizes, "segment_length": SEGMENT, **changes})
+
+
+def variants() -> list[dict[str, Any]]:
+    """Every registered model as its YAML ships it, once for each value of the options that change its arithmetic."""
+    conf = Path(__file__).parent.parent / "conf" / "model"
+    found = []
+    for name, (config, _) in sorted(registered().items()):
+        options = {**yaml.safe_load((conf / f"{name}.yaml").read_text()), "name": name}
+        hints = typing.get_type_hints(config)
+        if "window_segments" in hints:
+            options["window_segments"] = 2
+        if "first_segment" in hints:
+            found += [{**options, "first_segment": value} for value in typing.get_args(hints["first_segment"])]
+        else:
+            found.append(options)
+    return found
+
+
+def variant_id(options: dict[str, Any]) -> str:
+    """The test id of a variant."""
+    return "-".join(str(options[key]) for key in ("name", "first_segment") if key in options)
+
+
+def make_model(options: dict[str, Any], dtype: torch.dtype = torch.float64, **dims: Any) -> Any:
+    """A tiny model whose norms and gates are not at their initial values."""
+    torch.manual_seed(0)
+    model = build_model(options, tiny_dims(**dims), VOCABULARY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.5)
+    return model.to(dtype).eval()
+
+
+def random_ids(n_rows: int, n_tokens: int, seed: int = 1) -> torch.Tensor:
+    """Token ids [B, T]."""
+    return torch.randint(VOCABULARY, (n_rows, n_tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def run_in_calls(model: Any, ids_BT: torch.Tensor, lengths: list[int], state: Any = None, **extras: Any) -> Any:
+    """Hidden states and state after calls of these lengths (the last one repeated to the end)."""
+    hidden, start, n = [], 0, 0
+    while start < ids_BT.shape[1]:
+        columns = slice(start, start + lengths[min(n, len(lengths) - 1)])
+        out = model(ids_BT[:, columns], state, **{name: extra[:, columns] for name, extra in extras.items()})
+        hidden.append(out.hidden_BTD)
+        state, start, n = out.state, columns.stop, n + 1
+    return torch.cat(hidden, 1), state
