@@ -19,7 +19,7 @@ from infini.ops.dtypes import for_products, state_dtype
 from infini.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
 from infini.state import Clock, State, place_rows, reset_rows, select_rows
 
-GateInit = Literal["zeros", "local", "normal", "spread"]
+GateInit = Literal["specialised", "local", "zeros", "normal", "spread"]
 
 
 class Window(NamedTuple):
@@ -262,8 +262,9 @@ class InfiniAttention(LocalAttention):
     """Infini-attention: local attention and a compressive memory of everything before the segment, mixed by a gate.
 
     update_rule: "linear" (Eq. 4) or "delta" (Eq. 5). first_segment: what a row reads before anything was written:
-    "local" bypasses the gate, "zero" reads 0. gate_init: "local" (-2: the memory weighs 0.12), "zeros", "normal"
-    (standard deviation 1) or "spread" (evenly from -2 to 2 over the heads). delta_normaliser: "previous" is the
+    "local" bypasses the gate, "zero" reads 0. gate_init: "specialised" (one head in four reads the memory, 3,
+    the others do not, -3), "local" (-2: the memory weighs 0.12), "zeros", "normal" (standard deviation 1) or "spread"
+    (evenly from -2 to 2 over the heads). delta_normaliser: "previous" is the
     paper's; "current" bounds the update.
     `beta`, one a query head, float32: sigmoid(beta) is the weight of the memory.
     """
@@ -281,7 +282,7 @@ class InfiniAttention(LocalAttention):
         d_value: int | None = None,
         n_kv_heads: int | None = None,
         first_segment: FirstSegment = "local",
-        gate_init: GateInit = "local",
+        gate_init: GateInit = "specialised",
         delta_normaliser: DeltaNormaliser = "previous",
         rope_base: float = 10000.0,
         attention_scale: Literal["d_key", "d_model"] = "d_key",
@@ -316,6 +317,10 @@ class InfiniAttention(LocalAttention):
             self.beta.zero_()
         elif self.gate_init == "local":
             self.beta.fill_(-2.0)
+        elif self.gate_init == "specialised":
+            # Every fourth head; the last one at least. Its weights then learn from the memory alone.
+            self.beta.fill_(-3.0)
+            self.beta[range(self.n_heads - 1, -1, -4)] = 3.0
         elif self.gate_init == "normal":
             self.beta.normal_()
         else:

@@ -122,7 +122,7 @@ class OptimizerConfig:
     """The rule that changes the weights."""
 
     name: str
-    """adamw or adafactor."""
+    """adamw, adafactor, or muon (matrices; the rest by AdamW)."""
     lr: float
     """Highest learning rate of the schedule."""
     betas: list[float]
@@ -135,7 +135,7 @@ class OptimizerConfig:
     """Global gradient norm above which gradients are scaled down; None means never."""
 
     def __post_init__(self) -> None:
-        one_of("optimizer.name", self.name, ("adamw", "adafactor"))
+        one_of("optimizer.name", self.name, ("adamw", "adafactor", "muon"))
         for name in ("lr", "gate_lr"):
             require(getattr(self, name) > 0, f"optimizer.{name}", getattr(self, name), "must be above 0")
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)

@@ -56,7 +56,8 @@ def make_eval(model: str, seed: int, loss: float = 4.0, knockouts: bool = False,
         nll = tokens * (loss + 0.01 * index + 0.001 * seed)
         entry: dict[str, Any] = {"name": name, "tokens": tokens, "words": tokens // 2, "bytes": tokens * 4, "nll": nll}
         if knockouts:
-            entry |= {"nll_reset": nll + 0.1 * tokens + index, "foreign_tokens": tokens // 2}
+            entry |= {"nll_reset": nll + 0.1 * tokens + index, "nll_reset_base": nll, "reset_tokens": tokens}
+            entry |= {"foreign_tokens": tokens // 2}
             entry |= {"nll_foreign_base": nll / 2, "nll_foreign": nll / 2 + 0.05 * tokens + 2 * index}
         documents.append(entry)
     total = sum(entry["nll"] for entry in documents)

@@ -235,8 +235,11 @@ def test_eval_of_a_damaged_checkpoint(with_model: Runner, damage: Callable[[Path
 def test_an_evaluations_record_describes_the_model_that_was_evaluated(with_model: Runner) -> None:
     """Whatever the command line's defaults are: tables pair runs by seed, and a reader goes by the sizes."""
     with_model("train", "seed=2")
-    # A later value wins, so these are as if they had not been given.
-    with_model("eval", "dims.d_ff=512", "dims.d_model=128")
+    sizes = [text for text in with_model.settings if text.startswith(("dims.", "recipe."))]
+    message = with_model.error("eval", "dims.d_model=128")
+    assert "dims.d_model=128" in message and "16" in message
+    with_model.settings = [text for text in with_model.settings if text not in sizes]
+    with_model("eval")
     trained, (run,) = with_model.records("train")[-1], with_model.records("eval")
     assert run.parent == trained.run_id
     assert (run.seed, run.config["seed"]) == (2, 2)

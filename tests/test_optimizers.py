@@ -74,7 +74,7 @@ def test_the_failures_are_real() -> None:
 
 
 def test_adafactor_failure_a_gate_at_zero_moves_by_its_whole_rate() -> None:
-    model = build_model({"name": "infini_delta"}, tiny_dims(), VOCABULARY)
+    model = build_model({"name": "infini_delta", "gate_init": "zeros"}, tiny_dims(), VOCABULARY)
     optimizer = build_optimizer(model, optimizer_config(name="adafactor", gate_lr=0.01))
     gate = gates_of(model)[0]
     gate.grad = torch.full_like(gate, 1e-5)

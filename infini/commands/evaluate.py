@@ -123,7 +123,7 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
         key = override.lstrip("+").partition("=")[0]
         path = key.split(".")
         if path[0] in _TRAINED and _at(asked, path) != _at(held, path):
-            raise InputError(f"{override}: the checkpoint was trained with another {key}: {_at(held, path)!r}")
+            raise InputError(f"{key}={_at(asked, path)!r}: the checkpoint was trained with {_at(held, path)!r}")
     groups = {"dims": DimsConfig, "optimizer": OptimizerConfig, "recipe": RecipeConfig}
     trained = {name: groups[name](**held[name]) if name in groups else held[name] for name in _TRAINED}
     return replace(cfg, **trained)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infini.decoder import Decoder
-from infini.layers import InfiniAttention
+from infini.layers import GateInit, InfiniAttention
 from infini.models import register
 from infini.protocols import Dimensions
 
@@ -22,7 +22,7 @@ class InfiniConfig:
 
     update_rule: Literal["linear", "delta"] = "linear"
     first_segment: Literal["local", "zero"] = "local"
-    gate_init: Literal["zeros", "local", "normal", "spread"] = "local"
+    gate_init: GateInit = "specialised"
     delta_normaliser: Literal["previous", "current"] = "previous"
     attention_scale: Literal["d_key", "d_model"] = "d_key"
     rope_base: float = 10000.0

@@ -37,8 +37,10 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW or torch's Adafactor over the groups above."""
+    """AdamW, torch's Adafactor, or Muon (matrices) beside AdamW (the rest) over the groups above."""
     groups = parameter_groups(model, config)
+    if config.name == "muon":
+        return MuonBesideAdamW(groups, (config.betas[0], config.betas[1]))
     if config.name == "adamw":
         return torch.optim.AdamW(groups, betas=(config.betas[0], config.betas[1]), eps=1e-8)
     for group in groups:
@@ -46,3 +48,46 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
             # Steps of gate_lr times max(1, size of the gate), not times max(1e-3, size of the gate).
             group["eps"] = (None, 1.0)
     return torch.optim.Adafactor(groups, eps=(None, 1e-3))
+
+
+class MuonBesideAdamW(torch.optim.Optimizer):
+    """torch's Muon for the group "matrices", AdamW for the others, stepped and scheduled as one.
+
+    Muon makes all singular values of a matrix's step equal. A memory is read as a mean over a long past, large in the
+    direction all books share and small in those that tell books apart; Adam's step goes by the large one.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
+        matrices = [group for group in groups if group["name"] == "matrices"]
+        others = [group for group in groups if group["name"] != "matrices"]
+        muon = torch.optim.Muon(matrices, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        self.parts: list[torch.optim.Optimizer] = [muon, torch.optim.AdamW(others, betas=betas, eps=1e-8)]
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        # The same dictionaries, so that what a schedule or a checkpoint sets here is set there.
+        self._share()
+
+    def _share(self) -> None:
+        rest = list(self.param_groups)
+        for part in self.parts:
+            part.param_groups, rest = rest[: len(part.param_groups)], rest[len(part.param_groups) :]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step of both."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both states."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What state_dict gave."""
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
