@@ -22,14 +22,15 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
 
     Each row reads one document from its first token to its last, sequence after sequence, then takes the next. The
     segment grid belongs to the document: its last segment is padded, so a document always begins on a segment
-    boundary. Only the document a row begins with starts at a random segment boundary inside it, so that a short
+    boundary. Only the document a row begins with starts at a random sequence boundary inside it, so that a short
     training does not see beginnings only.
 
     Documents are handed out in an order drawn anew each epoch. As long as there are no fewer documents than rows, no
     two rows are in the same document during the same segment. The batches depend on the arguments alone.
 
-    excerpt_tokens: documents longer than this are cut into excerpts of equal length, at most so long, and every excerpt
-    counts as a document. A short training then meets many books instead of a few whole ones.
+    excerpt_tokens: documents longer than this are cut into excerpts of just this length, the last one reaching back
+    over the one before, and every excerpt counts as a document. A short training then meets many books, not a few whole
+    ones.
 
     A batch is a dict of tensors of shape [B, T]:
         ids_BT: int64, what the model reads: `bos_id`, then the document's tokens up to the last but one.
@@ -67,16 +68,16 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
         self._epoch = -1
         self._queue: list[int] = []
         # -1: a row that has no document yet.
-        batch_size, _, segment_length = self._shape
+        batch_size, n_segments, segment_length = self._shape
         self._documents = [-1] * batch_size
         self._positions = [0] * batch_size
         self._fresh = [True] * batch_size
         rng = np.random.default_rng([self._seed, 0])
         for row in range(batch_size):
             document = self._next_document()
-            segments = -(-len(self._texts[document]) // segment_length)
+            sequences = -(-len(self._texts[document]) // (n_segments * segment_length))
             self._documents[row] = document
-            self._positions[row] = int(rng.integers(segments)) * segment_length
+            self._positions[row] = int(rng.integers(sequences)) * n_segments * segment_length
 
     @property
     def epoch(self) -> int:
@@ -178,11 +179,15 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
 
 
 def _excerpts(split: TokenisedSplit, longest: int | None) -> list[np.ndarray]:
-    """Views of every document's tokens, cut into equal parts where it has more than `longest`."""
+    """Views of every document's tokens, in parts of just `longest` where it has more."""
     texts = [split.ids(index) for index in range(len(split))]
     if longest is None:
         return texts
-    return [part for text in texts for part in np.array_split(text, -(-len(text) // longest))]
+    return [
+        text[max(0, min(start, len(text) - longest)) :][:longest]
+        for text in texts
+        for start in range(0, max(len(text), 1), longest)
+    ]
 
 
 class StreamDataset(IterableDataset[dict[str, torch.Tensor]]):

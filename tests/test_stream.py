@@ -234,3 +234,15 @@ def test_a_resumed_training_goes_on_with_the_next_batch(cfg: Config, tmp_path: P
     _, second = fit(cfg, 6, tmp_path / "half.ckpt")
     assert len(second.seen) == 2
     assert torch.equal(torch.stack(straight.seen), torch.stack(first.seen + second.seen))
+
+
+def test_excerpts_cover_every_document_in_parts_of_one_length() -> None:
+    split = make_split((10, 4, 9))
+    stream = DocumentStream(split, 2, 2, 2, 0, 1, excerpt_tokens=4)
+    parts = [text.tolist() for text in stream._texts]
+    assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 4, 4]
+    whole = split.ids(0).tolist()
+    assert parts[:3] == [whole[:4], whole[4:8], whole[6:]]
+    assert parts[3] == split.ids(1).tolist()
+    resets = torch.cat([next(stream)["reset_BT"] for _ in range(4)], 1)
+    assert resets[:, ::4].all() and resets.sum() == 8
