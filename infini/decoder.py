@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from infini.grid import Grid
-from infini.layers import FeedForward, InfiniAttention, LocalAttention, fresh_clock, run_on_grid
+from infini.grid import Grid, fresh_clock, run_on_grid
+from infini.layers import FeedForward, InfiniAttention, LocalAttention
 from infini.protocols import Dimensions, ModelOutput
 from infini.state import State
 

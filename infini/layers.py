@@ -7,17 +7,16 @@ G key-value heads, K d_key, V d_value, D d_model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
 
-from infini.grid import Grid, OffGridError, Piece, plan
+from infini.grid import Grid, Piece, fresh_clock, run_on_grid
 from infini.ops import attention, memory
 from infini.ops.dtypes import for_products, state_dtype
 from infini.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
-from infini.state import Clock, State, place_rows, reset_rows, select_rows
+from infini.state import State, reset_rows
 
 GateInit = Literal["specialised", "local", "zeros", "normal", "spread"]
 
@@ -34,112 +33,6 @@ class AttentionLeaves(NamedTuple):
 
     window: Window
     memory: Memory | tuple[()]
-
-
-def fresh_clock(batch_size: int, segment_length: int, device: torch.device) -> Clock:
-    """The clock of rows that have read nothing."""
-    zero = torch.zeros(batch_size, dtype=torch.long, device=device)
-    return Clock(zero, zero.clone(), torch.zeros(batch_size, segment_length, device=device))
-
-
-Body = Callable[[torch.Tensor, tuple[Any, ...], Grid], tuple[torch.Tensor, tuple[Any, ...]]]
-
-
-def run_on_grid(
-    body: Body,
-    x_BT: torch.Tensor,
-    state: State,
-    segment_length: int,
-    mask_BT: torch.Tensor | None = None,
-    reset_BT: torch.Tensor | None = None,
-    write_weight_BT: torch.Tensor | None = None,
-    inner_resets: bool = False,
-) -> tuple[torch.Tensor, State]:
-    """body(x, layer leaves, grid) on a call of any length, rows standing anywhere.
-
-    Left padding is rolled to the right before and rolled back after; a row that resets at its first column forgets and
-    starts at slot 0; rows that stand at different slots of their segments are run group by group. Raises ValueError for
-    an empty call, a batch size unlike the state's, or padding and resets that do not fit the grid.
-    """
-    B, T = x_BT.shape[:2]
-    if B != state.clock.slot_B.shape[0]:
-        raise ValueError(f"batch size {B}, state has {state.clock.slot_B.shape[0]}: pass a fresh init_state({B})")
-    if T == 0:
-        raise ValueError("a call needs at least one token")
-    for name, extra in {"mask_BT": mask_BT, "reset_BT": reset_BT, "write_weight_BT": write_weight_BT}.items():
-        if extra is not None and extra.shape != (B, T):
-            raise ValueError(f"{name} has shape {tuple(extra.shape)}, the call {(B, T)}")
-
-    extras = (mask_BT, reset_BT, write_weight_BT)
-    lead_B = torch.zeros(B, dtype=torch.long, device=x_BT.device)
-    if mask_BT is not None and not bool(mask_BT[:, 0].all()):
-        lead_B = mask_BT.long().argmax(1)
-        x_BT, *extras = (None if e is None else _roll(e, lead_B) for e in (x_BT, *extras))  # type: ignore[assignment]
-
-    parts = []
-    start = 0
-    while start < T:
-        span = slice(start, T)
-        if inner_resets and extras[1] is not None:
-            # A document begins its own grid: the call is cut there, and the row goes on from slot 0.
-            column = torch.arange(T - start, device=x_BT.device)
-            inside = (state.clock.slot_B[:, None] * ~extras[1][:, start : start + 1] + column) % segment_length != 0
-            cuts = (extras[1][:, start:] & inside & (column > 0)).any(0)
-            if bool(cuts.any()):
-                span = slice(start, start + int(cuts.long().argmax()))
-        part, state = _run_span(body, x_BT, state, segment_length, extras, span, lead_B, T)
-        parts.append(part)
-        start = span.stop
-    y_BT = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    return (_roll(y_BT, -lead_B) if bool(lead_B.any()) else y_BT), state
-
-
-def _run_span(
-    body: Body,
-    x_BT: torch.Tensor,
-    state: State,
-    segment_length: int,
-    extras: Sequence[torch.Tensor | None],
-    span: slice,
-    lead_B: torch.Tensor,
-    n_columns: int,
-) -> tuple[torch.Tensor, State]:
-    """Columns `span` of a call in which no reset falls inside a segment; rows at different slots group by group."""
-    x_BT = x_BT[:, span]
-    mask, reset, weight = (None if e is None else e[:, span] for e in extras)
-    if reset is not None and bool(reset[:, 0].any()):
-        state = reset_rows(state, reset[:, 0])
-
-    def call(rows_B: torch.Tensor, state: State, everything: bool) -> tuple[torch.Tensor, State]:
-        x, *picked = (e if everything or e is None else e[rows_B] for e in (x_BT, mask, reset, weight))
-        assert x is not None
-        try:
-            grid = plan(state.clock, x.shape[1], segment_length, *picked)
-        except OffGridError as error:
-            row = int(rows_B[error.row])
-            column = (span.start + error.column + int(lead_B[row])) % n_columns
-            raise ValueError(f"row {row}, column {column}: {error.what}") from None
-        y, layers = body(x, state.layers, grid)
-        return y, State(grid.clock, layers)
-
-    slots = state.clock.slot_B.tolist()
-    if len(set(slots)) == 1:
-        return call(torch.arange(len(slots), device=x_BT.device), state, True)
-    new_state, parts, order = state, [], []
-    for slot in sorted(set(slots)):
-        rows = torch.tensor([b for b, s in enumerate(slots) if s == slot], device=x_BT.device)
-        part, part_state = call(rows, select_rows(state, rows), False)
-        new_state = place_rows(new_state, rows, part_state)
-        parts.append(part)
-        order.append(rows)
-    return torch.cat(parts)[torch.cat(order).argsort()], new_state
-
-
-def _roll(x_BT: torch.Tensor, left_B: torch.Tensor) -> torch.Tensor:
-    """Each row rolled left by its own number of columns."""
-    T = x_BT.shape[1]
-    column = (torch.arange(T, device=x_BT.device) + left_B[:, None]) % T
-    return x_BT[torch.arange(x_BT.shape[0], device=x_BT.device)[:, None], column]
 
 
 class LocalAttention(nn.Module):

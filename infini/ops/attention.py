@@ -53,8 +53,10 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 def rotate(x: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
     """Rotary embedding of x [..., n, heads, d_key]; its tokens stand at first_position, first_position + 1, ..."""
     n, heads, d_key = x.shape[-3:]
-    cos, sin = rotary_table(first_position + n, heads, d_key, base, x.device, x.dtype)
-    return _Rotate.apply(x, cos[first_position:], sin[first_position:])
+    stop = first_position + n
+    # Rounded up, so that decoding token by token reads one table and does not make a new one a token.
+    cos, sin = rotary_table(1 << (stop - 1).bit_length(), heads, d_key, base, x.device, x.dtype)
+    return _Rotate.apply(x, cos[first_position:stop], sin[first_position:stop])
 
 
 @lru_cache(maxsize=1)
