@@ -1,0 +1,39 @@
+"""What the README promises works as written."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import cli
+from infini.config import compose, expand_sweep
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+COMMANDS = sorted(set(re.findall(r"`infini ([^`]+)`", README)))
+
+
+def test_the_readme_shows_every_verb() -> None:
+    assert {command.split()[0] for command in COMMANDS} >= set(cli.VERBS)
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "--help" not in command])
+def test_commands_of_the_readme_are_understood(command: str) -> None:
+    verb, *words = command.split()
+    assert verb in cli.VERBS
+    settings = [word for word in words if "=" in word]
+    # reproduce takes several seeds without -m.
+    for job in expand_sweep(settings) if "-m" in words or verb == "reproduce" else [settings]:
+        compose(job)
+
+
+def test_targets_of_the_readme_are_in_the_makefile() -> None:
+    makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"make (\w+)\b", "\n".join(re.findall(r"`{1,3}\s*(make \w+)", README)))):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_layers_example_runs() -> None:
+    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "InfiniAttention" in block)
+    names: dict[str, object] = {}
+    exec(compile(code.replace("10_000", "2_500"), "README.md", "exec"), names)
+    assert names["y"].shape == (1, 500, 512)  # type: ignore[attr-defined]
