@@ -222,7 +222,7 @@ def fit(cfg: Config, steps: int, checkpoint: Path | None = None) -> tuple[lightn
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(accelerator="cpu", max_steps=steps, enable_checkpointing=False, **quiet)
     model = Recorder()
-    trainer.fit(model, datamodule=PG19DataModule(cfg), ckpt_path=checkpoint, weights_only=False)
+    trainer.fit(model, datamodule=PG19DataModule(cfg), ckpt_path=checkpoint, weights_only=True)
     return trainer, model
 
 
