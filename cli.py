@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if len(arguments) == 2 and arguments[0] == "help" and arguments[1] in VERBS:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0

@@ -111,6 +111,7 @@ def _training(cfg: Config, device: torch.device, console: Console, peak: float, 
     """Interleaved repeats of one training step (forward, loss, backward) for each model, in one process."""
     tokens = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
     ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, tokens), device=device)
+    console.print(f"{cfg.suite.repeats + 1} training steps of each of {', '.join(MODELS)}", highlight=False)
     models = {name: _build(cfg, name, device) for name in MODELS}
     for model in models.values():
         model.checkpoint_activations = again
@@ -186,6 +187,7 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
     table = Table("model", "tokens", "tokens/s", "ratio", "memory growth (MB)", "state bytes")
     rows = {}
     for name in ("infini_linear", "infini_delta"):
+        console.print(f"streaming {long:,} tokens through {name}, {short:,} before and after", highlight=False)
         model = _build(cfg, name, device).eval()
         _stream(cfg, model, call, call * 4, device)
         base = _resident_bytes(device)

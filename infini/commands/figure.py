@@ -31,4 +31,6 @@ def run(cfg: Config, overrides: list[str]) -> int:
         )
     for path in paths:
         print(path)
+    if report.baseline and report.baseline not in selection.runs:
+        print(f"no gap by position: it needs an evaluation of model={report.baseline} with the same seed")
     return 0

@@ -243,6 +243,14 @@ def _whose(source: str) -> str:
     return "your runs" if source == "yours" else "published runs"
 
 
+def _scored(run: RunRecord) -> str:
+    """Tokens that were scored, and of how many when the evaluation stopped early."""
+    scored, size = run.cost.get("tokens_seen"), run.data.get("tokens")
+    if scored is None or scored == size:
+        return _count(size)
+    return f"the first {_count(scored)} of {_count(size)}"
+
+
 def provenance(source: str, selection: Selection, report: Report) -> str:
     """One line: tokenizer, data, training tokens, hardware and commit of the runs of a selection."""
     runs = selection.all_runs
@@ -254,7 +262,7 @@ def provenance(source: str, selection: Selection, report: Report) -> str:
         data.append(
             f"{seen.get('name')} {seen.get('split')} "
             f"({seen.get('source')}, revision {str(seen.get('revision'))[:12]}), "
-            f"{_count(seen.get('documents'))} documents, {_count(seen.get('tokens'))} tokens"
+            f"{_count(seen.get('documents'))} documents, {_scored(run)} tokens"
         )
     trained: dict[str, list[str]] = {}
     for model, model_runs in selection.runs.items():

@@ -34,7 +34,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         if not {"run_id", "model", "dims", "vocab_size"} <= set(description):
             raise ValueError("keys are missing")
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"checkpoint={str(folder)!r}: {path.name} is missing or damaged ({error})") from error
+        problem = f"has no {path.name}: not a checkpoint" if not path.exists() else f"{path.name} is damaged ({error})"
+        raise InputError(f"checkpoint={str(folder)!r}: {problem}") from error
     return description
 
 
