@@ -64,11 +64,11 @@ class Decoder(nn.Module):
 
     def reset_parameters(self) -> None:
         """Normal weights of standard deviation 1 / sqrt(fan in), what writes to the residual stream divided by
-        sqrt(2 layers), embeddings 0.02; gates by their own rule. Gates draw last: models that differ in nothing but
-        the memory start from the same weights."""
+        sqrt(2 layers), input and output embeddings 0.02; gates by their own rule. Gates draw last: models differing in
+        nothing but the memory start from the same weights."""
         depth = math.sqrt(2 * len(self.blocks))
         for name, parameter in self.named_parameters():
-            if name.endswith("embedding.weight"):
+            if name in ("embedding.weight", "unembedding.weight"):
                 nn.init.normal_(parameter, std=0.02)
             elif parameter.dim() == 2:
                 std = parameter.shape[1] ** -0.5

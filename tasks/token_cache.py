@@ -4,8 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from infini.config import Config, cache_root
-from tasks.text import Document, Documents, TextTokenizer, bpe_tokenizer, hub_tokenizer, load_documents
+from infini.progress import progress_bar
+from tasks.text import Documents, TextTokenizer, bpe_tokenizer, hub_tokenizer, load_documents
 
 _FORMAT = 1
 
@@ -129,7 +129,9 @@ def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
         temporary = Path(folder) / path.name
-        with ArrowWriter(features=features, path=str(temporary)) as writer, _bar(documents, progress) as advance:
+        title = f"tokenising {documents.name}/{documents.split} ({len(documents)} documents)"
+        bar = progress_bar(title, documents.total_bytes or len(documents), progress)
+        with ArrowWriter(features=features, path=str(temporary)) as writer, bar as advance:
             for document in documents:
                 ids = tokenizer.encode(document.text)
                 n_bytes = len(document.text.encode())
@@ -141,25 +143,9 @@ def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress:
                     "ids": pa.ListArray.from_arrays([0, len(ids)], pa.array(ids)),
                 }
                 writer.write_table(pa.table(row, schema=features.arrow_schema))
-                advance(document, n_bytes)
+                advance(n_bytes if documents.total_bytes else 1)
             writer.finalize()
         os.replace(temporary, path)
-
-
-@contextmanager
-def _bar(documents: Documents, progress: bool) -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-        total = documents.total_bytes or len(documents)
-        task = bar.add_task(f"tokenising {documents.name}/{documents.split} ({len(documents)} documents)", total=total)
-
-        def advance(document: Document, n_bytes: int) -> None:
-            bar.advance(task, n_bytes if documents.total_bytes else 1)
-
-        yield advance
 
 
 def _open(path: Path, documents: Documents, tokenizer: TextTokenizer) -> TokenisedSplit:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from infini import records
 from infini.commands.common import find_checkpoint, keep_large_buffers, start_record
@@ -20,6 +17,7 @@ from infini.config import Config, DimsConfig, OptimizerConfig, RecipeConfig
 from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes
 from infini.precision import autocast, pick_device
+from infini.progress import progress_bar
 from infini.training.checkpoint import TOKENIZER, load_model
 
 
@@ -65,7 +63,8 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     read = partial(stream_documents, model, split, tokenizer.bos_id, tokens_per_call=call)
 
     started = time.perf_counter()
-    with _progress(f"{cfg.model['name']} on {split_name}", total + 4 * knocked, console) as advance:
+    title = f"{cfg.model['name']} on {split_name}"
+    with progress_bar(title, total + 4 * knocked, console.is_terminal) as advance:
         with autocast(cfg.parallel.precision, device):
             streamed = read(max_tokens=limit, advance=advance)
             seconds = time.perf_counter() - started
@@ -148,11 +147,3 @@ def _add_knockouts(record: records.RunRecord, own: Any, foreign: Any, reset: Any
         cost = float((knocked.nll - normal.nll).sum()) / n
         record.results[f"{name}_delta"] = {"value": cost, "n": n, "unit": "nats/token", "higher_is_better": True}
     record.series["normaliser_growth"] = own.growth
-
-
-@contextmanager
-def _progress(title: str, total: int, console: Console) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda done: bar.advance(task, done)

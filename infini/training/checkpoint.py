@@ -41,18 +41,16 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 def load_model(folder: Path, device: torch.device) -> tuple[Any, dict[str, Any]]:
     """The model in evaluation mode, and its description. InputError when weights and description do not fit."""
-    from safetensors.torch import load_model as load_weights
-
     description = read_description(folder)
     model = build_model(description["model"], SimpleNamespace(**description["dims"]), description["vocab_size"])
-    load_weights_into(model, folder, load_weights)
+    load_weights_into(model, folder)
     return model.to(device).eval(), description
 
 
-def load_weights_into(model: torch.nn.Module, folder: Path, load_weights: Any = None) -> None:
+def load_weights_into(model: torch.nn.Module, folder: Path) -> None:
     """Fill a model from a checkpoint's weights; InputError when a name or a shape differs or the file is damaged."""
-    if load_weights is None:
-        from safetensors.torch import load_model as load_weights
+    from safetensors.torch import load_model as load_weights
+
     try:
         load_weights(model, str(folder / WEIGHTS))
     except Exception as error:
