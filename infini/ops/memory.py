@@ -93,49 +93,66 @@ def scan(
     written_t = written.transpose(-1, -2)
     dz_BSGK = written.sum(-2, dtype=dtype)
     b_BSGKV = (written_t @ v_BSGNV).to(dtype)
-    z_all = _running_sum(dz_BSGK, memory.z_BGK, reset_BS)
-    z_read = z_all[:, :-1]
-    if reset_BS is not None:
-        z_read = z_read * _kept(reset_BS, z_read)
+    kept_SB = None if reset_BS is None else (~reset_BS).T.to(dtype)
+    z_read, z_last = _RunningSum.apply(dz_BSGK, memory.z_BGK, kept_SB)
     if rule == "linear":
-        m_all = _running_sum(b_BSGKV, memory.m_BGKV, reset_BS)
-        m_read, m_last = m_all[:, :-1], m_all[:, -1]
-        if reset_BS is not None:
-            m_read = m_read * _kept(reset_BS, m_read)
+        m_read, m_last = _RunningSum.apply(b_BSGKV, memory.m_BGKV, kept_SB)
     else:
         z_divisor = z_read if delta_normaliser == "previous" else z_read + dz_BSGK
         # Where nothing was written yet there is nothing to subtract: the read is 0 / 0 and counts as 0.
         share = normaliser(sk_BSGNK, z_divisor).reciprocal() * (z_read.sum(-1) > 0)[..., None, None]
         a_BSGKK = (written_t @ (sk_BSGNK * share.to(sk_BSGNK.dtype))).to(dtype)
-        m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, memory.m_BGKV, reset_BS)
-    return Memory(m_read, z_read), Memory(m_last.clone(), z_all[:, -1].clone())
+        m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, memory.m_BGKV, kept_SB)
+    return Memory(m_read, z_read), Memory(m_last, z_last)
 
 
-def _kept(reset_BS: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return (~reset_BS).to(like.dtype).reshape(*reset_BS.shape, *[1] * (like.dim() - 2))
+class _RunningSum(torch.autograd.Function):
+    """x [B, S, ...] and the state before it -> the state each segment reads [B, S, ...], and the state after the last.
+
+    kept_SB: 0 where the row forgets before that segment, 1 elsewhere. A loop over segments with its own gradient: on a
+    processor torch's cumsum along an outer dimension, its flips and the gradients of slices cost several times as much.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_BSX: torch.Tensor, state_BX: torch.Tensor, kept_SB: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.kept = kept_SB
+        read = torch.empty_like(x_BSX)
+        state = state_BX
+        for s in range(x_BSX.shape[1]):
+            read[:, s] = state if kept_SB is None else state * _rows(kept_SB[s], state)
+            state = read[:, s] + x_BSX[:, s]
+        return read, state
+
+    @staticmethod
+    def backward(
+        ctx: Any, g_read: torch.Tensor, g_last: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        g_x = torch.empty_like(g_read)
+        g = g_last
+        for s in range(g_read.shape[1] - 1, -1, -1):
+            g_x[:, s] = g
+            g = g + g_read[:, s]
+            if ctx.kept is not None:
+                g = g * _rows(ctx.kept[s], g)
+        return g_x, g, None
 
 
-def _running_sum(x: torch.Tensor, start: torch.Tensor, reset_BS: torch.Tensor | None) -> torch.Tensor:
-    """[B, S + 1, ...]: the state after 0, 1, ..., S segments; a reset forgets what came before its segment."""
-    if reset_BS is None:
-        return torch.cat([start[:, None], x], 1).cumsum(1)
-    states = [start]
-    for s, kept in enumerate(_kept(reset_BS, x).unbind(1)):
-        states.append(states[-1] * kept + x[:, s])
-    return torch.stack(states, 1)
+def _rows(kept_B: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return kept_B.reshape(-1, *[1] * (like.dim() - 1))
 
 
 def _affine_scan(
-    a_BSGKK: torch.Tensor, b_BSGKV: torch.Tensor, m_BGKV: torch.Tensor, reset_BS: torch.Tensor | None
+    a_BSGKK: torch.Tensor, b_BSGKV: torch.Tensor, m_BGKV: torch.Tensor, kept_SB: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """M_s = M_{s-1} - A_s M_{s-1} + B_s: the M each segment reads, and the last."""
-    kept = None if reset_BS is None else _kept(reset_BS, b_BSGKV).unbind(1)
     read = []
     # The small products of the recurrence stay in the state's dtype whatever autocast says: errors here add up.
     with torch.autocast(m_BGKV.device.type, enabled=False):
         for s, (a, b) in enumerate(zip(a_BSGKK.unbind(1), b_BSGKV.unbind(1), strict=True)):
-            if kept is not None:
-                m_BGKV = m_BGKV * kept[s]
+            if kept_SB is not None:
+                m_BGKV = m_BGKV * _rows(kept_SB[s], m_BGKV)
             read.append(m_BGKV)
             m_BGKV = m_BGKV - a @ m_BGKV + b
     return torch.stack(read, 1), m_BGKV
