@@ -126,9 +126,7 @@ class _RunningSum(torch.autograd.Function):
         return read, state
 
     @staticmethod
-    def backward(
-        ctx: Any, g_read: torch.Tensor, g_last: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, g_read: torch.Tensor, g_last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         g_x = torch.empty_like(g_read)
         g = g_last
         for s in range(g_read.shape[1] - 1, -1, -1):
