@@ -58,10 +58,7 @@ def test_yaml_lists_exactly_the_fields(group: str, choice: str) -> None:
     keys = yaml.safe_load(resources.files("conf").joinpath(group, f"{choice}.yaml").read_text(encoding="utf-8"))
     defaults = keys.pop("defaults", [])
     if keys:
-        fields = [field.name for field in dataclasses.fields(SCHEMAS[group])]
-        # A file that builds on another one of its group names what it changes.
-        assert [key for key in fields if key in keys] == list(keys)
-        assert defaults or list(keys) == fields
+        assert list(keys) == [field.name for field in dataclasses.fields(SCHEMAS[group])]
     else:
         assert defaults, f"{group}/{choice}.yaml is empty"
 
@@ -204,7 +201,7 @@ def test_hash_depends_on_what_decides_the_result_and_on_nothing_else() -> None:
     assert len(default) == 12 and int(default, 16) >= 0
     for override in ("results_dir=elsewhere", "cache_dir=/c", "logger=none", "checkpoint=x", "scale.knockouts=false"):
         assert config_hash(compose([override])) == default, override
-    changes = ("seed=2", "model=local", "dims.d_model=64", "recipe.steps=900", "optimizer.lr=0.1", "init_from=x")
+    changes = ("seed=2", "model=local", "dims.d_model=64", "recipe.steps=90", "optimizer.lr=0.1", "init_from=x")
     changed = [config_hash(compose([override])) for override in (*changes, "parallel.precision=fp32", "scale=gpu")]
     assert len({default, *changed}) == len(changed) + 1
 
