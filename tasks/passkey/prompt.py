@@ -1,0 +1,222 @@
+"""The passkey prompt of the paper's appendix, as token spans: a prompt of ten million tokens is a few small arrays.
+
+A number is hidden in repeated text and asked for at the end. Every prompt is head, x blocks of filler, key, y blocks of
+filler, question; the answer follows. Spans say "this array, repeated for ever, from here to there", so nothing long is
+ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infini.errors import InputError
+
+HEAD = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+BLOCK = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+BLOCK_AS_PRINTED = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and ack again."
+"""The block after the key as the paper prints it; the missing letter is taken for a misprint."""
+KEY = " The pass key is {key}. Remember it. {key} is the pass key."
+DISTRACTOR = " The {colour} key is {key}. Remember it. {key} is the {colour} key."
+COLOURS = ("green", "blue", "yellow")
+QUESTION = " What is the pass key? The pass key is"
+
+# Keys whose digits add up to a multiple of this are asked in evaluation, the others in training; every digit of both is
+# uniform. Likewise x + 3 y is a multiple of the other number in evaluation and never in training.
+_KEY_MODULUS, _FILLER_MODULUS = 5, 7
+
+Encode = Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens [start, stop) of `tokens` repeated without end."""
+
+    tokens: np.ndarray
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def read(self, offset: int, count: int) -> np.ndarray:
+        """At most `count` tokens from `offset` (counted from the span's start)."""
+        first = self.start + offset
+        return self.tokens[np.arange(first, min(first + count, self.stop)) % len(self.tokens)]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One example: the spans of its prompt, and what is to be answered."""
+
+    spans: tuple[Span, ...]
+    answer: np.ndarray
+    """Token ids of the key as they follow the prompt."""
+    key: str
+    depth: float
+    """Where the key stands: blocks before it over all blocks, 0 to 1."""
+    key_position: int
+    """Tokens before the key's sentence."""
+    blocks: tuple[int, int]
+    """x and y, blocks before and after the key."""
+
+    def __len__(self) -> int:
+        return sum(len(span) for span in self.spans)
+
+    def chunks(self, size: int, start: int = 0) -> Iterator[np.ndarray]:
+        """The prompt from token `start` on, `size` tokens at a time; the last chunk may be shorter."""
+        parts: list[np.ndarray] = []
+        held = 0
+        for span in self.spans:
+            offset, start = min(start, len(span)), max(0, start - len(span))
+            while offset < len(span):
+                part = span.read(offset, size - held)
+                parts.append(part)
+                offset += len(part)
+                held += len(part)
+                if held == size:
+                    yield np.concatenate(parts)
+                    parts, held = [], 0
+        if parts:
+            yield np.concatenate(parts)
+
+
+def shared_prefix(prompts: Sequence[Prompt]) -> int:
+    """Tokens with which all prompts begin, counted in whole spans and the common part of the first that differs."""
+    total = 0
+    for spans in zip(*(prompt.spans for prompt in prompts), strict=False):
+        first = spans[0]
+        if any(span.start != first.start or not np.array_equal(span.tokens, first.tokens) for span in spans):
+            return total + (_common(spans) if all(len(span.tokens) == len(span) for span in spans) else 0)
+        total += min(len(span) for span in spans)
+        if any(len(span) != len(first) for span in spans):
+            return total
+    return total
+
+
+def _common(spans: Sequence[Span]) -> int:
+    width = min(len(span) for span in spans)
+    same = np.all([span.read(0, width) == spans[0].read(0, width) for span in spans], axis=0)
+    return int(width if same.all() else np.argmin(same))
+
+
+class PasskeyTemplate:
+    """The prompt's parts in a tokenizer's tokens, and examples made of them.
+
+    encode: text -> token ids, without any added mark. The parts are found as what each adds to the text before it, so
+    that any tokenizer will do whose tokens do not reach across the parts.
+
+    digits: digits of a key. as_printed: the second filler with the paper's misprint. distractors: how many other keys
+    ("The green key is ...") stand in the filler. book: token ids of a text that takes the place of the repeated block.
+    fill: "blocks" (whole blocks only) or "exact" (the first block is trimmed, so that the length is hit).
+    """
+
+    def __init__(
+        self,
+        encode: Encode,
+        *,
+        digits: int = 5,
+        as_printed: bool = False,
+        distractors: int = 0,
+        fill: str = "blocks",
+        book: np.ndarray | None = None,
+    ) -> None:
+        self.digits, self.distractors, self.fill = digits, distractors, fill
+        self._encode = encode
+        self.head = np.asarray(encode(HEAD))
+        self.block = self._added(BLOCK) if book is None else np.asarray(book)
+        second = self._added(BLOCK_AS_PRINTED if as_printed else BLOCK) if book is None else self.block
+        self.second_block, self.book = second, book
+        self.question = self._added(QUESTION, BLOCK)
+
+    def _added(self, text: str, after: str = BLOCK) -> np.ndarray:
+        """The tokens that `text` adds after `after`."""
+        before, whole = self._encode(HEAD + after), self._encode(HEAD + after + text)
+        if len(whole) <= len(before) or not np.array_equal(whole[: len(before)], before):
+            raise InputError(f"the tokenizer joins {after.strip()[-12:]!r} and {text.strip()[:12]!r} into one token")
+        return np.asarray(whole[len(before) :])
+
+    def key_tokens(self, key: str) -> np.ndarray:
+        """The sentence that gives the key."""
+        return self._added(KEY.format(key=key))
+
+    def answer_tokens(self, key: str) -> np.ndarray:
+        """The key as it follows the question."""
+        return self._added(f" {key}", QUESTION)
+
+    def shortest(self) -> int:
+        """Tokens of prompt and answer without filler, for the longest key."""
+        key = "8" * self.digits
+        return len(self.head) + len(self.key_tokens(key)) + len(self.question) + len(self.answer_tokens(key))
+
+    def draw_key(self, rng: np.random.Generator, training: bool) -> str:
+        """A uniform key of the training or the evaluation set."""
+        while True:
+            key = "".join(map(str, rng.integers(0, 10, self.digits)))
+            if (sum(map(int, key)) % _KEY_MODULUS != 0) == training:
+                return key
+
+    def example(self, length: int, depth: float, rng: np.random.Generator, training: bool) -> Prompt:
+        """A prompt that is, with its answer, at most `length` tokens and more than `length` minus one block.
+
+        depth: 0 is the start, 1 the end; the key stands at the nearest number of blocks that belongs to the training or
+        the evaluation set. Raises InputError when `length` has no room for a key.
+        """
+        key = self.draw_key(rng, training)
+        given, answer = self.key_tokens(key), self.answer_tokens(key)
+        others = [self._distractor(rng, training) for _ in range(self.distractors)]
+        fixed = sum(map(len, (self.head, given, *others, self.question, answer)))
+        if fixed > length:
+            raise InputError(f"length={length}: too short for a passkey prompt, which needs at least {fixed} tokens")
+        x, y, spare = self._blocks(length - fixed, depth, training)
+        begin = 0 if self.book is None else int(rng.integers(len(self.book)))
+
+        def filler(start: int, stop: int) -> Span:
+            if self.book is not None:
+                return Span(self.book, begin + start, begin + stop)
+            block = self.block if stop <= x else self.second_block
+            return Span(block, 0, (stop - start) * len(block))
+
+        # What stands between the fillers, each before the block of its number; the key after others of the same place.
+        places = sorted([*((int(rng.integers(x + y + 1)), 0, tokens) for tokens in others), (x, 1, given)], key=_place)
+        spans = [_whole(self.head)]
+        if self.fill == "exact":
+            spans.append(Span(self.block, len(self.block) - spare, len(self.block)))
+        at = position = 0
+        for index, kind, tokens in [*places, (x + y, 2, self.question)]:
+            spans.append(filler(at, index))
+            if kind == 1:
+                position = sum(map(len, spans))
+            spans.append(_whole(tokens))
+            at = index
+        kept = tuple(span for span in spans if len(span))
+        return Prompt(kept, answer, key, x / max(1, x + y), position, (x, y))
+
+    def _blocks(self, room: int, depth: float, training: bool) -> tuple[int, int, int]:
+        """Blocks before and after the key that this set may have, nearest to `depth`, and the tokens left over."""
+        first, second = (1, 1) if self.book is not None else (len(self.block), len(self.second_block))
+        most = room // first
+        wanted = round(depth * most)
+        near = range(max(0, wanted - _FILLER_MODULUS), min(most, wanted + _FILLER_MODULUS) + 1)
+        for x in sorted(near, key=lambda x: (abs(x - wanted), x)):
+            y, spare = divmod(room - x * first, second)
+            if ((x + 3 * y) % _FILLER_MODULUS != 0) == training:
+                return x, y, spare
+        raise InputError(f"{room} tokens of filler are too few for training and evaluation to differ: a longer length")
+
+    def _distractor(self, rng: np.random.Generator, training: bool) -> np.ndarray:
+        colour = COLOURS[int(rng.integers(len(COLOURS)))]
+        return self._added(DISTRACTOR.format(colour=colour, key=self.draw_key(rng, training)))
+
+
+def _place(entry: tuple[int, int, np.ndarray]) -> tuple[int, int]:
+    return entry[:2]
+
+
+def _whole(tokens: np.ndarray) -> Span:
+    return Span(tokens, 0, len(tokens))
