@@ -94,7 +94,7 @@ def test_keys_are_uniform_fresh_and_never_shared_with_training(encoders, digits)
 def test_filler_counts_are_never_shared_with_training(encoders):
     template = PasskeyTemplate(encoders["words"].encode)
     rng = np.random.default_rng(3)
-    seen = {True: set(), False: set()}
+    seen: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
     for training, counts in seen.items():
         for length in range(400, 1200, 7):
             for depth in np.linspace(0, 1, 9):

@@ -149,11 +149,6 @@ class PasskeyTemplate:
         """The key as it follows the question."""
         return self._added(f" {key}", QUESTION)
 
-    def shortest(self) -> int:
-        """Tokens of prompt and answer without filler, for the longest key."""
-        key = "8" * self.digits
-        return len(self.head) + len(self.key_tokens(key)) + len(self.question) + len(self.answer_tokens(key))
-
     def draw_key(self, rng: np.random.Generator, training: bool) -> str:
         """A uniform key of the training or the evaluation set."""
         while True:

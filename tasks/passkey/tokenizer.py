@@ -1,4 +1,4 @@
-"""The word-level tokenizer of the passkey prompt, for models trained on nothing else: a word, a mark or a digit a token."""
+"""The word-level tokenizer of the passkey prompt, for models trained on nothing else."""
 
 from __future__ import annotations
 
