@@ -109,8 +109,8 @@ def scan(
 class _RunningSum(torch.autograd.Function):
     """x [B, S, ...] and the state before it -> the state each segment reads [B, S, ...], and the state after the last.
 
-    kept_SB: 0 where the row forgets before that segment, 1 elsewhere. A loop over segments with its own gradient: on a
-    processor torch's cumsum along an outer dimension, its flips and the gradients of slices cost several times as much.
+    kept_SB: 0 where the row forgets before that segment, 1 elsewhere. A loop over segments with its own gradient spares
+    cumsum's flips and the zero-filled gradients of slices.
     """
 
     @staticmethod

@@ -87,7 +87,10 @@ class Prompt:
 
 
 def shared_prefix(prompts: Sequence[Prompt]) -> int:
-    """Tokens with which all prompts begin, counted in whole spans and the common part of the first that differs."""
+    """A number of tokens with which all prompts begin: whole spans, and what the first sentences that differ share.
+
+    Not always the largest such number: it ends where fillers of different length do.
+    """
     total = 0
     for spans in zip(*(prompt.spans for prompt in prompts), strict=False):
         first = spans[0]
@@ -126,6 +129,8 @@ class PasskeyTemplate:
         fill: str = "blocks",
         book: np.ndarray | None = None,
     ) -> None:
+        if digits < 2 or fill not in ("blocks", "exact"):
+            raise ValueError(f"digits={digits}, fill={fill!r}: at least 2 digits, fill blocks or exact")
         self.digits, self.distractors, self.fill = digits, distractors, fill
         self._encode = encode
         self.head = np.asarray(encode(HEAD))
@@ -164,7 +169,7 @@ class PasskeyTemplate:
         """
         key = self.draw_key(rng, training)
         given, answer = self.key_tokens(key), self.answer_tokens(key)
-        others = [self._distractor(rng, training) for _ in range(self.distractors)]
+        others = [self._distractor(rng, training, key) for _ in range(self.distractors)]
         fixed = sum(map(len, (self.head, given, *others, self.question, answer)))
         if fixed > length:
             raise InputError(f"length={length}: too short for a passkey prompt, which needs at least {fixed} tokens")
@@ -204,9 +209,11 @@ class PasskeyTemplate:
                 return x, y, spare
         raise InputError(f"{room} tokens of filler are too few for training and evaluation to differ: a longer length")
 
-    def _distractor(self, rng: np.random.Generator, training: bool) -> np.ndarray:
+    def _distractor(self, rng: np.random.Generator, training: bool, pass_key: str) -> np.ndarray:
         colour = COLOURS[int(rng.integers(len(COLOURS)))]
-        return self._added(DISTRACTOR.format(colour=colour, key=self.draw_key(rng, training)))
+        while (key := self.draw_key(rng, training)) == pass_key:
+            pass
+        return self._added(DISTRACTOR.format(colour=colour, key=key))
 
 
 def _place(entry: tuple[int, int, np.ndarray]) -> tuple[int, int]:
