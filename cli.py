@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infini.errors import InputError, did_you_mean
-from infini.schema import groups, root_defaults
+from infini.schema import LISTS, groups, root_defaults
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -74,6 +74,7 @@ def _dispatch(arguments: list[str]) -> int:
             raise InputError(f"{word!r}: no such option; allowed: -m, --multirun, -h, --help")
     if multirun:
         return _sweep(name, words)
+    words = [_bracketed(word) for word in words]
     if name == "publish":
         ids = [word for word in words if "=" not in word]
         return _run(name, [word for word in words if "=" in word], ids=ids)
@@ -95,6 +96,12 @@ def _run(name: str, overrides: list[str], first_seed: Sequence[int] = (), **extr
     if "seeds" in extra and not extra["seeds"]:
         extra["seeds"] = [cfg.seed]
     return _command(name)(cfg, overrides, **extra) or 0
+
+
+def _bracketed(word: str) -> str:
+    """`length=32K,1M` as the list it means; without -m several lengths or depths are one run."""
+    key, _, value = word.partition("=")
+    return f"{key}=[{value}]" if key in LISTS and "," in value and not value.startswith("[") else word
 
 
 def _take_seeds(words: Sequence[str]) -> tuple[list[int], list[str]]:

@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from infini.errors import InputError, did_you_mean
 from infini.schema import (
+    LISTS,
     OPTIONAL_GROUPS,
+    TASK_CONFIGS,
     Config,
     DimsConfig,
     LoggerConfig,
@@ -61,29 +62,33 @@ __all__ = [
     "expand_sweep",
     "load",
     "normalise",
-    "parse_length",
 ]
 
 T = TypeVar("T")
+_NOUNS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
 
 
 def _convert(key: str, value: Any, hint: Any) -> Any:
     """`value` as the annotated type `hint`; InputError naming `key` otherwise. An int is a fine float."""
     if get_origin(hint) in (Union, types.UnionType):
-        if value is None:
+        if value is None and type(None) in get_args(hint):
             return None
-        (hint,) = (arm for arm in get_args(hint) if arm is not type(None))
+        arms = [arm for arm in get_args(hint) if arm is not type(None)]
+        fitting = [arm for arm in arms if isinstance(value, arm) and not isinstance(value, bool)] if arms[1:] else arms
+        require(bool(fitting), key, value, f"must be {' or '.join(_NOUNS[arm] for arm in arms if arm in _NOUNS)}")
+        hint = fitting[0]
     if get_origin(hint) is list:
         require(isinstance(value, list), key, value, "must be a list")
         return [_convert(key, item, get_args(hint)[0]) for item in value]
     if dataclasses.is_dataclass(hint) or get_origin(hint) is dict:
         require(isinstance(value, Mapping), key, value, "must be a group of keys")
+        if hint is TaskConfig:
+            hint = TASK_CONFIGS.get(str(value.get("name")), TaskConfig)
         return _build(hint, value, key) if isinstance(hint, type) else dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    nouns = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
     right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-    require(right and (hint is not float or math.isfinite(value)), key, value, f"must be {nouns[hint]}")
+    require(right and (hint is not float or math.isfinite(value)), key, value, f"must be {_NOUNS[hint]}")
     return value
 
 
@@ -116,10 +121,13 @@ def load(cfg: DictConfig) -> Config:
         InputError: an unknown or missing key, a value of the wrong type or out of range.
     """
     try:
-        values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        composed = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise InputError(_first_line(error)) from error
-    return _build(Config, {str(key): value for key, value in dict(values).items()})  # type: ignore[arg-type]
+    values = {str(key): value for key, value in dict(composed).items()}  # type: ignore[arg-type]
+    # One length or depth is a list of one, so that `length=1M` can be written, also in a sweep.
+    values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
+    return _build(Config, values)
 
 
 def compose(overrides: Sequence[str]) -> Config:
@@ -234,16 +242,19 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-EVALUATION_KEYS = ("eval_max_tokens", "eval_segments_per_call", "knockouts", "knockout_max_tokens")
-"""Keys of the scale that matter to an evaluation only."""
+EVALUATION_KEYS = {
+    "scale": ("eval_max_tokens", "eval_segments_per_call", "knockouts", "knockout_max_tokens"),
+    "task": ("knockout", "examples", "rows_per_call"),
+}
+"""Keys that matter to an evaluation only."""
 
 
 def config_identity(cfg: Config) -> dict[str, Any]:
     """What decides the result of a training, as plain JSON types; where results or logs go is not part of it."""
     values = dataclasses.asdict(cfg)
-    identity = {key: values[key] for key in ("task", "model", "dims", "optimizer", "recipe", "seed")}
-    # Of the scale, what decides the tokens; how it evaluates is told apart by EVALUATION_KEYS.
-    identity["scale"] = {key: value for key, value in values["scale"].items() if key not in EVALUATION_KEYS}
+    identity = {key: values[key] for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
+    for group, evaluation_only in EVALUATION_KEYS.items():
+        identity[group] = {key: value for key, value in identity[group].items() if key not in evaluation_only}
     return identity | {"init_from": cfg.init_from, "parallel": {"precision": cfg.parallel.precision}}
 
 
@@ -253,20 +264,12 @@ def config_hash(cfg: Config) -> str:
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
 
 
-def parse_length(text: str | int) -> int:
-    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, a plain integer itself; anything else InputError."""
-    match = re.fullmatch(r"([1-9][0-9]{0,14})([KM]?)", str(text)) if isinstance(text, str | int) else None
-    if match is None:
-        raise InputError(f"length={text!r}: must be a positive integer, or one followed by K (1,024) or M (1,048,576)")
-    return int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
-
-
 def data_root(task: TaskConfig) -> Path | None:
     """Folder that should hold the task's data; None when none is configured (then the hub is used)."""
     if task.data_dir is not None:
         return Path(task.data_dir).expanduser()
     root = os.environ.get("INFINI_DATA_DIR")
-    return Path(root).expanduser() / task.name if root else None
+    return Path(root).expanduser() / task.corpus if root else None
 
 
 def cache_root(cfg: Config) -> Path:

@@ -43,6 +43,7 @@ class Decoder(nn.Module):
         *,
         activation: Any = "gelu",
         tie_embeddings: bool = False,
+        window_segments: int = 1,
     ) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
@@ -54,7 +55,7 @@ class Decoder(nn.Module):
             self.unembedding.weight = self.embedding.weight
         self.checkpoint_activations = False
         first = self._attention(0)
-        self.segment_length = first.segment_length
+        self.segment_length, self._window_segments = first.segment_length, window_segments
         self.has_memory = isinstance(first, InfiniAttention)
         self.gradient_horizon: int | None = None if self.has_memory else 0
         self.reset_parameters()
@@ -78,6 +79,12 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, InfiniAttention):
                 module.reset_gate()
+
+    def resize_segments(self, segment_length: int) -> None:
+        """Segments of another length from the next call on; no weight depends on it, states of the old length do."""
+        self.segment_length = segment_length * self._window_segments
+        for layer in range(len(self.blocks)):
+            self._attention(layer).segment_length = self.segment_length
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         """The state of rows that have read nothing."""

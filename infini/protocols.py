@@ -42,6 +42,10 @@ class LanguageModel(Protocol):
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State: ...
 
+    def resize_segments(self, segment_length: int) -> None:
+        """Segments of another length from the next call on."""
+        ...
+
     def __call__(
         self,
         ids_BT: torch.Tensor,

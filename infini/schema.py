@@ -14,7 +14,10 @@ from typing import Any
 import yaml
 
 from infini.errors import InputError, did_you_mean
+from infini.lengths import parse_depths, parse_lengths
 
+LISTS = ("length", "depth")
+"""Root keys that are lists; one value is a list of one."""
 OPTIONAL_GROUPS = ("tuned", "experiment")
 """Groups that may be absent and have no dataclass: their files set values of the other groups."""
 
@@ -52,8 +55,59 @@ class TaskConfig:
     carry_state: bool
     """Whether a training row's state lives on into its next sequence while the document lasts."""
 
+    @property
+    def corpus(self) -> str:
+        """Name of the task whose documents are read."""
+        return self.name
+
     def __post_init__(self) -> None:
         one_of("task.kind", self.kind, ("language_model",))
+
+
+@dataclass
+class PasskeyConfig(TaskConfig):
+    """A number hidden in a long text and asked for at its end."""
+
+    tokenizer: str
+    """`words`, the word-level tokenizer of the prompt; or `scale`, the one that the scale names. A training that starts
+    from another model takes that model's."""
+    digits: int
+    """Digits of a key."""
+    fill: str
+    """blocks: whole blocks of filler, a little less than `length`; exact: the first is trimmed."""
+    as_printed: bool
+    """Whether the filler after the key has the misprint of the paper's appendix."""
+    distractors: int
+    """Other keys ("The green key is ...") in the filler of a prompt."""
+    filler: str
+    """block: the paper's five sentences, repeated; book: text of the PG19 training books."""
+    lm_loss_weight: float
+    """Weight of the loss on all other tokens beside the loss on the key; 0 asks for the key only."""
+    knockout: str
+    """none; or reset: evaluated with the memory emptied before every segment, which must leave chance."""
+    examples: int
+    """Prompts a cell of the evaluation (one length and depth)."""
+    rows_per_call: int
+    """Prompts read side by side in the evaluation; decides memory and speed, not the result."""
+
+    @property
+    def corpus(self) -> str:
+        return "pg19"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("task.tokenizer", self.tokenizer, ("words", "scale"))
+        one_of("task.fill", self.fill, ("blocks", "exact"))
+        one_of("task.knockout", self.knockout, ("none", "reset"))
+        one_of("task.filler", self.filler, ("block", "book"))
+        _at_least("task", self, 2, "digits")
+        _at_least("task", self, 1, "examples", "rows_per_call")
+        _at_least("task", self, 0, "distractors", "lm_loss_weight")
+        require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every prompt stands alone")
+
+
+TASK_CONFIGS: dict[str, type[TaskConfig]] = {"pg19": TaskConfig, "passkey": PasskeyConfig}
+"""Task name -> the dataclass of its keys."""
 
 
 @dataclass
@@ -130,14 +184,14 @@ class OptimizerConfig:
     weight_decay: float
     """Decay of matrices; gates, norms and embeddings have none."""
     gate_lr: float
-    """Highest learning rate of the gates, which need their own to move at all."""
+    """Highest learning rate of the gates, which need their own to move at all; 0 freezes them."""
     clip_norm: float | None
     """Global gradient norm above which gradients are scaled down; None means never."""
 
     def __post_init__(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "adafactor", "muon"))
-        for name in ("lr", "gate_lr"):
-            require(getattr(self, name) > 0, f"optimizer.{name}", getattr(self, name), "must be above 0")
+        require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
+        _at_least("optimizer", self, 0, "gate_lr")
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(in_range, "optimizer.betas", self.betas, "must be two numbers, at least 0 and below 1")
         _at_least("optimizer", self, 0, "weight_decay")
@@ -192,6 +246,16 @@ class RecipeConfig:
     """Tokens whose logits exist at the same time."""
     save_every: int | None
     """Steps between checkpoints; None means only at the end."""
+    curriculum: list[list[int]] | None
+    """Easier stages before the training proper, each [segment length, tokens a sequence]; a batch keeps its number of
+    tokens by having more rows. None means none."""
+    advance_below: float
+    """Smoothed loss, nats a token, below which the next stage of the curriculum begins."""
+    length_extension: float | None
+    """Not the paper's: at a random segment boundary of a sequence the memory is multiplied by a random factor between 1
+    and this, as if that much more had been read. None means never."""
+    length_extension_share: float
+    """Share of the training steps in which that happens."""
 
     def __post_init__(self) -> None:
         names = ("batch_size", "segments_per_sequence", "excerpt_tokens", "steps", "loss_chunk", "save_every")
@@ -200,8 +264,15 @@ class RecipeConfig:
         within = self.warmup_steps <= self.steps
         require(within, "recipe.warmup_steps", self.warmup_steps, f"must be at most recipe.steps={self.steps}")
         one_of("recipe.schedule", self.schedule, ("cosine", "constant"))
-        is_fraction = 0 <= self.final_lr_fraction <= 1
-        require(is_fraction, "recipe.final_lr_fraction", self.final_lr_fraction, "must be between 0 and 1")
+        for name in ("final_lr_fraction", "length_extension_share"):
+            require(0 <= getattr(self, name) <= 1, f"recipe.{name}", getattr(self, name), "must be between 0 and 1")
+        if self.length_extension is not None:
+            above = self.length_extension > 1
+            require(above, "recipe.length_extension", self.length_extension, "must be above 1, or null")
+        for stage in self.curriculum or ():
+            whole = len(stage) == 2 and 1 <= stage[0] <= stage[1]
+            allowed = "stages must be [segment length, tokens a sequence], the second at least the first"
+            require(whole, "recipe.curriculum", self.curriculum, allowed)
 
     def rate_factor(self, step: int) -> float:
         """Fraction of the highest learning rate at optimizer step `step` (1 is the first, `steps` the last)."""
@@ -277,6 +348,10 @@ class Config:
     """Run id or folder of a trained model; None means the newest matching run."""
     init_from: str | None
     """Run id or folder whose weights a training starts from; None means fresh weights."""
+    length: list[str | int]
+    """Prompt lengths that an evaluation of the passkey task covers, as 32K or 1M."""
+    depth: list[str | float]
+    """Places of the key in the prompt: start, middle, end, or a number from 0 to 1; `grid` means 0, 0.05, ... 1."""
     results_dir: str
     """Where records and checkpoints go."""
     cache_dir: str | None
@@ -286,6 +361,8 @@ class Config:
         require("name" in self.model, "model", self.model, "must have a name")
         one_of("model.name", self.model["name"], groups()["model"])
         require(0 <= self.seed < 2**32, "seed", self.seed, "must be at least 0 and below 2**32")
+        parse_lengths(self.length)
+        parse_depths(self.depth)
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
         if self.optimizer.name == "adafactor":
             self._check_adafactor_cap()

@@ -88,6 +88,20 @@ def is_memory(path: str) -> bool:
     return "memory" in path.split(".")
 
 
+def scale_memory(tree: Tree, factor_B: torch.Tensor) -> Tree:
+    """The tree with each row's memory leaves multiplied by a number of its own; differentiable."""
+
+    def walk(branch: Any, inside: bool) -> Any:
+        if isinstance(branch, torch.Tensor):
+            return branch * factor_B.to(branch).view(-1, *[1] * (branch.dim() - 1)) if inside else branch
+        names = getattr(branch, "_fields", range(len(branch)))
+        children = [walk(child, inside or name == "memory") for name, child in zip(names, branch, strict=True)]
+        return type(branch)(*children) if hasattr(branch, "_fields") else type(branch)(children)
+
+    scaled: Tree = walk(tree, False)
+    return scaled
+
+
 def memory_floats(tree: Any) -> int:
     """Numbers a row carries in its memory leaves: what the paper's Table 1 counts."""
     return sum(leaf[0].numel() for path, leaf in leaves(tree) if is_memory(path))

@@ -96,7 +96,7 @@ def open_split(
 def _documents(cfg: Config, split: str) -> Documents:
     task = cfg.task
     limit = cfg.scale.hub_train_documents
-    return load_documents(task.name, split, task.data_dir, task.hub_id, cache_root(cfg), limit)
+    return load_documents(task.corpus, split, task.data_dir, task.hub_id, cache_root(cfg), limit)
 
 
 def tokenise(documents: Documents, tokenizer: TextTokenizer, cache_dir: Path, progress: bool = True) -> TokenisedSplit:

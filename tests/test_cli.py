@@ -64,6 +64,8 @@ def test_frozen_surface() -> None:
         "seed",
         "checkpoint",
         "init_from",
+        "length",
+        "depth",
         "results_dir",
         "cache_dir",
     ]

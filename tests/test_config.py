@@ -27,10 +27,10 @@ from infini.config import (
     config_identity,
     data_root,
     expand_sweep,
-    parse_length,
 )
 from infini.errors import InputError
-from infini.schema import groups, root_defaults
+from infini.lengths import parse_depths, parse_length
+from infini.schema import TASK_CONFIGS, groups, root_defaults
 
 SCHEMAS: dict[str, Any] = {
     "task": TaskConfig,
@@ -58,13 +58,14 @@ def test_yaml_lists_exactly_the_fields(group: str, choice: str) -> None:
     keys = yaml.safe_load(resources.files("conf").joinpath(group, f"{choice}.yaml").read_text(encoding="utf-8"))
     defaults = keys.pop("defaults", [])
     if keys:
-        assert list(keys) == [field.name for field in dataclasses.fields(SCHEMAS[group])]
+        schema = TASK_CONFIGS[choice] if group == "task" else SCHEMAS[group]
+        assert list(keys) == [field.name for field in dataclasses.fields(schema)]
     else:
         assert defaults, f"{group}/{choice}.yaml is empty"
 
 
 def test_every_field_is_composed_from_yaml_not_from_a_default() -> None:
-    for schema in (*SCHEMAS.values(), Config):
+    for schema in (*SCHEMAS.values(), *TASK_CONFIGS.values(), Config):
         for field in dataclasses.fields(schema):
             assert field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
@@ -76,9 +77,14 @@ def test_root_keys_and_groups_are_the_fields_of_config() -> None:
 
 @pytest.mark.parametrize("scale", groups()["scale"])
 @pytest.mark.parametrize("model", groups()["model"])
-def test_every_scale_and_model_composes(scale: str, model: str) -> None:
-    cfg = compose([f"scale={scale}", f"model={model}"])
-    assert (cfg.scale.name, cfg.model["name"], cfg.recipe.name) == (scale, model, f"pg19_{scale}")
+@pytest.mark.parametrize("task", groups()["task"])
+def test_every_task_scale_and_model_composes(task: str, scale: str, model: str) -> None:
+    cfg = compose([f"task={task}", f"scale={scale}", f"model={model}"])
+    assert (cfg.scale.name, cfg.model["name"], cfg.recipe.name) == (scale, model, f"{task}_{scale}")
+
+
+def test_every_task_has_its_keys() -> None:
+    assert set(TASK_CONFIGS) == set(groups()["task"])
 
 
 def test_defaults() -> None:
@@ -134,6 +140,15 @@ def test_paper_scale_is_the_papers() -> None:
         ("parallel.precision=fp16", "parallel.precision='fp16': must be one of"),
         ("model.name=transformer", "model.name='transformer': must be one of"),
         ("experiment=none_such", "experiment='none_such': must be one of"),
+        ("length=1X", "length='1X': must be a positive integer"),
+        ("length=[]", "length=\\[\\]: must name at least one length"),
+        ("length=[32K,1.5]", "length=1.5: must be|length: must be"),
+        ("depth=centre", "depth='centre': must be start, middle, end"),
+        ("depth=1.5", "depth=1.5: must be start, middle, end"),
+        ("recipe.curriculum=[[128]]", "recipe.curriculum=\\[\\[128\\]\\]: stages must be"),
+        ("recipe.curriculum=[[128,64]]", "recipe.curriculum=.*: stages must be"),
+        ("recipe.length_extension=1", "recipe.length_extension=1.0: must be above 1"),
+        ("recipe.length_extension_share=2", "recipe.length_extension_share=2.0: must be between 0 and 1"),
         ("task/pg19=x", "task/pg19='x': no such key"),
     ],
 )
@@ -148,7 +163,7 @@ def test_a_recipe_nobody_wrote_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         raise MissingConfigException("In 'config': Could not find it", missing_cfg_file="recipe/pg19_lap")
 
     monkeypatch.setattr("infini.config._hydra_compose", missing)
-    assert message().startswith("recipe='pg19_lap': must be one of pg19_gpu,")
+    assert message().startswith("recipe='pg19_lap': must be one of passkey_gpu,")
     assert message().endswith("did you mean 'pg19_laptop'?")
 
 
@@ -253,6 +268,28 @@ def test_parse_length_examples() -> None:
     for wrong in (True, 1.5, None):
         with pytest.raises(InputError):
             parse_length(wrong)  # type: ignore[arg-type]
+
+
+def test_lengths_and_depths_may_be_one_or_several() -> None:
+    assert compose(["length=1M"]).length == ["1M"]
+    assert compose(["length=[32K,4096]", "depth=[start,0.25]"]).length == ["32K", 4096]
+    assert parse_depths(["start", 0.25, "end"]) == {"start": 0.0, "0.25": 0.25, "end": 1.0}
+    grid = parse_depths(["grid"])
+    assert len(grid) == 21 and (min(grid.values()), max(grid.values())) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("task.digits=1", "task.digits=1: must be at least 2"),
+        ("task.fill=some", "task.fill='some': must be one of blocks, exact"),
+        ("task.carry_state=true", "task.carry_state=True: must be false"),
+        ("task.digit=4", "task.digit=4: no such key of task; .*; did you mean 'task.digits'"),
+    ],
+)
+def test_what_is_wrong_with_a_passkey_is_said_in_one_line(override: str, expected: str) -> None:
+    with pytest.raises(InputError, match=f"^{expected}"):
+        compose(["task=passkey", override])
 
 
 def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def checkpoint_folder(results_dir: str | Path, run_id: str) -> Path:
 def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:
     """The folder of the trained model that `cfg.checkpoint` names, or of the newest run of this task, model and scale.
 
-    A seed given on the command line must match too. Raises InputError when there is none.
+    A seed or a recipe given on the command line must match too. Raises InputError when there is none.
     """
     if cfg.checkpoint is not None:
         for folder in (Path(cfg.checkpoint), checkpoint_folder(cfg.results_dir, cfg.checkpoint)):
@@ -55,6 +55,8 @@ def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:
     if any(text.startswith("seed=") for text in overrides):
         wanted["seed"] = cfg.seed
     runs = [run for run in records.load_records(cfg.results_dir) if run.verb == "train"]
+    if any(text.startswith("recipe=") for text in overrides):
+        runs = [run for run in runs if run.config["recipe"]["name"] == cfg.recipe.name]
     runs = [run for run in runs if all(getattr(run, key) == value for key, value in wanted.items())]
     runs = [run for run in runs if checkpoint_folder(cfg.results_dir, run.run_id).is_dir()]
     if not runs:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from infini import records
 from infini.errors import InputError
-from infini.report.figures import draw_report
+from infini.report.load import draw, load_report
 from infini.report.selection import Report, select_runs
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ def run(cfg: Config, overrides: list[str]) -> int:
     Raises:
         InputError: no run of the report at this scale holds anything to draw.
     """
-    report = Report.from_config(cfg.report)
+    report = load_report(cfg.report)
     results_dir = Path(cfg.results_dir)
     selection = select_runs(report, cfg.scale.name, records.load_records(results_dir))
-    paths = draw_report(report, cfg.scale.name, selection, results_dir / "figures")
+    paths = draw(report, cfg.scale.name, selection, results_dir / "figures")
     if not paths:
         raise InputError(
             f"{results_dir}: no evaluation runs of {report.name} at scale {cfg.scale.name} to draw; "
@@ -31,6 +31,6 @@ def run(cfg: Config, overrides: list[str]) -> int:
         )
     for path in paths:
         print(path)
-    if report.baseline and report.baseline not in selection.runs:
+    if isinstance(report, Report) and report.baseline and report.baseline not in selection.runs:
         print(f"no gap by position: it needs an evaluation of model={report.baseline} with the same seed")
     return 0

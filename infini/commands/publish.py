@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from infini import records
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
-from infini.report.figures import draw_report
+from infini.report.load import draw, load_report, render
+from infini.report.passkey import PasskeyReport
 from infini.report.render import write_report
 from infini.report.selection import Report, select_runs
-from infini.report.tables import build_report
 
 if TYPE_CHECKING:
     from infini.config import Config
@@ -25,7 +25,7 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     Raises:
         InputError: a run is unknown or must not be published, or there is nothing to publish.
     """
-    report = Report.from_config(cfg.report)
+    report = load_report(cfg.report)
     results_dir = Path(cfg.results_dir)
     if not ids:
         if not any(override.split("=")[0].lstrip("+") == "report" for override in overrides):
@@ -39,7 +39,7 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     return 0
 
 
-def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: Report) -> list[Path]:
+def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: Report | PasskeyReport) -> list[Path]:
     """Copy runs and the training runs they came from into `published_dir`, then renew tables and figures there.
 
     Everything is checked before the first file is written.
@@ -65,16 +65,20 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
             raise InputError(f"run {record.run_id} is published already, with another content")
     after = list({**before, **chosen}.values())
     scales = sorted({record.scale for record in after if record.verb == "eval" and record.task == report.task})
-    rendered = [build_report(report, scale, after) for scale in scales]
+    rendered = [render(report, scale, after) for scale in scales]
 
     written: list[Path] = []
     for run_id in chosen:
         target = records.record_path(published_dir, run_id)
-        records.write_atomically(target, records.record_path(results_dir, run_id).read_bytes())
-        written.append(target)
+        source = records.record_path(results_dir, run_id)
+        # What a record points to lies beside it: the examples of an evaluation, a line each.
+        for made in (source, source.with_suffix(".jsonl")):
+            if made.is_file():
+                records.write_atomically(target.with_suffix(made.suffix), made.read_bytes())
+                written.append(target.with_suffix(made.suffix))
     for tables in rendered:
         written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
-        written += draw_report(report, tables.scale, tables.published, published_dir / "figures")
+        written += draw(report, tables.scale, tables.published, published_dir / "figures")
     return written
 
 

@@ -12,6 +12,8 @@ from infini.commands.train import train
 from infini.config import EVALUATION_KEYS, Config, cache_root, compose, config_hash, data_root
 from infini.errors import InputError
 from infini.records import RunRecord
+from infini.report.load import load_report
+from infini.report.passkey import PasskeyReport
 from infini.schema import groups
 
 
@@ -21,6 +23,12 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     A cell is done when a record of its configuration is in results_dir: a stopped reproduction picks up where it was.
     """
     console = Console(stderr=True)
+    report = load_report(cfg.report)
+    if isinstance(report, PasskeyReport):
+        from infini.commands.reproduce_passkey import run_rows
+
+        run_rows(report, cfg, overrides, seeds, console)
+        return table.run(cfg, overrides)
     overrides = [*overrides, *_corpus_override(cfg, console)]
     # A report also has rows that are only quoted from the paper.
     models = [str(model) for model in cfg.report["models"] if model in groups()["model"]]
@@ -51,7 +59,7 @@ def _newest(known: list[RunRecord], verb: str, cfg: Config, parent: str | None) 
     fitting = [run for run in known if run.verb == verb and run.config_hash == config_hash(cfg)]
     if verb == "eval":
         fitting = [run for run in fitting if run.parent == parent and run.data.get("split") == cfg.report["split"]]
-        asked = {key: getattr(cfg.scale, key) for key in EVALUATION_KEYS}
+        asked = {key: getattr(cfg.scale, key) for key in EVALUATION_KEYS["scale"]}
         fitting = [run for run in fitting if asked == {key: run.config["scale"].get(key) for key in asked}]
     return fitting[-1] if fitting else None
 

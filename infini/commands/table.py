@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from infini import records
+from infini.report.load import load_report, render
 from infini.report.render import print_report, write_report
-from infini.report.selection import Report
-from infini.report.tables import build_report
 
 if TYPE_CHECKING:
     from infini.config import Config
@@ -22,7 +21,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     """Print the report and write it to `<results_dir>/tables/<report>_<scale>.{md,tex,csv}`."""
     results_dir = Path(cfg.results_dir)
     published = records.load_records(records.published_dir())
-    report = build_report(Report.from_config(cfg.report), cfg.scale.name, published, records.load_records(results_dir))
+    report = render(load_report(cfg.report), cfg.scale.name, published, records.load_records(results_dir))
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH_WITHOUT_TERMINAL)

@@ -22,11 +22,8 @@ from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes
 from infini.models import build_model
 from infini.precision import pick_device, uses_bfloat16
-from infini.training.checkpoint import TOKENIZER, load_weights_into, read_description, save_model
+from infini.training.checkpoint import TOKENIZER, init_folder, load_weights_into, read_description, save_model
 from infini.training.module import LanguageModelModule
-
-VALIDATION_TOKENS = 16384
-"""Tokens of each validation document that are scored at the end of a training."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -55,11 +52,10 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     if cfg.init_from is not None:
         _start_from(cfg, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
-    module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state)
+    module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed)
 
     # The corpus is part of the name: a training never goes on with other books or another vocabulary.
-    corpus = f"{data.train.revision[:8]}-{data.tokenizer.hash[:8]}"
-    unfinished = Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{corpus}"
+    unfinished = Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}"
     resume = unfinished / "last.ckpt"
     trainer = _trainer(cfg, device, unfinished)
     resumed = resume.exists()
@@ -81,7 +77,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
 
     model = module.model.to(device).eval()
     record.data = data.data_record("train")
-    record.results = _validate(cfg, model, data, device)
+    record.results = data.validate(model, device)
     record.cost = {
         "wall_seconds": seconds,
         "resumed": resumed,
@@ -91,7 +87,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
         "state_floats": model.state_floats(cfg.recipe.segments_per_sequence),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
-    record.series = {"loss_curve": module.loss_curve}
+    record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
     if (gates := model.gates()) is not None:
         record.series["gates"] = gates
     folder = checkpoint_folder(cfg.results_dir, record.run_id)
@@ -108,9 +104,10 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     save_model(folder, model, description)
     records.write_record(record, cfg.results_dir)
     resume.unlink(missing_ok=True)
-    loss = record.results["validation_nll_per_token"]["value"]
+    name, result = next(iter(record.results.items()))
     console.print(
-        f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, validation {loss:.4f} nats/token",
+        f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, "
+        f"{name.replace('_', ' ')} {result['value']:.4f} {result['unit']}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -120,12 +117,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
 
 def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:
     assert cfg.init_from is not None
-    folder = Path(cfg.init_from)
-    if not folder.is_dir():
-        folder = checkpoint_folder(cfg.results_dir, cfg.init_from)
-    if not folder.is_dir():
-        known = f"{cfg.results_dir}/checkpoints"
-        raise InputError(f"init_from={cfg.init_from!r}: neither a folder nor a run id below {known}")
+    folder = init_folder(cfg.init_from, cfg.results_dir)
     if read_description(folder).get("tokenizer_hash", tokenizer_hash) != tokenizer_hash:
         raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
     load_weights_into(model, folder)
@@ -181,26 +173,11 @@ class _PlainProgress(Callback):
         self.printed = now
         each = (now - self.started) / max(1, step - self.first)
         loss = float(outputs["loss"]) if isinstance(outputs, dict) else float(outputs)
-        rate, left = batch["ids_BT"].numel() / each, each * (self.steps - step)
+        left = each * (self.steps - step)
+        # The batch is a number where it is made only when its step comes.
+        rate = module.tokens_a_step / each
         line = f"step {step}/{self.steps}  loss {loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left"
         self.console.print(line, highlight=False)
-
-
-def _validate(cfg: Config, model: Any, data: Any, device: torch.device) -> dict[str, dict[str, Any]]:
-    """Loss over the beginning of every validation document: what choices between configurations go by."""
-    from infini.precision import autocast
-    from tasks.language_modelling import metrics, stream_documents
-
-    with autocast(cfg.parallel.precision, device):
-        streamed = stream_documents(
-            model,
-            data.validation,
-            data.tokenizer.bos_id,
-            tokens_per_call=cfg.scale.eval_segments_per_call * cfg.dims.segment_length,
-            max_tokens=VALIDATION_TOKENS,
-        )
-    found = metrics(streamed, data.validation.n_words, data.validation.n_bytes)["nll_per_token"]
-    return {"validation_nll_per_token": found}
 
 
 def _quiet() -> None:

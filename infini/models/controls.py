@@ -35,7 +35,7 @@ class FullConfig(LocalConfig):
 @register("local", LocalConfig)
 def build_local(config: LocalConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """The decoder with attention inside segments of dims.segment_length tokens."""
-    return _decoder(config, dims, vocab_size, dims.segment_length)
+    return _decoder(config, dims, vocab_size, 1)
 
 
 @register("full", FullConfig)
@@ -43,20 +43,27 @@ def build_full(config: FullConfig, dims: Dimensions, vocab_size: int) -> Decoder
     """The decoder with attention inside windows of window_segments segments."""
     if config.window_segments < 1:
         raise ValueError(f"window_segments={config.window_segments}: must be at least 1")
-    return _decoder(config, dims, vocab_size, dims.segment_length * config.window_segments)
+    return _decoder(config, dims, vocab_size, config.window_segments)
 
 
-def _decoder(config: LocalConfig, dims: Dimensions, vocab_size: int, window: int) -> Decoder:
+def _decoder(config: LocalConfig, dims: Dimensions, vocab_size: int, window_segments: int) -> Decoder:
     def attention() -> LocalAttention:
         return LocalAttention(
             dims.d_model,
             dims.n_heads,
             dims.d_key,
-            window,
+            dims.segment_length * window_segments,
             d_value=dims.d_value,
             n_kv_heads=dims.n_kv_heads,
             rope_base=config.rope_base,
             attention_scale=config.attention_scale,
         )
 
-    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)
+    return Decoder(
+        dims,
+        vocab_size,
+        attention,
+        activation=config.activation,
+        tie_embeddings=config.tie_embeddings,
+        window_segments=window_segments,
+    )

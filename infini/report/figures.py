@@ -28,14 +28,14 @@ _BIN_GROWTH = math.sqrt(2)
 _SYNTHETIC = " [synthetic corpus]"
 
 
-def _style() -> AbstractContextManager[None]:
+def paper_style() -> AbstractContextManager[None]:
     import matplotlib
 
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
     return matplotlib.rc_context({**defaults, "svg.hashsalt": "infini", "font.size": 9.0})
 
 
-def _save(figure: Figure, path: Path) -> list[Path]:
+def save(figure: Figure, path: Path) -> list[Path]:
     """Write `<path>.png` and `<path>.svg`, without dates or the name of the program in them."""
     written = []
     for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
@@ -63,7 +63,7 @@ def gate_heatmap(record: RunRecord, path: Path, title: str | None = None) -> lis
     """
     gates = _gates(record)
     n_layers, n_heads = gates.shape
-    with _style():
+    with paper_style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(1.6 + 0.55 * n_heads, 1.3 + 0.38 * n_layers))
@@ -86,7 +86,7 @@ def gate_heatmap(record: RunRecord, path: Path, title: str | None = None) -> lis
         axes.set_title(f"{title or record.model}{synthetic}\nscale {record.scale}, seed {record.seed}", fontsize=9)
         bar = figure.colorbar(image, ax=axes, ticks=[0.0, 0.5, 1.0])
         bar.set_label("sigmoid(β): 0 local, 1 memory")
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _gates(record: RunRecord) -> np.ndarray:
@@ -128,7 +128,7 @@ def gap_by_position(
     curves = {model: _gap(model_runs, at_zero) for model, model_runs in models.items()}
     if not any(len(curve) for curve in curves.values()):
         raise InputError(f"no runs with losses by position of {baseline!r} and of another model with the same seed")
-    with _style():
+    with paper_style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.4, 3.8))
@@ -153,7 +153,7 @@ def gap_by_position(
             fontsize=9,
         )
         axes.legend(frameon=False)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord]) -> np.ndarray:

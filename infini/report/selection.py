@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
@@ -18,6 +18,7 @@ _IRRELEVANT_SETTINGS = {
     "task.data_dir",
     "scale.knockouts",
     "scale.eval_segments_per_call",
+    "task.rows_per_call",
     "recipe.checkpoint_activations",
     "recipe.loss_chunk",
     "recipe.save_every",
@@ -26,9 +27,34 @@ _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 
 
+class AnyReport(Protocol):
+    """What choosing runs needs to know of a report."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def aggregate(self) -> str | None:
+        """What several runs of one row, scale and seed are: null (an error), newest or mean."""
+        ...
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """Row name -> its title, in the order of the rows."""
+        ...
+
+    def row_of(self, run: RunRecord, training: Mapping[str, Any]) -> str | None:
+        """The row that an evaluation run belongs to; None when it belongs to none. training: the configuration its
+        model was trained with."""
+        ...
+
+    def cells_of(self, run: RunRecord) -> frozenset[Any]:
+        """Which of its row's cells a run fills; runs of one row and seed that share none do not compete."""
+        ...
+
+
 @dataclass(frozen=True)
 class Report:
-    """A table of the paper, as `conf/report/<name>.yaml` declares it."""
+    """A table of running text, as `conf/report/<name>.yaml` declares it."""
 
     name: str
     title: str
@@ -56,6 +82,17 @@ class Report:
             hint = did_you_mean(self.baseline, self.models)
             raise InputError(f"report.baseline={self.baseline!r}: a model of report.models{hint}")
 
+    @property
+    def titles(self) -> Mapping[str, str]:
+        return self.models
+
+    def row_of(self, run: RunRecord, training: Mapping[str, Any]) -> str | None:
+        fits = run.task == self.task and run.data.get("split") == self.split and run.model in self.models
+        return run.model if fits else None
+
+    def cells_of(self, run: RunRecord) -> frozenset[Any]:
+        return frozenset({"all"})
+
     @classmethod
     def from_config(cls, config: Any) -> Report:
         """A report from the `report` group of a configuration, a mapping or a dataclass.
@@ -63,15 +100,20 @@ class Report:
         Raises:
             InputError: a key is missing, unknown or has a value that is not allowed.
         """
-        if dataclasses.is_dataclass(config) and not isinstance(config, type):
-            config = dataclasses.asdict(config)
-        known = {entry.name for entry in dataclasses.fields(cls)}
-        for key in config:
-            if key not in known:
-                raise InputError(f"report.{key}: no such key in a report{did_you_mean(str(key), known)}")
-        if missing := sorted({"name", "title", "task", "split", "models", "benchmarks"} - set(config)):
-            raise InputError(f"report: missing {', '.join(missing)}")
-        return cls(**config)
+        return checked(cls, config, "title", "task", "split", "models", "benchmarks")
+
+
+def checked(cls: Any, config: Any, *required: str) -> Any:
+    """A report of a dataclass, from a mapping or a dataclass; InputError for a key that is missing or unknown."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = dataclasses.asdict(config)
+    known = {entry.name for entry in dataclasses.fields(cls)}
+    for key in config:
+        if key not in known:
+            raise InputError(f"report.{key}: no such key in a report{did_you_mean(str(key), known)}")
+    if missing := sorted({"name", *required} - set(config)):
+        raise InputError(f"report: missing {', '.join(missing)}")
+    return cls(**config)
 
 
 @dataclass(frozen=True)
@@ -79,7 +121,7 @@ class Selection:
     """The runs behind a report, and the training runs behind those."""
 
     runs: dict[str, list[RunRecord]]
-    """Model name -> its evaluation runs, ordered by seed; models without a run are left out."""
+    """Row name -> its evaluation runs, ordered by seed; rows without a run are left out."""
     parents: dict[str, RunRecord]
     """Run id -> training record, for every parent that was among the records."""
 
@@ -103,11 +145,11 @@ class Selection:
         return training.config if training else run.config
 
 
-def select_runs(report: Report, scale: str, records: Iterable[RunRecord]) -> Selection:
+def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> Selection:
     """Choose the evaluation runs that fill the cells of `report` at `scale`.
 
     Runs on real text put synthetic ones aside. What remains must agree: one corpus and tokenizer for the whole table,
-    one setting a model over all its seeds, one run for each seed. With `aggregate: newest` the newest run decides
+    one setting a row over all its seeds, one run for each seed. With `aggregate: newest` the newest run decides
     each of these; with `mean` all runs of a seed are kept.
 
     Raises:
@@ -115,37 +157,45 @@ def select_runs(report: Report, scale: str, records: Iterable[RunRecord]) -> Sel
     """
     known = list(records)
     parents = {record.run_id: record for record in known if record.verb == "train"}
-    candidates = [
-        record
-        for record in known
-        if record.verb == "eval"
-        and record.task == report.task
-        and record.scale == scale
-        and record.data.get("split") == report.split
-        and record.model in report.models
-    ]
-    candidates = [record for record in candidates if not record.synthetic] or candidates
     selection = Selection({}, parents)
+    rows = {
+        record.run_id: report.row_of(record, selection.training_config(record))
+        for record in known
+        if record.verb == "eval" and record.scale == scale
+    }
+    candidates = [record for record in known if rows.get(record.run_id) is not None]
+    candidates = [record for record in candidates if not record.synthetic] or candidates
     newest = report.aggregate == "newest"
     candidates = _agreeing(candidates, _corpus, newest, f"{report.name} at scale {scale}: different data in one table")
-    for model in report.models:
-        where = f"{report.name} at scale {scale}, {model}"
-        runs = [record for record in candidates if record.model == model]
+    for name in report.titles:
+        where = f"{report.name} at scale {scale}, {name}"
+        runs = [record for record in candidates if rows[record.run_id] == name]
         runs = _agreeing(
             runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"
         )
         chosen: list[RunRecord] = []
         for seed in sorted({run.seed for run in runs}):
-            of_seed = [run for run in runs if run.seed == seed]
-            if len(of_seed) > 1 and report.aggregate is None:
-                raise InputError(
-                    f"{where}: two runs for seed {seed}: {of_seed[0].run_id} and {of_seed[1].run_id}; "
-                    "choose with report.aggregate=newest or report.aggregate=mean"
-                )
-            chosen.extend([max(of_seed, key=_age)] if newest else sorted(of_seed, key=_age))
+            chosen.extend(_of_seed(report, sorted((run for run in runs if run.seed == seed), key=_age), where))
         if chosen:
-            selection.runs[model] = chosen
+            selection.runs[name] = chosen
     return selection
+
+
+def _of_seed(report: AnyReport, runs: list[RunRecord], where: str) -> list[RunRecord]:
+    """Of the runs of one row and seed, oldest first, those that count."""
+    if report.aggregate == "mean":
+        return runs
+    chosen: list[RunRecord] = []
+    for run in reversed(runs):
+        rivals = [other for other in chosen if report.cells_of(other) & report.cells_of(run)]
+        if rivals and report.aggregate is None:
+            raise InputError(
+                f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}; "
+                "choose with report.aggregate=newest or report.aggregate=mean"
+            )
+        if not rivals:
+            chosen.append(run)
+    return chosen[::-1]
 
 
 def _age(run: RunRecord) -> tuple[str, str]:

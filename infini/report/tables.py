@@ -130,10 +130,10 @@ def over_seeds(runs: Sequence[RunRecord], value: Callable[[RunRecord], Any], for
     text = format(mean, form)
     if spread:
         text += f" {PLUS_MINUS} {format(spread, form)} ({len(means)})"
-    return _measured(text, source, mean, spread, "sd" if spread is not None else "", len(means), used)
+    return measured_cell(text, source, mean, spread, "sd" if spread is not None else "", len(means), used)
 
 
-def _measured(
+def measured_cell(
     text: str,
     source: str,
     value: float,
@@ -215,7 +215,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
         for counts in ([effect.n_books for effect in found], [effect.n_seeds for effect in found]):
             text = "/".join(str(count) for count in dict.fromkeys(counts))
             ids = dict.fromkeys(run_id for effect in found for run_id in effect.run_ids)
-            cells.append(_measured(text, source, counts[-1], None, "", found[-1].n_seeds, ids))
+            cells.append(measured_cell(text, source, counts[-1], None, "", found[-1].n_seeds, ids))
         rows.append(Row(model, report.models[model], tuple(cells)))
     title = (
         f"What the memory is worth, in nats a token {PLUS_MINUS} standard error clustered by book ({_whose(source)}): "
@@ -231,12 +231,12 @@ def _effect_cells(effect: Effect | None, source: str) -> list[Cell]:
         return [MISSING, MISSING]
     known = not math.isnan(effect.se)
     text = f"{effect.mean:+.4f}" + (f" {PLUS_MINUS} {effect.se:.4f}" if known else "")
-    size = _measured(
+    size = measured_cell(
         text, source, effect.mean, effect.se if known else None, "se" if known else "", effect.n_seeds, effect.run_ids
     )
     if not math.isfinite(effect.t):
         return [size, MISSING]
-    return [size, _measured(f"{effect.t:.1f}", source, effect.t, None, "", effect.n_seeds, effect.run_ids)]
+    return [size, measured_cell(f"{effect.t:.1f}", source, effect.t, None, "", effect.n_seeds, effect.run_ids)]
 
 
 def _whose(source: str) -> str:
@@ -280,7 +280,7 @@ def provenance(source: str, selection: Selection, report: Report) -> str:
     return (
         f"{source}: {len(runs)} evaluation runs; data {_distinct(data)}; "
         f"tokenizer {_distinct(run.data.get('tokenizer') for run in runs)}; training tokens {training_tokens}; "
-        f"hardware {_distinct(_hardware(run) for run in runs)}; commit {_distinct(_commit(run) for run in runs)}"
+        f"hardware {_distinct(hardware_of(run) for run in runs)}; commit {_distinct(commit_of(run) for run in runs)}"
     )
 
 
@@ -292,13 +292,13 @@ def _distinct(values: Iterable[Any]) -> str:
     return " | ".join(dict.fromkeys(str(value) for value in values))
 
 
-def _hardware(run: RunRecord) -> str:
+def hardware_of(run: RunRecord) -> str:
     hardware = run.environment.get("hardware", {})
     described = f"{hardware.get('cpu')}, {hardware.get('cores')} cores, {hardware.get('memory_gb')} GB"
     return f"{hardware['accelerator']} ({described})" if hardware.get("accelerator") else described
 
 
-def _commit(run: RunRecord) -> str:
+def commit_of(run: RunRecord) -> str:
     revision = run.environment.get("git_revision")
     if revision is None:
         return "unknown"

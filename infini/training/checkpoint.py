@@ -15,6 +15,14 @@ from infini.models import build_model
 WEIGHTS, DESCRIPTION, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
 
+def init_folder(init_from: str, results_dir: str | Path) -> Path:
+    """The folder that `init_from` names, itself or by its run id; InputError when there is none."""
+    for folder in (Path(init_from), Path(results_dir) / "checkpoints" / init_from):
+        if folder.is_dir():
+            return folder
+    raise InputError(f"init_from={init_from!r}: neither a folder nor a run id below {results_dir}/checkpoints")
+
+
 def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]) -> None:
     """Write weights and description (run_id, model, dims, vocab_size, identity); the description last, by rename."""
     from safetensors.torch import save_model as save_weights

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import lightning
+import numpy as np
 import torch
 
-from infini.ops.cross_entropy import summed_cross_entropy
+from infini.ops.cross_entropy import IGNORE, summed_cross_entropy
+from infini.protocols import ModelOutput
 from infini.schema import OptimizerConfig, RecipeConfig
 from infini.state import State, detach, leaves, map_state
+from infini.training import length_extension
 from infini.training.optimizers import build_optimizer
+
+SMOOTHING = 0.98
+_EXTENSION_STREAM = 3
+"""Which stream of the seed's random numbers the length extension draws from."""
 
 
 class LanguageModelModule(lightning.LightningModule):
@@ -18,45 +25,94 @@ class LanguageModelModule(lightning.LightningModule):
 
     carry_state: each row's state, without its history, goes on into the row's next sequence; otherwise every sequence
     starts from an empty state. Gradients flow through all segments of a sequence.
+
+    A batch may also hold segment_length (that of its stage of the curriculum), and lm_targets_BT with lm_weight: a
+    second loss that is added with that weight.
     """
 
-    def __init__(self, model: Any, optimizer: OptimizerConfig, recipe: RecipeConfig, carry_state: bool) -> None:
+    def __init__(
+        self, model: Any, optimizer: OptimizerConfig, recipe: RecipeConfig, carry_state: bool, seed: int = 0
+    ) -> None:
         super().__init__()
         self.model = model
-        self.optimizer_config, self.recipe, self.carry_state = optimizer, recipe, carry_state
+        self.optimizer_config, self.recipe, self.carry_state, self.seed = optimizer, recipe, carry_state, seed
+        self.stage = 0
+        """Stage of the curriculum, 0 the first; the number of stages is that of the training proper."""
+        self.stage_loss: float | None = None
+        """Smoothed loss since the stage began."""
+        self.tokens_a_step = 0
+        """Tokens of the last batch, padding included."""
+        self.stage_steps: list[int] = []
+        """The step after which each stage was left."""
         self.carried: State | None = None
         self.loss_curve: list[list[float]] = []
         self.tokens_seen = 0
-        self._pending: list[tuple[int, torch.Tensor, int]] = []
+        self._pending: list[tuple[int, torch.Tensor]] = []
 
-    def training_step(self, batch: dict[str, torch.Tensor], batch_index: int) -> torch.Tensor:
-        padded = not bool(batch["mask_BT"].all())
+    def training_step(self, batch: dict[str, Any], batch_index: int) -> torch.Tensor:
+        if batch.get("segment_length", self.model.segment_length) != self.model.segment_length:
+            self.model.resize_segments(batch["segment_length"])
+        self.tokens_a_step = batch["ids_BT"].numel()
         state = self.carried if self.carry_state else None
-        out = self.model(
-            batch["ids_BT"],
-            state,
-            mask_BT=batch["mask_BT"] if padded else None,
-            reset_BT=batch["reset_BT"] if bool(batch["reset_BT"].any()) else None,
-        )
+        out = self._call(batch, state)
         self.carried = detach(out.state) if self.carry_state else None
-        total, count = summed_cross_entropy(
-            out.hidden_BTD, self.model.output_weight, batch["targets_BT"], self.recipe.loss_chunk
-        )
-        loss = total / max(count, 1)
-        self._pending.append((self.global_step + 1, loss.detach(), count))
+        loss = self._loss(out.hidden_BTD, batch["targets_BT"])
+        self.tokens_seen += int(batch["mask_BT"].sum())
+        self._pending.append((self.global_step + 1, loss.detach()))
         if len(self._pending) >= 10:
             self.read_losses()
         self.log("loss", loss.detach(), prog_bar=True)
+        self._advance(loss)
+        if "lm_targets_BT" in batch:
+            loss = loss + batch["lm_weight"] * self._loss(out.hidden_BTD, batch["lm_targets_BT"])
         return loss + out.aux_loss
+
+    def _call(self, batch: dict[str, Any], state: State | None) -> ModelOutput:
+        ids_BT = batch["ids_BT"]
+        mask_BT = None if bool(batch["mask_BT"].all()) else batch["mask_BT"]
+        reset_BT = batch["reset_BT"] if bool(batch["reset_BT"].any()) else None
+        segments = -(-ids_BT.shape[1] // self.model.segment_length)
+        if self.recipe.length_extension is not None and self.in_last_stage and segments > 1:
+            rng = np.random.default_rng([self.seed, _EXTENSION_STREAM, self.global_step])
+            if rng.random() < self.recipe.length_extension_share:
+                boundary, factor_B = length_extension.draw(rng, ids_BT.shape[0], segments, self.recipe.length_extension)
+                cut = boundary * self.model.segment_length
+                return length_extension.extended_call(self.model, ids_BT, state, mask_BT, reset_BT, cut, factor_B)
+        out: ModelOutput = self.model(ids_BT, state, mask_BT=mask_BT, reset_BT=reset_BT)
+        return out
+
+    def _loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Mean loss in nats over the targets."""
+        asked_BT = targets_BT != IGNORE
+        if 2 * int(asked_BT.sum()) < asked_BT.numel():
+            # The few that are asked, not the logits of a whole sequence.
+            hidden_BTD, targets_BT = hidden_BTD[asked_BT][None], targets_BT[asked_BT][None]
+        total, count = summed_cross_entropy(hidden_BTD, self.model.output_weight, targets_BT, self.recipe.loss_chunk)
+        return total / max(count, 1)
+
+    @property
+    def in_last_stage(self) -> bool:
+        """Whether the curriculum is done: this is the training proper."""
+        return self.stage == len(self.recipe.curriculum or ())
+
+    def _advance(self, loss: torch.Tensor) -> None:
+        """Go to the next stage of the curriculum when the smoothed loss is low enough."""
+        if self.in_last_stage:
+            return
+        value = float(loss.detach())
+        kept = SMOOTHING if self.stage_loss is not None else 0.0
+        self.stage_loss = kept * (self.stage_loss or 0.0) + (1 - kept) * value
+        if self.stage_loss < self.recipe.advance_below:
+            self.stage, self.stage_loss = self.stage + 1, None
+            self.stage_steps.append(self.global_step + 1)
 
     def read_losses(self) -> None:
         """Move the last losses to `loss_curve` as [step, nats a token]; in groups, so that a GPU need not wait."""
-        for step, loss, count in self._pending:
+        for step, loss in self._pending:
             value = float(loss)
             if value != value or value in (float("inf"), float("-inf")):
                 raise FloatingPointError(f"the loss at step {step} is {value}: lower optimizer.lr")
             self.loss_curve.append([step, round(value, 5)])
-            self.tokens_seen += count
         self._pending.clear()
 
     def configure_optimizers(self) -> Any:
@@ -74,11 +130,15 @@ class LanguageModelModule(lightning.LightningModule):
             "rows": rows,
             "loss_curve": self.loss_curve,
             "tokens_seen": self.tokens_seen,
+            "stage": self.stage,
+            "stage_loss": self.stage_loss,
+            "stage_steps": self.stage_steps,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kept = checkpoint["infini"]
         self.loss_curve, self.tokens_seen = kept["loss_curve"], kept["tokens_seen"]
+        self.stage, self.stage_loss, self.stage_steps = kept["stage"], kept["stage_loss"], kept["stage_steps"]
         if kept["rows"]:
             stored = iter(kept["carried"].values())
             fresh = self.model.init_state(kept["rows"], self.device)

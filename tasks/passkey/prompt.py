@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -68,6 +69,10 @@ class Prompt:
     def __len__(self) -> int:
         return sum(len(span) for span in self.spans)
 
+    def read(self, start: int, count: int) -> np.ndarray:
+        """At most `count` tokens from token `start` on."""
+        return next(self.chunks(count, start))
+
     def chunks(self, size: int, start: int = 0) -> Iterator[np.ndarray]:
         """The prompt from token `start` on, `size` tokens at a time; the last chunk may be shorter."""
         parts: list[np.ndarray] = []
@@ -117,6 +122,7 @@ class PasskeyTemplate:
     digits: digits of a key. as_printed: the second filler with the paper's misprint. distractors: how many other keys
     ("The green key is ...") stand in the filler. book: token ids of a text that takes the place of the repeated block.
     fill: "blocks" (whole blocks only) or "exact" (the first block is trimmed, so that the length is hit).
+    longest_training: no training prompt is longer, so longer ones differ from all of them; None is unknown.
     """
 
     def __init__(
@@ -128,20 +134,29 @@ class PasskeyTemplate:
         distractors: int = 0,
         fill: str = "blocks",
         book: np.ndarray | None = None,
+        longest_training: int | None = None,
     ) -> None:
         if digits < 2 or fill not in ("blocks", "exact"):
             raise ValueError(f"digits={digits}, fill={fill!r}: at least 2 digits, fill blocks or exact")
         self.digits, self.distractors, self.fill = digits, distractors, fill
+        self.longest_training = longest_training
         self._encode = encode
+        self._before = cache(lambda after: encode(HEAD + after))
         self.head = np.asarray(encode(HEAD))
         self.block = self._added(BLOCK) if book is None else np.asarray(book)
         second = self._added(BLOCK_AS_PRINTED if as_printed else BLOCK) if book is None else self.block
         self.second_block, self.book = second, book
         self.question = self._added(QUESTION, BLOCK)
 
+    @property
+    def shortest(self) -> int:
+        """A length that has room for any example of the training and the evaluation set."""
+        sentences = (1 + self.distractors) * (len(self.key_tokens("0" * self.digits)) + 2 * self.digits)
+        return len(self.head) + sentences + len(self.question) + self.digits + 2 * len(self.block[:64])
+
     def _added(self, text: str, after: str = BLOCK) -> np.ndarray:
         """The tokens that `text` adds after `after`."""
-        before, whole = self._encode(HEAD + after), self._encode(HEAD + after + text)
+        before, whole = self._before(after), self._encode(HEAD + after + text)
         if len(whole) <= len(before) or not np.array_equal(whole[: len(before)], before):
             raise InputError(f"the tokenizer joins {after.strip()[-12:]!r} and {text.strip()[:12]!r} into one token")
         return np.asarray(whole[len(before) :])
@@ -164,8 +179,8 @@ class PasskeyTemplate:
     def example(self, length: int, depth: float, rng: np.random.Generator, training: bool) -> Prompt:
         """A prompt that is, with its answer, at most `length` tokens and more than `length` minus one block.
 
-        depth: 0 is the start, 1 the end; the key stands at the nearest number of blocks that belongs to the training or
-        the evaluation set. Raises InputError when `length` has no room for a key.
+        depth: 0 is the start, 1 the end; the key stands at the nearest number of blocks that belongs to the training
+        or, up to the longest of the training, to the evaluation set. Raises InputError when there is no room for a key.
         """
         key = self.draw_key(rng, training)
         given, answer = self.key_tokens(key), self.answer_tokens(key)
@@ -173,7 +188,7 @@ class PasskeyTemplate:
         fixed = sum(map(len, (self.head, given, *others, self.question, answer)))
         if fixed > length:
             raise InputError(f"length={length}: too short for a passkey prompt, which needs at least {fixed} tokens")
-        x, y, spare = self._blocks(length - fixed, depth, training)
+        x, y, spare = self._blocks(length - fixed, depth, training, length)
         begin = 0 if self.book is None else int(rng.integers(len(self.book)))
 
         def filler(start: int, stop: int) -> Span:
@@ -197,7 +212,7 @@ class PasskeyTemplate:
         kept = tuple(span for span in spans if len(span))
         return Prompt(kept, answer, key, x / max(1, x + y), position, (x, y))
 
-    def _blocks(self, room: int, depth: float, training: bool) -> tuple[int, int, int]:
+    def _blocks(self, room: int, depth: float, training: bool, length: int) -> tuple[int, int, int]:
         """Blocks before and after the key that this set may have, nearest to `depth`, and the tokens left over."""
         first, second = (1, 1) if self.book is not None else (len(self.block), len(self.second_block))
         most = room // first
@@ -205,7 +220,8 @@ class PasskeyTemplate:
         near = range(max(0, wanted - _FILLER_MODULUS), min(most, wanted + _FILLER_MODULUS) + 1)
         for x in sorted(near, key=lambda x: (abs(x - wanted), x)):
             y, spare = divmod(room - x * first, second)
-            if ((x + 3 * y) % _FILLER_MODULUS != 0) == training:
+            beyond = not training and self.longest_training is not None and length > self.longest_training
+            if beyond or ((x + 3 * y) % _FILLER_MODULUS != 0) == training:
                 return x, y, spare
         raise InputError(f"{room} tokens of filler are too few for training and evaluation to differ: a longer length")
 

@@ -4,14 +4,21 @@ from functools import cached_property
 from typing import Any
 
 import lightning
+import torch
 from torch.utils.data import DataLoader
 
 from infini.config import Config
+from infini.precision import autocast
+from tasks.document_evaluation import evaluate
+from tasks.language_modelling import metrics, stream_documents
 from tasks.stream import DocumentStream, StreamDataset
 from tasks.text import TextTokenizer
 from tasks.token_cache import TokenisedSplit, open_split, open_tokenizer
 
-__all__ = ["DataModule", "PG19DataModule", "open_split"]
+__all__ = ["DataModule", "PG19DataModule", "evaluate", "open_split"]
+
+VALIDATION_TOKENS = 16384
+"""Tokens of each validation document that are scored at the end of a training."""
 
 
 class PG19DataModule(lightning.LightningDataModule):
@@ -72,6 +79,25 @@ class PG19DataModule(lightning.LightningDataModule):
         )
         stream.seek(self._first_batch)
         return DataLoader(StreamDataset(stream), batch_size=None, num_workers=0)
+
+    @property
+    def identity(self) -> str:
+        """What a training has read: part of the name under which it can be resumed."""
+        return f"{self.train.revision[:8]}-{self.tokenizer.hash[:8]}"
+
+    def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
+        """Loss over the beginning of every validation document: what choices between configurations go by."""
+        cfg = self.cfg
+        with autocast(cfg.parallel.precision, device):
+            streamed = stream_documents(
+                model,
+                self.validation,
+                self.tokenizer.bos_id,
+                tokens_per_call=cfg.scale.eval_segments_per_call * cfg.dims.segment_length,
+                max_tokens=VALIDATION_TOKENS,
+            )
+        found = metrics(streamed, self.validation.n_words, self.validation.n_bytes)["nll_per_token"]
+        return {"validation_nll_per_token": found}
 
     def data_record(self, split: str) -> dict[str, Any]:
         """What a run record says about the data of `split`."""

@@ -1,0 +1,114 @@
+"""What `infini reproduce report=table3_passkey` runs: each row's training, what it starts from, its evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from infini import records
+from infini.commands.common import checkpoint_folder
+from infini.commands.evaluate import evaluate
+from infini.commands.train import train
+from infini.config import Config, compose, config_hash
+from infini.records import RunRecord
+from infini.report.passkey import PasskeyReport, PasskeyRow
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One row at one seed."""
+
+    row: PasskeyRow
+    scale: str
+    asked: tuple[str, ...]
+    """What the user set beside model, recipe and seed."""
+    seed: int
+
+    def pretraining(self) -> list[str]:
+        """Overrides of the PG19 model that the row starts from."""
+        # What was asked for the passkey task does not decide the model it starts from.
+        ours = ("report", "results_dir", "cache_dir", "scale", "parallel", "logger")
+        kept = [text for text in self.asked if text.partition("=")[0].partition(".")[0] in ours]
+        return [*kept, "task=pg19", f"model={self.row.model}", f"seed={self.seed}"]
+
+    def overrides(self, init_from: str | None) -> list[str]:
+        """Overrides of the row's own training and evaluation."""
+        base = [*self.asked, "task=passkey", f"model={self.row.model}", f"seed={self.seed}"]
+        base.append(f"task.knockout={self.row.knockout}")
+        if self.row.frozen_gates:
+            base += ["optimizer.gate_lr=0", "model.gate_init=zeros"]
+        if self.row.recipe:
+            base.append(f"recipe={self.row.recipe.format(scale=self.scale)}")
+        if self.row.pretrained:
+            base += [f"dims=pg19_{self.scale}", *([f"init_from={init_from}"] if init_from else [])]
+        return base
+
+
+def run_rows(report: PasskeyReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> None:
+    """Make what the rows of `report.run` still need. A job that is done is known by its record."""
+    taken = ("task", "model", "recipe", "seed", "dims", "init_from", "task.knockout")
+    asked = tuple(text for text in overrides if text.partition("=")[0] not in taken)
+    jobs = [_Job(report.rows[name], cfg.scale.name, asked, seed) for seed in seeds for name in report.to_run]
+    for number, job in enumerate(jobs, 1):
+        console.rule(f"{number} of {len(jobs)}: {job.row.title}, seed {job.seed}")
+        _fill(job, console)
+
+
+def _fill(job: _Job, console: Console) -> None:
+    trained: str | None = None
+    if job.row.pretrained:
+        trained = _trained(job.pretraining(), console)
+    if job.row.recipe:
+        trained = _trained(job.overrides(trained), console)
+    assert trained is not None
+    overrides = job.overrides(None)
+    if not job.row.recipe:
+        overrides = [text for text in overrides if not text.startswith("dims=")]
+    cfg = compose(overrides)
+    known = _evaluated(records.load_records(cfg.results_dir), trained, cfg)
+    record = known or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained))
+    accuracy = 100 * (record.metric("token_accuracy") or 0.0)
+    console.print(
+        f"{record.run_id}: token accuracy {accuracy:.1f} % over all cells",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _trained(overrides: list[str], console: Console) -> str:
+    """The run id of a training of this configuration, made now or before."""
+    cfg = compose(overrides)
+    known = [
+        run
+        for run in records.load_records(cfg.results_dir)
+        if run.verb == "train" and run.config_hash == config_hash(cfg) and _kept(cfg.results_dir, run.run_id)
+    ]
+    if known:
+        console.print(f"trained before: {known[-1].run_id}", markup=False, highlight=False)
+        return known[-1].run_id
+    return train(cfg, overrides).run_id
+
+
+def _kept(results_dir: str | Path, run_id: str) -> bool:
+    return checkpoint_folder(results_dir, run_id).is_dir()
+
+
+def _evaluated(known: list[RunRecord], parent: str, cfg: Config) -> RunRecord | None:
+    """The newest evaluation of this training run that asked the same questions."""
+
+    def asked(task: dict[str, Any], length: Any, depth: Any) -> Any:
+        return {key: value for key, value in task.items() if key != "rows_per_call"}, length, depth
+
+    wanted = asked(asdict(cfg.task), cfg.length, cfg.depth)
+    fitting = [
+        run
+        for run in known
+        if run.verb == "eval"
+        and run.parent == parent
+        and asked(run.config.get("task", {}), run.config.get("length"), run.config.get("depth")) == wanted
+    ]
+    return fitting[-1] if fitting else None

@@ -1,0 +1,52 @@
+"""How prompt lengths and depths are written: `32K`, `1M`, plain integers; `start`, `middle`, `end`, 0 to 1, `grid`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from infini.errors import InputError
+
+NAMED_DEPTHS = {"start": 0.0, "middle": 0.5, "end": 1.0}
+GRID = tuple(round(0.05 * step, 2) for step in range(21))
+"""Depths of `depth=grid`, those of the needle-in-a-haystack tests of others."""
+
+
+def parse_length(text: str | int) -> int:
+    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, a plain integer itself; anything else InputError."""
+    match = re.fullmatch(r"([1-9][0-9]{0,14})([KM]?)", str(text)) if isinstance(text, str | int) else None
+    if match is None:
+        raise InputError(f"length={text!r}: must be a positive integer, or one followed by K (1,024) or M (1,048,576)")
+    return int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
+
+
+def format_length(tokens: int) -> str:
+    """The shortest way to write a length: 32K for 32,768."""
+    for unit, size in (("M", 2**20), ("K", 2**10)):
+        if tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
+
+
+def parse_lengths(values: Sequence[str | int]) -> list[int]:
+    """Distinct lengths in tokens, in the order given."""
+    if not values:
+        raise InputError("length=[]: must name at least one length, as 32K")
+    return list(dict.fromkeys(parse_length(value) for value in values))
+
+
+def parse_depths(values: Sequence[str | float]) -> dict[str, float]:
+    """Name -> fraction of the filler before the key, in the order given; InputError for anything else."""
+    depths: dict[str, float] = {}
+    for value in values:
+        if value == "grid":
+            depths |= {f"{depth:g}": depth for depth in GRID}
+        elif value in NAMED_DEPTHS:
+            depths[str(value)] = NAMED_DEPTHS[str(value)]
+        elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            depths[f"{value:g}"] = float(value)
+        else:
+            raise InputError(f"depth={value!r}: must be start, middle, end, a number from 0 to 1, or grid")
+    if not depths:
+        raise InputError("depth=[]: must name at least one place, as start")
+    return depths

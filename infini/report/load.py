@@ -1,0 +1,41 @@
+"""The report that a configuration names, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infini.records import RunRecord
+from infini.report.passkey import PasskeyReport, build_passkey_report
+from infini.report.selection import Report, Selection
+from infini.report.tables import RenderedReport, build_report
+
+
+def load_report(config: Any) -> Report | PasskeyReport:
+    """A report from the `report` group of a configuration; InputError for a key or value that is not allowed."""
+    is_passkey = isinstance(config, Mapping) and "rows" in config
+    return PasskeyReport.from_config(config) if is_passkey else Report.from_config(config)
+
+
+def render(
+    report: Report | PasskeyReport,
+    scale: str,
+    published: Iterable[RunRecord],
+    yours: Iterable[RunRecord] | None = None,
+) -> RenderedReport:
+    """The tables of a report at one scale; see build_report."""
+    if isinstance(report, PasskeyReport):
+        return build_passkey_report(report, scale, published, yours)
+    return build_report(report, scale, published, yours)
+
+
+def draw(report: Report | PasskeyReport, scale: str, selection: Selection, folder: Path) -> list[Path]:
+    """All figures of a report, written to `folder`; the paths of the files."""
+    # matplotlib is slow to load and only figures need it.
+    from infini.report.figures import draw_report
+    from infini.report.passkey_figures import draw_passkey
+
+    if isinstance(report, PasskeyReport):
+        return draw_passkey(report, scale, selection, folder)
+    return draw_report(report, scale, selection, folder)

@@ -1,0 +1,67 @@
+"""Figures of the passkey table, from run records."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from infini.lengths import format_length
+from infini.records import RunRecord
+from infini.report.figures import gate_heatmap, paper_style, save
+from infini.report.passkey import PasskeyReport
+from infini.report.selection import Selection
+
+
+def accuracy_heatmap(runs: Sequence[RunRecord], path: Path, title: str) -> list[Path]:
+    """Draw token accuracy, in per cent and printed, for every length and place of the key; the mean over the runs.
+
+    Args:
+        runs: evaluations of one row, their series `cells` filled.
+        path: the figure's path without suffix.
+        title: what the row is called.
+
+    Returns:
+        Paths of the PNG and the SVG.
+    """
+    found: dict[tuple[int, str], list[float]] = {}
+    for run in runs:
+        for cell in run.series["cells"]:
+            found.setdefault((cell["length"], cell["depth"]), []).append(100 * cell["token_accuracy"])
+    lengths = sorted({length for length, _ in found})
+    depths = list(dict.fromkeys(depth for _, depth in found))
+    grid = np.full((len(depths), len(lengths)), np.nan)
+    for (length, depth), values in found.items():
+        grid[depths.index(depth), lengths.index(length)] = statistics.fmean(values)
+    with paper_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(2.0 + 0.62 * len(lengths), 1.4 + 0.32 * len(depths)))
+        axes = figure.add_subplot()
+        image = axes.imshow(grid, cmap="Greys", vmin=0.0, vmax=100.0, aspect="auto")
+        for (row, column), value in np.ndenumerate(grid):
+            if np.isfinite(value):
+                colour = "white" if value > 50 else "black"
+                text = f"{value:.0f}" if value == round(value) else f"{min(value, 99.9):.1f}"
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+        axes.set_xticks(range(len(lengths)), [format_length(length) for length in lengths])
+        axes.set_yticks(range(len(depths)), depths)
+        axes.set_xlabel("length in tokens")
+        axes.set_ylabel("place of the key")
+        seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
+        axes.set_title(f"{title}\nscale {runs[0].scale}, seed {seeds}", fontsize=9)
+        figure.colorbar(image, ax=axes, ticks=[0, 50, 100]).set_label("token accuracy in per cent")
+        return save(figure, path)
+
+
+def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder: Path) -> list[Path]:
+    """Draw a heatmap of accuracy for every row with runs, and the gates of its first seed."""
+    written: list[Path] = []
+    for name, runs in selection.runs.items():
+        title = report.rows[name].title
+        written += accuracy_heatmap(runs, folder / f"{report.name}_{scale}_accuracy_{name}", title)
+        if runs[0].series.get("gates") and report.rows[name].knockout == "none":
+            written += gate_heatmap(runs[0], folder / f"{report.name}_{scale}_gates_{name}", title)
+    return written

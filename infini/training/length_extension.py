@@ -1,0 +1,48 @@
+"""Length extension, an addition to the paper: train on short sequences as if their past were long.
+
+At length L a memory's read is divided by a sum over about L keys, so a memory that works on short sequences need not
+work on long ones: what has to be found is diluted. Multiplying (M, z) by c at a segment boundary leaves what was read
+of it unchanged, numerator and denominator alike, and makes everything written later weigh 1/c as much beside it, as
+if c times as many tokens had been read. Training with that asks keys and queries for the selectivity that length needs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from infini.protocols import LanguageModel, ModelOutput
+from infini.state import State, scale_memory
+
+
+def draw(rng: np.random.Generator, n_rows: int, n_segments: int, highest: float) -> tuple[int, torch.Tensor]:
+    """A boundary, 1 to n_segments - 1 (segments before it), and a factor a row, log-uniform in [1, highest]."""
+    boundary = int(rng.integers(1, n_segments))
+    factors = np.exp(rng.uniform(0.0, math.log(highest), n_rows))
+    return boundary, torch.from_numpy(factors).float()
+
+
+def extended_call(
+    model: LanguageModel,
+    ids_BT: torch.Tensor,
+    state: State | None,
+    mask_BT: torch.Tensor | None,
+    reset_BT: torch.Tensor | None,
+    cut: int,
+    factor_B: torch.Tensor,
+) -> ModelOutput:
+    """model(ids_BT, state, mask_BT, reset_BT) with the memory multiplied by factor_B after `cut` tokens.
+
+    cut: a multiple of the segment length, below T, counted from a state that stands on a boundary.
+    """
+
+    def part(columns: slice, state: State | None) -> ModelOutput:
+        mask, reset = (None if extra is None else extra[:, columns] for extra in (mask_BT, reset_BT))
+        return model(ids_BT[:, columns], state, mask_BT=mask, reset_BT=reset)
+
+    before = part(slice(0, cut), state)
+    after = part(slice(cut, None), scale_memory(before.state, factor_B))
+    hidden_BTD = torch.cat([before.hidden_BTD, after.hidden_BTD], 1)
+    return ModelOutput(hidden_BTD, after.state, before.aux_loss + after.aux_loss)

@@ -1,0 +1,120 @@
+"""The passkey task: a number hidden in up to millions of tokens of irrelevant text, asked for at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, cast
+
+import lightning
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from infini.config import Config
+from infini.precision import autocast
+from infini.schema import PasskeyConfig
+from infini.training.checkpoint import TOKENIZER, init_folder
+from tasks.passkey.data import VALIDATION_STREAM, PasskeyBatches
+from tasks.passkey.evaluation import Question, answer_questions
+from tasks.passkey.measure import evaluate
+from tasks.passkey.template import make_template, stages
+from tasks.passkey.tokenizer import word_tokenizer
+from tasks.text import TextTokenizer
+from tasks.token_cache import open_tokenizer
+
+__all__ = ["DataModule", "PasskeyDataModule", "evaluate", "make_template"]
+
+VALIDATION_PROMPTS = 32
+"""Held-out prompts of the training length that are answered at the end of a training."""
+
+
+class _Numbers(IterableDataset[int]):
+    """first, first + 1, ... without end."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def __iter__(self) -> Iterator[int]:
+        number = self.first
+        while True:
+            yield number
+            number += 1
+
+
+class PasskeyDataModule(lightning.LightningDataModule):
+    """Prompts made as they are needed, at the stage of the curriculum that the training has reached.
+
+    The loader hands out numbers; a number becomes a batch right before its step, when the stage is known. Resuming from
+    a Lightning checkpoint goes on with the batch after the last one that was trained on.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self._first_batch = 0
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the model that the training starts from, else of the task or the scale."""
+        if self.cfg.init_from is not None:
+            return TextTokenizer.load(init_folder(self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
+        task = cast(PasskeyConfig, self.cfg.task)
+        return word_tokenizer() if task.tokenizer == "words" else open_tokenizer(self.cfg)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Make the generator. Raises InputError (one line) when the data cannot be had or a stage has no room."""
+        cfg, task = self.cfg, cast(PasskeyConfig, self.cfg.task)
+        self.template, self._data = make_template(cfg, self.tokenizer, "train")
+        self.batches = PasskeyBatches(
+            self.template, self.tokenizer.bos_id, stages(self.cfg), cfg.recipe.batch_size, cfg.seed, task.lm_loss_weight
+        )
+
+    @property
+    def identity(self) -> str:
+        """What a training has read: part of the name under which it can be resumed."""
+        return f"{self._data['revision'][:8]}-{self.tokenizer.hash[:8]}"
+
+    def train_dataloader(self) -> DataLoader[int]:
+        """The numbers of the batches."""
+        return DataLoader(_Numbers(self._first_batch), batch_size=None, num_workers=0)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> dict[str, Any]:
+        """The batch of a number, at the stage that the training has reached."""
+        stage = cast(Any, self.trainer).lightning_module.stage
+        return self.batches.batch(int(batch), stage)
+
+    def data_record(self, split: str) -> dict[str, Any]:
+        """What a run record says about its data."""
+        return {**self._data, "split": split}
+
+    def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
+        """Accuracy over held-out prompts of the training length, answered greedily: what choices go by."""
+        N, length = stages(self.cfg)[-1]
+        rng = np.random.default_rng([self.cfg.seed, VALIDATION_STREAM])
+        questions = [
+            Question(length, "random", number, self.template.example(length, float(rng.random()), rng, training=False))
+            for number in range(VALIDATION_PROMPTS)
+        ]
+        model.resize_segments(N)
+        right = tokens = whole = 0
+        with autocast(self.cfg.parallel.precision, device):
+            for answer in answer_questions(model, questions, self.tokenizer.bos_id, tokens_per_call=16 * N):
+                right, tokens = right + answer.n_right, tokens + len(answer.expected)
+                whole += answer.exact
+        entry = {"unit": "fraction", "higher_is_better": True}
+        return {
+            "validation_token_accuracy": {"value": right / tokens, "n": tokens, **entry},
+            "validation_exact_match": {"value": whole / len(questions), "n": len(questions), **entry},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Batches trained on so far. Lightning fetches a number ahead, so the loader itself would say one too many."""
+        return {"batches": self.trainer.fit_loop.epoch_loop.batch_progress.total.ready if self.trainer else 0}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after the batches that `state_dict` counts."""
+        self._first_batch = int(state_dict["batches"])
+
+
+DataModule = PasskeyDataModule

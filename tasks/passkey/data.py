@@ -1,0 +1,72 @@
+"""Training batches of the passkey task: made when they are needed, each from the seed and its number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from infini.ops.cross_entropy import IGNORE
+from tasks.passkey.prompt import PasskeyTemplate, Prompt
+
+TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
+"""Streams of a seed's random numbers; no two share a draw."""
+
+
+def input_ids(prompt: Prompt, bos_id: int) -> np.ndarray:
+    """What is fed to read a prompt and its answer: a mark, the prompt, and the answer without its last token."""
+    return np.concatenate([[bos_id], *prompt.chunks(1 << 16), prompt.answer[:-1]]).astype(np.int64)
+
+
+class PasskeyBatches:
+    """Batch number i at a stage of the curriculum; the same whenever it is asked for.
+
+    stages: [(segment length, tokens a sequence)], the last the training proper. batch_size: rows of the last; stages of
+    shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too.
+
+    The key stands anywhere. A prompt is up to one segment shorter than the sequence, so that key and question fall on
+    every place of the segment grid.
+    """
+
+    def __init__(
+        self,
+        template: PasskeyTemplate,
+        bos_id: int,
+        stages: Sequence[tuple[int, int]],
+        batch_size: int,
+        seed: int,
+        lm_loss_weight: float = 0.0,
+    ) -> None:
+        self.template, self.bos_id, self.stages = template, bos_id, list(stages)
+        self.seed, self.lm_loss_weight = seed, lm_loss_weight
+        tokens = batch_size * self.stages[-1][1]
+        self.rows = [max(1, tokens // length) for _, length in self.stages]
+        for segment_length, length in self.stages:
+            # Raises where a stage has no room for a prompt, before anything was trained.
+            template.example(max(length - segment_length, template.shortest), 0.5, np.random.default_rng(0), True)
+
+    def batch(self, index: int, stage: int) -> dict[str, Any]:
+        """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch."""
+        segment_length, length = self.stages[stage]
+        rng = np.random.default_rng([self.seed, TRAINING_STREAM, index])
+        shortest = max(length - segment_length + 1, self.template.shortest)
+        shape = (self.rows[stage], length)
+        ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
+        targets_BT = np.full(shape, IGNORE, dtype=np.int64)
+        others_BT = np.full(shape, IGNORE, dtype=np.int64)
+        mask_BT = np.zeros(shape, dtype=bool)
+        for row in range(shape[0]):
+            asked = int(rng.integers(shortest, length + 1))
+            prompt = self.template.example(asked, float(rng.random()), rng, training=True)
+            ids = input_ids(prompt, self.bos_id)
+            ids_BT[row, : len(ids)] = ids
+            mask_BT[row, : len(ids)] = True
+            targets_BT[row, len(prompt) : len(ids)] = prompt.answer
+            others_BT[row, : len(prompt)] = ids[1 : len(prompt) + 1]
+        arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
+        if self.lm_loss_weight:
+            arrays["lm_targets_BT"] = others_BT
+        batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return batch | {"segment_length": segment_length, "lm_weight": self.lm_loss_weight}

@@ -1,0 +1,217 @@
+"""The evaluation of the passkey task: every example of every cell answered, kept as it comes, and summed up a cell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from infini.config import Config
+from infini.errors import InputError
+from infini.lengths import format_length, parse_depths, parse_lengths
+from infini.memory_use import peak_memory_bytes
+from infini.precision import autocast
+from infini.progress import progress_bar
+from infini.records import RunRecord
+from infini.schema import PasskeyConfig
+from tasks.passkey.evaluation import Answer, Question, answer_questions, make_questions, tokens_to_read
+from tasks.passkey.template import make_template
+from tasks.text import TextTokenizer
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+def evaluate(
+    cfg: Config, model: Any, tokenizer: TextTokenizer, record: RunRecord, device: torch.device
+) -> dict[str, Path]:
+    """Answer cfg.task.examples prompts of every length and depth, fill the record, and return the examples' file.
+
+    Every answer is appended to a file as soon as it is there; started again with the same configuration, the
+    evaluation goes on with the examples that are missing.
+    """
+    task = cast(PasskeyConfig, cfg.task)
+    template, data = make_template(cfg, tokenizer, "test")
+    lengths, depths = parse_lengths(cfg.length), parse_depths(cfg.depth)
+    questions = list(make_questions(template, lengths, depths, task.examples, cfg.seed))
+    N = cfg.dims.segment_length
+    kept = _Kept(Path(cfg.results_dir) / "unfinished" / f"{_identity(cfg, record)}.jsonl")
+    missing = [question for question in questions if _name(question) not in kept.entries]
+    console = Console(stderr=True)
+    console.print(
+        f"asking {record.parent} {len(missing):,} questions"
+        + (f" ({len(kept.entries):,} were answered before)" if kept.entries else ""),
+        markup=False,
+        highlight=False,
+    )
+    remaining = _per_cell(missing)
+    total = tokens_to_read(missing, task.rows_per_call) if missing else 0
+    with (
+        kept,
+        progress_bar(f"{cfg.model['name']} on passkey", total, console.is_terminal) as advance,
+        autocast(cfg.parallel.precision, device),
+    ):
+        for answer in answer_questions(
+            model,
+            missing,
+            tokenizer.bos_id,
+            tokens_per_call=cfg.scale.eval_segments_per_call * N,
+            rows_per_call=task.rows_per_call,
+            knock_out=task.knockout == "reset",
+            advance=advance,
+        ):
+            question = answer.question
+            kept.add(_name(question), _entry(answer, tokenizer, N, peak_memory_bytes(device)))
+            cell = question.length, question.depth
+            remaining[cell] -= 1
+            if remaining[cell] == 0:
+                shown = _cell(question.length, question.depth, list(kept.of(*cell)))
+                console.print(_line(shown), markup=False, highlight=False, soft_wrap=True)
+    entries = [kept.entries[_name(question)] for question in questions]
+    cells = [_cell(length, depth, list(kept.of(length, depth))) for length in lengths for depth in depths]
+    record.data = data | {"documents": len(questions), "tokens": sum(len(question.prompt) for question in questions)}
+    record.results = _results(entries)
+    record.series["cells"] = cells
+    record.cost = {
+        "tokens_seen": total,
+        "state_floats": model.state_floats(max(lengths) // N),
+        "resumed": len(missing) < len(questions),
+    }
+    return {".jsonl": kept.path}
+
+
+def _identity(cfg: Config, record: RunRecord) -> str:
+    """What decides the answers: model, prompts, precision."""
+    decides = {key: value for key, value in asdict(cfg.task).items() if key not in ("examples", "rows_per_call")}
+    parts = [record.parent, decides, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed]
+    return f"passkey-{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]}"
+
+
+def _name(question: Question) -> str:
+    return f"{question.length}/{question.depth}/{question.index}"
+
+
+def _per_cell(questions: Iterable[Question]) -> dict[tuple[int, str], int]:
+    counts: dict[tuple[int, str], int] = {}
+    for question in questions:
+        cell = question.length, question.depth
+        counts[cell] = counts.get(cell, 0) + 1
+    return counts
+
+
+class _Kept:
+    """The answered examples: a line of JSON each, appended and flushed to the disk one by one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, dict[str, Any]] = {}
+        whole = 0
+        if path.exists():
+            for line in path.read_bytes().splitlines(keepends=True):
+                # A line that a kill cut short is asked again.
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    entry = json.loads(line)
+                    self.entries[entry["name"]] = entry
+                except (ValueError, KeyError, TypeError) as error:
+                    raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
+                whole += len(line)
+            os.truncate(path, whole)
+
+    def __enter__(self) -> _Kept:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "ab")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def add(self, name: str, entry: dict[str, Any]) -> None:
+        """Keep one entry, on the disk when this returns."""
+        self.entries[name] = {"name": name, **entry}
+        self._file.write(json.dumps(self.entries[name], ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def of(self, length: int, depth: str) -> Iterable[dict[str, Any]]:
+        """The entries of a cell."""
+        return (entry for entry in self.entries.values() if (entry["length"], entry["depth"]) == (length, depth))
+
+
+def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: int) -> dict[str, Any]:
+    prompt = answer.question.prompt
+    # One mark stands before the prompt; the last token that is fed is the answer's last but one.
+    first, last = prompt.key_position + 1, len(prompt) + answer.n_tokens - 1
+    return {
+        "length": answer.question.length,
+        "depth": answer.question.depth,
+        "index": answer.question.index,
+        "key": prompt.key,
+        "answer": tokenizer.decode(answer.given).strip(),
+        "right": answer.n_right,
+        "tokens": answer.n_tokens,
+        "log_probability": round(answer.log_probability, 4),
+        "prompt_tokens": len(prompt),
+        "blocks": list(prompt.blocks),
+        "same_segment": first // segment_length == last // segment_length,
+        "seconds": round(answer.seconds, 3),
+        "tokens_read": answer.tokens_read,
+        "peak_memory_bytes": peak,
+    }
+
+
+def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """The percentile bootstrap interval (95 %) of a mean over examples."""
+    array = np.asarray(values, dtype=float)
+    picks = np.random.default_rng(seed).integers(0, len(array), (RESAMPLES, len(array)))
+    low, high = np.quantile(array[picks].mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    accuracy = [entry["right"] / entry["tokens"] for entry in entries]
+    low, high = bootstrap_interval(accuracy)
+    return {
+        "length": length,
+        "depth": depth,
+        "examples": len(entries),
+        "tokens": sum(entry["tokens"] for entry in entries),
+        "token_accuracy": sum(entry["right"] for entry in entries) / sum(entry["tokens"] for entry in entries),
+        "low": low,
+        "high": high,
+        "exact_match": float(np.mean([entry["right"] == entry["tokens"] for entry in entries])),
+        # Key and question in one segment: no memory is needed.
+        "same_segment": float(np.mean([entry["same_segment"] for entry in entries])),
+        "seconds": max(entry["seconds"] for entry in entries),
+        "tokens_per_second": float(np.median([entry["tokens_read"] / entry["seconds"] for entry in entries])),
+        "peak_memory_bytes": max(entry["peak_memory_bytes"] for entry in entries),
+    }
+
+
+def _line(cell: dict[str, Any]) -> str:
+    return (
+        f"{format_length(cell['length']):>6} {cell['depth']:<6} token accuracy {100 * cell['token_accuracy']:5.1f} % "
+        f"[{100 * cell['low']:.1f}, {100 * cell['high']:.1f}], exact match {100 * cell['exact_match']:5.1f} %, "
+        f"n = {cell['examples']}, {cell['seconds']:.1f} s a prompt"
+    )
+
+
+def _results(entries: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Over all cells, as a record's results want them."""
+    unit = {"unit": "fraction", "higher_is_better": True}
+    tokens = sum(entry["tokens"] for entry in entries)
+    right = sum(entry["right"] for entry in entries)
+    whole = sum(entry["right"] == entry["tokens"] for entry in entries)
+    return {
+        "token_accuracy": {"value": right / tokens, "n": tokens, **unit},
+        "exact_match": {"value": whole / len(entries), "n": len(entries), **unit},
+    }

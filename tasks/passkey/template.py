@@ -1,0 +1,58 @@
+"""The prompts that a configuration asks for."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from infini.config import Config
+from infini.errors import InputError
+from infini.schema import PasskeyConfig
+from tasks.passkey.prompt import PasskeyTemplate
+from tasks.passkey.tokenizer import word_tokenizer
+from tasks.text import TextTokenizer
+from tasks.token_cache import open_split
+
+BOOK_TOKENS = 1 << 24
+"""Most tokens of books that a filler is taken from."""
+
+
+def stages(cfg: Config) -> list[tuple[int, int]]:
+    """(segment length, tokens a sequence) of every stage of the training, the training proper last."""
+    N = cfg.dims.segment_length
+    early = [(segment, tokens) for segment, tokens in cfg.recipe.curriculum or ()]
+    return [*early, (N, N * cfg.recipe.segments_per_sequence)]
+
+
+def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[PasskeyTemplate, dict[str, Any]]:
+    """The prompts of `cfg.task` in the tokens of `tokenizer`, and what a record says about their text.
+
+    split: the books that a filler of book text is taken from, so that training and evaluation share none.
+    """
+    task = cast(PasskeyConfig, cfg.task)
+    book, data = None, {"name": "passkey", "source": "generated", "revision": "appendix", "split": split}
+    if task.filler == "book":
+        if tokenizer.hash == word_tokenizer().hash:
+            raise InputError(
+                "task.filler='book': the tokenizer of the prompt has no words for books; task.tokenizer=scale"
+            )
+        books = open_split(cfg, split, tokenizer)[0]
+        taken, total = [], 0
+        for index in range(len(books)):
+            taken.append(books.ids(index))
+            total += len(taken[-1])
+            if total >= BOOK_TOKENS:
+                break
+        book = np.concatenate(taken)[:BOOK_TOKENS]
+        data |= {"source": books.source, "revision": books.revision}
+    template = PasskeyTemplate(
+        tokenizer.encode,
+        digits=task.digits,
+        as_printed=task.as_printed,
+        distractors=task.distractors,
+        fill=task.fill,
+        book=book,
+        longest_training=max(tokens for _, tokens in stages(cfg)),
+    )
+    return template, data | {"tokenizer": tokenizer.name}

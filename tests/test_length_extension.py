@@ -1,0 +1,74 @@
+"""Form B of the length extension: what it leaves alone, what it dilutes, and that gradients pass through it."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import SEGMENT, assert_close, make_model, random_ids, variants
+
+from infini.state import leaves, scale_memory
+from infini.training.length_extension import draw, extended_call
+
+WITH_MEMORY = [options for options in variants() if options["name"].startswith("infini")]
+IDS = [pytest.param(options, id=f"{options['name']}-{options['first_segment']}") for options in WITH_MEMORY]
+
+
+@pytest.mark.parametrize("options", IDS)
+def test_a_factor_of_one_changes_nothing(options):
+    model = make_model(options)
+    ids = random_ids(2, 3 * SEGMENT + 3)
+    plain = model(ids)
+    extended = extended_call(model, ids, None, None, None, 2 * SEGMENT, torch.ones(2))
+    assert_close(extended.hidden_BTD, plain.hidden_BTD, 1e-10, "hidden")
+
+
+@pytest.mark.parametrize("options", IDS)
+def test_what_was_read_before_reads_the_same_and_what_comes_later_is_diluted(options):
+    """The segment after the boundary sees the same memory: numerator and denominator scale alike. Later ones do not."""
+    model = make_model(options)
+    ids = random_ids(2, 4 * SEGMENT)
+    plain = model(ids).hidden_BTD
+    extended = extended_call(model, ids, None, None, None, 2 * SEGMENT, torch.tensor([50.0, 400.0])).hidden_BTD
+    assert_close(extended[:, : 3 * SEGMENT], plain[:, : 3 * SEGMENT], 1e-10, "up to the segment after the boundary")
+    assert (extended[:, 3 * SEGMENT :] - plain[:, 3 * SEGMENT :]).abs().max() > 1e-4
+
+
+def test_linear_a_repeated_past_is_what_the_factor_stands_for():
+    """Linear: a memory scaled by 3 is, to the last bit of the read, the same past read three times."""
+    model = make_model({"name": "infini_linear", "first_segment": "local"}, n_layers=1)
+    past, following = random_ids(1, SEGMENT), random_ids(1, 2 * SEGMENT, seed=2)
+    once = model(past).state
+    thrice = scale_memory(once, torch.tensor([3.0]))
+    # With one layer keys and values depend on the segment alone, so three readings add three equal terms.
+    read = model(torch.cat([past] * 3, 1)).state
+    assert_close(
+        model(following, thrice._replace(clock=read.clock)).hidden_BTD, model(following, read).hidden_BTD, 1e-10, "read"
+    )
+
+
+def test_only_memory_leaves_are_scaled_each_row_by_its_own():
+    model = make_model(WITH_MEMORY[0])
+    state = model(random_ids(2, 2 * SEGMENT + 3)).state
+    scaled = scale_memory(state, torch.tensor([1.0, 10.0]))
+    for (path, before), (_, after) in zip(leaves(state), leaves(scaled), strict=True):
+        assert torch.equal(before[0], after[0])
+        factor = 10 if "memory" in path else 1
+        assert torch.allclose(before[1] * factor, after[1])
+
+
+def test_gradients_pass_the_boundary():
+    model = make_model(WITH_MEMORY[0])
+    ids = random_ids(1, 3 * SEGMENT)
+    seen = []
+    model.embedding.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    out = extended_call(model, ids, None, None, None, SEGMENT, torch.tensor([7.0]))
+    gradient = torch.autograd.grad(out.hidden_BTD[:, -1].sum(), seen[0])[0]
+    assert gradient.abs().sum() > 0
+
+
+def test_factors_are_log_uniform_and_boundaries_inside():
+    drawn = [draw(np.random.default_rng(seed), 64, 5, 1000.0) for seed in range(40)]
+    assert {boundary for boundary, _ in drawn} == {1, 2, 3, 4}
+    logs = torch.cat([factors for _, factors in drawn]).log() / np.log(1000.0)
+    assert 0 <= logs.min() and logs.max() <= 1
+    assert logs.mean().item() == pytest.approx(0.5, abs=0.03)
+    assert logs.std().item() == pytest.approx(12**-0.5, abs=0.02)

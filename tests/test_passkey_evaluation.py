@@ -1,0 +1,189 @@
+"""The passkey evaluator: what it shares changes nothing, it decodes greedily, and it goes on where it was stopped."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import tiny_dims, variant_id, variants
+
+from infini.models import build_model
+from tasks.passkey.evaluation import (
+    answer_alone,
+    answer_questions,
+    make_questions,
+    tokens_to_read,
+)
+from tasks.passkey.measure import _Kept, bootstrap_interval
+from tasks.passkey.prompt import PasskeyTemplate
+from tasks.passkey.tokenizer import word_tokenizer
+
+TOKENIZER = word_tokenizer()
+DEPTHS = {"start": 0.0, "middle": 0.5, "0.8": 0.8, "end": 1.0}
+LENGTHS = [200, 333]
+
+
+def passkey_model(options, segment=16):
+    torch.manual_seed(0)
+    model = build_model(options, tiny_dims(segment_length=segment), TOKENIZER.vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model.double().eval()
+
+
+def questions_of(examples=2, lengths=LENGTHS, depths=DEPTHS, **options):
+    template = PasskeyTemplate(TOKENIZER.encode, digits=4, **options)
+    return list(make_questions(template, lengths, depths, examples, seed=1))
+
+
+def by_name(answers):
+    return {(a.question.length, a.question.depth, a.question.index): a for a in answers}
+
+
+@pytest.mark.parametrize("options", variants(), ids=variant_id)
+@pytest.mark.parametrize(
+    ("calls", "prompts"), [(16, {}), (48, {"distractors": 3}), (48, {"longest_training": 100})], ids=str
+)
+def test_what_is_shared_changes_no_answer(options, calls, prompts):
+    """A prefix computed once and forked gives what the plain run gives."""
+    model = passkey_model(options)
+    questions = questions_of(examples=3, **prompts)
+    answers = by_name(answer_questions(model, questions, TOKENIZER.bos_id, tokens_per_call=calls, rows_per_call=2))
+    assert len(answers) == len(questions)
+    for question in questions:
+        alone = answer_alone(model, question, TOKENIZER.bos_id, tokens_per_call=calls)
+        shared = answers[question.length, question.depth, question.index]
+        assert np.array_equal(alone.given, shared.given)
+        assert alone.log_probability == pytest.approx(shared.log_probability, abs=1e-9)
+        # Everything before the last digit was read, whoever computed it.
+        assert alone.tokens_read == shared.tokens_read == len(question.prompt) + len(question.prompt.answer)
+
+
+def test_the_prompts_of_these_tests_matter_to_the_models():
+    answers = answer_questions(
+        passkey_model({"name": "infini_linear"}), questions_of(examples=4), TOKENIZER.bos_id, tokens_per_call=32
+    )
+    assert len({round(answer.log_probability, 6) for answer in answers}) > 20
+
+
+def test_an_answer_is_what_one_call_over_the_whole_prompt_gives():
+    model = passkey_model({"name": "infini_delta"})
+    for answer in answer_questions(model, questions_of(), TOKENIZER.bos_id, tokens_per_call=32):
+        ids = [TOKENIZER.bos_id, *np.concatenate(list(answer.question.prompt.chunks(10_000))).tolist()]
+        total = 0.0
+        for token in answer.given:
+            with torch.no_grad():
+                logits = model.head(model(torch.tensor([ids])).hidden_BTD[0, -1])
+            assert int(logits.argmax()) == token
+            total += float(logits.log_softmax(-1).max())
+            ids.append(int(token))
+        assert answer.log_probability == pytest.approx(total, abs=1e-9)
+
+
+def test_decoding_is_greedy_and_feeds_back_its_own_tokens():
+    """Never teacher forcing: a model that repeats what it just said plus one goes on from its own first digit."""
+    question = questions_of()[0]
+    digits = [int(TOKENIZER.encode(str(digit))[0]) for digit in range(10)]
+    fed = []
+
+    class Counter(torch.nn.Module):
+        segment_length = 16
+
+        def __init__(self):
+            super().__init__()
+            self.output_weight = torch.nn.Parameter(torch.eye(TOKENIZER.vocab_size))
+
+        def init_state(self, rows, device):
+            return torch.zeros(rows, 1)
+
+        def forward(self, ids_BT, state, reset_BT=None):
+            fed.extend(ids_BT[0].tolist())
+            last = ids_BT[:, -1].tolist()
+            following = [digits[(digits.index(t) + 1) % 10] if t in digits else digits[7] for t in last]
+            hidden = torch.eye(TOKENIZER.vocab_size)[following][:, None]
+            return SimpleNamespace(hidden_BTD=hidden, state=state)
+
+    answer = answer_alone(Counter(), question, TOKENIZER.bos_id, tokens_per_call=32)
+    assert answer.given.tolist() == [digits[7], digits[8], digits[9], digits[0]]
+    assert fed[-3:] == [digits[7], digits[8], digits[9]]
+    assert fed[0] == TOKENIZER.bos_id and len(fed) == 1 + len(question.prompt) + 3
+
+
+def test_every_token_of_a_prompt_is_read_once():
+    """No closed form for the repetition: what is fed, lane by lane, is the prompts' own tokens."""
+    questions = questions_of()
+    told: list[int] = []
+    list(
+        answer_questions(
+            passkey_model({"name": "infini_linear"}),
+            questions,
+            TOKENIZER.bos_id,
+            tokens_per_call=32,
+            advance=told.append,
+        )
+    )
+    assert sum(told) == tokens_to_read(questions)
+    assert sum(told) < sum(len(question.prompt) for question in questions)
+
+
+def test_the_lengths_of_an_example_at_the_start_share_their_filler():
+    shared = questions_of(examples=1, depths={"start": 0.0}, longest_training=100)
+    assert {question.prompt.blocks[0] for question in shared} == {0}
+    assert tokens_to_read(shared) < max(len(question.prompt) for question in shared) + 3 * 40
+
+
+def test_a_knocked_out_memory_knows_nothing_before_the_segment():
+    """With the memory reset at every segment, the answers do not depend on what stands before the last one."""
+    model = passkey_model({"name": "infini_linear"})
+    one, other = (questions_of(examples=20, lengths=[300], depths={"start": 0.0})[index] for index in (3, 11))
+    assert one.prompt.key != other.prompt.key
+
+    def ask(**options):
+        answers = answer_questions(model, [one, other], TOKENIZER.bos_id, tokens_per_call=32, **options)
+        return [answer.log_probability for answer in answers]
+
+    knocked = ask(knock_out=True)
+    assert knocked[0] == pytest.approx(knocked[1], abs=1e-9)
+    kept = ask()
+    assert abs(kept[0] - kept[1]) > 1e-6
+
+
+def test_keys_are_fresh_for_every_depth_and_example_and_never_the_trainings():
+    questions = questions_of(examples=20)
+    keys = {(question.depth, question.index): question.prompt.key for question in questions}
+    assert all(keys[question.depth, question.index] == question.prompt.key for question in questions)
+    assert len(set(keys.values())) >= len(keys) - 3
+    assert all(sum(map(int, key)) % 5 == 0 for key in keys.values())
+
+
+def test_the_seed_decides_the_keys():
+    template = PasskeyTemplate(TOKENIZER.encode)
+
+    def keys(seed):
+        return [question.prompt.key for question in make_questions(template, [300], {"end": 1.0}, 5, seed)]
+
+    assert keys(1) == keys(1) != keys(2)
+
+
+def test_kept_answers_survive_a_line_cut_short(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with _Kept(path) as kept:
+        kept.add("a", {"length": 1, "depth": "end"})
+        kept.add("b", {"length": 1, "depth": "end"})
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"name": "c", "len')
+    again = _Kept(path)
+    assert list(again.entries) == ["a", "b"] and path.read_bytes() == whole
+    with again:
+        again.add("c", {"length": 2, "depth": "end"})
+    assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == ["a", "b", "c"]
+    assert len(list(again.of(1, "end"))) == 2
+
+
+def test_bootstrap_interval_of_known_values():
+    assert bootstrap_interval([1.0] * 10) == (1.0, 1.0)
+    low, high = bootstrap_interval([0.0, 1.0] * 200)
+    # The normal interval: 0.5 +- 1.96 * 0.5 / sqrt(400).
+    assert low == pytest.approx(0.451, abs=0.01) and high == pytest.approx(0.549, abs=0.01)
