@@ -26,6 +26,10 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(attention.d_model, bias=False)
         self.feed_forward = FeedForward(attention.d_model, d_ff, activation)
 
+    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+        """The leaves after the call, without its output."""
+        return self.attention.absorb(self.attention_norm(x_BTD), leaves, grid)
+
     def forward(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
         a, leaves = self.attention.attend(self.attention_norm(x_BTD), leaves, grid)
         x_BTD = x_BTD + a
@@ -111,16 +115,34 @@ class Decoder(nn.Module):
         )
         return ModelOutput(hidden, state, hidden.new_zeros(()))
 
+    def absorb(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+        """The state that forward() would return, without its hidden states: the last layer only writes its memory."""
+
+        def body(ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+            x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks) - 1)
+            last: Block = self.blocks[-1]  # type: ignore[assignment]
+            return ids_BT, (*new_layers, last.absorb(x_BTD, layers[-1], grid))
+
+        inner = self._attention(0).inner_resets
+        return run_on_grid(body, ids_BT, state, self.segment_length, None, reset_BT, None, inner)[1]
+
     def _body(self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks))
+        return self.norm(x_BTD), new_layers
+
+    def _run_blocks(
+        self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid, n_blocks: int
+    ) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        """Embedding and the first n_blocks layers: what the next layer sees, and their leaves."""
         x_BTD = self.embedding(ids_BT)
         new_layers = []
-        for block, leaves in zip(self.blocks, layers, strict=True):
+        for block, leaves in zip(self.blocks[:n_blocks], layers, strict=False):
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x_BTD, leaves = checkpoint(block, x_BTD, leaves, grid, use_reentrant=False)
             else:
                 x_BTD, leaves = block(x_BTD, leaves, grid)
             new_layers.append(leaves)
-        return self.norm(x_BTD), tuple(new_layers)
+        return x_BTD, tuple(new_layers)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the vocabulary."""

@@ -125,18 +125,44 @@ class LocalAttention(nn.Module):
         old, mem = leaves.window, leaves.memory
         outputs = []
         for piece in grid.pieces:
-            columns = slice(piece.start, piece.stop)
-            k, v = k_BTGK[:, columns], v_BTGV[:, columns]
-            if piece.offset:
-                k = torch.cat([old.k_BNGK[:, : piece.offset].to(k.dtype), k], 1)
-                v = torch.cat([old.v_BNGV[:, : piece.offset].to(v.dtype), v], 1)
-            q, k, v = (x.unflatten(1, (piece.n_segments, -1)) for x in (q_BTHK[:, columns], k, v))
+            q = q_BTHK[:, piece.start : piece.stop].unflatten(1, (piece.n_segments, -1))
+            k, v = self._whole_segments(old, k_BTGK, v_BTGV, piece)
             a_dot = attention.local_attention(q, k, v, scale=self.scale, rope_base=self.rope_base)
             a, mem = self.mix_memory(a_dot, q, k, v, mem, piece)
             outputs.append(a.flatten(-2).flatten(1, 2))
         a_BTX = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
         window = Window(grid.new_window(old.k_BNGK, k_BTGK), grid.new_window(old.v_BNGV, v_BTGV))
         return self.o_proj(a_BTX), AttentionLeaves(window, mem)
+
+    def absorb(self, x_BTD: torch.Tensor, leaves: AttentionLeaves, grid: Grid) -> AttentionLeaves:
+        """The leaves that attend() would return, without its output: no queries, no attention."""
+        x_BTD = for_products(x_BTD)
+        k_BTGK = self.k_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_key))
+        v_BTGV = self.v_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_value))
+        old, mem = leaves.window, leaves.memory
+        for piece in grid.pieces:
+            k, v = self._whole_segments(old, k_BTGK, v_BTGV, piece)
+            _, mem = self.write_memory(k, v, mem, piece)
+        window = Window(grid.new_window(old.k_BNGK, k_BTGK), grid.new_window(old.v_BNGV, v_BTGV))
+        return AttentionLeaves(window, mem)
+
+    @staticmethod
+    def _whole_segments(
+        old: Window, k_BTGK: torch.Tensor, v_BTGV: torch.Tensor, piece: Piece
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A piece's keys and values [B, S, N, ...], what the window holds of its first segment included."""
+        columns = slice(piece.start, piece.stop)
+        k, v = k_BTGK[:, columns], v_BTGV[:, columns]
+        if piece.offset:
+            k = torch.cat([old.k_BNGK[:, : piece.offset].to(k.dtype), k], 1)
+            v = torch.cat([old.v_BNGV[:, : piece.offset].to(v.dtype), v], 1)
+        return k.unflatten(1, (piece.n_segments, -1)), v.unflatten(1, (piece.n_segments, -1))
+
+    def write_memory(
+        self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece
+    ) -> tuple[Memory | tuple[()], Memory | tuple[()]]:
+        """What each segment of the piece reads, and the memory after it; here nothing."""
+        return (), ()
 
     def mix_memory(
         self,
@@ -228,6 +254,24 @@ class InfiniAttention(LocalAttention):
         )
         return super().init_leaves(batch_size, device)._replace(memory=mem)
 
+    def write_memory(
+        self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece
+    ) -> tuple[Memory, Memory]:
+        assert isinstance(mem, Memory)
+        if piece.commits:
+            return memory.scan(
+                memory.sigma(k_BSNGK.transpose(2, 3)),
+                v_BSNGV.transpose(2, 3),
+                mem,
+                rule=self.update_rule,
+                delta_normaliser=self.delta_normaliser,
+                weight_BSN=piece.weight_BSN,
+                reset_BS=piece.reset_BS,
+            )
+        if piece.reset_BS is not None:
+            mem = reset_rows(mem, piece.reset_BS[:, 0])
+        return Memory(mem.m_BGKV[:, None], mem.z_BGK[:, None]), mem
+
     def mix_memory(
         self,
         a_dot: torch.Tensor,
@@ -237,26 +281,11 @@ class InfiniAttention(LocalAttention):
         mem: Memory | tuple[()],
         piece: Piece,
     ) -> tuple[torch.Tensor, Memory | tuple[()]]:
-        assert isinstance(mem, Memory)
         B, S, Q, H, K = q_BSQHK.shape
         G = self.n_kv_heads
         # Query head h belongs to key-value head h // (H / G): its queries are further rows of that head's product.
         sq = memory.sigma(q_BSQHK.unflatten(3, (G, H // G)).permute(0, 1, 3, 4, 2, 5).flatten(3, 4))
-        if piece.commits:
-            sk = memory.sigma(k_BSNGK.transpose(2, 3))
-            read, mem = memory.scan(
-                sk,
-                v_BSNGV.transpose(2, 3),
-                mem,
-                rule=self.update_rule,
-                delta_normaliser=self.delta_normaliser,
-                weight_BSN=piece.weight_BSN,
-                reset_BS=piece.reset_BS,
-            )
-        else:
-            if piece.reset_BS is not None:
-                mem = reset_rows(mem, piece.reset_BS[:, 0])
-            read = Memory(mem.m_BGKV[:, None], mem.z_BGK[:, None])
+        read, mem = self.write_memory(k_BSNGK, v_BSNGV, mem, piece)
         numerator, denominator = memory.retrieve(sq, read.m_BGKV, read.z_BGK)
 
         def by_token(x: torch.Tensor) -> torch.Tensor:

@@ -84,6 +84,25 @@ def test_rows_are_independent(options: dict[str, Any]) -> None:
     assert not torch.equal(changed.hidden_BTD[1], hidden[1])
 
 
+@pytest.mark.parametrize("reset", [False, True], ids=["plain", "reset"])
+def test_absorbing_leaves_the_state_of_a_call(options: dict[str, Any], reset: bool) -> None:
+    model = make_model(options)
+    N = model.segment_length
+    ids = random_ids(2, 4 * N + 3)
+    mask = marks(2, 4 * N + 3, 2 * N) if reset else None
+    if mask is not None:
+        mask[1] = False
+    state = model.init_state(2)
+    with torch.no_grad():
+        for columns in (slice(0, 5), slice(5, N), slice(N, 4 * N + 3)):
+            part = None if mask is None else mask[:, columns]
+            absorbed, state = (
+                model.absorb(ids[:, columns], state, part),
+                model(ids[:, columns], state, reset_BT=part).state,
+            )
+            assert_same_state(absorbed, state, 0.0)
+
+
 @pytest.mark.parametrize("tail", [0, 3], ids=["whole", "tail"])
 def test_a_reset_forgets(options: dict[str, Any], tail: int) -> None:
     """A reset at a boundary inside a call, before whole segments or before an unfinished one; then more calls."""

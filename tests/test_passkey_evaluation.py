@@ -98,6 +98,10 @@ def test_decoding_is_greedy_and_feeds_back_its_own_tokens():
         def init_state(self, rows, device):
             return torch.zeros(rows, 1)
 
+        def absorb(self, ids_BT, state, reset_BT=None):
+            fed.extend(ids_BT[0].tolist())
+            return state
+
         def forward(self, ids_BT, state, reset_BT=None):
             fed.extend(ids_BT[0].tolist())
             last = ids_BT[:, -1].tolist()

@@ -122,7 +122,7 @@ def answer_alone(model: Any, question: Question, bos_id: int, *, tokens_per_call
     reader = _Reader(model, bos_id, tokens_per_call, lambda tokens: None)
     with torch.no_grad():
         prompt = question.prompt
-        run = reader.read(reader.begin(1), _Cursor([prompt]), len(prompt))
+        run = reader.read(reader.begin(1), _Cursor([prompt]), len(prompt), True)
         return reader.decode(run, [question])[0]
 
 
@@ -188,13 +188,14 @@ class _Run:
 
     state: State
     hidden_BD: torch.Tensor
+    """Empty where it was not wanted."""
     seconds: float
     tokens: int
 
     def rows(self, count: int) -> _Run:
         """The same for `count` rows, each a copy of row 0."""
-        index = torch.zeros(count, dtype=torch.long, device=self.hidden_BD.device)
-        return _Run(select_rows(self.state, index), self.hidden_BD[index], self.seconds, self.tokens)
+        index = torch.zeros(count, dtype=torch.long)
+        return _Run(select_rows(self.state, index), torch.empty(count, 0), self.seconds, self.tokens)
 
 
 class _Reader:
@@ -212,24 +213,32 @@ class _Reader:
         ids = np.full((n_rows, 1), self.bos_id)
         return self._call(_Run(self.model.init_state(n_rows, self.device), torch.empty(0), 0.0, 0), ids)
 
-    def _call(self, run: _Run, ids: np.ndarray) -> _Run:
+    def _call(self, run: _Run, ids: np.ndarray, wanted: bool = True) -> _Run:
+        """One call; its output only where it is wanted."""
         started = time.perf_counter()
         ids_BT = torch.from_numpy(ids.astype(np.int64)).to(self.device)
         reset_BT = None
         if self.knock_out:
             column = torch.arange(run.tokens, run.tokens + ids.shape[1], device=self.device)
             reset_BT = ((column % self.model.segment_length == 0) & (column > 0)).expand(ids_BT.shape)
-        out = self.model(ids_BT, run.state, reset_BT=reset_BT)
+        if wanted:
+            out = self.model(ids_BT, run.state, reset_BT=reset_BT)
+            state, hidden_BD = out.state, out.hidden_BTD[:, -1]
+        else:
+            state, hidden_BD = self.model.absorb(ids_BT, run.state, reset_BT), torch.empty(len(ids), 0)
         seconds = run.seconds + time.perf_counter() - started
-        return _Run(out.state, out.hidden_BTD[:, -1], seconds, run.tokens + ids.shape[1])
+        return _Run(state, hidden_BD, seconds, run.tokens + ids.shape[1])
 
-    def read(self, run: _Run, cursor: _Cursor, stop: int) -> _Run:
-        """Go on to token `stop` of the cursor's prompts. Calls end on the model's segment grid."""
+    def read(self, run: _Run, cursor: _Cursor, stop: int, to_answer: bool = False) -> _Run:
+        """Go on to token `stop` of the cursor's prompts; calls end on the model's segment grid.
+
+        to_answer: the answer follows, so the last call's output is wanted.
+        """
         while cursor.position < stop:
             # One token, the mark, stands before the prompt.
             most = self.tokens_per_call - (cursor.position + 1) % self.tokens_per_call
             ids = cursor.take(stop, most)
-            run = self._call(run, ids)
+            run = self._call(run, ids, to_answer and cursor.position == stop)
             self.advance(ids.size)
         return run
 
@@ -267,6 +276,6 @@ def _answer_lane(reader: _Reader, trunk: _Run, lane: _Lane) -> Iterator[Answer]:
         asked = [row[column] for row in lane.rows]
         prompts = [question.prompt for question in asked]
         aside = _Run(fork(run.state), run.hidden_BD, run.seconds, run.tokens)
-        yield from reader.decode(reader.read(aside, _Cursor(prompts, stop), len(prompts[0])), asked)
+        yield from reader.decode(reader.read(aside, _Cursor(prompts, stop), len(prompts[0]), True), asked)
     asked = [row[-1] for row in lane.rows]
-    yield from reader.decode(reader.read(run, cursor, len(asked[0].prompt)), asked)
+    yield from reader.decode(reader.read(run, cursor, len(asked[0].prompt), True), asked)
