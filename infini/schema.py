@@ -74,7 +74,7 @@ class PasskeyConfig(TaskConfig):
     digits: int
     """Digits of a key."""
     fill: str
-    """blocks: whole blocks of filler, a little less than `length`; exact: the first is trimmed."""
+    """blocks: whole blocks of filler, a little less than `length`; exact: the first is trimmed. In evaluation only."""
     as_printed: bool
     """Whether the filler after the key has the misprint of the paper's appendix."""
     distractors: int

@@ -29,8 +29,8 @@ class _Job:
 
     def pretraining(self) -> list[str]:
         """Overrides of the PG19 model that the row starts from."""
-        # What was asked for the passkey task does not decide the model it starts from.
-        ours = ("report", "results_dir", "cache_dir", "scale", "parallel", "logger")
+        # Recipe, optimizer and task of the prompts do not decide the model they start from.
+        ours = ("report", "results_dir", "cache_dir", "scale", "dims", "parallel", "logger")
         kept = [text for text in self.asked if text.partition("=")[0].partition(".")[0] in ours]
         return [*kept, "task=pg19", f"model={self.row.model}", f"seed={self.seed}"]
 
@@ -66,7 +66,8 @@ def _fill(job: _Job, console: Console) -> None:
     assert trained is not None
     overrides = job.overrides(None)
     if not job.row.recipe:
-        overrides = [text for text in overrides if not text.startswith("dims=")]
+        # The model is the PG19 task's, with its own recipe and sizes.
+        overrides = [text for text in overrides if not text.startswith(("recipe", "dims", "optimizer"))]
     cfg = compose(overrides)
     known = _evaluated(records.load_records(cfg.results_dir), trained, cfg)
     record = known or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained))

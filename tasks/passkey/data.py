@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from infini.errors import InputError
 from infini.ops.cross_entropy import IGNORE
 from tasks.passkey.prompt import PasskeyTemplate, Prompt
 
@@ -24,7 +25,8 @@ class PasskeyBatches:
     """Batch number i at a stage of the curriculum; the same whenever it is asked for.
 
     stages: [(segment length, tokens a sequence)], the last the training proper. batch_size: rows of the last; stages of
-    shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too.
+    shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too. Raises InputError
+    where a stage has no room for a prompt.
 
     The key stands anywhere. A prompt is up to one segment shorter than the sequence, so that key and question fall on
     every place of the segment grid.
@@ -43,9 +45,12 @@ class PasskeyBatches:
         self.seed, self.lm_loss_weight = seed, lm_loss_weight
         tokens = batch_size * self.stages[-1][1]
         self.rows = [max(1, tokens // length) for _, length in self.stages]
-        for segment_length, length in self.stages:
-            # Raises where a stage has no room for a prompt, before anything was trained.
-            template.example(max(length - segment_length, template.shortest), 0.5, np.random.default_rng(0), True)
+        for _, length in self.stages:
+            if length < template.shortest:
+                raise InputError(
+                    f"recipe.curriculum, or recipe.segments_per_sequence x dims.segment_length: {length} tokens are "
+                    f"too few for a passkey prompt, which needs {template.shortest}"
+                )
 
     def batch(self, index: int, stage: int) -> dict[str, Any]:
         """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch."""

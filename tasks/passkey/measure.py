@@ -51,6 +51,7 @@ def evaluate(
         + (f" ({len(kept.entries):,} were answered before)" if kept.entries else ""),
         markup=False,
         highlight=False,
+        soft_wrap=True,
     )
     remaining = _per_cell(missing)
     total = tokens_to_read(missing, task.rows_per_call) if missing else 0

@@ -28,15 +28,14 @@ def stages(cfg: Config) -> list[tuple[int, int]]:
 def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[PasskeyTemplate, dict[str, Any]]:
     """The prompts of `cfg.task` in the tokens of `tokenizer`, and what a record says about their text.
 
-    split: the books that a filler of book text is taken from, so that training and evaluation share none.
+    split: the books that a filler of book text is taken from, so that training and evaluation share none. Prompts of
+    the training always fill their length exactly: whole blocks would put questions on few places of the segment grid.
     """
     task = cast(PasskeyConfig, cfg.task)
     book, data = None, {"name": "passkey", "source": "generated", "revision": "appendix", "split": split}
     if task.filler == "book":
         if tokenizer.hash == word_tokenizer().hash:
-            raise InputError(
-                "task.filler='book': the tokenizer of the prompt has no words for books; task.tokenizer=scale"
-            )
+            raise InputError("task.filler='book': needs a tokenizer of books; add task.tokenizer=scale")
         books = open_split(cfg, split, tokenizer)[0]
         taken, total = [], 0
         for index in range(len(books)):
@@ -51,7 +50,7 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
         digits=task.digits,
         as_printed=task.as_printed,
         distractors=task.distractors,
-        fill=task.fill,
+        fill="exact" if split == "train" else task.fill,
         book=book,
         longest_training=max(tokens for _, tokens in stages(cfg)),
     )

@@ -1,0 +1,172 @@
+"""Training batches of the passkey task, and the stages of its curriculum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import make_model
+
+from infini.config import compose
+from infini.errors import InputError
+from infini.ops.cross_entropy import IGNORE
+from infini.training.module import LanguageModelModule
+from tasks.passkey import PasskeyDataModule
+from tasks.passkey.data import PasskeyBatches
+from tasks.passkey.prompt import PasskeyTemplate
+from tasks.passkey.tokenizer import word_tokenizer
+
+TOKENIZER = word_tokenizer()
+STAGES = [(64, 192), (128, 512)]
+
+
+def batches(**options: Any) -> PasskeyBatches:
+    template = PasskeyTemplate(TOKENIZER.encode, fill="exact")
+    return PasskeyBatches(template, TOKENIZER.bos_id, STAGES, options.pop("batch_size", 6), 1, **options)
+
+
+def test_a_batch_asks_for_the_key_it_shows() -> None:
+    batch = batches().batch(0, 1)
+    for ids, targets, mask in zip(batch["ids_BT"], batch["targets_BT"], batch["mask_BT"], strict=True):
+        n_fed = int(mask.sum())
+        assert mask[:n_fed].all() and ids[0] == TOKENIZER.bos_id
+        text = TOKENIZER.decode(ids[1:n_fed].numpy())
+        key = TOKENIZER.decode(targets[targets != IGNORE].numpy())
+        assert len(key.split()) == 5
+        assert f"The pass key is {key} . Remember it . {key} is the pass key ." in text
+        # The last token that is fed is the key's last but one; the targets are what follows each.
+        asked = torch.nonzero(targets != IGNORE).flatten()
+        assert asked.tolist() == list(range(n_fed - 5, n_fed))
+        assert torch.equal(ids[asked[1:]], targets[asked[:-1]])
+        assert text.endswith("What is the pass key ? The pass key is " + " ".join(key.split()[:-1]))
+
+
+def test_stages_have_as_many_tokens_and_prompts_fill_their_last_segment() -> None:
+    made = batches()
+    for stage, (segment, length) in enumerate(STAGES):
+        batch = made.batch(3, stage)
+        assert batch["ids_BT"].shape[1] == length and batch["segment_length"] == segment
+        assert abs(batch["ids_BT"].numel() - 6 * 512) < length
+        used = batch["mask_BT"].sum(1)
+        assert used.max() <= length and used.min() > length - segment - 24
+
+
+def test_questions_and_keys_fall_on_every_place_of_the_grid() -> None:
+    made = batches(batch_size=64)
+    ends = torch.cat([made.batch(index, 1)["mask_BT"].sum(1) for index in range(4)]) % 128
+    assert len(set((ends // 16).tolist())) == 8
+
+
+def test_batches_depend_on_seed_and_number_alone() -> None:
+    one, other = batches(), batches()
+    other.batch(7, 0)
+    for key in ("ids_BT", "targets_BT"):
+        assert torch.equal(one.batch(3, 1)[key], other.batch(3, 1)[key])
+    assert not torch.equal(one.batch(3, 1)["ids_BT"], one.batch(4, 1)["ids_BT"])
+
+
+def test_no_key_of_the_training_is_asked_in_evaluation() -> None:
+    for index in range(5):
+        batch = batches().batch(index, 1)
+        for targets in batch["targets_BT"]:
+            digits = TOKENIZER.decode(targets[targets != IGNORE].numpy()).split()
+            assert sum(map(int, digits)) % 5 != 0
+
+
+def test_the_language_modelling_loss_covers_every_other_token() -> None:
+    batch = batches(lm_loss_weight=0.1).batch(0, 0)
+    key, others = batch["targets_BT"] != IGNORE, batch["lm_targets_BT"] != IGNORE
+    assert not (key & others).any()
+    assert torch.equal(key | others, batch["mask_BT"])
+    rows, columns = torch.nonzero(others[:, :-1], as_tuple=True)
+    assert torch.equal(batch["lm_targets_BT"][rows, columns], batch["ids_BT"][rows, columns + 1])
+    assert "lm_targets_BT" not in batches().batch(0, 0)
+
+
+def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:
+    cfg = compose(["task=passkey", "recipe.curriculum=[[16,64]]"])
+    with pytest.raises(
+        InputError, match="^recipe.curriculum.*: 64 tokens are too few for a passkey prompt, which needs"
+    ):
+        PasskeyDataModule(cfg).setup("fit")
+
+
+def test_a_book_as_filler_needs_a_tokenizer_of_books() -> None:
+    cfg = compose(["task=passkey", "task.filler=book"])
+    with pytest.raises(InputError, match="^task.filler='book': needs a tokenizer of books"):
+        PasskeyDataModule(cfg).setup("fit")
+
+
+def module(*overrides: str) -> LanguageModelModule:
+    cfg = compose(["task=passkey", "recipe.advance_below=0.5", *overrides])
+    made = LanguageModelModule(make_model({"name": "infini_linear"}), cfg.optimizer, cfg.recipe, False, cfg.seed)
+    made.log = lambda *_, **__: None  # type: ignore[method-assign]
+    return made
+
+
+def test_the_curriculum_goes_on_when_the_smoothed_loss_is_low() -> None:
+    made = module("recipe.curriculum=[[4,8],[8,16]]")
+    for loss in (3.0, 0.1, 0.1):
+        made._advance(torch.tensor(loss))
+    assert made.stage == 0 and made.stage_loss == pytest.approx((3.0 * 0.98 + 0.002) * 0.98 + 0.002)
+    for _ in range(200):
+        made._advance(torch.tensor(0.3))
+        if made.stage:
+            break
+    assert made.stage == 1 and made.stage_loss is None and not made.in_last_stage
+    made._advance(torch.tensor(0.1))
+    assert made.in_last_stage and made.stage_steps == [1, 1]
+    # The training proper has no next stage.
+    made._advance(torch.tensor(0.0))
+    assert made.stage == 2
+
+
+def test_the_length_extension_waits_for_the_training_proper(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def extended(model: Any, ids_BT: torch.Tensor, *rest: Any) -> Any:
+        called.append(rest[-2])
+        return model(ids_BT)
+
+    monkeypatch.setattr("infini.training.length_extension.extended_call", extended)
+    made = module("recipe.curriculum=[[8,24]]", "recipe.length_extension=100", "recipe.length_extension_share=1")
+    ids = torch.zeros(2, 32, dtype=torch.long)
+    mask = torch.ones(2, 32, dtype=torch.bool)
+    batch = {"ids_BT": ids, "targets_BT": ids, "mask_BT": mask, "reset_BT": ~mask, "segment_length": 8}
+    made.training_step(batch, 0)
+    assert not called
+    made.stage = 1
+    for _ in range(3):
+        made.training_step(batch, 0)
+    assert len(called) == 3 and all(cut in (8, 16, 24) for cut in called)
+    assert made.tokens_seen == 4 * 64
+
+
+def test_a_batch_of_another_segment_length_resizes_the_model() -> None:
+    made = module()
+    ids = torch.zeros(1, 12, dtype=torch.long)
+    mask = torch.ones(1, 12, dtype=torch.bool)
+    for segment in (4, 6):
+        batch = {"ids_BT": ids, "targets_BT": ids, "mask_BT": mask, "reset_BT": ~mask, "segment_length": segment}
+        made.training_step(batch, 0)
+        assert made.model.segment_length == segment
+        assert all(block.attention.segment_length == segment for block in made.model.blocks)
+
+
+def test_a_resized_model_is_the_model_of_that_segment_length() -> None:
+    resized, built = make_model({"name": "infini_delta"}), make_model({"name": "infini_delta"}, segment_length=5)
+    resized.resize_segments(5)
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 31, (2, 23)))
+    assert torch.equal(resized(ids).hidden_BTD, built(ids).hidden_BTD)
+
+
+def test_a_loss_on_few_tokens_is_the_loss_on_those_tokens() -> None:
+    made = module()
+    hidden = torch.randn(2, 9, 16, dtype=torch.float64)
+    targets = torch.full((2, 9), IGNORE)
+    targets[0, 3], targets[1, 8] = 5, 7
+    logits = made.model.head(torch.stack([hidden[0, 3], hidden[1, 8]]))
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([5, 7]))
+    assert float(made._loss(hidden, targets).detach()) == pytest.approx(float(expected), rel=1e-9)
