@@ -25,6 +25,10 @@ from infini.report.tables import (
     over_seeds,
 )
 
+BEHIND = (
+    "What stands behind it: token accuracy of the worst cell and exact match in per cent, the longest training input, "
+    "and the tokens of filler that weigh as much as the key in the head that is best at it"
+)
 LOCAL_MARK = "*"
 STANDARD = {"digits": 5, "distractors": 0, "filler": "block"}
 """Prompts that belong into this table."""
@@ -153,7 +157,7 @@ def build_passkey_report(
     tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
     if behind:
         columns = ("Source", "Examples a cell", "Seeds", "Worst cell", "Exact match", "Training tokens", "Longest")
-        tables.append(Table("What stands behind it", (*columns, "1M prompt, s"), tuple(behind)))
+        tables.append(Table(BEHIND, (*columns, "Half-dilution"), tuple(behind)))
     notes = [report.note] if report.note else []
     notes.append(f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed. {DASH} not available.")
     notes += [_provenance(source, selection) for source, selection in sources.items()]
@@ -217,9 +221,6 @@ def _behind(name: str, title: str, runs: list[RunRecord], selection: Selection, 
         last = recipe["segments_per_sequence"] * dims["segment_length"]
         return max([last, *(tokens for _, tokens in recipe.get("curriculum") or ())])
 
-    def seconds(run: RunRecord) -> Any:
-        return max((cell["seconds"] for cell in run.series["cells"] if cell["length"] == 2**20), default=None)
-
     ids = [run.run_id for run in runs]
     seeds = sorted({run.seed for run in runs})
     cells = (
@@ -230,7 +231,7 @@ def _behind(name: str, title: str, runs: list[RunRecord], selection: Selection, 
         over_seeds(runs, lambda run: 100 * (run.metric("exact_match") or 0.0), ".1f", source),
         over_seeds(runs, training_tokens, ",.0f", source),
         over_seeds(runs, longest, ",.0f", source),
-        over_seeds(runs, seconds, ".1f", source),
+        over_seeds(runs, lambda run: run.metric("half_dilution"), ",.0f", source),
     )
     return Row(name, title, cells)
 

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from infini.config import Config
+from infini.dilution import half_dilution
 from infini.errors import InputError
 from infini.lengths import format_length, parse_depths, parse_lengths
 from infini.memory_use import peak_memory_bytes
@@ -22,10 +23,15 @@ from infini.precision import autocast
 from infini.progress import progress_bar
 from infini.records import RunRecord
 from infini.schema import PasskeyConfig
+from tasks.passkey.data import input_ids
 from tasks.passkey.evaluation import Answer, Question, answer_questions, make_questions, tokens_to_read
+from tasks.passkey.prompt import PasskeyTemplate
 from tasks.passkey.template import make_template
 from tasks.text import TextTokenizer
 
+DILUTION_PROMPTS = 16
+DILUTION_STREAM = 4
+"""Which stream of the seed's random numbers these prompts come from."""
 RESAMPLES = 2000
 LEVEL = 0.95
 
@@ -81,12 +87,44 @@ def evaluate(
     record.data = data | {"documents": len(questions), "tokens": sum(len(question.prompt) for question in questions)}
     record.results = _results(entries)
     record.series["cells"] = cells
+    if task.knockout == "none" and (dilution := measure_dilution(template, model, tokenizer.bos_id, cfg.seed)):
+        record.series["half_dilution"] = dilution
+        longest = max(value for layer in dilution for value in layer)
+        record.results["half_dilution"] = {
+            "value": longest,
+            "n": DILUTION_PROMPTS,
+            "unit": "tokens, the longest of the heads",
+            "higher_is_better": True,
+        }
     record.cost = {
         "tokens_seen": total,
         "state_floats": model.state_floats(max(lengths) // N),
         "resumed": len(missing) < len(questions),
     }
     return {".jsonl": kept.path}
+
+
+def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: int) -> list[list[float]]:
+    """Half-dilution lengths [layers][heads]: how many tokens of filler weigh as much, where the answer is asked, as the
+    sentence that gives the key; over prompts of a few segments with the key at their start. Empty without a memory."""
+    N = model.segment_length
+    length = max(8 * N, 2 * template.shortest)
+    rng = np.random.default_rng([seed, DILUTION_STREAM])
+    prompts = [template.example(length, 0.0, rng, training=False) for _ in range(DILUTION_PROMPTS)]
+    width = max(len(prompt) + len(prompt.answer) for prompt in prompts)
+    ids_BT = np.full((len(prompts), width), bos_id, dtype=np.int64)
+    needle_BT, filler_BT, query_BT = (np.zeros(ids_BT.shape, dtype=bool) for _ in range(3))
+    for row, prompt in enumerate(prompts):
+        ids = input_ids(prompt, bos_id)
+        ids_BT[row, : len(ids)] = ids
+        # One mark stands before the prompt.
+        begin = prompt.key_position + 1
+        end = begin + len(template.key_tokens(prompt.key))
+        needle_BT[row, begin:end] = True
+        filler_BT[row, end : (len(prompt) // N - 1) * N] = True
+        query_BT[row, len(prompt) : len(ids)] = True
+    masks = (torch.from_numpy(array).to(next(model.parameters()).device) for array in (needle_BT, filler_BT, query_BT))
+    return half_dilution(model, torch.from_numpy(ids_BT).to(next(model.parameters()).device), *masks)
 
 
 def _identity(cfg: Config, record: RunRecord) -> str:
