@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class Answer:
     log_probability: float
     """What the model gives its own answer, in nats."""
     seconds: float
+    generator_seconds: float
+    """Of that, making the tokens."""
     tokens_read: int
 
     @property
@@ -190,12 +192,15 @@ class _Run:
     hidden_BD: torch.Tensor
     """Empty where it was not wanted."""
     seconds: float
+    generator_seconds: float
     tokens: int
 
     def rows(self, count: int) -> _Run:
         """The same for `count` rows, each a copy of row 0."""
         index = torch.zeros(count, dtype=torch.long)
-        return _Run(select_rows(self.state, index), torch.empty(count, 0), self.seconds, self.tokens)
+        return _Run(
+            select_rows(self.state, index), torch.empty(count, 0), self.seconds, self.generator_seconds, self.tokens
+        )
 
 
 class _Reader:
@@ -211,7 +216,7 @@ class _Reader:
     def begin(self, n_rows: int) -> _Run:
         """Rows that have read the mark before the first token."""
         ids = np.full((n_rows, 1), self.bos_id)
-        return self._call(_Run(self.model.init_state(n_rows, self.device), torch.empty(0), 0.0, 0), ids)
+        return self._call(_Run(self.model.init_state(n_rows, self.device), torch.empty(0), 0.0, 0.0, 0), ids)
 
     def _call(self, run: _Run, ids: np.ndarray, wanted: bool = True) -> _Run:
         """One call; its output only where it is wanted."""
@@ -227,7 +232,7 @@ class _Reader:
         else:
             state, hidden_BD = self.model.absorb(ids_BT, run.state, reset_BT), torch.empty(len(ids), 0)
         seconds = run.seconds + time.perf_counter() - started
-        return _Run(state, hidden_BD, seconds, run.tokens + ids.shape[1])
+        return _Run(state, hidden_BD, seconds, run.generator_seconds, run.tokens + ids.shape[1])
 
     def read(self, run: _Run, cursor: _Cursor, stop: int, to_answer: bool = False) -> _Run:
         """Go on to token `stop` of the cursor's prompts; calls end on the model's segment grid.
@@ -237,7 +242,10 @@ class _Reader:
         while cursor.position < stop:
             # One token, the mark, stands before the prompt.
             most = self.tokens_per_call - (cursor.position + 1) % self.tokens_per_call
+            started = time.perf_counter()
             ids = cursor.take(stop, most)
+            making = time.perf_counter() - started
+            run = replace(run, seconds=run.seconds + making, generator_seconds=run.generator_seconds + making)
             run = self._call(run, ids, to_answer and cursor.position == stop)
             self.advance(ids.size)
         return run
@@ -264,7 +272,9 @@ class _Reader:
         for row, question in enumerate(questions):
             count = len(question.prompt.answer)
             value = float(likely_BT[row, :count].sum())
-            answers.append(Answer(question, given_BT[row, :count], value, run.seconds, run.tokens))
+            answers.append(
+                Answer(question, given_BT[row, :count], value, run.seconds, run.generator_seconds, run.tokens)
+            )
         return answers
 
 
@@ -275,7 +285,7 @@ def _answer_lane(reader: _Reader, trunk: _Run, lane: _Lane) -> Iterator[Answer]:
         run = reader.read(run, cursor, stop)
         asked = [row[column] for row in lane.rows]
         prompts = [question.prompt for question in asked]
-        aside = _Run(fork(run.state), run.hidden_BD, run.seconds, run.tokens)
+        aside = replace(run, state=fork(run.state))
         yield from reader.decode(reader.read(aside, _Cursor(prompts, stop), len(prompts[0]), True), asked)
     asked = [row[-1] for row in lane.rows]
     yield from reader.decode(reader.read(run, cursor, len(asked[0].prompt), True), asked)

@@ -203,6 +203,7 @@ def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: 
         "blocks": list(prompt.blocks),
         "same_segment": first // segment_length == last // segment_length,
         "seconds": round(answer.seconds, 3),
+        "generator_seconds": round(answer.generator_seconds, 4),
         "tokens_read": answer.tokens_read,
         "peak_memory_bytes": peak,
     }
@@ -231,6 +232,7 @@ def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[st
         # Key and question in one segment: no memory is needed.
         "same_segment": float(np.mean([entry["same_segment"] for entry in entries])),
         "seconds": max(entry["seconds"] for entry in entries),
+        "generator_share": max(entry["generator_seconds"] / entry["seconds"] for entry in entries),
         "tokens_per_second": float(np.median([entry["tokens_read"] / entry["seconds"] for entry in entries])),
         "peak_memory_bytes": max(entry["peak_memory_bytes"] for entry in entries),
     }

@@ -47,8 +47,11 @@ class Span:
 
     def read(self, offset: int, count: int) -> np.ndarray:
         """At most `count` tokens from `offset` (counted from the span's start)."""
-        first = self.start + offset
-        return self.tokens[np.arange(first, min(first + count, self.stop)) % len(self.tokens)]
+        first, size = self.start + offset, len(self.tokens)
+        count, inside = min(count, self.stop - first), first % size
+        if inside + count <= size:
+            return self.tokens[inside : inside + count]
+        return np.tile(self.tokens, -(-(inside + count) // size))[inside : inside + count]
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,16 @@ def shared_prefix(prompts: Sequence[Prompt]) -> int:
     total = 0
     for spans in zip(*(prompt.spans for prompt in prompts), strict=False):
         first = spans[0]
-        if any(span.start != first.start or not np.array_equal(span.tokens, first.tokens) for span in spans):
+        if any(span.start != first.start or not _same(span.tokens, first.tokens) for span in spans):
             return total + (_common(spans) if all(len(span.tokens) == len(span) for span in spans) else 0)
         total += min(len(span) for span in spans)
         if any(len(span) != len(first) for span in spans):
             return total
     return total
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a is b or np.array_equal(a, b)
 
 
 def _common(spans: Sequence[Span]) -> int:
@@ -146,6 +153,8 @@ class PasskeyTemplate:
         self.block = self._added(BLOCK) if book is None else np.asarray(book)
         second = self._added(BLOCK_AS_PRINTED if as_printed else BLOCK) if book is None else self.block
         self.second_block, self.book = second, book
+        # Many blocks in a row, so that a read is mostly one copy.
+        self._runs = (np.tile(self.block, 256), np.tile(second, 256)) if book is None else (self.block, second)
         self.question = self._added(QUESTION, BLOCK)
 
     @property
@@ -194,8 +203,8 @@ class PasskeyTemplate:
         def filler(start: int, stop: int) -> Span:
             if self.book is not None:
                 return Span(self.book, begin + start, begin + stop)
-            block = self.block if stop <= x else self.second_block
-            return Span(block, 0, (stop - start) * len(block))
+            block, run = (self.block, self._runs[0]) if stop <= x else (self.second_block, self._runs[1])
+            return Span(run, 0, (stop - start) * len(block))
 
         # What stands between the fillers, each before the block of its number; the key after others of the same place.
         places = sorted([*((int(rng.integers(x + y + 1)), 0, tokens) for tokens in others), (x, 1, given)], key=_place)
