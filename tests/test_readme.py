@@ -20,7 +20,7 @@ def test_the_readme_shows_every_verb() -> None:
 def test_commands_of_the_readme_are_understood(command: str) -> None:
     verb, *words = command.split()
     assert verb in cli.VERBS
-    settings = [word for word in words if "=" in word]
+    settings = [cli._bracketed(word) if "-m" not in words else word for word in words if "=" in word]
     # reproduce takes several seeds without -m.
     for job in expand_sweep(settings) if "-m" in words or verb == "reproduce" else [settings]:
         compose(job)

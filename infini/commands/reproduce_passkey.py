@@ -43,13 +43,15 @@ class _Job:
         if self.row.recipe:
             base.append(f"recipe={self.row.recipe.format(scale=self.scale)}")
         if self.row.pretrained:
-            base += [f"dims=pg19_{self.scale}", *([f"init_from={init_from}"] if init_from else [])]
+            sized = any(text.startswith("dims=") for text in self.asked)
+            base += [] if sized else [f"dims=pg19_{self.scale}"]
+            base += [f"init_from={init_from}"] if init_from else []
         return base
 
 
 def run_rows(report: PasskeyReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> None:
     """Make what the rows of `report.run` still need. A job that is done is known by its record."""
-    taken = ("task", "model", "recipe", "seed", "dims", "init_from", "task.knockout")
+    taken = ("task", "model", "recipe", "seed", "init_from", "task.knockout")
     asked = tuple(text for text in overrides if text.partition("=")[0] not in taken)
     jobs = [_Job(report.rows[name], cfg.scale.name, asked, seed) for seed in seeds for name in report.to_run]
     for number, job in enumerate(jobs, 1):
