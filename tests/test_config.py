@@ -216,7 +216,7 @@ def test_hash_depends_on_what_decides_the_result_and_on_nothing_else() -> None:
     assert len(default) == 12 and int(default, 16) >= 0
     for override in ("results_dir=elsewhere", "cache_dir=/c", "logger=none", "checkpoint=x", "scale.knockouts=false"):
         assert config_hash(compose([override])) == default, override
-    changes = ("seed=2", "model=local", "dims.d_model=64", "recipe.steps=90", "optimizer.lr=0.1", "init_from=x")
+    changes = ("seed=2", "model=local", "dims.d_model=64", "recipe.steps=900", "optimizer.lr=0.1", "init_from=x")
     changed = [config_hash(compose([override])) for override in (*changes, "parallel.precision=fp32", "scale=gpu")]
     assert len({default, *changed}) == len(changed) + 1
 

@@ -27,7 +27,7 @@ class InfiniConfig:
     attention_scale: Literal["d_key", "d_model"] = "d_key"
     rope_base: float = 10000.0
     activation: Literal["gelu", "relu"] = "gelu"
-    tie_embeddings: bool = False
+    tie_embeddings: bool = True
 
 
 @dataclass

@@ -99,7 +99,7 @@ class PasskeyDataModule(lightning.LightningDataModule):
         model.resize_segments(N)
         right = tokens = whole = 0
         with autocast(self.cfg.parallel.precision, device):
-            for answer in answer_questions(model, questions, self.tokenizer.bos_id, tokens_per_call=16 * N):
+            for answer in answer_questions(model, questions, self.tokenizer.bos_id, tokens_per_call=length):
                 right, tokens = right + answer.n_right, tokens + len(answer.expected)
                 whole += answer.exact
         entry = {"unit": "fraction", "higher_is_better": True}

@@ -32,6 +32,8 @@ from tasks.text import TextTokenizer
 DILUTION_PROMPTS = 16
 DILUTION_STREAM = 4
 """Which stream of the seed's random numbers these prompts come from."""
+CALL_TOKENS = 2048
+"""Tokens of a prompt that a call reads, about."""
 RESAMPLES = 2000
 LEVEL = 0.95
 
@@ -70,7 +72,7 @@ def evaluate(
             model,
             missing,
             tokenizer.bos_id,
-            tokens_per_call=cfg.scale.eval_segments_per_call * N,
+            tokens_per_call=max(1, CALL_TOKENS // N) * N,
             rows_per_call=task.rows_per_call,
             knock_out=task.knockout == "reset",
             advance=advance,
