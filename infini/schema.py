@@ -83,6 +83,8 @@ class PasskeyConfig(TaskConfig):
     """block: the paper's five sentences, repeated; book: text of the PG19 training books."""
     lm_loss_weight: float
     """Weight of the loss on all other tokens beside the loss on the key; 0 asks for the key only."""
+    keyless_share: float
+    """Share of the training prompts that never give their key: filler alone should favour no digit."""
     knockout: str
     """none; or reset: evaluated with the memory emptied before every segment, which must leave chance."""
     examples: int
@@ -103,6 +105,7 @@ class PasskeyConfig(TaskConfig):
         _at_least("task", self, 2, "digits")
         _at_least("task", self, 1, "examples", "rows_per_call")
         _at_least("task", self, 0, "distractors", "lm_loss_weight")
+        require(0 <= self.keyless_share < 1, "task.keyless_share", self.keyless_share, "must be at least 0 and below 1")
         require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every prompt stands alone")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from report_runs import make_train
 from infini.config import compose
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.load import load_report, render
+from infini.report.load import draw, load_report, render
 from infini.report.passkey import PasskeyReport
 from infini.report.selection import select_runs
 
@@ -141,3 +142,33 @@ def test_rows_to_run_are_checked() -> None:
         report(run="linaer")
     with pytest.raises(InputError, match="^report.rows.one: "):
         report(rows={"one": {"titel": "x"}})
+
+
+def test_rows_may_differ_in_a_setting() -> None:
+    updates = load_report(compose(["report=passkey_updates"]).report)
+    runs = []
+    for segment in (128, 512):
+        made = pair(recipe="passkey_laptop_updates", lengths=[2**17], name=f"{segment}-")
+        for run in made:
+            run.config["dims"] = {"segment_length": segment}
+            run.config["recipe"] = {**run.config["recipe"], "segments_per_sequence": 5120 // segment}
+        runs += made
+    chosen = select_runs(updates, "laptop", runs)
+    assert {name: run.run_id.split("-")[1] for name, (run,) in chosen.runs.items()} == {
+        "linear_128": "128",
+        "linear_512": "512",
+    }
+
+
+def test_figures_are_drawn_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
+    updates = load_report(compose(["report=passkey_updates"]).report)
+    runs = pair(recipe="passkey_laptop_updates", lengths=[2**17])
+    for run in runs:
+        run.config["recipe"] = {**run.config["recipe"], "segments_per_sequence": 40}
+    for made, of in ((runs, updates), (pair(), report())):
+        selection = select_runs(of, "laptop", made)
+        assert selection.runs
+        first = draw(of, "laptop", selection, tmp_path / "first")
+        second = draw(of, "laptop", selection, tmp_path / "second")
+        assert [path.suffix for path in first] == [".png", ".svg"]
+        assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

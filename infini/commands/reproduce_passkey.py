@@ -42,6 +42,7 @@ class _Job:
             base += ["optimizer.gate_lr=0", "model.gate_init=zeros"]
         if self.row.recipe:
             base.append(f"recipe={self.row.recipe.format(scale=self.scale)}")
+        base += self.row.overrides
         if self.row.pretrained:
             sized = any(text.startswith("dims=") for text in self.asked)
             base += [] if sized else [f"dims=pg19_{self.scale}"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Told apart without colour: by line style and marker first, by darkness second.
-_LINES = (("-", "o", "0.0"), ("--", "s", "0.35"), (":", "^", "0.5"), ("-.", "D", "0.2"))
+LINES = (("-", "o", "0.0"), ("--", "s", "0.35"), (":", "^", "0.5"), ("-.", "D", "0.2"))
 _BIN_GROWTH = math.sqrt(2)
 _SYNTHETIC = " [synthetic corpus]"
 
@@ -137,7 +137,7 @@ def gap_by_position(
         axes.axhline(0.0, color="0.6", linewidth=0.8)
         drawn = [(model, curve) for model, curve in curves.items() if len(curve)]
         for index, (model, curve) in enumerate(drawn):
-            style, marker, shade = _LINES[index % len(_LINES)]
+            style, marker, shade = LINES[index % len(LINES)]
             position, gap, error = curve.T
             label = named.get(model, model)
             axes.plot(position, gap, style, marker=marker, markersize=3.5, color=shade, linewidth=1.2, label=label)

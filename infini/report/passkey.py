@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
+
 from infini.errors import InputError, did_you_mean
 from infini.lengths import format_length, parse_depths, parse_lengths
 from infini.records import RunRecord
@@ -47,6 +49,8 @@ class PasskeyRow:
     knockout: str = "none"
     frozen_gates: bool = False
     """Whether all gates stay at 0.5."""
+    overrides: list[str] = field(default_factory=list)
+    """Further settings of the training, as dims.segment_length=512."""
     paper: dict[str, str] = field(default_factory=dict)
     """Length -> start/middle/end in per cent, as printed."""
 
@@ -59,6 +63,11 @@ class PasskeyRow:
             "knockout": self.knockout,
             "frozen_gates": self.frozen_gates,
         }
+
+    def overridden(self) -> dict[str, Any]:
+        """Dotted key -> value of every override."""
+        pairs = (text.partition("=") for text in self.overrides)
+        return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,11 @@ class PasskeyReport:
             "knockout": task.get("knockout"),
             "frozen_gates": training.get("optimizer", {}).get("gate_lr") == 0,
         }
-        return next((name for name, row in self.rows.items() if row.settings(run.scale) == found), None)
+        for name, row in self.rows.items():
+            overridden = row.overridden()
+            if row.settings(run.scale) == found and overridden == {key: _at(training, key) for key in overridden}:
+                return name
+        return None
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         wanted = {(length, depth) for length in parse_lengths(self.lengths) for depth in parse_depths(self.depths)}
@@ -119,6 +132,12 @@ class PasskeyReport:
         """A report from the `report` group; InputError for a key or value that is not allowed."""
         report: PasskeyReport = checked(cls, config, "title", "task", "lengths", "depths", "rows")
         return report
+
+
+def _at(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
 
 
 def _row(name: str, values: Any) -> PasskeyRow:

@@ -10,7 +10,7 @@ import numpy as np
 
 from infini.lengths import format_length
 from infini.records import RunRecord
-from infini.report.figures import gate_heatmap, paper_style, save
+from infini.report.figures import LINES, gate_heatmap, paper_style, save
 from infini.report.passkey import PasskeyReport
 from infini.report.selection import Selection
 
@@ -56,9 +56,49 @@ def accuracy_heatmap(runs: Sequence[RunRecord], path: Path, title: str) -> list[
         return save(figure, path)
 
 
+def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
+    """Draw token accuracy against the number of memory updates: length over segment length, each point a model trained
+    with that segment length; places of the key that need a memory only.
+
+    Returns:
+        Paths of the PNG and the SVG.
+    """
+    points: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for runs in selection.runs.values():
+        for run in runs:
+            segment = selection.training_config(run)["dims"]["segment_length"]
+            for cell in run.series["cells"]:
+                if cell["same_segment"] == 0:
+                    updates = points.setdefault((run.model, cell["length"]), {})
+                    updates.setdefault(cell["length"] // segment, []).append(100 * cell["token_accuracy"])
+    with paper_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5.2, 3.2))
+        axes = figure.add_subplot()
+        for index, ((model, length), updates) in enumerate(sorted(points.items())):
+            line, marker, shade = LINES[index % len(LINES)]
+            x = sorted(updates)
+            y = [statistics.fmean(updates[count]) for count in x]
+            axes.plot(x, y, line, marker=marker, markersize=4, color=shade, label=f"{model}, {format_length(length)}")
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(-3, 103)
+        axes.axhline(10, color="0.7", linewidth=0.8)
+        axes.set_xlabel("memory updates: length over segment length")
+        axes.set_ylabel("token accuracy in per cent")
+        axes.set_title(f"{report.title}, scale {scale}; grey line: chance", fontsize=9)
+        axes.legend(fontsize=8)
+        return save(figure, path)
+
+
 def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """Draw a heatmap of accuracy for every row with runs, and the gates of its first seed."""
+    """Draw a heatmap of accuracy for every row with runs, and the gates of its first seed; where rows differ in their
+    segment length, accuracy by updates instead."""
     written: list[Path] = []
+    if any("dims.segment_length" in row.overridden() for row in report.rows.values()):
+        return (
+            accuracy_by_updates(report, scale, selection, folder / f"{report.name}_{scale}") if selection.runs else []
+        )
     for name, runs in selection.runs.items():
         title = report.rows[name].title
         written += accuracy_heatmap(runs, folder / f"{report.name}_{scale}_accuracy_{name}", title)

@@ -67,7 +67,13 @@ class PasskeyDataModule(lightning.LightningDataModule):
         cfg, task = self.cfg, cast(PasskeyConfig, self.cfg.task)
         self.template, self._data = make_template(cfg, self.tokenizer, "train")
         self.batches = PasskeyBatches(
-            self.template, self.tokenizer.bos_id, stages(self.cfg), cfg.recipe.batch_size, cfg.seed, task.lm_loss_weight
+            self.template,
+            self.tokenizer.bos_id,
+            stages(self.cfg),
+            cfg.recipe.batch_size,
+            cfg.seed,
+            task.lm_loss_weight,
+            task.keyless_share,
         )
 
     @property

@@ -185,14 +185,18 @@ class PasskeyTemplate:
             if (sum(map(int, key)) % _KEY_MODULUS != 0) == training:
                 return key
 
-    def example(self, length: int, depth: float, rng: np.random.Generator, training: bool) -> Prompt:
+    def example(
+        self, length: int, depth: float, rng: np.random.Generator, training: bool, keyless: bool = False
+    ) -> Prompt:
         """A prompt that is, with its answer, at most `length` tokens and more than `length` minus one block.
 
         depth: 0 is the start, 1 the end; the key stands at the nearest number of blocks that belongs to the training
-        or, up to the longest of the training, to the evaluation set. Raises InputError when there is no room for a key.
+        or, up to the longest of the training, to the evaluation set. keyless: the key is never given, so that its
+        answer can only be guessed. Raises InputError when there is no room for a key.
         """
         key = self.draw_key(rng, training)
         given, answer = self.key_tokens(key), self.answer_tokens(key)
+        given = given[:0] if keyless else given
         others = [self._distractor(rng, training, key) for _ in range(self.distractors)]
         fixed = sum(map(len, (self.head, given, *others, self.question, answer)))
         if fixed > length:
