@@ -109,6 +109,22 @@ def test_an_evaluation_that_was_stopped_asks_only_what_is_missing(
     assert not list(Path("outputs/results/unfinished").glob("*.jsonl"))
 
 
+def test_examples_of_a_larger_evaluation_that_was_stopped_do_not_count(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infini(capfd, "train", *PASSKEY)
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "_results", lambda entries: (_ for _ in ()).throw(KeyboardInterrupt))
+        infini(capfd, "eval", *PASSKEY, "task.examples=3", code=cli.INTERRUPTED)
+    infini(capfd, "eval", *PASSKEY)
+    evaluated = runs("eval")[-1]
+    assert {cell["examples"] for cell in evaluated.series["cells"]} == {2}
+    beside = records.record_path("outputs/results", evaluated.run_id).with_suffix(".jsonl")
+    assert len(beside.read_text().splitlines()) == 12
+    # All of them were answered before.
+    assert evaluated.cost["tokens_seen"] == 0
+
+
 def test_another_segment_length_can_be_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
     infini(capfd, "train", *PASSKEY)
     infini(capfd, "eval", *PASSKEY, "dims.segment_length=32", "length=256", "depth=start")

@@ -110,6 +110,8 @@ def answer_questions(
     knock_out: every segment starts from an empty memory. advance is told of tokens as they are read,
     counting shared ones once.
     """
+    if not questions:
+        return
     reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out)
     trunk_prompt, lanes = _plan(questions, rows_per_call)
     trunk = reader.begin(1)

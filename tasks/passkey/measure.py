@@ -21,7 +21,7 @@ from infini.lengths import format_length, parse_depths, parse_lengths
 from infini.memory_use import peak_memory_bytes
 from infini.precision import autocast
 from infini.progress import progress_bar
-from infini.records import RunRecord
+from infini.records import RunRecord, write_atomically
 from infini.schema import PasskeyConfig
 from tasks.passkey.data import input_ids
 from tasks.passkey.evaluation import Answer, Question, answer_questions, make_questions, tokens_to_read
@@ -51,7 +51,7 @@ def evaluate(
     lengths, depths = parse_lengths(cfg.length), parse_depths(cfg.depth)
     questions = list(make_questions(template, lengths, depths, task.examples, cfg.seed))
     N = cfg.dims.segment_length
-    kept = _Kept(Path(cfg.results_dir) / "unfinished" / f"{_identity(cfg, record)}.jsonl")
+    kept = _Kept(Path(cfg.results_dir) / "unfinished" / f"{_identity(cfg, record, data)}.jsonl")
     missing = [question for question in questions if _name(question) not in kept.entries]
     console = Console(stderr=True)
     console.print(
@@ -84,8 +84,13 @@ def evaluate(
             if remaining[cell] == 0:
                 shown = _cell(question.length, question.depth, list(kept.of(*cell)))
                 console.print(_line(shown), markup=False, highlight=False, soft_wrap=True)
-    entries = [kept.entries[_name(question)] for question in questions]
-    cells = [_cell(length, depth, list(kept.of(length, depth))) for length in lengths for depth in depths]
+    # An evaluation of more examples may have been stopped here before: only what was asked for counts.
+    entries = kept.only([_name(question) for question in questions])
+    cells = [
+        _cell(length, depth, [entry for entry in entries if (entry["length"], entry["depth"]) == (length, depth)])
+        for length in lengths
+        for depth in depths
+    ]
     record.data = data | {"documents": len(questions), "tokens": sum(len(question.prompt) for question in questions)}
     record.results = _results(entries)
     record.series["cells"] = cells
@@ -129,10 +134,10 @@ def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: i
     return half_dilution(model, torch.from_numpy(ids_BT).to(next(model.parameters()).device), *masks)
 
 
-def _identity(cfg: Config, record: RunRecord) -> str:
+def _identity(cfg: Config, record: RunRecord, data: dict[str, Any]) -> str:
     """What decides the answers: model, prompts, precision."""
     decides = {key: value for key, value in asdict(cfg.task).items() if key not in ("examples", "rows_per_call")}
-    parts = [record.parent, decides, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed]
+    parts = [record.parent, decides, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, data]
     return f"passkey-{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
@@ -179,13 +184,23 @@ class _Kept:
     def add(self, name: str, entry: dict[str, Any]) -> None:
         """Keep one entry, on the disk when this returns."""
         self.entries[name] = {"name": name, **entry}
-        self._file.write(json.dumps(self.entries[name], ensure_ascii=False).encode() + b"\n")
+        self._file.write(_line_of(self.entries[name]))
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def only(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """The entries of these names, in this order; the file then holds no others."""
+        entries = [self.entries[name] for name in names]
+        write_atomically(self.path, b"".join(_line_of(entry) for entry in entries))
+        return entries
 
     def of(self, length: int, depth: str) -> Iterable[dict[str, Any]]:
         """The entries of a cell."""
         return (entry for entry in self.entries.values() if (entry["length"], entry["depth"]) == (length, depth))
+
+
+def _line_of(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
 
 
 def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: int) -> dict[str, Any]:
