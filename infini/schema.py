@@ -80,7 +80,7 @@ class PasskeyConfig(TaskConfig):
     distractors: int
     """Other keys ("The green key is ...") in the filler of a prompt."""
     filler: str
-    """block: the paper's five sentences, repeated; book: text of the PG19 training books."""
+    """block: the paper's five sentences, repeated; book: text of PG19 books, of its own split."""
     lm_loss_weight: float
     """Weight of the loss on all other tokens beside the loss on the key; 0 asks for the key only."""
     keyless_share: float
@@ -367,6 +367,9 @@ class Config:
         parse_lengths(self.length)
         parse_depths(self.depth)
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
+        if self.recipe.length_extension is not None and self.task.carry_state:
+            # The carried memory would be multiplied again in every sequence.
+            raise InputError(f"recipe.length_extension={self.recipe.length_extension!r}: needs task.carry_state=false")
         if self.optimizer.name == "adafactor":
             self._check_adafactor_cap()
 

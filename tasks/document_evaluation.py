@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from tasks.token_cache import open_split
 
 def evaluate(
     cfg: Config, model: Any, tokenizer: TextTokenizer, record: RunRecord, device: torch.device
-) -> dict[str, Path]:
-    """Stream the report's split through the model, fill the record, and return the files to lie beside it: none.
+) -> tuple[dict[str, bytes], Callable[[], None]]:
+    """Stream the report's split through the model and fill the record; nothing lies beside it, nothing is left to do.
 
     Raises InputError when the data cannot be had.
     """
@@ -76,7 +76,7 @@ def evaluate(
         "tokens_seen": int(streamed.tokens.sum()),
         "state_floats": model.state_floats(int(max(split.n_tokens)) // N),
     }
-    return {}
+    return {}, lambda: None
 
 
 def _add_knockouts(record: RunRecord, own: Any, foreign: Any, reset: Any, base: Any) -> None:

@@ -73,12 +73,7 @@ def test_train_then_eval_by_length_and_depth(capfd: pytest.CaptureFixture[str]) 
     right = sum(entry["right"] for entry in examples)
     assert evaluated.metric("token_accuracy") == pytest.approx(right / 60)
     assert "token_accuracy" in out
-    # `end`: key and question in one segment; `start`: never at these lengths.
-    assert {cell["depth"]: cell["same_segment"] for cell in cells if cell["length"] == 512} == {
-        "start": 0.0,
-        "0.3": 0.0,
-        "end": 1.0,
-    }
+    assert all(cell["same_segment"] == 0 for cell in cells if cell["depth"] != "end")
 
 
 def test_an_evaluation_that_was_stopped_asks_only_what_is_missing(

@@ -8,14 +8,16 @@ import pytest
 import torch
 from helpers import tiny_dims, variant_id, variants
 
+from infini.errors import InputError
 from infini.models import build_model
 from tasks.passkey.evaluation import (
+    Answer,
     answer_alone,
     answer_questions,
     make_questions,
     tokens_to_read,
 )
-from tasks.passkey.measure import _Kept, bootstrap_interval
+from tasks.passkey.measure import _entry, _Kept, bootstrap_interval
 from tasks.passkey.prompt import PasskeyTemplate
 from tasks.passkey.tokenizer import word_tokenizer
 
@@ -174,14 +176,14 @@ def test_the_seed_decides_the_keys():
 def test_kept_answers_survive_a_line_cut_short(tmp_path):
     path = tmp_path / "answers.jsonl"
     with _Kept(path) as kept:
-        kept.add("a", {"length": 1, "depth": "end"})
-        kept.add("b", {"length": 1, "depth": "end"})
+        kept.add("a", whole_entry())
+        kept.add("b", whole_entry())
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"name": "c", "len')
     again = _Kept(path)
     assert list(again.entries) == ["a", "b"] and path.read_bytes() == whole
     with again:
-        again.add("c", {"length": 2, "depth": "end"})
+        again.add("c", {**whole_entry(), "length": 2})
     assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == ["a", "b", "c"]
     assert len(list(again.of(1, "end"))) == 2
 
@@ -191,3 +193,78 @@ def test_bootstrap_interval_of_known_values():
     low, high = bootstrap_interval([0.0, 1.0] * 200)
     # The normal interval: 0.5 +- 1.96 * 0.5 / sqrt(400).
     assert low == pytest.approx(0.451, abs=0.01) and high == pytest.approx(0.549, abs=0.01)
+
+
+@pytest.mark.parametrize(("segment", "same"), [(512, True), (32, False), (16, False)])
+def test_the_end_needs_no_memory_where_key_and_question_share_a_segment(segment, same):
+    (question,) = questions_of(examples=1, lengths=[400], depths={"end": 1.0}, longest_training=100)
+    prompt = question.prompt
+    assert prompt.blocks[1] == 0
+    answer = Answer(question, prompt.answer, 0.0, 1.0, 0.0, 404)
+    assert _entry(answer, TOKENIZER, segment, 0)["same_segment"] is same
+
+
+def test_two_lengths_with_one_prompt_are_answered():
+    model = passkey_model({"name": "infini_linear"})
+    questions = questions_of(lengths=[400, 401], depths={"start": 0.0}, longest_training=100)
+    assert len(questions[0].prompt) == len(questions[1].prompt)
+    answers = list(answer_questions(model, questions, TOKENIZER.bos_id, tokens_per_call=32))
+    assert len(answers) == len(questions)
+    assert answers[0].log_probability == pytest.approx(answers[-2].log_probability, abs=1e-9)
+
+
+def test_what_the_model_is_fed_is_the_prompts_own_tokens(monkeypatch):
+    """No closed form for the repetition: the ids of every call, put together, are the prompt, whoever shares them."""
+    model = passkey_model({"name": "infini_linear"})
+    questions = questions_of(examples=1, lengths=[333], depths={"start": 0.0, "middle": 0.5})
+    fed = []
+    real_forward, real_absorb = type(model).forward, type(model).absorb
+
+    def forward(self, ids_BT, *rest, **more):
+        fed.append(ids_BT.clone())
+        return real_forward(self, ids_BT, *rest, **more)
+
+    def absorb(self, ids_BT, *rest, **more):
+        fed.append(ids_BT.clone())
+        return real_absorb(self, ids_BT, *rest, **more)
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    monkeypatch.setattr(type(model), "absorb", absorb)
+    by_question = {}
+    for answer in answer_questions(model, questions, TOKENIZER.bos_id, tokens_per_call=32):
+        by_question[answer.question.depth] = torch.cat([ids[0] for ids in fed])
+    start, middle = (question.prompt for question in questions)
+    whole = [TOKENIZER.bos_id, *np.concatenate(list(start.chunks(1000))).tolist()]
+    # The mark and the head, then `start` to its end and its answer but the last digit.
+    assert by_question["start"].tolist()[: len(whole)] == whole
+    rest = np.concatenate(list(middle.chunks(1000))).tolist()
+    seen = by_question["middle"].tolist()[len(by_question["start"]) :]
+    assert seen[: len(seen) - 3] == rest[len(rest) - (len(seen) - 3) :]
+    assert len(seen) - 3 + start.key_position >= len(rest)
+
+
+def test_a_second_evaluation_at_the_same_time_is_refused(tmp_path):
+    with _Kept(tmp_path / "answers.jsonl"), pytest.raises(InputError, match="another evaluation"):
+        with _Kept(tmp_path / "answers.jsonl"):
+            pass
+
+
+def test_answers_of_a_larger_evaluation_stay(tmp_path):
+    with _Kept(tmp_path / "answers.jsonl") as kept:
+        kept.add("a", whole_entry())
+        kept.add("b", whole_entry())
+        kept.drop(["a"])
+    assert list(_Kept(tmp_path / "answers.jsonl").entries) == ["b"]
+
+
+@pytest.mark.parametrize("line", ["[]", '{"name": "a"}', "no json", "7"])
+def test_a_damaged_file_of_answers_is_named(tmp_path, line):
+    path = tmp_path / "answers.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(InputError, match="answers.jsonl: damaged"):
+        _Kept(path)
+
+
+def whole_entry():
+    names = ("length", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read")
+    return {**dict.fromkeys(names, 1), "depth": "end"}

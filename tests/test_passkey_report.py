@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +29,78 @@ def pair(
     seed: int = 1,
     accuracy: float = 1.0,
     lengths: Any = (2**15, 2**17, 2**18, 2**19, 2**20),
-    init_from: str | None = None,
-    gate_lr: float = 0.03,
     name: str = "",
-    **task: Any,
+    examples: int = 50,
+    tokenizer: str = "wordlevel-57",
+    trained: dict[str, Any] | None = None,
+    asked: dict[str, Any] | None = None,
 ) -> list[RunRecord]:
-    """A training run and an evaluation of it."""
-    config = {
-        "task": {"digits": 5, "distractors": 0, "filler": "block", "knockout": "none", **task},
-        "model": {"name": model},
+    """A training run and an evaluation of it. trained, asked: dotted settings of either that differ from the row's."""
+    task = {
+        "name": "passkey",
+        "digits": 5,
+        "distractors": 0,
+        "filler": "block",
+        "knockout": "none",
+        "examples": examples,
+    }
+    config: dict[str, Any] = {
+        "task": task if recipe != "pg19_laptop" else {"name": "pg19"},
+        "model": {"name": model, "gate_init": "specialised"},
         "dims": {"segment_length": 128},
-        "recipe": {"name": recipe, "segments_per_sequence": 5, "curriculum": [[128, 256]]},
-        "optimizer": {"gate_lr": gate_lr},
-        "init_from": init_from,
+        "recipe": {
+            "name": recipe,
+            "segments_per_sequence": 5,
+            "curriculum": [[128, 256]],
+            "length_extension": 1e4 if recipe.endswith(("_extended", "_updates")) else None,
+        },
+        "optimizer": {"gate_lr": 0.03},
+        "init_from": None,
         "seed": seed,
     }
+    change(config, trained)
     stem = f"{name}{model}-{recipe}-{seed}"
-    trained = make_train(model, seed, run_id=f"train-{stem}", config=config, task="passkey")
+    data = {**make_train(model, seed).data, "tokenizer": tokenizer}
+    training = make_train(model, seed, run_id=f"train-{stem}", config=config, task=config["task"]["name"], data=data)
+    evaluation = copy.deepcopy(config) | {"task": copy.deepcopy(task)}
+    change(evaluation, asked)
     cells = [
-        {"length": length, "depth": depth, "token_accuracy": accuracy, "examples": 50, "same_segment": depth == "end"}
+        {
+            "length": length,
+            "depth": depth,
+            "token_accuracy": accuracy,
+            "exact_match": accuracy,
+            "examples": examples,
+            "same_segment": float(depth == "end"),
+        }
         for length in lengths
         for depth in ("start", "middle", "end")
     ]
-    changes = {"run_id": f"eval-{stem}", "verb": "eval", "parent": trained.run_id, "task": "passkey", "config": config}
-    results = {"exact_match": {"value": accuracy, "n": 1}, "token_accuracy": {"value": accuracy, "n": 1}}
-    return [trained, make_train(model, seed, **changes, series={"cells": cells}, results=results)]
+    made = make_train(
+        model,
+        seed,
+        run_id=f"eval-{stem}",
+        verb="eval",
+        parent=training.run_id,
+        task="passkey",
+        config=evaluation,
+        data=data,
+        series={"cells": cells},
+    )
+    return [training, made]
+
+
+def change(config: dict[str, Any], settings: dict[str, Any] | None) -> None:
+    for key, value in (settings or {}).items():
+        group, _, name = key.partition(".")
+        if name:
+            config[group] = {**config[group], name: value}
+        else:
+            config[group] = value
+
+
+BOOKS = make_train("infini_linear", 1, run_id="books")
+FROZEN = {"optimizer.gate_lr": 0.0, "model.gate_init": "zeros"}
 
 
 def rows_of(runs: list[RunRecord]) -> dict[str, list[str]]:
@@ -62,13 +110,14 @@ def rows_of(runs: list[RunRecord]) -> dict[str, list[str]]:
 
 def test_how_a_model_was_trained_decides_its_row() -> None:
     runs = [
+        BOOKS,
         *pair(),
         *pair(recipe="passkey_laptop_extended"),
-        *pair("infini_delta", "passkey_laptop_finetune", init_from="some-run"),
+        *pair("infini_delta", "passkey_laptop_finetune", trained={"init_from": "books"}),
         *pair("infini_delta", "pg19_laptop"),
         *pair("local"),
-        *pair(recipe="passkey_laptop_extended", knockout="reset", name="reset-"),
-        *pair(recipe="passkey_laptop_extended", gate_lr=0.0, name="frozen-"),
+        *pair(recipe="passkey_laptop_extended", asked={"task.knockout": "reset"}, name="reset-"),
+        *pair(recipe="passkey_laptop_extended", trained=FROZEN, name="frozen-"),
     ]
     assert {name: len(ids) for name, ids in rows_of(runs).items()} == {
         "linear": 1,
@@ -81,9 +130,56 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
     }
 
 
-@pytest.mark.parametrize("task", [{"digits": 8}, {"distractors": 3}, {"filler": "book"}], ids=str)
-def test_harder_prompts_do_not_enter_the_papers_table(task: dict[str, Any]) -> None:
-    assert rows_of(pair(**task)) == {}
+@pytest.mark.parametrize(
+    ("trained", "asked"),
+    [
+        (None, {"task.digits": 8}),
+        (None, {"task.distractors": 3}),
+        (None, {"task.filler": "book"}),
+        ({"task.digits": 8}, {"task.digits": 5}),
+        ({"task.distractors": 9}, {"task.distractors": 0}),
+        ({"recipe.length_extension": 500.0}, None),
+        ({"recipe.segments_per_sequence": 160}, None),
+        ({"recipe.curriculum": [[128, 20480]]}, None),
+        ({"init_from": "an-extended-run"}, None),
+        ({"optimizer.gate_lr": 0.0, "recipe.name": "passkey_laptop_extended", "recipe.length_extension": 2.0}, None),
+        (None, {"dims.segment_length": 32}),
+    ],
+    ids=str,
+)
+def test_what_is_not_the_rows_stays_out_of_the_papers_table(trained: Any, asked: Any) -> None:
+    assert rows_of(pair(trained=trained, asked=asked)) == {}
+
+
+def test_fine_tuning_starts_from_books_or_is_no_fine_tuning() -> None:
+    runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": "books"})
+    assert list(rows_of([BOOKS, *runs])) == ["linear_finetuned"]
+    other = make_train("infini_linear", 1, run_id="books", task="passkey")
+    assert rows_of([other, *runs]) == rows_of(runs) == {}
+
+
+def test_a_training_that_never_left_its_curriculum_fills_no_row() -> None:
+    runs = pair()
+    runs[0].series = {"in_last_stage": False}
+    assert rows_of(runs) == {}
+
+
+def test_rows_have_tokenizers_of_their_own_and_seeds_of_a_row_do_not() -> None:
+    books = pair("infini_delta", "pg19_laptop", tokenizer="bpe-2048")
+    rendered = render(report(), "laptop", [], [*pair(), *books])
+    column = rendered.tables[1].columns.index("Tokenizer")
+    assert {row.cells[column].text for row in rendered.tables[1].rows} == {"wordlevel-57", "bpe-2048"}
+    with pytest.raises(InputError, match="different data in one row"):
+        rows_of([*pair(), *pair(seed=2, tokenizer="bpe-2048")])
+
+
+@pytest.mark.parametrize("key", ["task.lm_loss_weight", "task.keyless_share", "recipe.steps", "dims.segment_length"])
+def test_seeds_trained_differently_are_not_averaged(key: str) -> None:
+    other = pair(seed=2, trained={key: 7})
+    if key == "dims.segment_length":
+        other[1].config["dims"] = {"segment_length": 7}
+    with pytest.raises(InputError, match="runs with different settings in one cell"):
+        rows_of([*pair(), *other])
 
 
 def test_an_extended_run_never_stands_beside_the_papers_numbers() -> None:
@@ -92,7 +188,7 @@ def test_an_extended_run_never_stands_beside_the_papers_numbers() -> None:
     assert "linear_extended/yours" in names and "linear_extended/paper" not in names
     assert "linear/paper" in names and "linear/yours" not in names
     for row in report().rows.values():
-        assert not (row.paper and row.recipe.endswith("_extended"))
+        assert not (row.paper and row.extended)
 
 
 def test_cells_show_all_places_and_mark_those_that_need_no_memory() -> None:
@@ -118,20 +214,36 @@ def test_a_length_nobody_measured_is_a_dash() -> None:
     assert [cell.text for cell in row.cells[1:]] == ["100/100/100*", *["\N{EM DASH}"] * 4]
 
 
-def test_two_runs_for_one_cell_are_an_error_and_other_lengths_are_not() -> None:
-    one, other = pair(lengths=[2**15]), pair(lengths=[2**20])
-    other[1].run_id = "another"
-    assert len(rows_of([*one, other[1]])["linear"]) == 2
-    other[1].series = one[1].series
-    with pytest.raises(InputError, match="two runs for seed 1"):
-        rows_of([*one, other[1]])
+def test_of_several_runs_of_a_cell_the_one_with_most_examples_counts() -> None:
+    whole, later = pair(accuracy=0.5), pair(accuracy=1.0, lengths=[2**20], examples=1)
+    later[1].run_id, later[1].started = "later", "2099-01-01T00:00:00Z"
+    table = render(report(), "laptop", [], [*whole, later[1]]).tables[0]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    assert row.cells[-1].text == "50/50/50*" and row.cells[-1].run_ids == (whole[1].run_id,)
+    more = pair(accuracy=1.0, lengths=[2**20], examples=60)
+    more[1].run_id = "more"
+    table = render(report(), "laptop", [], [*whole, more[1]]).tables[0]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    assert [cell.text for cell in row.cells[-2:]] == ["50/50/50*", "100/100/100*"]
+    with pytest.raises(InputError, match="two runs for seed 1.*choose with report.aggregate=largest"):
+        select_runs(report(aggregate=None), "laptop", [*whole, more[1]])
+
+
+def test_cells_outside_the_table_count_nowhere() -> None:
+    runs = pair()
+    cell = {"length": 2**30, "depth": "start", "token_accuracy": 0.1, "exact_match": 0.0, "examples": 5}
+    runs[1].series["cells"].append({**cell, "same_segment": 0.0})
+    table = render(report(), "laptop", [], runs).tables[1]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    shown = dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
+    assert (shown["Worst cell"], shown["Exact match"], shown["Examples a cell"]) == ("100", "100", "50")
 
 
 def test_what_stands_behind_a_row() -> None:
     table = render(report(), "laptop", [], pair(accuracy=0.5)).tables[1]
     row = next(row for row in table.rows if row.model == "linear/yours")
     shown = dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
-    assert (shown["Examples a cell"], shown["Worst cell"], shown["Exact match"]) == ("50", "50.0", "50.0")
+    assert (shown["Examples a cell"], shown["Worst cell"], shown["Exact match"]) == ("50", "50", "50")
     assert shown["Longest"] == "640"
 
 
@@ -142,16 +254,21 @@ def test_rows_to_run_are_checked() -> None:
         report(run="linaer")
     with pytest.raises(InputError, match="^report.rows.one: "):
         report(rows={"one": {"titel": "x"}})
+    for wrong in ({"lengths": "32K"}, {"lengths": 512}, {"depths": "start"}, {"run": None}, {"lengths": ["1X"]}):
+        with pytest.raises(InputError):
+            report(**wrong)
 
 
 def test_rows_may_differ_in_a_setting() -> None:
     updates = load_report(compose(["report=passkey_updates"]).report)
     runs = []
     for segment in (128, 512):
-        made = pair(recipe="passkey_laptop_updates", lengths=[2**17], name=f"{segment}-")
-        for run in made:
-            run.config["dims"] = {"segment_length": segment}
-            run.config["recipe"] = {**run.config["recipe"], "segments_per_sequence": 5120 // segment}
+        made = pair(
+            recipe="passkey_laptop_updates",
+            lengths=[2**17],
+            name=f"{segment}-",
+            trained={"dims.segment_length": segment, "recipe.segments_per_sequence": 5120 // segment},
+        )
         runs += made
     chosen = select_runs(updates, "laptop", runs)
     assert {name: run.run_id.split("-")[1] for name, (run,) in chosen.runs.items()} == {
@@ -162,9 +279,7 @@ def test_rows_may_differ_in_a_setting() -> None:
 
 def test_figures_are_drawn_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
     updates = load_report(compose(["report=passkey_updates"]).report)
-    runs = pair(recipe="passkey_laptop_updates", lengths=[2**17])
-    for run in runs:
-        run.config["recipe"] = {**run.config["recipe"], "segments_per_sequence": 40}
+    runs = pair(recipe="passkey_laptop_updates", lengths=[2**17], trained={"recipe.segments_per_sequence": 40})
     for made, of in ((runs, updates), (pair(), report())):
         selection = select_runs(of, "laptop", made)
         assert selection.runs

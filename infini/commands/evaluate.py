@@ -47,7 +47,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     record = start_record("eval", cfg, overrides, parent=description["run_id"])
     started = time.perf_counter()
     task = importlib.import_module(f"tasks.{cfg.task.name}")
-    beside = task.evaluate(cfg, model, tokenizer, record, device)
+    beside, finish = task.evaluate(cfg, model, tokenizer, record, device)
     if (gates := model.gates()) is not None:
         record.series["gates"] = gates
     record.cost |= {
@@ -56,10 +56,10 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     path = records.record_path(cfg.results_dir, record.run_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix, made in beside.items():
-        made.replace(path.with_suffix(suffix))
+    for suffix, content in beside.items():
+        records.write_atomically(path.with_suffix(suffix), content)
     records.write_record(record, cfg.results_dir)
+    finish()
     return record
 
 

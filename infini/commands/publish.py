@@ -88,8 +88,11 @@ def with_parents(ids: Iterable[str], results_dir: Path, published: dict[str, Run
     for run_id in ids:
         record = _find(run_id, results_dir)
         chosen[run_id] = record
-        if record.parent and record.parent not in chosen and record.parent not in published:
-            chosen[record.parent] = _find(record.parent, results_dir)
+        # The training behind it, and the training that one started from.
+        before = record.parent
+        while before and before not in chosen and before not in published:
+            chosen[before] = _find(before, results_dir)
+            before = chosen[before].config.get("init_from")
     return chosen
 
 

@@ -24,6 +24,8 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     """
     console = Console(stderr=True)
     report = load_report(cfg.report)
+    if report.task != cfg.task.name:
+        raise InputError(f"task={cfg.task.name}: report={report.name} is about task={report.task}")
     if isinstance(report, PasskeyReport):
         from infini.commands.reproduce_passkey import run_rows
 

@@ -13,6 +13,7 @@ from infini.commands.common import checkpoint_folder
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import Config, compose, config_hash
+from infini.lengths import parse_depths, parse_lengths
 from infini.records import RunRecord
 from infini.report.passkey import PasskeyReport, PasskeyRow
 
@@ -30,7 +31,7 @@ class _Job:
     def pretraining(self) -> list[str]:
         """Overrides of the PG19 model that the row starts from."""
         # Recipe, optimizer and task of the prompts do not decide the model they start from.
-        ours = ("report", "results_dir", "cache_dir", "scale", "dims", "parallel", "logger")
+        ours = ("report", "results_dir", "cache_dir", "scale", "dims", "parallel", "logger", "model")
         kept = [text for text in self.asked if text.partition("=")[0].partition(".")[0] in ours]
         return [*kept, "task=pg19", f"model={self.row.model}", f"seed={self.seed}"]
 
@@ -53,6 +54,10 @@ class _Job:
 def run_rows(report: PasskeyReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> None:
     """Make what the rows of `report.run` still need. A job that is done is known by its record."""
     taken = ("task", "model", "recipe", "seed", "init_from", "task.knockout")
+    # The table's lengths and places are asked, unless others are.
+    for key, values in (("length", report.lengths), ("depth", report.depths)):
+        if not any(text.startswith(f"{key}=") for text in overrides):
+            overrides = [*overrides, f"{key}=[{','.join(map(str, values))}]"]
     asked = tuple(text for text in overrides if text.partition("=")[0] not in taken)
     jobs = [_Job(report.rows[name], cfg.scale.name, asked, seed) for seed in seeds for name in report.to_run]
     for number, job in enumerate(jobs, 1):
@@ -105,14 +110,19 @@ def _evaluated(known: list[RunRecord], parent: str, cfg: Config) -> RunRecord | 
     """The newest evaluation of this training run that asked the same questions."""
 
     def asked(task: dict[str, Any], length: Any, depth: Any) -> Any:
-        return {key: value for key, value in task.items() if key != "rows_per_call"}, length, depth
+        kept = {key: value for key, value in task.items() if key != "rows_per_call"}
+        return kept, parse_lengths(length or []), parse_depths(depth or [])
 
     wanted = asked(asdict(cfg.task), cfg.length, cfg.depth)
+    trained = next((run for run in known if run.run_id == parent), None)
+    segment_length = (trained.config if trained else asdict(cfg))["dims"]["segment_length"]
     fitting = [
         run
         for run in known
         if run.verb == "eval"
+        and run.task == "passkey"
         and run.parent == parent
+        and run.config["dims"]["segment_length"] == segment_length
         and asked(run.config.get("task", {}), run.config.get("length"), run.config.get("depth")) == wanted
     ]
     return fitting[-1] if fitting else None

@@ -39,7 +39,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     Raises InputError when the data cannot be had or the configuration does not fit.
     """
     if cfg.parallel.devices != 1:
-        raise InputError(f"parallel.devices={cfg.parallel.devices}: training on books takes one device")
+        raise InputError(f"parallel.devices={cfg.parallel.devices}: a training takes one device")
     _quiet()
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
@@ -88,6 +88,15 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
+    record.series["in_last_stage"] = module.in_last_stage
+    if not module.in_last_stage:
+        console.print(
+            f"the curriculum stopped at stage {module.stage + 1} of {len(cfg.recipe.curriculum or ()) + 1}: its loss "
+            f"never fell below recipe.advance_below={cfg.recipe.advance_below}; take more recipe.steps",
+            style="bold yellow",
+            markup=False,
+            soft_wrap=True,
+        )
     if (gates := model.gates()) is not None:
         record.series["gates"] = gates
     folder = checkpoint_folder(cfg.results_dir, record.run_id)

@@ -12,7 +12,7 @@ import yaml
 from infini.errors import InputError, did_you_mean
 from infini.lengths import format_length, parse_depths, parse_lengths
 from infini.records import RunRecord
-from infini.report.selection import AGGREGATES, Selection, checked, select_runs
+from infini.report.selection import Selection, checked, select_runs
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -27,8 +27,11 @@ from infini.report.tables import (
     over_seeds,
 )
 
+PAPER_LONGEST = 5120
+"""Tokens of the longest input that the paper fine-tunes on."""
 BEHIND = (
-    "What stands behind it: token accuracy of the worst cell and exact match in per cent, the longest training input, "
+    "What stands behind it: token accuracy of the worst cell of a seed with its bootstrap interval (95 %), exact match "
+    "over all cells, in per cent, the longest training input, "
     "and the tokens of filler that weigh as much as the key in the head that is best at it"
 )
 LOCAL_MARK = "*"
@@ -47,6 +50,8 @@ class PasskeyRow:
     pretrained: bool = False
     """Whether it starts from the model of the PG19 task."""
     knockout: str = "none"
+    extended: bool = False
+    """Whether its training has length extension."""
     frozen_gates: bool = False
     """Whether all gates stay at 0.5."""
     overrides: list[str] = field(default_factory=list)
@@ -61,6 +66,7 @@ class PasskeyRow:
             "recipe": self.recipe.format(scale=scale) if self.recipe else f"pg19_{scale}",
             "pretrained": self.pretrained and bool(self.recipe),
             "knockout": self.knockout,
+            "extended": self.extended,
             "frozen_gates": self.frozen_gates,
         }
 
@@ -83,16 +89,33 @@ class PasskeyReport:
     run: list[str] | str = "all"
     """Rows that `infini reproduce` makes: names, or all."""
     aggregate: str | None = None
+    """What several runs of one cell are: null (an error) or largest (most examples, of these the newest)."""
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.aggregate not in AGGREGATES or self.aggregate == "mean":
-            raise InputError(f"report.aggregate={self.aggregate!r}: null or newest")
+        if self.aggregate not in (None, "largest"):
+            raise InputError(f"report.aggregate={self.aggregate!r}: null or largest")
+        for key in ("lengths", "depths"):
+            if not isinstance(getattr(self, key), list):
+                raise InputError(f"report.{key}={getattr(self, key)!r}: must be a list")
+        parse_lengths(self.lengths)
+        parse_depths(self.depths)
+        if not isinstance(self.rows, Mapping) or not isinstance(self.run, (str, list)):
+            raise InputError(f"report.run={self.run!r}: all, or names of rows; report.rows must be a group of keys")
         rows = {name: row if isinstance(row, PasskeyRow) else _row(name, row) for name, row in self.rows.items()}
         object.__setattr__(self, "rows", rows)
         for name in [self.run] if isinstance(self.run, str) else self.run:
             if name != "all" and name not in self.rows:
                 raise InputError(f"report.run={name!r}: all, or names of {', '.join(rows)}{did_you_mean(name, rows)}")
+
+    @property
+    def one_corpus(self) -> bool:
+        """Rows from scratch and rows from a model of books have different tokenizers; each row names its own."""
+        return False
+
+    @property
+    def ways_to_choose(self) -> tuple[str, ...]:
+        return ("largest",)
 
     @property
     def titles(self) -> Mapping[str, str]:
@@ -104,23 +127,37 @@ class PasskeyReport:
         wanted = [self.run] if isinstance(self.run, str) else self.run
         return [name for name in self.rows if "all" in wanted or name in wanted]
 
-    def row_of(self, run: RunRecord, training: Mapping[str, Any]) -> str | None:
-        task = run.config.get("task", {})
-        if run.task != self.task or any(task.get(key) != value for key, value in STANDARD.items()):
+    def row_of(self, run: RunRecord, known: Selection) -> str | None:
+        training = known.training_config(run)
+        trained = known.training(run)
+        recipe, optimizer = training.get("recipe", {}), training.get("optimizer", {})
+        asked, learned = run.config.get("task", {}), training.get("task", {})
+        prompts = [asked] if learned.get("name") == "pg19" else [asked, learned]
+        if run.task != self.task or any(task.get(key) != STANDARD[key] for task in prompts for key in STANDARD):
             return None
-        if not self.cells_of(run):
+        # Asked with another segment length, or stopped before the training proper: not what the row says.
+        if _at(run.config, "dims.segment_length") != _at(training, "dims.segment_length"):
+            return None
+        if not self.cells_of(run) or (trained and not trained.series.get("in_last_stage", True)):
+            return None
+        if optimizer.get("gate_lr") == 0 and _at(training, "model.gate_init") != "zeros":
+            return None
+        start = training.get("init_from")
+        if start is not None and (start not in known.parents or known.parents[start].task != "pg19"):
             return None
         found = {
             "model": run.model,
-            "recipe": training.get("recipe", {}).get("name"),
-            "pretrained": training.get("init_from") is not None,
-            "knockout": task.get("knockout"),
-            "frozen_gates": training.get("optimizer", {}).get("gate_lr") == 0,
+            "recipe": recipe.get("name"),
+            "pretrained": start is not None,
+            "knockout": asked.get("knockout"),
+            "extended": recipe.get("length_extension") is not None,
+            "frozen_gates": optimizer.get("gate_lr") == 0,
         }
         for name, row in self.rows.items():
             overridden = row.overridden()
             if row.settings(run.scale) == found and overridden == {key: _at(training, key) for key in overridden}:
-                return name
+                # Beside the paper's numbers stands only what saw no longer inputs than the paper's.
+                return name if not (row.paper and row.recipe) or longest_input(training) <= PAPER_LONGEST else None
         return None
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
@@ -171,14 +208,23 @@ def build_passkey_report(
             shown = "" if row.paper else row.title
             accuracy.append(Row(f"{name}/{source}", shown or row.title, (_label(source, runs), *cells)))
             if runs:
-                behind.append(_behind(f"{name}/{source}", row.title, runs, selection, source))
+                behind.append(_behind(report, name, runs, selection, source))
     places = " / ".join(parse_depths(report.depths))
     tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
     if behind:
-        columns = ("Source", "Examples a cell", "Seeds", "Worst cell", "Exact match", "Training tokens", "Longest")
+        columns = (
+            "Source",
+            "Tokenizer",
+            "Examples a cell",
+            "Seeds",
+            "Worst cell",
+            "Exact match",
+            "Training tokens",
+            "Longest",
+        )
         tables.append(Table(BEHIND, (*columns, "Half-dilution"), tuple(behind)))
     notes = [report.note] if report.note else []
-    notes.append(f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed. {DASH} not available.")
+    notes.append(f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available.")
     notes += [_provenance(source, selection) for source, selection in sources.items()]
     title = f"{report.title}, scale {scale}"
     return RenderedReport(
@@ -196,21 +242,17 @@ def _label(source: str, runs: list[RunRecord]) -> Cell:
 
 def _accuracy(report: PasskeyReport, runs: list[RunRecord], length: int, source: str) -> Cell:
     """All places of one length, the mean over seeds of each."""
+    chosen = chosen_cells(report, runs)
     texts, values, used = [], [], []
     for depth in parse_depths(report.depths):
-        found = [
-            (run, cell)
-            for run in runs
-            for cell in run.series["cells"]
-            if (cell["length"], cell["depth"]) == (length, depth)
-        ]
+        found = [pair for (_, *place), pair in chosen.items() if place == [length, depth]]
         if not found:
             texts.append(DASH)
             continue
         value = 100 * statistics.fmean(cell["token_accuracy"] for _, cell in found)
         values.append(value)
         used += [run.run_id for run, _ in found]
-        mark = LOCAL_MARK if all(cell["same_segment"] == 1 for _, cell in found) else ""
+        mark = LOCAL_MARK if any(cell["same_segment"] > 0 for _, cell in found) else ""
         texts.append(_percent(value) + mark)
     if not values:
         return MISSING
@@ -219,40 +261,63 @@ def _accuracy(report: PasskeyReport, runs: list[RunRecord], length: int, source:
     return measured_cell("/".join(texts), source, mean, None, "", seeds, dict.fromkeys(used))
 
 
+def chosen_cells(
+    report: PasskeyReport, runs: Iterable[RunRecord]
+) -> dict[tuple[int, int, str], tuple[RunRecord, dict[str, Any]]]:
+    """(seed, length, depth) -> the run and cell that count, of the report's lengths and depths only: the cell with most
+    examples, of these the newest."""
+    lengths, depths = parse_lengths(report.lengths), parse_depths(report.depths)
+    chosen: dict[tuple[int, int, str], tuple[RunRecord, dict[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: (run.started, run.run_id)):
+        for cell in run.series.get("cells", ()):
+            if cell["length"] not in lengths or cell["depth"] not in depths:
+                continue
+            place = run.seed, cell["length"], cell["depth"]
+            if place not in chosen or cell["examples"] >= chosen[place][1]["examples"]:
+                chosen[place] = run, cell
+    return chosen
+
+
+def longest_input(training: Mapping[str, Any]) -> int:
+    """Tokens of the longest input of a training with this configuration."""
+    last = training["recipe"]["segments_per_sequence"] * training["dims"]["segment_length"]
+    return max([last, *(tokens for _, tokens in training["recipe"].get("curriculum") or ())])
+
+
 def _percent(value: float) -> str:
     """One decimal, except where it says nothing: never 100 for less than that."""
     return f"{value:.0f}" if value == round(value) else f"{min(value, 99.9):.1f}"
 
 
-def _behind(name: str, title: str, runs: list[RunRecord], selection: Selection, source: str) -> Row:
-    def of_cells(function: Any, key: str) -> Any:
-        return lambda run: function(cell[key] for cell in run.series["cells"])
+def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: Selection, source: str) -> Row:
+    chosen = list(chosen_cells(report, runs).values())
+    used = list({run.run_id: run for run, _ in chosen}.values())
+    ids = [run.run_id for run in used]
+    seeds = sorted({run.seed for run in used})
+
+    def over_cells(text: str, value: float) -> Cell:
+        return measured_cell(text, source, value, None, "", len(seeds), ids)
 
     def training_tokens(run: RunRecord) -> Any:
         training = selection.training(run)
         return training.cost.get("tokens_seen") if training else None
 
-    def longest(run: RunRecord) -> Any:
-        config = selection.training_config(run)
-        recipe, dims = config.get("recipe", {}), config.get("dims", {})
-        if "segments_per_sequence" not in recipe:
-            return None
-        last = recipe["segments_per_sequence"] * dims["segment_length"]
-        return max([last, *(tokens for _, tokens in recipe.get("curriculum") or ())])
-
-    ids = [run.run_id for run in runs]
-    seeds = sorted({run.seed for run in runs})
+    examples = [cell["examples"] for _, cell in chosen]
+    worst = min(chosen, key=lambda pair: pair[1]["token_accuracy"])[1]
+    exact = 100 * statistics.fmean(cell["exact_match"] for _, cell in chosen)
+    interval = f" [{_percent(100 * worst['low'])}, {_percent(100 * worst['high'])}]" if "low" in worst else ""
     cells = (
         _label(source, runs),
-        over_seeds(runs, of_cells(min, "examples"), ".0f", source),
-        measured_cell(",".join(map(str, seeds)), source, len(seeds), None, "", len(seeds), ids),
-        over_seeds(runs, lambda run: 100 * of_cells(min, "token_accuracy")(run), ".1f", source),
-        over_seeds(runs, lambda run: 100 * (run.metric("exact_match") or 0.0), ".1f", source),
-        over_seeds(runs, training_tokens, ",.0f", source),
-        over_seeds(runs, longest, ",.0f", source),
-        over_seeds(runs, lambda run: run.metric("half_dilution"), ",.0f", source),
+        over_cells("-".join(str(used[-1].data.get("tokenizer")).split("-")[:2]), 0.0),
+        over_cells("-".join(map(str, dict.fromkeys((min(examples), max(examples))))), min(examples)),
+        over_cells(",".join(map(str, seeds)), len(seeds)),
+        over_cells(_percent(100 * worst["token_accuracy"]) + interval, 100 * worst["token_accuracy"]),
+        over_cells(_percent(exact), exact),
+        over_seeds(used, training_tokens, ",.0f", source),
+        over_seeds(used, lambda run: longest_input(selection.training_config(run)), ",.0f", source),
+        over_seeds(used, lambda run: run.metric("half_dilution"), ",.0f", source),
     )
-    return Row(name, title, cells)
+    return Row(f"{name}/{source}", report.rows[name].title, cells)
 
 
 def _provenance(source: str, selection: Selection) -> str:

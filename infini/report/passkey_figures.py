@@ -11,14 +11,15 @@ import numpy as np
 from infini.lengths import format_length
 from infini.records import RunRecord
 from infini.report.figures import LINES, gate_heatmap, paper_style, save
-from infini.report.passkey import PasskeyReport
+from infini.report.passkey import PasskeyReport, chosen_cells
 from infini.report.selection import Selection
 
 
-def accuracy_heatmap(runs: Sequence[RunRecord], path: Path, title: str) -> list[Path]:
+def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Path, title: str) -> list[Path]:
     """Draw token accuracy, in per cent and printed, for every length and place of the key; the mean over the runs.
 
     Args:
+        report: its lengths and places are drawn.
         runs: evaluations of one row, their series `cells` filled.
         path: the figure's path without suffix.
         title: what the row is called.
@@ -27,9 +28,8 @@ def accuracy_heatmap(runs: Sequence[RunRecord], path: Path, title: str) -> list[
         Paths of the PNG and the SVG.
     """
     found: dict[tuple[int, str], list[float]] = {}
-    for run in runs:
-        for cell in run.series["cells"]:
-            found.setdefault((cell["length"], cell["depth"]), []).append(100 * cell["token_accuracy"])
+    for (_, length, depth), (_, cell) in chosen_cells(report, runs).items():
+        found.setdefault((length, depth), []).append(100 * cell["token_accuracy"])
     lengths = sorted({length for length, _ in found})
     depths = list(dict.fromkeys(depth for _, depth in found))
     grid = np.full((len(depths), len(lengths)), np.nan)
@@ -67,7 +67,7 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
     for runs in selection.runs.values():
         for run in runs:
             segment = selection.training_config(run)["dims"]["segment_length"]
-            for cell in run.series["cells"]:
+            for _, cell in chosen_cells(report, [run]).values():
                 if cell["same_segment"] == 0:
                     updates = points.setdefault((run.model, cell["length"]), {})
                     updates.setdefault(cell["length"] // segment, []).append(100 * cell["token_accuracy"])
@@ -101,7 +101,7 @@ def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder
         )
     for name, runs in selection.runs.items():
         title = report.rows[name].title
-        written += accuracy_heatmap(runs, folder / f"{report.name}_{scale}_accuracy_{name}", title)
+        written += accuracy_heatmap(report, runs, folder / f"{report.name}_{scale}_accuracy_{name}", title)
         if runs[0].series.get("gates") and report.rows[name].knockout == "none":
             written += gate_heatmap(runs[0], folder / f"{report.name}_{scale}_gates_{name}", title)
     return written

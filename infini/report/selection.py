@@ -18,12 +18,14 @@ _IRRELEVANT_SETTINGS = {
     "task.data_dir",
     "scale.knockouts",
     "scale.eval_segments_per_call",
+    # How many were asked is chosen cell by cell.
+    "task.examples",
     "task.rows_per_call",
     "recipe.checkpoint_activations",
     "recipe.loss_chunk",
     "recipe.save_every",
 }
-_TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
+_TRAINING_GROUPS = ("task", "model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 
 
@@ -34,7 +36,18 @@ class AnyReport(Protocol):
     def name(self) -> str: ...
     @property
     def aggregate(self) -> str | None:
-        """What several runs of one row, scale and seed are: null (an error), newest or mean."""
+        """What several runs of one row, scale and seed are: null (an error), newest, mean, or largest (all are kept,
+        the report chooses cell by cell)."""
+        ...
+
+    @property
+    def one_corpus(self) -> bool:
+        """Whether all rows must have been measured on the same data with the same tokenizer, or each by itself."""
+        ...
+
+    @property
+    def ways_to_choose(self) -> tuple[str, ...]:
+        """Values of `aggregate` that allow several runs."""
         ...
 
     @property
@@ -42,9 +55,8 @@ class AnyReport(Protocol):
         """Row name -> its title, in the order of the rows."""
         ...
 
-    def row_of(self, run: RunRecord, training: Mapping[str, Any]) -> str | None:
-        """The row that an evaluation run belongs to; None when it belongs to none. training: the configuration its
-        model was trained with."""
+    def row_of(self, run: RunRecord, known: Selection) -> str | None:
+        """The row that an evaluation run belongs to; None when it belongs to none. known: has the training runs."""
         ...
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
@@ -86,7 +98,15 @@ class Report:
     def titles(self) -> Mapping[str, str]:
         return self.models
 
-    def row_of(self, run: RunRecord, training: Mapping[str, Any]) -> str | None:
+    @property
+    def one_corpus(self) -> bool:
+        return True
+
+    @property
+    def ways_to_choose(self) -> tuple[str, ...]:
+        return ("newest", "mean")
+
+    def row_of(self, run: RunRecord, known: Selection) -> str | None:
         fits = run.task == self.task and run.data.get("split") == self.split and run.model in self.models
         return run.model if fits else None
 
@@ -159,17 +179,20 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
     parents = {record.run_id: record for record in known if record.verb == "train"}
     selection = Selection({}, parents)
     rows = {
-        record.run_id: report.row_of(record, selection.training_config(record))
+        record.run_id: report.row_of(record, selection)
         for record in known
         if record.verb == "eval" and record.scale == scale
     }
     candidates = [record for record in known if rows.get(record.run_id) is not None]
     candidates = [record for record in candidates if not record.synthetic] or candidates
     newest = report.aggregate == "newest"
-    candidates = _agreeing(candidates, _corpus, newest, f"{report.name} at scale {scale}: different data in one table")
+    if report.one_corpus:
+        what = f"{report.name} at scale {scale}: different data in one table"
+        candidates = _agreeing(candidates, _corpus, newest, what)
     for name in report.titles:
         where = f"{report.name} at scale {scale}, {name}"
         runs = [record for record in candidates if rows[record.run_id] == name]
+        runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")
         runs = _agreeing(
             runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"
         )
@@ -183,7 +206,7 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
 
 def _of_seed(report: AnyReport, runs: list[RunRecord], where: str) -> list[RunRecord]:
     """Of the runs of one row and seed, oldest first, those that count."""
-    if report.aggregate == "mean":
+    if report.aggregate in ("mean", "largest"):
         return runs
     chosen: list[RunRecord] = []
     for run in reversed(runs):
@@ -191,7 +214,7 @@ def _of_seed(report: AnyReport, runs: list[RunRecord], where: str) -> list[RunRe
         if rivals and report.aggregate is None:
             raise InputError(
                 f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}; "
-                "choose with report.aggregate=newest or report.aggregate=mean"
+                f"choose with {' or '.join(f'report.aggregate={name}' for name in report.ways_to_choose)}"
             )
         if not rivals:
             chosen.append(run)
@@ -229,10 +252,12 @@ def _corpus(run: RunRecord) -> dict[str, str]:
 def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     training, evaluation = selection.training_config(run), run.config
     settings: dict[str, str] = {}
-    for config, groups in ((training, _TRAINING_GROUPS), (evaluation, _EVALUATION_GROUPS)):
+    for config, groups, prefix in ((training, _TRAINING_GROUPS, "training "), (evaluation, _EVALUATION_GROUPS, "")):
         for group in groups:
-            _flatten(config.get(group), group, settings)
-    return {name: value for name, value in settings.items() if name not in _IRRELEVANT_SETTINGS}
+            _flatten(config.get(group), f"{prefix}{group}", settings)
+    return {
+        name: value for name, value in settings.items() if name.removeprefix("training ") not in _IRRELEVANT_SETTINGS
+    }
 
 
 def _flatten(value: Any, name: str, into: dict[str, str]) -> None:

@@ -97,6 +97,7 @@ class PasskeyDataModule(lightning.LightningDataModule):
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
         """Accuracy over held-out prompts of the training length, answered greedily: what choices go by."""
         N, length = stages(self.cfg)[-1]
+        length = max(length, self.template.shortest(training=False))
         rng = np.random.default_rng([self.cfg.seed, VALIDATION_STREAM])
         questions = [
             Question(length, "random", number, self.template.example(length, float(rng.random()), rng, training=False))

@@ -47,17 +47,17 @@ class PasskeyBatches:
         tokens = batch_size * self.stages[-1][1]
         self.rows = [max(1, tokens // length) for _, length in self.stages]
         for _, length in self.stages:
-            if length < template.shortest:
+            if length < template.shortest(training=True):
                 raise InputError(
                     f"recipe.curriculum, or recipe.segments_per_sequence x dims.segment_length: {length} tokens are "
-                    f"too few for a passkey prompt, which needs {template.shortest}"
+                    f"too few for a passkey prompt, which needs {template.shortest(training=True)}"
                 )
 
     def batch(self, index: int, stage: int) -> dict[str, Any]:
         """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch."""
         segment_length, length = self.stages[stage]
         rng = np.random.default_rng([self.seed, TRAINING_STREAM, index])
-        shortest = max(length - segment_length + 1, self.template.shortest)
+        shortest = max(length - segment_length + 1, self.template.shortest(training=True))
         shape = (self.rows[stage], length)
         ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
         targets_BT = np.full(shape, IGNORE, dtype=np.int64)

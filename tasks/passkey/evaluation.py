@@ -156,12 +156,17 @@ def _plan(questions: Sequence[Question], rows_per_call: int) -> tuple[Prompt, li
     for rows in cells.values():
         for start in range(0, len(rows), rows_per_call):
             some = rows[start : start + rows_per_call]
-            forks = [[shared_prefix([question.prompt, row[-1].prompt]) for question in row[:-1]] for row in some]
+            forks = [[_fork(question.prompt, row[-1].prompt) for question in row[:-1]] for row in some]
             # Keys may begin with the same digits: a lane leaves the trunk where its keys' sentences begin.
             places = [min(row[-1].prompt.key_position, shared_prefix([row[-1].prompt, trunk])) for row in some]
             first = [min(column) for column in zip(*forks, strict=True)]
             lanes.append(_Lane(min([*places, *first]), tuple(first), some))
     return trunk, lanes
+
+
+def _fork(prompt: Prompt, longest: Prompt) -> int:
+    """Where a prompt leaves the longest one; it always has a token of its own left to read before it answers."""
+    return min(shared_prefix([prompt, longest]), len(prompt) - 1)
 
 
 def _rows(example: list[Question]) -> Iterator[list[Question]]:
@@ -215,6 +220,12 @@ class _Reader:
         self.device = next(model.parameters()).device
         self.knock_out = knock_out
 
+    def _clock(self) -> float:
+        # A GPU goes on working after a call has returned.
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
     def begin(self, n_rows: int) -> _Run:
         """Rows that have read the mark before the first token."""
         ids = np.full((n_rows, 1), self.bos_id)
@@ -222,7 +233,7 @@ class _Reader:
 
     def _call(self, run: _Run, ids: np.ndarray, wanted: bool = True) -> _Run:
         """One call; its output only where it is wanted."""
-        started = time.perf_counter()
+        started = self._clock()
         ids_BT = torch.from_numpy(ids.astype(np.int64)).to(self.device)
         reset_BT = None
         if self.knock_out:
@@ -233,7 +244,7 @@ class _Reader:
             state, hidden_BD = out.state, out.hidden_BTD[:, -1]
         else:
             state, hidden_BD = self.model.absorb(ids_BT, run.state, reset_BT), torch.empty(len(ids), 0)
-        seconds = run.seconds + time.perf_counter() - started
+        seconds = run.seconds + self._clock() - started
         return _Run(state, hidden_BD, seconds, run.generator_seconds, run.tokens + ids.shape[1])
 
     def read(self, run: _Run, cursor: _Cursor, stop: int, to_answer: bool = False) -> _Run:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -40,8 +41,10 @@ LEVEL = 0.95
 
 def evaluate(
     cfg: Config, model: Any, tokenizer: TextTokenizer, record: RunRecord, device: torch.device
-) -> dict[str, Path]:
-    """Answer cfg.task.examples prompts of every length and depth, fill the record, and return the examples' file.
+) -> tuple[dict[str, bytes], Callable[[], None]]:
+    """Answer cfg.task.examples prompts of every length and depth, and fill the record.
+
+    Returns what is to lie beside the record by suffix (the examples), and what to call when both are on the disk.
 
     Every answer is appended to a file as soon as it is there; started again with the same configuration, the
     evaluation goes on with the examples that are missing.
@@ -84,8 +87,8 @@ def evaluate(
             if remaining[cell] == 0:
                 shown = _cell(question.length, question.depth, list(kept.of(*cell)))
                 console.print(_line(shown), markup=False, highlight=False, soft_wrap=True)
-    # An evaluation of more examples may have been stopped here before: only what was asked for counts.
-    entries = kept.only([_name(question) for question in questions])
+    # A larger evaluation may have been stopped here before: only what was asked for now counts.
+    entries = [kept.entries[_name(question)] for question in questions]
     cells = [
         _cell(length, depth, [entry for entry in entries if (entry["length"], entry["depth"]) == (length, depth)])
         for length in lengths
@@ -108,14 +111,15 @@ def evaluate(
         "state_floats": model.state_floats(max(lengths) // N),
         "resumed": len(missing) < len(questions),
     }
-    return {".jsonl": kept.path}
+    beside = {".jsonl": b"".join(map(_line_of, entries))}
+    return beside, lambda: kept.drop(entry["name"] for entry in entries)
 
 
 def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: int) -> list[list[float]]:
     """Half-dilution lengths [layers][heads]: how many tokens of filler weigh as much, where the answer is asked, as the
     sentence that gives the key; over prompts of a few segments with the key at their start. Empty without a memory."""
     N = model.segment_length
-    length = max(8 * N, 2 * template.shortest)
+    length = max(8 * N, 2 * template.shortest(training=False))
     rng = np.random.default_rng([seed, DILUTION_STREAM])
     prompts = [template.example(length, 0.0, rng, training=False) for _ in range(DILUTION_PROMPTS)]
     width = max(len(prompt) + len(prompt.answer) for prompt in prompts)
@@ -153,6 +157,9 @@ def _per_cell(questions: Iterable[Question]) -> dict[tuple[int, str], int]:
     return counts
 
 
+_FIELDS = {"name", "length", "depth", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read"}
+
+
 class _Kept:
     """The answered examples: a line of JSON each, appended and flushed to the disk one by one."""
 
@@ -167,8 +174,10 @@ class _Kept:
                     break
                 try:
                     entry = json.loads(line)
+                    if not _FIELDS <= set(entry):
+                        raise ValueError("fields are missing")
                     self.entries[entry["name"]] = entry
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, TypeError) as error:
                     raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
                 whole += len(line)
             os.truncate(path, whole)
@@ -176,6 +185,13 @@ class _Kept:
     def __enter__(self) -> _Kept:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise InputError(
+                f"{self.path}: another evaluation of this model is writing here; wait for its end"
+            ) from error
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -188,11 +204,14 @@ class _Kept:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def only(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The entries of these names, in this order; the file then holds no others."""
-        entries = [self.entries[name] for name in names]
-        write_atomically(self.path, b"".join(_line_of(entry) for entry in entries))
-        return entries
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget these entries, which are kept elsewhere by now; what others there are stays."""
+        for name in names:
+            self.entries.pop(name, None)
+        if self.entries:
+            write_atomically(self.path, b"".join(map(_line_of, self.entries.values())))
+        else:
+            self.path.unlink(missing_ok=True)
 
     def of(self, length: int, depth: str) -> Iterable[dict[str, Any]]:
         """The entries of a cell."""
@@ -206,7 +225,7 @@ def _line_of(entry: dict[str, Any]) -> bytes:
 def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: int) -> dict[str, Any]:
     prompt = answer.question.prompt
     # One mark stands before the prompt; the last token that is fed is the answer's last but one.
-    first, last = prompt.key_position + 1, len(prompt) + answer.n_tokens - 1
+    key, last = prompt.key_again + 1, len(prompt) + answer.n_tokens - 1
     return {
         "length": answer.question.length,
         "depth": answer.question.depth,
@@ -218,7 +237,7 @@ def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: 
         "log_probability": round(answer.log_probability, 4),
         "prompt_tokens": len(prompt),
         "blocks": list(prompt.blocks),
-        "same_segment": first // segment_length == last // segment_length,
+        "same_segment": key // segment_length == last // segment_length,
         "seconds": round(answer.seconds, 3),
         "generator_seconds": round(answer.generator_seconds, 4),
         "tokens_read": answer.tokens_read,

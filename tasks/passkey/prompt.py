@@ -51,6 +51,8 @@ class Span:
         count, inside = min(count, self.stop - first), first % size
         if inside + count <= size:
             return self.tokens[inside : inside + count]
+        if inside + count <= 2 * size:
+            return np.concatenate([self.tokens[inside:], self.tokens[: inside + count - size]])
         return np.tile(self.tokens, -(-(inside + count) // size))[inside : inside + count]
 
 
@@ -66,6 +68,8 @@ class Prompt:
     """Where the key stands: blocks before it over all blocks, 0 to 1."""
     key_position: int
     """Tokens before the key's sentence."""
+    key_again: int
+    """Tokens before the key is given for the second time."""
     blocks: tuple[int, int]
     """x and y, blocks before and after the key."""
 
@@ -157,11 +161,12 @@ class PasskeyTemplate:
         self._runs = (np.tile(self.block, 256), np.tile(second, 256)) if book is None else (self.block, second)
         self.question = self._added(QUESTION, BLOCK)
 
-    @property
-    def shortest(self) -> int:
-        """A length that has room for any example of the training and the evaluation set."""
+    def shortest(self, training: bool) -> int:
+        """A length from which on there is room for any example of the training or the evaluation set."""
+        # Up to four blocks may have no place for a key that the evaluation set allows.
+        blocks = 2 if training else 6
         sentences = (1 + self.distractors) * (len(self.key_tokens("0" * self.digits)) + 2 * self.digits)
-        return len(self.head) + sentences + len(self.question) + self.digits + 2 * len(self.block[:64])
+        return len(self.head) + sentences + len(self.question) + self.digits + blocks * len(self.block[:64])
 
     def _added(self, text: str, after: str = BLOCK) -> np.ndarray:
         """The tokens that `text` adds after `after`."""
@@ -197,6 +202,7 @@ class PasskeyTemplate:
         key = self.draw_key(rng, training)
         given, answer = self.key_tokens(key), self.answer_tokens(key)
         given = given[:0] if keyless else given
+        first_half = KEY.format(key=key).partition(f" {key} is")[0]
         others = [self._distractor(rng, training, key) for _ in range(self.distractors)]
         fixed = sum(map(len, (self.head, given, *others, self.question, answer)))
         if fixed > length:
@@ -223,7 +229,15 @@ class PasskeyTemplate:
             spans.append(_whole(tokens))
             at = index
         kept = tuple(span for span in spans if len(span))
-        return Prompt(kept, answer, key, x / max(1, x + y), position, (x, y))
+        return Prompt(
+            kept,
+            answer,
+            key,
+            x / max(1, x + y),
+            position,
+            position + (0 if keyless else len(self._added(first_half))),
+            (x, y),
+        )
 
     def _blocks(self, room: int, depth: float, training: bool, length: int) -> tuple[int, int, int]:
         """Blocks before and after the key that this set may have, nearest to `depth`, and the tokens left over."""
@@ -236,7 +250,7 @@ class PasskeyTemplate:
             beyond = not training and self.longest_training is not None and length > self.longest_training
             if beyond or ((x + 3 * y) % _FILLER_MODULUS != 0) == training:
                 return x, y, spare
-        raise InputError(f"{room} tokens of filler are too few for training and evaluation to differ: a longer length")
+        raise InputError(f"length={length}: {room} tokens of filler are too few for training and evaluation to differ")
 
     def _distractor(self, rng: np.random.Generator, training: bool, pass_key: str) -> np.ndarray:
         colour = COLOURS[int(rng.integers(len(COLOURS)))]

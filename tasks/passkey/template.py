@@ -14,6 +14,8 @@ from tasks.passkey.tokenizer import word_tokenizer
 from tasks.text import TextTokenizer
 from tasks.token_cache import open_split
 
+LONGEST_TRAINING = 8192
+"""Prompts up to this length keep the filler counts of training and evaluation apart, whatever the training's were."""
 BOOK_TOKENS = 1 << 24
 """Most tokens of books that a filler is taken from."""
 
@@ -52,6 +54,7 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
         distractors=task.distractors,
         fill="exact" if split == "train" else task.fill,
         book=book,
-        longest_training=max(tokens for _, tokens in stages(cfg)),
+        # Never below what the paper trains on: an evaluation may have changed the segment length.
+        longest_training=max(LONGEST_TRAINING, *(tokens for _, tokens in stages(cfg))),
     )
     return template, data | {"tokenizer": tokenizer.name}
