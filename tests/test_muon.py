@@ -15,7 +15,7 @@ CONFIG = OptimizerConfig("muon", lr=0.01, betas=[0.9, 0.95], weight_decay=0.1, g
 
 def make() -> tuple[torch.nn.Module, MuonBesideAdamW]:
     torch.manual_seed(0)
-    model = build_model({"name": "infini_linear"}, tiny_dims(), 31)
+    model = build_model({"name": "infini_linear", "tie_embeddings": False}, tiny_dims(), 31)
     optimizer = build_optimizer(model, CONFIG)
     assert isinstance(optimizer, MuonBesideAdamW)
     return model, optimizer

@@ -49,7 +49,7 @@ def test_hugging_face_failure_gates_move(recipe: str, optimizer: str) -> None:
 
     With Adafactor this is its gate failure too: a step as large as the parameter, which for a gate at 0 is nothing.
     """
-    cfg = compose([f"recipe={recipe}", f"optimizer={optimizer}"])
+    cfg = compose([f"task={recipe.partition('_')[0]}", f"recipe={recipe}", f"optimizer={optimizer}"])
     model = build_model({"name": "infini_linear"}, tiny_dims(), VOCABULARY)
     assert moved_by(build_optimizer(model, cfg.optimizer), gates_of(model)[0], 1000) > 1
 

@@ -25,7 +25,7 @@ _IRRELEVANT_SETTINGS = {
     "recipe.loss_chunk",
     "recipe.save_every",
 }
-_TRAINING_GROUPS = ("task", "model", "dims", "optimizer", "recipe")
+_TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 
 
@@ -252,12 +252,14 @@ def _corpus(run: RunRecord) -> dict[str, str]:
 def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     training, evaluation = selection.training_config(run), run.config
     settings: dict[str, str] = {}
-    for config, groups, prefix in ((training, _TRAINING_GROUPS, "training "), (evaluation, _EVALUATION_GROUPS, "")):
+    for config, groups in ((training, _TRAINING_GROUPS), (evaluation, _EVALUATION_GROUPS)):
         for group in groups:
-            _flatten(config.get(group), f"{prefix}{group}", settings)
-    return {
-        name: value for name, value in settings.items() if name.removeprefix("training ") not in _IRRELEVANT_SETTINGS
-    }
+            _flatten(config.get(group), group, settings)
+    # A model may be trained on other prompts than it is asked.
+    learned: dict[str, str] = {}
+    _flatten(training.get("task"), "task", learned)
+    kept = {name: value for name, value in settings.items() if name not in _IRRELEVANT_SETTINGS}
+    return kept | {f"training {name}": learned[name] for name in learned.keys() - _IRRELEVANT_SETTINGS}
 
 
 def _flatten(value: Any, name: str, into: dict[str, str]) -> None:
