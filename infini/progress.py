@@ -1,18 +1,42 @@
-"""The progress bar of long work: a title, how far, and an honest estimate of the time left, on standard error."""
+"""The progress of long work on standard error: a title, how far, and an honest estimate of the time left."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+PLAIN_SECONDS = 15.0
+"""Time between two lines where no bar can be shown."""
 
 
 @contextmanager
 def progress_bar(title: str, total: float, shown: bool = True) -> Iterator[Callable[[float], None]]:
-    """A bar that the function it gives moves on by so many of `total`."""
+    """A bar that the function it gives moves on by so many of `total`; where it is not shown, a line now and then."""
+    if not shown:
+        yield _plain(title, total)
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def _plain(title: str, total: float) -> Callable[[float], None]:
+    started = printed = time.monotonic()
+    reached = 0.0
+
+    def advance(done: float) -> None:
+        nonlocal printed, reached
+        reached += done
+        now = time.monotonic()
+        if now - printed >= PLAIN_SECONDS and 0 < reached < total:
+            printed = now
+            left = (now - started) * (total - reached) / reached
+            print(f"{title}: {100 * reached / total:.0f} %, {left:,.0f} s left", file=sys.stderr, flush=True)
+
+    return advance

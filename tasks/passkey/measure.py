@@ -58,7 +58,7 @@ def evaluate(
     missing = [question for question in questions if _name(question) not in kept.entries]
     console = Console(stderr=True)
     console.print(
-        f"asking {record.parent} {len(missing):,} questions"
+        f"asking {record.parent} ({cfg.recipe.name}) {len(missing):,} questions"
         + (f" ({len(kept.entries):,} were answered before)" if kept.entries else ""),
         markup=False,
         highlight=False,
