@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tiny_runs import TINY, write_corpus
 
 import cli
 from infini import records
 from infini.commands import reproduce_passkey
 from infini.records import RunRecord
+from infini.training.module import LanguageModelModule
 from tasks.passkey import measure
 
 SETTINGS = [
@@ -118,6 +121,35 @@ def test_examples_of_a_larger_evaluation_that_was_stopped_do_not_count(
     assert len(beside.read_text().splitlines()) == 12
     # All of them were answered before.
     assert evaluated.cost["tokens_seen"] == 0
+
+
+def test_a_training_stopped_after_a_change_of_stage_ends_as_if_it_had_not_been(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every step's loss is low enough, so that the stages are left one step after the other.
+    words = ["train", *SETTINGS, "task=passkey", "recipe.curriculum=[[32,192],[64,256]]", "recipe.advance_below=100"]
+    words += ["recipe.steps=8", "recipe.save_every=1", "recipe.length_extension=50", "recipe.length_extension_share=1"]
+    infini(capfd, *words, "results_dir=straight")
+    real = LanguageModelModule.training_step
+    for stop in (1, 2, 5):
+        with monkeypatch.context() as patch:
+
+            def step(self: Any, batch: Any, index: int, stop: int = stop) -> Any:
+                if self.global_step == stop:
+                    raise KeyboardInterrupt
+                return real(self, batch, index)
+
+            patch.setattr(LanguageModelModule, "training_step", step)
+            infini(capfd, *words, "results_dir=stopped", code=cli.INTERRUPTED)
+    infini(capfd, *words, "results_dir=stopped")
+    (straight,), (stopped,) = runs("train", "straight"), runs("train", "stopped")
+    assert straight.series["stage_steps"] == [1, 2] and straight.series["in_last_stage"]
+    assert stopped.cost["resumed"] and stopped.series == straight.series and stopped.results == straight.results
+    weights = [
+        load_file(Path(folder) / "checkpoints" / run.run_id / "model.safetensors")
+        for folder, run in (("straight", straight), ("stopped", stopped))
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_another_segment_length_can_be_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
