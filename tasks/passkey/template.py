@@ -37,7 +37,9 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
     book, data = None, {"name": "passkey", "source": "generated", "revision": "appendix", "split": split}
     if task.filler == "book":
         if tokenizer.hash == word_tokenizer().hash:
-            raise InputError("task.filler='book': needs a tokenizer of books; add task.tokenizer=scale")
+            raise InputError(
+                "task.filler='book': this tokenizer knows the prompt's words only; train with task.tokenizer=scale"
+            )
         books = open_split(cfg, split, tokenizer)[0]
         taken, total = [], 0
         for index in range(len(books)):
