@@ -302,3 +302,10 @@ def environment(root: Path | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+def value_at(config: Any, key: str) -> Any:
+    """What a recorded configuration holds under a dotted key such as "dims.d_model"; None where there is nothing."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config

@@ -91,15 +91,12 @@ def is_memory(path: str) -> bool:
 def scale_memory(tree: Tree, factor_B: torch.Tensor) -> Tree:
     """The tree with each row's memory leaves multiplied by a number of its own; differentiable."""
 
-    def walk(branch: Any, inside: bool) -> Any:
-        if isinstance(branch, torch.Tensor):
-            return branch * factor_B.to(branch).view(-1, *[1] * (branch.dim() - 1)) if inside else branch
-        names = getattr(branch, "_fields", range(len(branch)))
-        children = [walk(child, inside or name == "memory") for name, child in zip(names, branch, strict=True)]
-        return type(branch)(*children) if hasattr(branch, "_fields") else type(branch)(children)
+    paths = iter([path for path, _ in leaves(tree)])
 
-    scaled: Tree = walk(tree, False)
-    return scaled
+    def scaled(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf * factor_B.to(leaf).view(-1, *[1] * (leaf.dim() - 1)) if is_memory(next(paths)) else leaf
+
+    return map_state(scaled, tree)
 
 
 def memory_floats(tree: Any) -> int:

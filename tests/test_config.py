@@ -55,13 +55,20 @@ def message(*overrides: str) -> str:
 
 @pytest.mark.parametrize(("group", "choice"), TYPED_FILES)
 def test_yaml_lists_exactly_the_fields(group: str, choice: str) -> None:
+    keys = merged(group, choice)
+    schema = TASK_CONFIGS[choice] if group == "task" else SCHEMAS[group]
+    assert list(keys) == [field.name for field in dataclasses.fields(schema)]
+
+
+def merged(group: str, choice: str) -> dict[str, Any]:
+    """The keys of a file, on top of those of the files of its own group that it builds on."""
     keys = yaml.safe_load(resources.files("conf").joinpath(group, f"{choice}.yaml").read_text(encoding="utf-8"))
-    defaults = keys.pop("defaults", [])
-    if keys:
-        schema = TASK_CONFIGS[choice] if group == "task" else SCHEMAS[group]
-        assert list(keys) == [field.name for field in dataclasses.fields(schema)]
-    else:
-        assert defaults, f"{group}/{choice}.yaml is empty"
+    bases = [base for base in keys.pop("defaults", []) if isinstance(base, str)]
+    found: dict[str, Any] = {}
+    for base in bases:
+        found |= merged(group, base)
+    assert keys or bases, f"{group}/{choice}.yaml is empty"
+    return found | keys
 
 
 def test_every_field_is_composed_from_yaml_not_from_a_default() -> None:

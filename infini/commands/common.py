@@ -14,8 +14,9 @@ import torch
 
 from infini import records
 from infini.config import Config, config_hash
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError
 from infini.records import RunRecord
+from infini.training.checkpoint import checkpoint_folder, named_folder
 
 
 def load_data_module(cfg: Config) -> Any:
@@ -32,25 +33,13 @@ def keep_large_buffers() -> None:
                 mallopt(parameter, 2**31 - 1)
 
 
-def checkpoint_folder(results_dir: str | Path, run_id: str) -> Path:
-    """Where a training run keeps its model."""
-    return Path(results_dir) / "checkpoints" / run_id
-
-
 def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:
     """The folder of the trained model that `cfg.checkpoint` names, or of the newest run of this task, model and scale.
 
     A seed or a recipe given on the command line must match too. Raises InputError when there is none.
     """
     if cfg.checkpoint is not None:
-        for folder in (Path(cfg.checkpoint), checkpoint_folder(cfg.results_dir, cfg.checkpoint)):
-            if folder.is_dir():
-                return folder
-        known = [path.name for path in (Path(cfg.results_dir) / "checkpoints").glob("*")]
-        raise InputError(
-            f"checkpoint={cfg.checkpoint!r}: neither a folder nor a run id below {cfg.results_dir}/checkpoints"
-            f"{did_you_mean(cfg.checkpoint, known)}"
-        )
+        return named_folder("checkpoint", cfg.checkpoint, cfg.results_dir)
     wanted: dict[str, Any] = {"task": cfg.task.name, "model": cfg.model["name"], "scale": cfg.scale.name}
     if any(text.startswith("seed=") for text in overrides):
         wanted["seed"] = cfg.seed
@@ -63,6 +52,18 @@ def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:
         described = " ".join(f"{key}={value}" for key, value in wanted.items())
         raise InputError(f"checkpoint=null: no trained model for {described} in {cfg.results_dir}; train one first")
     return checkpoint_folder(cfg.results_dir, runs[-1].run_id)
+
+
+def find_training(cfg: Config) -> RunRecord | None:
+    """The newest training run of exactly this configuration whose model is still there."""
+    runs = [
+        run
+        for run in records.load_records(cfg.results_dir)
+        if run.verb == "train"
+        and run.config_hash == config_hash(cfg)
+        and checkpoint_folder(cfg.results_dir, run.run_id).is_dir()
+    ]
+    return runs[-1] if runs else None
 
 
 def start_record(verb: str, cfg: Config, overrides: list[str], parent: str | None = None) -> RunRecord:

@@ -16,6 +16,7 @@ from infini.config import Config, DimsConfig, OptimizerConfig, RecipeConfig
 from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes
 from infini.precision import pick_device
+from infini.records import value_at
 from infini.training.checkpoint import TOKENIZER, load_model
 
 
@@ -80,13 +81,13 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
     free = {"dims.segment_length"} if cfg.task.name == "passkey" else set()
     for override in overrides:
         key = override.lstrip("+").partition("=")[0]
-        path = key.split(".")
         if key in free:
             continue
         # A group is chosen by its name; its other keys may have been set one by one.
-        path = [*path, "name"] if isinstance(_at(held, path), dict) else path
-        if path[0] in _TRAINED and _at(asked, path) != _at(held, path):
-            raise InputError(f"{key}={_at(asked, path)!r}: the checkpoint was trained with {_at(held, path)!r}")
+        chosen = f"{key}.name" if isinstance(value_at(held, key), dict) else key
+        was, now = value_at(held, chosen), value_at(asked, chosen)
+        if key.partition(".")[0] in _TRAINED and now != was:
+            raise InputError(f"{key}={now!r}: the checkpoint was trained with {was!r}")
     groups = {"dims": DimsConfig, "optimizer": OptimizerConfig, "recipe": RecipeConfig}
     try:
         trained = {name: groups[name](**held[name]) if name in groups else held[name] for name in _TRAINED}
@@ -98,9 +99,3 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
 
 
 _TRAINED = ("model", "dims", "optimizer", "recipe", "seed", "init_from")
-
-
-def _at(config: Any, path: list[str]) -> Any:
-    for key in path:
-        config = config.get(key) if isinstance(config, dict) else None
-    return config

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from infini import records
 from infini.commands import table
-from infini.commands.common import checkpoint_folder
+from infini.commands.common import find_training
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import EVALUATION_KEYS, Config, cache_root, compose, config_hash, data_root
@@ -15,6 +15,7 @@ from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.passkey import PasskeyReport
 from infini.schema import groups
+from infini.training.checkpoint import checkpoint_folder
 
 
 def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
@@ -43,26 +44,30 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
 
 
 def _fill(cfg: Config, overrides: list[str], console: Console) -> None:
-    known = records.load_records(cfg.results_dir)
-    trained = _newest(known, "train", cfg, None)
-    if trained is None or not checkpoint_folder(cfg.results_dir, trained.run_id).is_dir():
+    trained = find_training(cfg)
+    if trained is None:
         trained = train(cfg, overrides)
     else:
         console.print(f"trained before: {trained.run_id}", markup=False, highlight=False)
-    evaluated = _newest(known, "eval", cfg, trained.run_id)
+    evaluated = _evaluated(cfg, trained.run_id)
     if evaluated is None:
         evaluated = evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
     perplexity = evaluated.metric("perplexity")
     console.print(f"{evaluated.run_id}: perplexity {perplexity:.2f}", markup=False, highlight=False)
 
 
-def _newest(known: list[RunRecord], verb: str, cfg: Config, parent: str | None) -> RunRecord | None:
-    """The newest record of this configuration; an evaluation also of this training run and the report's split."""
-    fitting = [run for run in known if run.verb == verb and run.config_hash == config_hash(cfg)]
-    if verb == "eval":
-        fitting = [run for run in fitting if run.parent == parent and run.data.get("split") == cfg.report["split"]]
-        asked = {key: getattr(cfg.scale, key) for key in EVALUATION_KEYS["scale"]}
-        fitting = [run for run in fitting if asked == {key: run.config["scale"].get(key) for key in asked}]
+def _evaluated(cfg: Config, parent: str) -> RunRecord | None:
+    """The newest evaluation of this training run on the report's split."""
+    asked = {key: getattr(cfg.scale, key) for key in EVALUATION_KEYS["scale"]}
+    fitting = [
+        run
+        for run in records.load_records(cfg.results_dir)
+        if run.verb == "eval"
+        and run.config_hash == config_hash(cfg)
+        and run.parent == parent
+        and run.data.get("split") == cfg.report["split"]
+        and asked == {key: run.config["scale"].get(key) for key in asked}
+    ]
     return fitting[-1] if fitting else None
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import checkpoint_folder
+from infini.commands.common import find_training
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
-from infini.config import Config, compose, config_hash
+from infini.config import Config, compose
 from infini.lengths import parse_depths, parse_lengths
 from infini.records import RunRecord
 from infini.report.passkey import PasskeyReport, PasskeyRow
+from infini.training.checkpoint import checkpoint_folder
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,11 @@ def _fill(job: _Job, console: Console) -> None:
 def _trained(overrides: list[str], console: Console) -> str:
     """The run id of a training of this configuration, made now or before."""
     cfg = compose(overrides)
-    known = [
-        run
-        for run in records.load_records(cfg.results_dir)
-        if run.verb == "train" and run.config_hash == config_hash(cfg) and _kept(cfg.results_dir, run.run_id)
-    ]
-    if known:
-        console.print(f"trained before: {known[-1].run_id}", markup=False, highlight=False)
-        return known[-1].run_id
+    known = find_training(cfg)
+    if known is not None:
+        console.print(f"trained before: {known.run_id}", markup=False, highlight=False)
+        return known.run_id
     return train(cfg, overrides).run_id
-
-
-def _kept(results_dir: str | Path, run_id: str) -> bool:
-    return checkpoint_folder(results_dir, run_id).is_dir()
 
 
 def _evaluated(known: list[RunRecord], parent: str, cfg: Config) -> RunRecord | None:

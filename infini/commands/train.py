@@ -16,13 +16,20 @@ from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import checkpoint_folder, keep_large_buffers, load_data_module, start_record
+from infini.commands.common import keep_large_buffers, load_data_module, start_record
 from infini.config import Config, config_hash
 from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes
 from infini.models import build_model
 from infini.precision import pick_device, uses_bfloat16
-from infini.training.checkpoint import TOKENIZER, init_folder, load_weights_into, read_description, save_model
+from infini.training.checkpoint import (
+    TOKENIZER,
+    checkpoint_folder,
+    load_weights_into,
+    named_folder,
+    read_description,
+    save_model,
+)
 from infini.training.module import LanguageModelModule
 
 
@@ -126,7 +133,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
 
 def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:
     assert cfg.init_from is not None
-    folder = init_folder(cfg.init_from, cfg.results_dir)
+    folder = named_folder("init_from", cfg.init_from, cfg.results_dir)
     if read_description(folder).get("tokenizer_hash", tokenizer_hash) != tokenizer_hash:
         raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
     load_weights_into(model, folder)
@@ -167,11 +174,11 @@ class _PlainProgress(Callback):
     def __init__(self, steps: int, console: Console) -> None:
         self.steps, self.console = steps, console
         self.started = self.printed = 0.0
-        self.first = 0
+        self.first = self.first_tokens = 0
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self.started = self.printed = time.perf_counter()
-        self.first = trainer.global_step
+        self.first, self.first_tokens = trainer.global_step, module.tokens_seen
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -183,8 +190,7 @@ class _PlainProgress(Callback):
         each = (now - self.started) / max(1, step - self.first)
         loss = float(outputs["loss"]) if isinstance(outputs, dict) else float(outputs)
         left = each * (self.steps - step)
-        # The batch is a number where it is made only when its step comes.
-        rate = module.tokens_a_step / each
+        rate = (module.tokens_seen - self.first_tokens) / max(now - self.started, 1e-9)
         line = f"step {step}/{self.steps}  loss {loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left"
         self.console.print(line, highlight=False)
 

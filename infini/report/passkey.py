@@ -11,7 +11,7 @@ import yaml
 
 from infini.errors import InputError, did_you_mean
 from infini.lengths import format_length, parse_depths, parse_lengths
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
 from infini.report.selection import Selection, checked, select_runs
 from infini.report.tables import (
     DASH,
@@ -136,11 +136,11 @@ class PasskeyReport:
         if run.task != self.task or any(task.get(key) != STANDARD[key] for task in prompts for key in STANDARD):
             return None
         # Asked with another segment length, or stopped before the training proper: not what the row says.
-        if _at(run.config, "dims.segment_length") != _at(training, "dims.segment_length"):
+        if value_at(run.config, "dims.segment_length") != value_at(training, "dims.segment_length"):
             return None
         if not self.cells_of(run) or (trained and not trained.series.get("in_last_stage", True)):
             return None
-        if optimizer.get("gate_lr") == 0 and _at(training, "model.gate_init") != "zeros":
+        if optimizer.get("gate_lr") == 0 and value_at(training, "model.gate_init") != "zeros":
             return None
         start = training.get("init_from")
         if start is not None and (start not in known.parents or known.parents[start].task != "pg19"):
@@ -155,7 +155,7 @@ class PasskeyReport:
         }
         for name, row in self.rows.items():
             overridden = row.overridden()
-            if row.settings(run.scale) == found and overridden == {key: _at(training, key) for key in overridden}:
+            if row.settings(run.scale) == found and overridden == {key: value_at(training, key) for key in overridden}:
                 # Beside the paper's numbers stands only what saw no longer inputs than the paper's.
                 return name if not (row.paper and row.recipe) or longest_input(training) <= PAPER_LONGEST else None
         return None
@@ -169,12 +169,6 @@ class PasskeyReport:
         """A report from the `report` group; InputError for a key or value that is not allowed."""
         report: PasskeyReport = checked(cls, config, "title", "task", "lengths", "depths", "rows")
         return report
-
-
-def _at(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, Mapping) else None
-    return config
 
 
 def _row(name: str, values: Any) -> PasskeyRow:
@@ -253,7 +247,7 @@ def _accuracy(report: PasskeyReport, runs: list[RunRecord], length: int, source:
         values.append(value)
         used += [run.run_id for run, _ in found]
         mark = LOCAL_MARK if any(cell["same_segment"] > 0 for _, cell in found) else ""
-        texts.append(_percent(value) + mark)
+        texts.append(percent(value) + mark)
     if not values:
         return MISSING
     seeds = len({run.seed for run in runs})
@@ -284,7 +278,7 @@ def longest_input(training: Mapping[str, Any]) -> int:
     return max([last, *(tokens for _, tokens in training["recipe"].get("curriculum") or ())])
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
     """One decimal, except where it says nothing: never 100 for less than that."""
     return f"{value:.0f}" if value == round(value) else f"{min(value, 99.9):.1f}"
 
@@ -305,14 +299,14 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
     examples = [cell["examples"] for _, cell in chosen]
     worst = min(chosen, key=lambda pair: pair[1]["token_accuracy"])[1]
     exact = 100 * statistics.fmean(cell["exact_match"] for _, cell in chosen)
-    interval = f" [{_percent(100 * worst['low'])}, {_percent(100 * worst['high'])}]" if "low" in worst else ""
+    interval = f" [{percent(100 * worst['low'])}, {percent(100 * worst['high'])}]" if "low" in worst else ""
     cells = (
         _label(source, runs),
         over_cells("-".join(str(used[-1].data.get("tokenizer")).split("-")[:2]), 0.0),
         over_cells("-".join(map(str, dict.fromkeys((min(examples), max(examples))))), min(examples)),
         over_cells(",".join(map(str, seeds)), len(seeds)),
-        over_cells(_percent(100 * worst["token_accuracy"]) + interval, 100 * worst["token_accuracy"]),
-        over_cells(_percent(exact), exact),
+        over_cells(percent(100 * worst["token_accuracy"]) + interval, 100 * worst["token_accuracy"]),
+        over_cells(percent(exact), exact),
         over_seeds(used, training_tokens, ",.0f", source),
         over_seeds(used, lambda run: longest_input(selection.training_config(run)), ",.0f", source),
         over_seeds(used, lambda run: run.metric("half_dilution"), ",.0f", source),

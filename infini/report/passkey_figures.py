@@ -11,7 +11,7 @@ import numpy as np
 from infini.lengths import format_length
 from infini.records import RunRecord
 from infini.report.figures import LINES, gate_heatmap, paper_style, save
-from infini.report.passkey import PasskeyReport, chosen_cells
+from infini.report.passkey import PasskeyReport, chosen_cells, percent
 from infini.report.selection import Selection
 
 
@@ -44,8 +44,7 @@ def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Pat
         for (row, column), value in np.ndenumerate(grid):
             if np.isfinite(value):
                 colour = "white" if value > 50 else "black"
-                text = f"{value:.0f}" if value == round(value) else f"{min(value, 99.9):.1f}"
-                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+                axes.text(column, row, percent(value), ha="center", va="center", color=colour, fontsize=8)
         axes.set_xticks(range(len(lengths)), [format_length(length) for length in lengths])
         axes.set_yticks(range(len(depths)), depths)
         axes.set_xlabel("length in tokens")

@@ -9,18 +9,28 @@ from typing import Any
 
 import torch
 
-from infini.errors import InputError
+from infini.errors import InputError, did_you_mean
 from infini.models import build_model
 
 WEIGHTS, DESCRIPTION, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
 
-def init_folder(init_from: str, results_dir: str | Path) -> Path:
-    """The folder that `init_from` names, itself or by its run id; InputError when there is none."""
-    for folder in (Path(init_from), Path(results_dir) / "checkpoints" / init_from):
+def checkpoint_folder(results_dir: str | Path, run_id: str) -> Path:
+    """Where a training run keeps its model."""
+    return Path(results_dir) / "checkpoints" / run_id
+
+
+def named_folder(key: str, name: str, results_dir: str | Path) -> Path:
+    """The folder that `name`, the value of the configuration's `key`, means: itself, or that of a run id.
+
+    Raises InputError when there is none.
+    """
+    for folder in (Path(name), checkpoint_folder(results_dir, name)):
         if folder.is_dir():
             return folder
-    raise InputError(f"init_from={init_from!r}: neither a folder nor a run id below {results_dir}/checkpoints")
+    known = [path.name for path in checkpoint_folder(results_dir, "").glob("*")]
+    where = f"{results_dir}/checkpoints"
+    raise InputError(f"{key}={name!r}: neither a folder nor a run id below {where}{did_you_mean(name, known)}")
 
 
 def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]) -> None:

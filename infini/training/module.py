@@ -40,8 +40,6 @@ class LanguageModelModule(lightning.LightningModule):
         """Stage of the curriculum, 0 the first; the number of stages is that of the training proper."""
         self.stage_loss: float | None = None
         """Smoothed loss since the stage began."""
-        self.tokens_a_step = 0
-        """Tokens of the last batch, padding included."""
         self.stage_steps: list[int] = []
         """The step after which each stage was left."""
         self.carried: State | None = None
@@ -52,7 +50,6 @@ class LanguageModelModule(lightning.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_index: int) -> torch.Tensor:
         if batch.get("segment_length", self.model.segment_length) != self.model.segment_length:
             self.model.resize_segments(batch["segment_length"])
-        self.tokens_a_step = batch["ids_BT"].numel()
         state = self.carried if self.carry_state else None
         out = self._call(batch, state)
         self.carried = detach(out.state) if self.carry_state else None

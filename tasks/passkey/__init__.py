@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, cast
 
-import lightning
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from infini.config import Config
 from infini.precision import autocast
 from infini.schema import PasskeyConfig
-from infini.training.checkpoint import TOKENIZER, init_folder
+from infini.training.checkpoint import TOKENIZER, named_folder
+from tasks.data_module import ResumableDataModule
 from tasks.passkey.data import VALIDATION_STREAM, PasskeyBatches
 from tasks.passkey.evaluation import Question, answer_questions
 from tasks.passkey.measure import evaluate
@@ -23,7 +22,7 @@ from tasks.passkey.tokenizer import word_tokenizer
 from tasks.text import TextTokenizer
 from tasks.token_cache import open_tokenizer
 
-__all__ = ["DataModule", "PasskeyDataModule", "evaluate", "make_template"]
+__all__ = ["DataModule", "PasskeyDataModule", "evaluate"]
 
 VALIDATION_PROMPTS = 32
 """Held-out prompts of the training length that are answered at the end of a training."""
@@ -42,23 +41,17 @@ class _Numbers(IterableDataset[int]):
             number += 1
 
 
-class PasskeyDataModule(lightning.LightningDataModule):
+class PasskeyDataModule(ResumableDataModule):
     """Prompts made as they are needed, at the stage of the curriculum that the training has reached.
 
-    The loader hands out numbers; a number becomes a batch right before its step, when the stage is known. Resuming from
-    a Lightning checkpoint goes on with the batch after the last one that was trained on.
+    The loader hands out numbers; a number becomes a batch right before its step, when the stage is known.
     """
-
-    def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self._first_batch = 0
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the model that the training starts from, else of the task or the scale."""
         if self.cfg.init_from is not None:
-            return TextTokenizer.load(init_folder(self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
+            return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
         task = cast(PasskeyConfig, self.cfg.task)
         return word_tokenizer() if task.tokenizer == "words" else open_tokenizer(self.cfg)
 
@@ -107,21 +100,13 @@ class PasskeyDataModule(lightning.LightningDataModule):
         right = tokens = whole = 0
         with autocast(self.cfg.parallel.precision, device):
             for answer in answer_questions(model, questions, self.tokenizer.bos_id, tokens_per_call=length):
-                right, tokens = right + answer.n_right, tokens + len(answer.expected)
+                right, tokens = right + answer.n_right, tokens + answer.n_tokens
                 whole += answer.exact
         entry = {"unit": "fraction", "higher_is_better": True}
         return {
             "validation_token_accuracy": {"value": right / tokens, "n": tokens, **entry},
             "validation_exact_match": {"value": whole / len(questions), "n": len(questions), **entry},
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Batches trained on so far. Lightning fetches a number ahead, so the loader itself would say one too many."""
-        return {"batches": self.trainer.fit_loop.epoch_loop.batch_progress.total.ready if self.trainer else 0}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the batches that `state_dict` counts."""
-        self._first_batch = int(state_dict["batches"])
 
 
 DataModule = PasskeyDataModule

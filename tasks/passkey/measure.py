@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -64,7 +65,7 @@ def evaluate(
         highlight=False,
         soft_wrap=True,
     )
-    remaining = _per_cell(missing)
+    names = _names_by_cell(questions)
     total = tokens_to_read(missing, task.rows_per_call) if missing else 0
     with (
         kept,
@@ -82,15 +83,14 @@ def evaluate(
         ):
             question = answer.question
             kept.add(_name(question), _entry(answer, tokenizer, N, peak_memory_bytes(device)))
-            cell = question.length, question.depth
-            remaining[cell] -= 1
-            if remaining[cell] == 0:
-                shown = _cell(question.length, question.depth, list(kept.of(*cell)))
+            asked = names[question.length, question.depth]
+            if all(name in kept.entries for name in asked):
+                shown = _cell(question.length, question.depth, [kept.entries[name] for name in asked])
                 console.print(_line(shown), markup=False, highlight=False, soft_wrap=True)
     # A larger evaluation may have been stopped here before: only what was asked for now counts.
     entries = [kept.entries[_name(question)] for question in questions]
     cells = [
-        _cell(length, depth, [entry for entry in entries if (entry["length"], entry["depth"]) == (length, depth)])
+        _cell(length, depth, [kept.entries[name] for name in names[length, depth]])
         for length in lengths
         for depth in depths
     ]
@@ -149,12 +149,11 @@ def _name(question: Question) -> str:
     return f"{question.length}/{question.depth}/{question.index}"
 
 
-def _per_cell(questions: Iterable[Question]) -> dict[tuple[int, str], int]:
-    counts: dict[tuple[int, str], int] = {}
+def _names_by_cell(questions: Iterable[Question]) -> dict[tuple[int, str], list[str]]:
+    names: dict[tuple[int, str], list[str]] = defaultdict(list)
     for question in questions:
-        cell = question.length, question.depth
-        counts[cell] = counts.get(cell, 0) + 1
-    return counts
+        names[question.length, question.depth].append(_name(question))
+    return names
 
 
 _FIELDS = {"name", "length", "depth", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read"}
@@ -212,10 +211,6 @@ class _Kept:
             write_atomically(self.path, b"".join(map(_line_of, self.entries.values())))
         else:
             self.path.unlink(missing_ok=True)
-
-    def of(self, length: int, depth: str) -> Iterable[dict[str, Any]]:
-        """The entries of a cell."""
-        return (entry for entry in self.entries.values() if (entry["length"], entry["depth"]) == (length, depth))
 
 
 def _line_of(entry: dict[str, Any]) -> bytes:

@@ -3,12 +3,11 @@
 from functools import cached_property
 from typing import Any
 
-import lightning
 import torch
 from torch.utils.data import DataLoader
 
-from infini.config import Config
 from infini.precision import autocast
+from tasks.data_module import ResumableDataModule
 from tasks.document_evaluation import evaluate
 from tasks.language_modelling import metrics, stream_documents
 from tasks.stream import DocumentStream, StreamDataset
@@ -21,17 +20,11 @@ VALIDATION_TOKENS = 16384
 """Tokens of each validation document that are scored at the end of a training."""
 
 
-class PG19DataModule(lightning.LightningDataModule):
+class PG19DataModule(ResumableDataModule):
     """Books as token streams.
 
-    A split is tokenised when it is first asked for, so a training never touches the test books. Resuming from a
-    Lightning checkpoint goes on with the batch after the last one that was trained on.
+    A split is tokenised when it is first asked for, so a training never touches the test books.
     """
-
-    def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self._first_batch = 0
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -103,14 +96,6 @@ class PG19DataModule(lightning.LightningDataModule):
         """What a run record says about the data of `split`."""
         opened: TokenisedSplit = getattr(self, split)
         return opened.data_record()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Batches trained on so far. Lightning fetches a batch ahead, so the stream itself would say one too many."""
-        return {"batches": self.trainer.fit_loop.epoch_loop.batch_progress.total.ready if self.trainer else 0}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the batches that `state_dict` counts."""
-        self._first_batch = int(state_dict["batches"])
 
 
 DataModule = PG19DataModule
