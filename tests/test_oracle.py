@@ -24,6 +24,8 @@ CASES: dict[str, dict[str, Any]] = {
     "all-heads": {"length": 50, "segment": 16, "heads": 3, "groups": 3},
     "one-group": {"length": 50, "segment": 16, "heads": 6, "groups": 1},
     "wide-values": {"length": 50, "segment": 16, "d_key": 4, "d_value": 10},
+    "wide-values-long-segments": {"length": 180, "segment": 80, "d_key": 4, "d_value": 10},
+    "narrow-values-long-segments": {"length": 180, "segment": 80, "d_key": 8, "d_value": 6},
     "weights": {"length": 60, "segment": 16, "weights": True},
     "resets": {"length": 90, "segment": 16, "resets": True},
     "weights-and-resets": {"length": 90, "segment": 16, "weights": True, "resets": True},

@@ -64,10 +64,15 @@ def _has_amx() -> bool:
     return torch.cpu._is_amx_tile_supported()
 
 
-def _attention_dtype(q: torch.Tensor, length: int) -> torch.dtype:
-    """Short segments attend in float32 on a processor without AMX: there its backward pass is up to 3 times faster."""
-    slow_bfloat16 = q.dtype == torch.bfloat16 and q.device.type == "cpu" and length <= 256 and not _has_amx()
-    return torch.float32 if slow_bfloat16 else q.dtype
+SHORT_SEGMENT = 64
+"""Up to so many tokens the plain products are as fast as a fused kernel on a processor."""
+
+
+def _attention_dtype(q: torch.Tensor, length: int, fused: bool) -> torch.dtype:
+    """Fused attention of short segments is computed in float32 on a processor without AMX: there its backward pass is
+    up to 3 times faster."""
+    slow = q.dtype == torch.bfloat16 and q.device.type == "cpu" and fused and length <= 256 and not _has_amx()
+    return torch.float32 if slow else q.dtype
 
 
 def local_attention(
@@ -84,10 +89,15 @@ def local_attention(
     """
     B, S, Q, H, K = q_BSQHK.shape
     N, G = k_BSNGK.shape[2], k_BSNGK.shape[3]
-    dtype = _attention_dtype(q_BSQHK, N)
+    V = v_BSNGV.shape[-1]
+    # Fused kernels want keys as wide as values. Zeros change no score, and the values' zeros are cut off again.
+    padded = K != V and (N > SHORT_SEGMENT or q_BSQHK.device.type != "cpu")
+    dtype = _attention_dtype(q_BSQHK, N, fused=K == V or padded)
     q = rotate(q_BSQHK, N - Q, rope_base).to(dtype).flatten(0, 1).transpose(1, 2)
     k = rotate(k_BSNGK, 0, rope_base).to(dtype).flatten(0, 1).transpose(1, 2)
     v = v_BSNGV.to(dtype).flatten(0, 1).transpose(1, 2)
+    if padded:
+        q, k, v = (F.pad(x, (0, max(K, V) - x.shape[-1])) for x in (q, k, v))
     mask = None
     if 1 < Q < N:
         mask = torch.ones(Q, N, dtype=torch.bool, device=q.device).tril(N - Q)
@@ -96,4 +106,4 @@ def local_attention(
         a = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and Q == N and Q > 1, scale=scale, enable_gqa=H != G
         )
-    return a.transpose(1, 2).unflatten(0, (B, S)).to(q_BSQHK.dtype)
+    return a[..., :V].transpose(1, 2).unflatten(0, (B, S)).to(q_BSQHK.dtype)
