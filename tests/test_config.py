@@ -100,7 +100,7 @@ def test_defaults() -> None:
         "pg19",
         "infini_linear",
         "laptop",
-        "laptop",
+        "pg19_laptop",
     )
 
 
