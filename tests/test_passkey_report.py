@@ -158,6 +158,14 @@ def test_fine_tuning_starts_from_books_or_is_no_fine_tuning() -> None:
     assert rows_of([other, *runs]) == rows_of(runs) == {}
 
 
+def test_a_row_whose_books_were_made_up_says_so() -> None:
+    runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": "books"})
+    made_up = make_train("infini_linear", 1, run_id="books", data={**BOOKS.data, "source": "synthetic"})
+    for books, label in ((BOOKS, "yours"), (made_up, "yours (books: SYNTHETIC)")):
+        table = render(report(), "laptop", [], [books, *runs]).tables[0]
+        assert [row.cells[0].text for row in table.rows if row.model == "linear_finetuned/yours"] == [label]
+
+
 def test_a_training_that_never_left_its_curriculum_fills_no_row() -> None:
     runs = pair()
     runs[0].series = {"in_last_stage": False}

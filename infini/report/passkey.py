@@ -200,7 +200,10 @@ def build_passkey_report(
                 continue
             cells = tuple(_accuracy(report, runs, length, source) for length in parse_lengths(report.lengths))
             shown = "" if row.paper else row.title
-            accuracy.append(Row(f"{name}/{source}", shown or row.title, (_label(source, runs), *cells)))
+            label = source
+            if any(selection.learned_made_up_text(run) for run in runs):
+                label += " (books: SYNTHETIC)"
+            accuracy.append(Row(f"{name}/{source}", shown or row.title, (_label(label, runs), *cells)))
             if runs:
                 behind.append(_behind(report, name, runs, selection, source))
     places = " / ".join(parse_depths(report.depths))
@@ -226,12 +229,10 @@ def build_passkey_report(
     )
 
 
-def _label(source: str, runs: list[RunRecord]) -> Cell:
-    return (
-        measured_cell(source, source, 0.0, None, "", 0, [run.run_id for run in runs])
-        if runs
-        else Cell(source, "missing")
-    )
+def _label(label: str, runs: list[RunRecord]) -> Cell:
+    if not runs:
+        return Cell(label, "missing")
+    return measured_cell(label, label.split()[0], 0.0, None, "", 0, [run.run_id for run in runs])
 
 
 def _accuracy(report: PasskeyReport, runs: list[RunRecord], length: int, source: str) -> Cell:

@@ -155,6 +155,13 @@ class Selection:
         """Whether these runs were measured on made-up text."""
         return any(run.synthetic for run in self.all_runs)
 
+    def learned_made_up_text(self, run: RunRecord) -> bool:
+        """Whether the model of `run`, or the one its training started from, was trained on made-up text."""
+        ancestor = self.training(run)
+        while ancestor is not None and not ancestor.synthetic:
+            ancestor = self.parents.get(ancestor.config.get("init_from") or "")
+        return ancestor is not None
+
     def training(self, run: RunRecord) -> RunRecord | None:
         """The training run that made the checkpoint of `run`."""
         return self.parents.get(run.parent) if run.parent else None
