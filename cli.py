@@ -37,7 +37,9 @@ VERBS = {
     "table": Verb("table", "print a table from the records, the paper's numbers beside ours", "infini table"),
     "figure": Verb("figure", "draw a report's figures from the records", "infini figure"),
     "reproduce": Verb("reproduce", "run what a table still needs, then print it", "infini reproduce seed=1,2,3"),
-    "publish": Verb("publish", "copy finished records into results/, for others to see", "infini publish RUN_ID"),
+    "publish": Verb(
+        "publish", "copy finished records into results/, for others to see", "infini publish report=table2_lm"
+    ),
     "bench": Verb("bench", "measure what the memory costs in time and space", "infini bench", True),
 }
 
@@ -112,7 +114,7 @@ def _take_seeds(words: Sequence[str]) -> tuple[list[int], list[str]]:
     seeds = []
     for text in texts[-1].strip("[]").split(","):
         if not re.fullmatch(r"\s*[0-9]{1,10}\s*", text):
-            raise InputError(f"seed={text!r}: must be an integer, or several separated by commas")
+            raise InputError(f"seed={text!r}: must be an integer from 0, or several separated by commas")
         seeds.append(int(text))
     return list(dict.fromkeys(seeds)), [word for word in words if not word.startswith("seed=")]
 

@@ -127,7 +127,12 @@ def load(cfg: DictConfig) -> Config:
     values = {str(key): value for key, value in dict(composed).items()}  # type: ignore[arg-type]
     # One length or depth is a list of one, so that `length=1M` can be written, also in a sweep.
     values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
-    return _build(Config, values)
+    made = _build(Config, values)
+    for key, folder in (("results_dir", Path(made.results_dir)), ("cache_dir", cache_root(made))):
+        standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not standing.is_dir():
+            raise InputError(f"{key}={str(folder)!r}: {standing} is a file; a folder, or a path where one can be made")
+    return made
 
 
 def compose(overrides: Sequence[str]) -> Config:
@@ -158,6 +163,8 @@ def normalise(overrides: Sequence[str]) -> list[str]:
 
 def _normalise(text: str) -> str:
     key, separator, value = text.partition("=")
+    if key.lstrip("~") in groups() and text.startswith("~"):
+        raise InputError(f"{text!r}: a group cannot be left out; choose one of {', '.join(groups()[key.lstrip('~')])}")
     if not key or not (separator or text.startswith("~")):
         raise InputError(f"{text!r}: not a setting; write key=value")
     quoted = f"{key}='{value}'"

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
+from infini.errors import InputError
+
+
+def reset_peak_memory(device: torch.device) -> int:
+    """Start the peak anew, and return the memory in use now. Raises InputError on a processor without Linux."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError as error:
+        raise InputError("suite.stream_tokens: peak memory can be started anew on Linux only; set it to 0") from error
+    return peak_memory_bytes(device)
+
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The highest use so far: of the GPU's memory on a GPU, else resident memory of the process."""
+    """The highest use so far (since the last reset): of the GPU's memory, else resident memory of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "linux":
+        # Not getrusage's, which no reset lowers.
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

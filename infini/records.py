@@ -237,14 +237,15 @@ def _git(root: Path, *arguments: str) -> str | None:
 def git_state(root: Path) -> tuple[str | None, bool | None]:
     """Commit of the checkout at `root`, and whether anything in it differs from that commit.
 
-    Tracked files with changes and untracked files count; files that git ignores do not. Both are None where `root`
+    Tracked files with changes and untracked files count; files that git ignores do not, nor does what lies in
+    `results/`, where publishing writes: no run depends on it. Both are None where `root`
     is not the top of a git repository with a commit, as for an installed package.
     """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
         return None, None
     revision = _git(root, "rev-parse", "--verify", "HEAD")
-    status = _git(root, "status", "--porcelain", "--untracked-files=normal")
+    status = _git(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":(exclude)results")
     if revision is None or status is None:
         return revision, None
     return revision, bool(status)

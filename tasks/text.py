@@ -89,19 +89,20 @@ def load_documents(
         raise InputError(f"split={split!r}: one of {', '.join(SPLITS)}")
     if data_dir == SYNTHETIC:
         return synthetic_documents(split)
+    setting = f"task.data_dir={str(data_dir)!r}"
     if data_dir is None and (root := os.environ.get("INFINI_DATA_DIR")):
-        data_dir = Path(root) / name
+        data_dir, setting = Path(root) / name, f"INFINI_DATA_DIR={root!r}"
     if data_dir is not None:
-        return _folder_documents(name, split, Path(data_dir).expanduser(), cache_dir)
+        return _folder_documents(name, split, Path(data_dir).expanduser(), setting, cache_dir)
     return _hub_documents(name, split, hub_id, max_documents if split == "train" else None, cache_dir)
 
 
-def _folder_documents(name: str, split: str, data_dir: Path, cache_dir: Path | None) -> Documents:
+def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache_dir: Path | None) -> Documents:
     folder = data_dir / split
     paths = sorted(folder.glob("*.txt"), key=lambda path: path.name) if folder.is_dir() else []
     if not paths:
         problem = "holds no .txt file" if folder.is_dir() else "does not exist"
-        raise InputError(f"{folder} {problem}: the layout is {data_dir}/{_LAYOUT}")
+        raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{_LAYOUT}")
 
     def read(index: int) -> str:
         # Bytes are decoded by hand: text mode would turn \r\n into \n, and the text must come back as it lies.
@@ -150,8 +151,8 @@ def _hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_
         raise
     except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
         raise InputError(
-            f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{_LAYOUT}, or give {hub_id} of "
-            f"the Hugging Face hub a network ({type(error).__name__})"
+            f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{_LAYOUT}, give {hub_id} of "
+            f"the Hugging Face hub a network ({type(error).__name__}), or take task.data_dir=synthetic to try things"
         ) from error
     return Documents(name, split, "hub", texts.revision, texts.names, texts.read)
 

@@ -165,6 +165,19 @@ def test_what_is_wrong_is_said_in_one_line(override: str, expected: str) -> None
     message(override)
 
 
+def test_a_group_cannot_be_left_out() -> None:
+    assert message("~task") == "'~task': a group cannot be left out; choose one of passkey, pg19"
+
+
+@pytest.mark.parametrize("key", ["results_dir", "cache_dir"])
+def test_a_file_where_a_folder_should_be_is_named(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    compose([f"{key}={tmp_path / 'new' / 'folder'}"])
+    for folder in (file, file / "below"):
+        assert message(f"{key}={folder}").startswith(f"{key}={str(folder)!r}: {file} is a file; ")
+
+
 def test_a_recipe_nobody_wrote_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(overrides: object) -> None:
         raise MissingConfigException("In 'config': Could not find it", missing_cfg_file="recipe/pg19_lap")

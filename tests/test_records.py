@@ -148,6 +148,12 @@ def test_clean_tree_is_clean_and_ignored_files_do_not_count(repository: Path) ->
     assert dirty is False
 
 
+def test_what_publishing_wrote_does_not_make_the_tree_dirty(repository: Path) -> None:
+    (repository / "results" / "runs").mkdir(parents=True)
+    (repository / "results" / "runs" / "new.json").write_text("{}")
+    assert records.git_state(repository)[1] is False
+
+
 @pytest.mark.parametrize(("name", "staged"), [("code.py", False), ("code.py", True), ("new.py", False)])
 def test_changed_staged_and_new_files_make_the_tree_dirty(repository: Path, name: str, staged: bool) -> None:
     (repository / name).write_text("x = 2\n")

@@ -118,6 +118,20 @@ def test_publish_refuses_synthetic_unknown_and_unnamed_runs(cfg: Any, published:
     assert not published.exists()
 
 
+def test_publish_refuses_runs_that_another_report_is_about(cfg: Any, published: Path) -> None:
+    fill(Path(cfg.results_dir), make_eval("local", 1, task="passkey"))
+    with pytest.raises(InputError, match="report=table2_lm is about task=pg19, not passkey; choose its tables with"):
+        publish.run(cfg, [], ["eval-local-1"])
+    assert not published.exists()
+
+
+def test_a_table_of_a_folder_that_is_not_there_makes_none(cfg: Any, published: Path) -> None:
+    cfg.results_dir = str(Path(cfg.results_dir) / "typo")
+    with pytest.raises(InputError, match="results_dir=.*typo'?: no such folder"):
+        table.run(cfg, [f"results_dir={cfg.results_dir}"])
+    assert not Path(cfg.results_dir).exists()
+
+
 def test_publish_refuses_a_second_run_for_a_published_cell_before_copying(cfg: Any, published: Path) -> None:
     mine = Path(cfg.results_dir)
     fill(mine, make_eval("local", 1))

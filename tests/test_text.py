@@ -100,10 +100,12 @@ def test_missing_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError) as error:
         load_documents("pg19", "train", tmp_path / "nowhere", HUB_ID)
     assert_one_line(error, str(tmp_path / "nowhere" / "train"), "{train,validation,test}/*.txt")
+    assert str(error.value).startswith(f"task.data_dir={str(tmp_path / 'nowhere')!r}: ")
     monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path))
     with pytest.raises(InputError) as error:
         load_documents("pg19", "test", None, HUB_ID)
     assert_one_line(error, str(tmp_path / "pg19" / "test"), "does not exist")
+    assert str(error.value).startswith(f"INFINI_DATA_DIR={str(tmp_path)!r}: ")
     (tmp_path / "pg19" / "test").mkdir(parents=True)
     with pytest.raises(InputError) as error:
         load_documents("pg19", "test", None, HUB_ID)

@@ -12,6 +12,7 @@ TINY = (
     "dims.n_layers=1",
     "dims.n_heads=2",
     "dims.d_key=8",
+    "dims.d_value=null",
     "dims.d_ff=32",
     "dims.segment_length=16",
     "scale.vocab_size=300",

@@ -27,8 +27,13 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     """
     report = load_report(cfg.report)
     results_dir = Path(cfg.results_dir)
+    chosen = any(override.split("=")[0].lstrip("+") == "report" for override in overrides)
+    other = {_find(run_id, results_dir).task for run_id in ids} - {report.task}
+    if other:
+        hint = "" if chosen else "; choose its tables with report="
+        raise InputError(f"report={report.name} is about task={report.task}, not {', '.join(sorted(other))}{hint}")
     if not ids:
-        if not any(override.split("=")[0].lstrip("+") == "report" for override in overrides):
+        if not chosen:
             raise InputError("publish what? `infini publish <run id> ...`, or `infini publish report=<name>`")
         runs = select_runs(report, cfg.scale.name, records.load_records(results_dir)).all_runs
         if not runs:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from infini import records
+from infini.errors import InputError
 from infini.report.load import load_report, render
 from infini.report.render import print_report, write_report
 
@@ -20,6 +21,8 @@ WIDTH_WITHOUT_TERMINAL = 120
 def run(cfg: Config, overrides: list[str]) -> int:
     """Print the report and write it to `<results_dir>/tables/<report>_<scale>.{md,tex,csv}`."""
     results_dir = Path(cfg.results_dir)
+    if not results_dir.is_dir() and any(text.startswith("results_dir=") for text in overrides):
+        raise InputError(f"results_dir={cfg.results_dir!r}: no such folder")
     published = records.load_records(records.published_dir())
     report = render(load_report(cfg.report), cfg.scale.name, published, records.load_records(results_dir))
     console = Console()

@@ -56,6 +56,13 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     lightning.seed_everything(cfg.seed, verbose=False)
     model = build_model(cfg.model, cfg.dims, data.tokenizer.vocab_size)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
+    if cfg.init_from is None and cfg.recipe.name.endswith("_finetune"):
+        console.print(
+            f"recipe={cfg.recipe.name} is made for a trained model, and init_from names none: fresh weights it is",
+            style="bold yellow",
+            markup=False,
+            soft_wrap=True,
+        )
     if cfg.init_from is not None:
         _start_from(cfg, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
