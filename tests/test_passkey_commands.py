@@ -219,6 +219,13 @@ def test_rows_from_a_pretrained_model(
     assert len(lines) >= 2
 
 
+def test_fine_tuning_of_nothing_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    tiny = [*PASSKEY, "recipe.steps=1", "recipe.warmup_steps=1"]
+    for recipe, said in (("passkey_laptop", False), ("passkey_laptop_finetune", True)):
+        _, err = infini(capfd, "train", *tiny, f"recipe={recipe}")
+        assert ("init_from names none" in err) is said
+
+
 def test_publish_takes_the_examples_along(
     capfd: pytest.CaptureFixture[str], small_table: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
