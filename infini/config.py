@@ -128,7 +128,8 @@ def load(cfg: DictConfig) -> Config:
     # One length or depth is a list of one, so that `length=1M` can be written, also in a sweep.
     values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
     made = _build(Config, values)
-    for key, folder in (("results_dir", Path(made.results_dir)), ("cache_dir", cache_root(made))):
+    cache_key = "cache_dir" if made.cache_dir else "INFINI_CACHE_DIR"
+    for key, folder in (("results_dir", Path(made.results_dir)), (cache_key, cache_root(made))):
         standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not standing.is_dir():
             raise InputError(f"{key}={str(folder)!r}: {standing} is a file; a folder, or a path where one can be made")

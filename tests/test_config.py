@@ -178,6 +178,12 @@ def test_a_file_where_a_folder_should_be_is_named(key: str, tmp_path: Path) -> N
         assert message(f"{key}={folder}").startswith(f"{key}={str(folder)!r}: {file} is a file; ")
 
 
+def test_a_cache_named_by_the_environment_is_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("INFINI_CACHE_DIR", str(tmp_path / "file"))
+    assert message().startswith(f"INFINI_CACHE_DIR={str(tmp_path / 'file')!r}: ")
+
+
 def test_a_recipe_nobody_wrote_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(overrides: object) -> None:
         raise MissingConfigException("In 'config': Could not find it", missing_cfg_file="recipe/pg19_lap")

@@ -16,6 +16,7 @@ from infini import records
 from infini.commands.common import keep_large_buffers, start_record
 from infini.commands.table import WIDTH_WITHOUT_TERMINAL
 from infini.config import Config
+from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes, reset_peak_memory
 from infini.models import build_model, option_names
 from infini.ops.cross_entropy import summed_cross_entropy
@@ -194,8 +195,10 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
         model = _build(cfg, name, device).eval()
         # One segment first: what the libraries set up once is no part of streaming.
         _stream(cfg, model, N, N, device)
-        gc.collect()
-        base = reset_peak_memory(device)
+        try:
+            base = reset_peak_memory(device)
+        except OSError as error:
+            raise InputError("suite.stream_tokens: peak memory can be measured on Linux only; set it to 0") from error
         rates: dict[int, list[float]] = {short: [], long: []}
         bytes_of: dict[int, int] = {}
         peak_of: dict[int, int] = {}

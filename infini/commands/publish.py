@@ -27,13 +27,8 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     """
     report = load_report(cfg.report)
     results_dir = Path(cfg.results_dir)
-    chosen = any(override.split("=")[0].lstrip("+") == "report" for override in overrides)
-    other = {_find(run_id, results_dir).task for run_id in ids} - {report.task}
-    if other:
-        hint = "" if chosen else "; choose its tables with report="
-        raise InputError(f"report={report.name} is about task={report.task}, not {', '.join(sorted(other))}{hint}")
     if not ids:
-        if not chosen:
+        if not any(override.split("=")[0].lstrip("+") == "report" for override in overrides):
             raise InputError("publish what? `infini publish <run id> ...`, or `infini publish report=<name>`")
         runs = select_runs(report, cfg.scale.name, records.load_records(results_dir)).all_runs
         if not runs:
@@ -64,6 +59,9 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
     """
     before = {record.run_id: record for record in records.load_records(published_dir)}
     chosen = with_parents(ids, results_dir, before)
+    if other := {chosen[run_id].task for run_id in ids} - {report.task}:
+        of = ", ".join(sorted(other))
+        raise InputError(f"report={report.name} is about task={report.task}, not {of}; choose its tables with report=")
     for record in chosen.values():
         _check_publishable(record)
         if record.run_id in before and before[record.run_id] != record:

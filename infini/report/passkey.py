@@ -203,7 +203,7 @@ def build_passkey_report(
             label = source
             if any(selection.learned_made_up_text(run) for run in runs):
                 label += " (books: SYNTHETIC)"
-            accuracy.append(Row(f"{name}/{source}", shown or row.title, (_label(label, runs), *cells)))
+            accuracy.append(Row(f"{name}/{source}", shown or row.title, (_label(label, source, runs), *cells)))
             if runs:
                 behind.append(_behind(report, name, runs, selection, source))
     places = " / ".join(parse_depths(report.depths))
@@ -229,10 +229,10 @@ def build_passkey_report(
     )
 
 
-def _label(label: str, runs: list[RunRecord]) -> Cell:
+def _label(label: str, source: str, runs: list[RunRecord]) -> Cell:
     if not runs:
         return Cell(label, "missing")
-    return measured_cell(label, label.split()[0], 0.0, None, "", 0, [run.run_id for run in runs])
+    return measured_cell(label, source, 0.0, None, "", 0, [run.run_id for run in runs])
 
 
 def _accuracy(report: PasskeyReport, runs: list[RunRecord], length: int, source: str) -> Cell:
@@ -302,7 +302,7 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
     exact = 100 * statistics.fmean(cell["exact_match"] for _, cell in chosen)
     interval = f" [{percent(100 * worst['low'])}, {percent(100 * worst['high'])}]" if "low" in worst else ""
     cells = (
-        _label(source, runs),
+        _label(source, source, runs),
         over_cells("-".join(str(used[-1].data.get("tokenizer")).split("-")[:2]), 0.0),
         over_cells("-".join(map(str, dict.fromkeys((min(examples), max(examples))))), min(examples)),
         over_cells(",".join(map(str, seeds)), len(seeds)),
