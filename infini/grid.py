@@ -58,8 +58,10 @@ class Grid:
     def new_window(self, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
         """The unfinished segment's tokens [B, N, ...] after the call; slots not filled yet are 0."""
         N = old_BN.shape[1]
-        new_BT = new_BT.to(old_BN.dtype)
         slot_B = self.clock.slot_B
+        if self.uniform and not self.offset and not int(slot_B[0]):
+            return old_BN  # empty before and after: whole segments cost no window
+        new_BT = new_BT.to(old_BN.dtype)
         window = torch.zeros_like(old_BN)
         if self.uniform:
             begin, filled = int(self.window_B[0]), int(slot_B[0])

@@ -24,8 +24,9 @@ from infini.precision import autocast, pick_device
 from infini.state import state_bytes
 
 VOCABULARY = 4096
-STREAM_CALL = 1024
+STREAM_CALL = 512
 """Tokens of a call when streaming, about: what a call works on takes memory too."""
+STREAM_REPEATS = 4
 MODELS = ("local", "infini_linear", "infini_delta", "full")
 
 
@@ -191,10 +192,13 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
     table = Table("model", "tokens", "tokens/s", "ratio", "peak above model (MB)", "state bytes")
     rows = {}
     for name in ("infini_linear", "infini_delta"):
-        console.print(f"streaming {long:,} tokens through {name}, {short:,} before and after", highlight=False)
+        console.print(
+            f"streaming {long:,} tokens through {name}, {STREAM_REPEATS} times {short:,} before and after",
+            highlight=False,
+        )
         model = _build(cfg, name, device).eval()
-        # One segment first: what the libraries set up once is no part of streaming.
-        _stream(cfg, model, N, N, device)
+        # One call first: what the libraries set up once is no part of streaming.
+        _stream(cfg, model, call, call, device)
         try:
             base = reset_peak_memory(device)
         except OSError as error:
@@ -202,12 +206,14 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
         rates: dict[int, list[float]] = {short: [], long: []}
         bytes_of: dict[int, int] = {}
         peak_of: dict[int, int] = {}
-        for length in (short, long, short):
+        # The short text on both sides, so that a machine that slows down or speeds up favours neither.
+        around = [short] * STREAM_REPEATS
+        for length in (*around, long, *around):
             seconds, bytes_of[length] = _stream(cfg, model, call, length, device)
             rates[length].append(length / seconds)
             # The peak only rises: the short text's is taken before the long one.
             peak_of.setdefault(length, peak_memory_bytes(device) - base)
-        ratio = rates[long][0] / statistics.mean(rates[short])
+        ratio = rates[long][0] / statistics.median(rates[short])
         rows[name] = {
             "tokens_per_second": {str(n): rates[n] for n in rates},
             "ratio": ratio,
@@ -218,7 +224,7 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
             table.add_row(
                 name,
                 f"{length:,}",
-                f"{statistics.mean(rates[length]):,.0f}",
+                f"{statistics.median(rates[length]):,.0f}",
                 f"{ratio:.3f}" if length == long else "",
                 f"{peak_of[length] / 2**20:.1f}",
                 f"{bytes_of[length]:,}",
