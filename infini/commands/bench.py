@@ -21,12 +21,12 @@ from infini.memory_use import peak_memory_bytes, reset_peak_memory
 from infini.models import build_model, option_names
 from infini.ops.cross_entropy import summed_cross_entropy
 from infini.precision import autocast, pick_device
-from infini.state import state_bytes
+from infini.state import State, state_bytes
 
 VOCABULARY = 4096
 STREAM_CALL = 512
 """Tokens of a call when streaming, about: what a call works on takes memory too."""
-STREAM_REPEATS = 4
+STREAM_PARTS = 8
 MODELS = ("local", "infini_linear", "infini_delta", "full")
 
 
@@ -185,36 +185,45 @@ def _training(cfg: Config, device: torch.device, console: Console, peak: float, 
 
 
 def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str, Any]:
-    """One row streamed for a short and a long text: tokens/s, peak memory above the model, bytes of the state."""
+    """One row streamed for a short and a long text: tokens/s, peak memory above the model, bytes of the state.
+
+    The long text is read in parts with the short one, from its beginning, before each, so that a machine that slows
+    down or speeds up favours neither.
+    """
     N = cfg.dims.segment_length
     call = max(1, STREAM_CALL // N) * N
     short, long = cfg.suite.stream_short_tokens, cfg.suite.stream_tokens
+    part = -(-long // STREAM_PARTS // call) * call
     table = Table("model", "tokens", "tokens/s", "ratio", "peak above model (MB)", "state bytes")
     rows = {}
     for name in ("infini_linear", "infini_delta"):
-        console.print(
-            f"streaming {long:,} tokens through {name}, {STREAM_REPEATS} times {short:,} before and after",
-            highlight=False,
-        )
+        console.print(f"streaming {long:,} tokens through {name}, and {short:,} between its parts", highlight=False)
         model = _build(cfg, name, device).eval()
         # One call first: what the libraries set up once is no part of streaming.
-        _stream(cfg, model, call, call, device)
+        _stream(cfg, model, call, call, None, device)
         try:
             base = reset_peak_memory(device)
         except OSError as error:
             raise InputError("suite.stream_tokens: peak memory can be measured on Linux only; set it to 0") from error
-        rates: dict[int, list[float]] = {short: [], long: []}
+        seconds: dict[int, list[float]] = {short: [], long: []}
+        peak_of: dict[int, int] = {short: 0, long: 0}
         bytes_of: dict[int, int] = {}
-        peak_of: dict[int, int] = {}
-        # The short text on both sides, so that a machine that slows down or speeds up favours neither.
-        around = [short] * STREAM_REPEATS
-        for length in (*around, long, *around):
-            seconds, bytes_of[length] = _stream(cfg, model, call, length, device)
-            rates[length].append(length / seconds)
-            # The peak only rises: the short text's is taken before the long one.
-            peak_of.setdefault(length, peak_memory_bytes(device) - base)
-        ratio = rates[long][0] / statistics.median(rates[short])
+        state: State | None = None
+        for begin in range(0, long, part):
+            took, other = _stream(cfg, model, call, short, None, device)
+            seconds[short].append(took)
+            if state is None:  # later ones run beside the long text's state
+                peak_of[short], bytes_of[short] = peak_memory_bytes(device) - base, state_bytes(other)
+            del other
+            reset_peak_memory(device)
+            took, state = _stream(cfg, model, call, min(part, long - begin), state, device)
+            seconds[long].append(took)
+            peak_of[long] = max(peak_of[long], peak_memory_bytes(device) - base)
+            bytes_of[long] = state_bytes(state)
+        rates = {short: short * len(seconds[short]) / sum(seconds[short]), long: long / sum(seconds[long])}
+        ratio = rates[long] / rates[short]
         rows[name] = {
+            "seconds": {str(n): seconds[n] for n in seconds},
             "tokens_per_second": {str(n): rates[n] for n in rates},
             "ratio": ratio,
             "peak_growth_bytes": {str(n): peak_of[n] for n in peak_of},
@@ -224,7 +233,7 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
             table.add_row(
                 name,
                 f"{length:,}",
-                f"{statistics.median(rates[length]):,.0f}",
+                f"{rates[length]:,.0f}",
                 f"{ratio:.3f}" if length == long else "",
                 f"{peak_of[length] / 2**20:.1f}",
                 f"{bytes_of[length]:,}",
@@ -234,19 +243,21 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
 
 
 @torch.inference_mode()
-def _stream(cfg: Config, model: Any, call: int, length: int, device: torch.device) -> tuple[float, int]:
-    """Seconds, and bytes of the state afterwards, for `length` random tokens."""
+def _stream(
+    cfg: Config, model: Any, call: int, n_tokens: int, state: State | None, device: torch.device
+) -> tuple[float, State]:
+    """Seconds for `n_tokens` more random tokens after `state`, and the state after them."""
     generator = torch.Generator().manual_seed(cfg.seed)
-    state, begin = None, time.perf_counter()
+    begin = time.perf_counter()
     with autocast(cfg.parallel.precision, device):
-        for position in range(0, length, call):
-            width = min(call, length - position)
+        for position in range(0, n_tokens, call):
+            width = min(call, n_tokens - position)
             ids = torch.randint(VOCABULARY, (1, width), generator=generator).to(device)
             state = model(ids, state).state
     if device.type == "cuda":
         torch.cuda.synchronize()
     assert state is not None
-    return time.perf_counter() - begin, state_bytes(state)
+    return time.perf_counter() - begin, state
 
 
 def _matrix_product_rate(device: torch.device) -> float:
