@@ -15,8 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from infini.ops.dtypes import state_dtype
-
 UpdateRule = Literal["linear", "delta"]
 DeltaNormaliser = Literal["previous", "current"]
 FirstSegment = Literal["local", "zero"]
@@ -40,9 +38,9 @@ class Memory(NamedTuple):
 class _Sigma(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        wide = x.to(state_dtype(x.dtype))
-        # exp(min(x, 0)) + max(x, 0) is x + 1 above 0 and exp(x) below, to the last bit.
-        y = wide.clamp(max=0).exp_().add_(wide.clamp(min=0)).to(x.dtype)
+        # exp(min(x, 0)) + max(x, 0) is x + 1 above 0 and exp(x) below: one of the two terms is exact, so that there is
+        # one rounding, in any dtype. Contiguous, because several products follow.
+        y = x.clamp(max=0).exp_().add_(x.clamp(min=0)).contiguous()
         ctx.save_for_backward(y)
         return y
 
@@ -53,7 +51,7 @@ class _Sigma(torch.autograd.Function):
 
 
 def sigma(x: torch.Tensor) -> torch.Tensor:
-    """ELU + 1, elementwise, computed in float32 at least: x + 1 for x > 0, exp(x) otherwise.
+    """ELU + 1, elementwise: x + 1 for x > 0, exp(x) otherwise.
 
     Never elu(x) + 1: that is exactly 0 below about -17 in float32, and inexact well before.
     """
@@ -68,8 +66,28 @@ def retrieve(sq_BSGQK: torch.Tensor, m_BSGKV: torch.Tensor, z_BSGK: torch.Tensor
 
 def normaliser(s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
     """sigma(.) z of Eq. 3 and 5 in the state's dtype, clamped from below -> [B, S, G, N, 1]."""
-    with torch.autocast(z_BSGK.device.type, enabled=False):
-        return (s_BSGNK.to(z_BSGK.dtype) @ z_BSGK[..., None]).clamp(min=SMALLEST_NORMALISER)
+    return _Normaliser.apply(s_BSGNK, z_BSGK).clamp(min=SMALLEST_NORMALISER)
+
+
+class _Normaliser(torch.autograd.Function):
+    """s . z in the dtype of z, as the product of a row with a matrix: with a column it takes four times as long.
+
+    The gradient of s is an outer product, formed at once in the dtype of s.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(s_BSGNK, z_BSGK)
+        with torch.autocast(z_BSGK.device.type, enabled=False):
+            return (z_BSGK[..., None, :] @ s_BSGNK.to(z_BSGK.dtype).transpose(-1, -2)).transpose(-1, -2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        s_BSGNK, z_BSGK = ctx.saved_tensors
+        g_s = grad.to(s_BSGNK.dtype) * z_BSGK[..., None, :].to(s_BSGNK.dtype)
+        with torch.autocast(grad.device.type, enabled=False):
+            g_z = (grad.transpose(-1, -2) @ s_BSGNK.to(z_BSGK.dtype))[..., 0, :]
+        return g_s, g_z
 
 
 def scan(
@@ -171,4 +189,23 @@ def gate(
     """
     g_mem = g if first is None else g.masked_fill(first, 0.0)
     g_dot = g_mem if first_segment == "local" else g
-    return a_dot * (1 - g_dot).to(a_dot.dtype) + numerator * (g_mem / denominator).to(a_dot.dtype)
+    return _Mix.apply(a_dot, numerator, 1 - g_dot, g_mem / denominator)
+
+
+class _Mix(torch.autograd.Function):
+    """a x + b y, where the weights x and y, in the state's dtype, are one number a token and head, or fewer."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b, x, y)
+        return (a * x.to(a.dtype)).addcmul_(b, y.to(a.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b, x, y = ctx.saved_tensors
+        # Summed over the last axis first: over all that were broadcast at once it takes twice as long.
+        g_x, g_y = (
+            (grad * part).sum(-1, keepdim=True, dtype=weight.dtype).sum_to_size(weight.shape)
+            for part, weight in ((a, x), (b, y))
+        )
+        return grad * x.to(grad.dtype), grad * y.to(grad.dtype), g_x, g_y
