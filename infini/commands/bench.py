@@ -26,7 +26,6 @@ from infini.state import State, state_bytes
 VOCABULARY = 4096
 STREAM_CALL = 512
 """Tokens of a call when streaming, about: what a call works on takes memory too."""
-STREAM_PARTS = 8
 MODELS = ("local", "infini_linear", "infini_delta", "full")
 
 
@@ -187,45 +186,44 @@ def _training(cfg: Config, device: torch.device, console: Console, peak: float, 
 def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str, Any]:
     """One row streamed for a short and a long text: tokens/s, peak memory above the model, bytes of the state.
 
-    The long text is read in parts with the short one, from its beginning, before each, so that a machine that slows
-    down or speeds up favours neither.
+    The long text is read in parts as long as the short one, which is read before each of them: the ratio is the median
+    over these pairs, so that neither the machine's drift nor a moment's interruption decides it.
     """
     N = cfg.dims.segment_length
     call = max(1, STREAM_CALL // N) * N
     short, long = cfg.suite.stream_short_tokens, cfg.suite.stream_tokens
-    part = -(-long // STREAM_PARTS // call) * call
-    table = Table("model", "tokens", "tokens/s", "ratio", "peak above model (MB)", "state bytes")
+    table = Table("model", "tokens", "tokens/s", "ratio", "quartiles", "peak above model (MB)", "state bytes")
     rows = {}
     for name in ("infini_linear", "infini_delta"):
         console.print(f"streaming {long:,} tokens through {name}, and {short:,} between its parts", highlight=False)
         model = _build(cfg, name, device).eval()
         # One call first: what the libraries set up once is no part of streaming.
-        _stream(cfg, model, call, call, None, device)
+        generator = torch.Generator().manual_seed(cfg.seed)
+        _stream(cfg, model, call, call, None, generator, device)
         try:
             base = reset_peak_memory(device)
         except OSError as error:
             raise InputError("suite.stream_tokens: peak memory can be measured on Linux only; set it to 0") from error
-        seconds: dict[int, list[float]] = {short: [], long: []}
+        rates: dict[int, list[float]] = {short: [], long: []}
         peak_of: dict[int, int] = {short: 0, long: 0}
         bytes_of: dict[int, int] = {}
         state: State | None = None
-        for begin in range(0, long, part):
-            took, other = _stream(cfg, model, call, short, None, device)
-            seconds[short].append(took)
+        for begin in range(0, long, short):
+            reset_peak_memory(device)
+            rate, other = _stream(cfg, model, call, short, None, generator, device)
+            rates[short].append(rate)
             if state is None:  # later ones run beside the long text's state
                 peak_of[short], bytes_of[short] = peak_memory_bytes(device) - base, state_bytes(other)
             del other
             reset_peak_memory(device)
-            took, state = _stream(cfg, model, call, min(part, long - begin), state, device)
-            seconds[long].append(took)
+            rate, state = _stream(cfg, model, call, min(short, long - begin), state, generator, device)
+            rates[long].append(rate)
             peak_of[long] = max(peak_of[long], peak_memory_bytes(device) - base)
             bytes_of[long] = state_bytes(state)
-        rates = {short: short * len(seconds[short]) / sum(seconds[short]), long: long / sum(seconds[long])}
-        ratio = rates[long] / rates[short]
+        low, ratio, high = _quartiles([b / a for a, b in zip(rates[short], rates[long], strict=True)])
         rows[name] = {
-            "seconds": {str(n): seconds[n] for n in seconds},
             "tokens_per_second": {str(n): rates[n] for n in rates},
-            "ratio": ratio,
+            "ratio": [low, ratio, high],
             "peak_growth_bytes": {str(n): peak_of[n] for n in peak_of},
             "state_bytes": {str(n): bytes_of[n] for n in bytes_of},
         }
@@ -233,8 +231,9 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
             table.add_row(
                 name,
                 f"{length:,}",
-                f"{rates[length]:,.0f}",
+                f"{statistics.median(rates[length]):,.0f}",
                 f"{ratio:.3f}" if length == long else "",
+                f"{low:.3f}-{high:.3f}" if length == long else "",
                 f"{peak_of[length] / 2**20:.1f}",
                 f"{bytes_of[length]:,}",
             )
@@ -244,10 +243,15 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
 
 @torch.inference_mode()
 def _stream(
-    cfg: Config, model: Any, call: int, n_tokens: int, state: State | None, device: torch.device
+    cfg: Config,
+    model: Any,
+    call: int,
+    n_tokens: int,
+    state: State | None,
+    generator: torch.Generator,
+    device: torch.device,
 ) -> tuple[float, State]:
-    """Seconds for `n_tokens` more random tokens after `state`, and the state after them."""
-    generator = torch.Generator().manual_seed(cfg.seed)
+    """Tokens a second for `n_tokens` more random tokens after `state`, and the state after them."""
     begin = time.perf_counter()
     with autocast(cfg.parallel.precision, device):
         for position in range(0, n_tokens, call):
@@ -257,7 +261,7 @@ def _stream(
     if device.type == "cuda":
         torch.cuda.synchronize()
     assert state is not None
-    return time.perf_counter() - begin, state
+    return n_tokens / (time.perf_counter() - begin), state
 
 
 def _matrix_product_rate(device: torch.device) -> float:
