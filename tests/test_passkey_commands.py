@@ -198,6 +198,23 @@ def test_reproduce_makes_the_rows_that_are_missing_and_only_those(
     assert "accuracy_linear_extended.png" in out and "gates_linear_reset" not in out
 
 
+def test_a_row_beyond_the_paper_asks_its_own_questions(
+    capfd: pytest.CaptureFixture[str], small_table: list[str]
+) -> None:
+    settings = [text.replace("table3_passkey", "passkey_beyond") for text in small_table]
+    rows = "report.run=[linear,linear_unwarned,linear_digits]"
+    out, _ = infini(capfd, "reproduce", *settings, rows)
+    # False keys are asked of the model that never met one; longer keys have a model of their own.
+    assert sorted(run.config["task"]["digits"] for run in runs("train")) == [5, 8]
+    asked = sorted((run.config["task"]["digits"], run.config["task"]["distractors"]) for run in runs("eval"))
+    assert asked == [(5, 0), (5, 3), (8, 0)]
+    assert {run.parent for run in runs("eval")} == {run.run_id for run in runs("train")}
+    for title in ("Linear, 3 false keys, never seen in training", "Linear, 8 digits"):
+        assert title in out
+    infini(capfd, "reproduce", *settings, rows)
+    assert len(runs("train")) == 2 and len(runs("eval")) == 3
+
+
 def test_rows_from_a_pretrained_model(
     capfd: pytest.CaptureFixture[str], small_table: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,28 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
     }
 
 
+def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> None:
+    extended = "passkey_laptop_extended"
+    digits, false_keys, book = {"task.digits": 8}, {"task.distractors": 3}, {"task.filler": "book"}
+    runs = [
+        *pair(recipe=extended),
+        *pair(recipe=extended, trained=digits, asked=digits, name="digits-"),
+        *pair(recipe=extended, asked=digits, name="digits-unseen-"),
+        *pair(recipe=extended, asked=false_keys, name="unwarned-"),
+        *pair("infini_delta", recipe=extended, trained=false_keys, asked=false_keys, name="false-"),
+        *pair(recipe=extended, trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
+    ]
+    beyond = load_report(compose(["report=passkey_beyond"]).report)
+    chosen = select_runs(beyond, "laptop", runs)
+    assert {name: [run.run_id.split("-infini")[0] for run in found] for name, found in chosen.runs.items()} == {
+        "linear": ["eval"],
+        "linear_digits": ["eval-digits"],
+        "linear_unwarned": ["eval-unwarned"],
+        "delta_distractors": ["eval-false"],
+        "linear_book": ["eval-book"],
+    }
+
+
 @pytest.mark.parametrize(
     ("trained", "asked"),
     [

@@ -72,7 +72,7 @@ def _fill(job: _Job, console: Console) -> None:
     if job.row.recipe:
         trained = _trained(job.overrides(trained), console)
     assert trained is not None
-    overrides = job.overrides(None)
+    overrides = [*job.overrides(None), *(f"task.{key}={value}" for key, value in job.row.questions.items())]
     if not job.row.recipe:
         # The model is the PG19 task's, with its own recipe and sizes.
         overrides = [text for text in overrides if not text.startswith(("recipe", "dims", "optimizer"))]

@@ -36,7 +36,7 @@ BEHIND = (
 )
 LOCAL_MARK = "*"
 STANDARD = {"digits": 5, "distractors": 0, "filler": "block"}
-"""Prompts that belong into this table."""
+"""The paper's prompts: what a row learns and is asked where it does not say otherwise."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ class PasskeyRow:
     frozen_gates: bool = False
     """Whether all gates stay at 0.5."""
     overrides: list[str] = field(default_factory=list)
-    """Further settings of the training, as dims.segment_length=512."""
+    """Further settings of the training, as dims.segment_length=512 or task.digits=8."""
+    questions: dict[str, Any] = field(default_factory=dict)
+    """Settings of the task in which the questions differ from the paper's, as digits: 8."""
     paper: dict[str, str] = field(default_factory=dict)
     """Length -> start/middle/end in per cent, as printed."""
 
@@ -132,8 +134,7 @@ class PasskeyReport:
         trained = known.training(run)
         recipe, optimizer = training.get("recipe", {}), training.get("optimizer", {})
         asked, learned = run.config.get("task", {}), training.get("task", {})
-        prompts = [asked] if learned.get("name") == "pg19" else [asked, learned]
-        if run.task != self.task or any(task.get(key) != STANDARD[key] for task in prompts for key in STANDARD):
+        if run.task != self.task:
             return None
         # Asked with another segment length, or stopped before the training proper: not what the row says.
         if value_at(run.config, "dims.segment_length") != value_at(training, "dims.segment_length"):
@@ -155,7 +156,11 @@ class PasskeyReport:
         }
         for name, row in self.rows.items():
             overridden = row.overridden()
-            if row.settings(run.scale) == found and overridden == {key: value_at(training, key) for key in overridden}:
+            if any(asked.get(key) != value for key, value in (STANDARD | row.questions).items()):
+                continue
+            taught = {f"task.{key}": value for key, value in STANDARD.items()} if learned.get("name") != "pg19" else {}
+            expected = taught | overridden
+            if row.settings(run.scale) == found and expected == {key: value_at(training, key) for key in expected}:
                 # Beside the paper's numbers stands only what saw no longer inputs than the paper's.
                 return name if not (row.paper and row.recipe) or longest_input(training) <= PAPER_LONGEST else None
         return None
