@@ -95,6 +95,9 @@ def test_keyless_prompts_ask_for_what_they_never_gave() -> None:
         assert given[-1] or "Remember it ." not in text
         assert text.endswith("The pass key is " + " ".join(key.split()[:-1]))
     assert 10 < sum(given) < 30
+    # The first stage ends when its loss is low, which guesses would never let it be.
+    plain, mixed = (batches(batch_size=40, **options).batch(0, 0) for options in ({}, {"keyless_share": 0.5}))
+    assert torch.equal(plain["ids_BT"], mixed["ids_BT"])
 
 
 def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:

@@ -26,7 +26,8 @@ class PasskeyBatches:
 
     stages: [(segment length, tokens a sequence)], the last the training proper. batch_size: rows of the last; stages of
     shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too.
-    keyless_share: share of prompts that never give their key. Raises InputError where a stage has no room for a prompt.
+    keyless_share: share of the last stage's prompts that never give their key; earlier ones end by their loss, which
+    guesses would keep high. Raises InputError where a stage has no room for a prompt.
 
     The key stands anywhere. A prompt is up to one segment shorter than the sequence, so that key and question fall on
     every place of the segment grid.
@@ -63,9 +64,10 @@ class PasskeyBatches:
         targets_BT = np.full(shape, IGNORE, dtype=np.int64)
         others_BT = np.full(shape, IGNORE, dtype=np.int64)
         mask_BT = np.zeros(shape, dtype=bool)
+        share = self.keyless_share if stage == len(self.stages) - 1 else 0.0
         for row in range(shape[0]):
             asked = int(rng.integers(shortest, length + 1))
-            keyless = self.keyless_share > 0 and bool(rng.random() < self.keyless_share)
+            keyless = share > 0 and bool(rng.random() < share)
             prompt = self.template.example(asked, float(rng.random()), rng, training=True, keyless=keyless)
             ids = input_ids(prompt, self.bos_id)
             ids_BT[row, : len(ids)] = ids
