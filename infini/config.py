@@ -128,7 +128,8 @@ def load(cfg: DictConfig) -> Config:
     # One length or depth is a list of one, so that `length=1M` can be written, also in a sweep.
     values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
     made = _build(Config, values)
-    cache_key = "cache_dir" if made.cache_dir else "INFINI_CACHE_DIR"
+    by_environment = not made.cache_dir and os.environ.get("INFINI_CACHE_DIR")
+    cache_key = "INFINI_CACHE_DIR" if by_environment else "cache_dir"
     for key, folder in (("results_dir", Path(made.results_dir)), (cache_key, cache_root(made))):
         standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not standing.is_dir():

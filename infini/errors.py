@@ -1,9 +1,9 @@
-"""Errors a user can fix, and the hint that goes with them."""
+"""Errors a user can fix, the hint that goes with them, and the checks that raise them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class InputError(ValueError):
@@ -14,3 +14,22 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the option nearest to `word`, or an empty string when none is near."""
     nearest = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def require(condition: bool, key: str, value: object, allowed: str) -> None:
+    """Raises InputError `<key>=<value!r>: <allowed>` unless `condition` holds."""
+    if not condition:
+        raise InputError(f"{key}={value!r}: {allowed}")
+
+
+def at_least(group: str, config: object, minimum: float, *names: str) -> None:
+    """Raises InputError for the first of the fields `names` of a group that is below `minimum`; None passes."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= minimum, f"{group}.{name}", value, f"must be at least {minimum}")
+
+
+def one_of(key: str, value: object, options: Sequence[str]) -> None:
+    """Raises InputError, with the options and the nearest of them, unless `value` is one of `options`."""
+    if value not in options:
+        raise InputError(f"{key}={value!r}: must be one of {', '.join(options)}{did_you_mean(str(value), options)}")

@@ -6,38 +6,19 @@ No dependency beyond the standard library and PyYAML, so that help and error mes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import yaml
 
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError, at_least, one_of, require
 from infini.lengths import parse_depths, parse_lengths
 
 LISTS = ("length", "depth")
 """Root keys that are lists; one value is a list of one."""
 OPTIONAL_GROUPS = ("tuned", "experiment")
 """Groups that may be absent and have no dataclass: their files set values of the other groups."""
-
-
-def require(condition: bool, key: str, value: object, allowed: str) -> None:
-    """Raises InputError `<key>=<value!r>: <allowed>` unless `condition` holds."""
-    if not condition:
-        raise InputError(f"{key}={value!r}: {allowed}")
-
-
-def _at_least(group: str, config: object, minimum: float, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(value is None or value >= minimum, f"{group}.{name}", value, f"must be at least {minimum}")
-
-
-def one_of(key: str, value: object, options: Sequence[str]) -> None:
-    """Raises InputError, with the options and the nearest of them, unless `value` is one of `options`."""
-    if value not in options:
-        raise InputError(f"{key}={value!r}: must be one of {', '.join(options)}{did_you_mean(str(value), options)}")
 
 
 @dataclass
@@ -84,7 +65,7 @@ class PasskeyConfig(TaskConfig):
     lm_loss_weight: float
     """Weight of the loss on all other tokens beside the loss on the key; 0 asks for the key only."""
     keyless_share: float
-    """Share of the training prompts that never give their key: filler alone should favour no digit."""
+    """Share of the last stage's training prompts that never give their key: filler alone should favour no digit."""
     knockout: str
     """none; or reset: evaluated with the memory emptied before every segment, which must leave chance."""
     examples: int
@@ -102,9 +83,9 @@ class PasskeyConfig(TaskConfig):
         one_of("task.fill", self.fill, ("blocks", "exact"))
         one_of("task.knockout", self.knockout, ("none", "reset"))
         one_of("task.filler", self.filler, ("block", "book"))
-        _at_least("task", self, 2, "digits")
-        _at_least("task", self, 1, "examples", "rows_per_call")
-        _at_least("task", self, 0, "distractors", "lm_loss_weight")
+        at_least("task", self, 2, "digits")
+        at_least("task", self, 1, "examples", "rows_per_call")
+        at_least("task", self, 0, "distractors", "lm_loss_weight")
         require(0 <= self.keyless_share < 1, "task.keyless_share", self.keyless_share, "must be at least 0 and below 1")
         require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every prompt stands alone")
 
@@ -138,7 +119,7 @@ class DimsConfig:
 
     def __post_init__(self) -> None:
         positive = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_key", "d_value", "d_ff", "segment_length")
-        _at_least("dims", self, 1, *positive)
+        at_least("dims", self, 1, *positive)
         require(self.d_key % 2 == 0, "dims.d_key", self.d_key, "must be even (rotary embedding turns pairs)")
         if self.n_kv_heads is not None:
             divides = self.n_heads % self.n_kv_heads == 0
@@ -169,9 +150,9 @@ class ScaleConfig:
     def __post_init__(self) -> None:
         require(bool(self.tokenizer), "scale.tokenizer", self.tokenizer, "must be bpe or a tokenizer id on the hub")
         # A byte-level vocabulary holds every byte and the end-of-document token.
-        _at_least("scale", self, 258, "vocab_size")
+        at_least("scale", self, 258, "vocab_size")
         positive = ("hub_train_documents", "eval_max_tokens", "eval_segments_per_call", "knockout_max_tokens")
-        _at_least("scale", self, 1, *positive)
+        at_least("scale", self, 1, *positive)
 
 
 @dataclass
@@ -194,10 +175,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "adafactor", "muon"))
         require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
-        _at_least("optimizer", self, 0, "gate_lr")
+        at_least("optimizer", self, 0, "gate_lr")
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(in_range, "optimizer.betas", self.betas, "must be two numbers, at least 0 and below 1")
-        _at_least("optimizer", self, 0, "weight_decay")
+        at_least("optimizer", self, 0, "weight_decay")
         if self.clip_norm is not None:
             require(self.clip_norm > 0, "optimizer.clip_norm", self.clip_norm, "must be above 0, or null")
 
@@ -220,7 +201,7 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         one_of("parallel.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
         one_of("parallel.precision", self.precision, ("auto", "bf16", "fp32"))
-        _at_least("parallel", self, 1, "devices")
+        at_least("parallel", self, 1, "devices")
 
 
 @dataclass
@@ -259,11 +240,14 @@ class RecipeConfig:
     and this, as if that much more had been read. None means never."""
     length_extension_share: float
     """Share of the training steps in which that happens."""
+    loss_temperature: float | None
+    """Not the paper's: divides the logits in the last stage's loss. Above 1 the loss goes on asking for larger margins
+    when every answer is right. None means 1."""
 
     def __post_init__(self) -> None:
         names = ("batch_size", "segments_per_sequence", "excerpt_tokens", "steps", "loss_chunk", "save_every")
-        _at_least("recipe", self, 1, *names)
-        _at_least("recipe", self, 0, "warmup_steps")
+        at_least("recipe", self, 1, *names)
+        at_least("recipe", self, 0, "warmup_steps")
         within = self.warmup_steps <= self.steps
         require(within, "recipe.warmup_steps", self.warmup_steps, f"must be at most recipe.steps={self.steps}")
         one_of("recipe.schedule", self.schedule, ("cosine", "constant"))
@@ -272,6 +256,8 @@ class RecipeConfig:
         if self.length_extension is not None:
             above = self.length_extension > 1
             require(above, "recipe.length_extension", self.length_extension, "must be above 1, or null")
+        if self.loss_temperature is not None:
+            require(self.loss_temperature > 0, "recipe.loss_temperature", self.loss_temperature, "must be above 0")
         for stage in self.curriculum or ():
             whole = len(stage) == 2 and 1 <= stage[0] <= stage[1]
             allowed = "stages must be [segment length, tokens a sequence], the second at least the first"
@@ -310,15 +296,18 @@ class SuiteConfig:
     stream_short_tokens: int
     """Length of the short stream that the long one is compared with."""
     stream_tokens: int
-    """Length of the long stream; 0 leaves streaming out."""
+    """Length of the long stream, a multiple of the short one; 0 leaves streaming out."""
     checkpointing: bool
     """Whether training steps are also measured with activations computed again in the backward pass."""
     oracle_tokens: int
     """Tokens on which one layer is compared with the slow reference in float64; 0 leaves the comparison out."""
 
     def __post_init__(self) -> None:
-        _at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens")
-        _at_least("suite", self, 1, "stream_short_tokens")
+        at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens")
+        at_least("suite", self, 1, "stream_short_tokens")
+        fits = self.stream_tokens % self.stream_short_tokens == 0 and self.stream_tokens != self.stream_short_tokens
+        allowed = f"0, or a multiple of suite.stream_short_tokens={self.stream_short_tokens}, at least twice it"
+        require(fits, "suite.stream_tokens", self.stream_tokens, allowed)
 
 
 @dataclass

@@ -389,6 +389,9 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
     streams = run.series["stream"]["models"]
     for entry in streams.values():
         assert entry["state_bytes"]["64"] == entry["state_bytes"]["256"] > 0
+        for per_part in (entry["tokens_per_second"], entry["peak_growth_bytes"]):
+            assert {length: len(values) for length, values in per_part.items()} == {"64": 4, "256": 4}
+        assert entry["ratio"] == sorted(entry["ratio"]) and entry["ratio"][0] > 0
     for name in (*bench.MODELS, "state bytes"):
         assert name in out
     infini("bench", "suite.repeats=0", "suite.stream_tokens=0")

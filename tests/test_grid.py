@@ -87,6 +87,12 @@ def test_padding_leaves_a_segment_unfinished() -> None:
     assert window.tolist() == [[4, 5, 0, 0], [0] * 4, [0] * 4]
 
 
+def test_whole_segments_cost_no_window() -> None:
+    empty = torch.zeros(3, N)
+    assert cut(clock(0, rows=3), 2 * N).new_window(empty, torch.ones(3, 2 * N)) is empty
+    assert cut(clock(0, rows=3), N + 1).new_window(empty, torch.ones(3, N + 1)).sum() == 3
+
+
 def test_weights_of_the_unfinished_segment_are_carried() -> None:
     first = cut(clock(0), 3, write_weight_BT=torch.tensor([[0.5, 0.0, 2.0]]))
     assert first.clock.weight_BN.tolist() == [[0.5, 0.0, 2.0, 0.0]]

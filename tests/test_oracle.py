@@ -249,6 +249,33 @@ def test_sigma_is_exact(dtype: torch.dtype) -> None:
     assert torch.equal(grad, torch.where(below, wide.exp(), torch.ones_like(wide)).to(dtype))
 
 
+@pytest.mark.parametrize("first", [None, torch.tensor([True, False, False]).view(1, 3, 1, 1, 1)])
+def test_gradients_of_the_normaliser_and_the_gate(first: Any) -> None:
+    """By finite differences, twice: a second derivative is what a gradient penalty asks for."""
+
+    def draw(*shape: int) -> torch.Tensor:
+        return (torch.rand(*shape, dtype=torch.float64) + 0.5).requires_grad_()
+
+    torch.manual_seed(0)
+    for function, inputs in (
+        (memory.normaliser, (draw(1, 3, 2, 4, 5), draw(1, 3, 2, 5))),
+        (
+            lambda a, n, d, g: memory.gate(a, n, d, g, first, "zero"),
+            (draw(1, 3, 4, 2, 5), draw(1, 3, 4, 2, 5), draw(1, 3, 4, 2, 1), draw(2, 1)),
+        ),
+    ):
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_gradients_in_half_precision_survive_a_long_past() -> None:
+    """After 100,000 tokens z is beyond float16, and the gradients are below it."""
+    s = torch.rand(1, 1, 1, 4, 8, dtype=torch.float16, requires_grad=True)
+    z = torch.full((1, 1, 1, 8), 1e5)
+    (1.0 / memory.normaliser(s, z)).sum().backward()
+    assert s.grad is not None and s.grad.isfinite().all()
+
+
 def test_denominators_keep_the_precision_of_the_state_under_autocast() -> None:
     torch.manual_seed(0)
     sq, m, z = torch.rand(1, 1, 1, 5, 64).bfloat16(), torch.rand(1, 1, 1, 64, 4), torch.rand(1, 1, 1, 64)

@@ -152,6 +152,26 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
     }
 
 
+def test_what_a_lost_training_taught_is_not_guessed() -> None:
+    digits = {"task.digits": 8}
+    lost = pair(recipe="passkey_laptop_extended", trained=digits, asked=digits)[1:]
+    beyond = load_report(compose(["report=passkey_beyond"]).report)
+    assert select_runs(beyond, "laptop", lost).runs == {}
+
+
+def test_rows_of_made_up_books_stand_beside_rows_without_books() -> None:
+    book = {"task.filler": "book"}
+    runs = [
+        *pair(recipe="passkey_laptop_extended"),
+        *pair(recipe="passkey_laptop_extended", trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
+    ]
+    for run in runs[2:]:
+        run.data = {**run.data, "source": "synthetic"}
+    table = render(load_report(compose(["report=passkey_beyond"]).report), "laptop", [], runs).tables[0]
+    labels = {row.model: row.cells[0].text for row in table.rows if row.model.endswith("yours")}
+    assert labels == {"linear/yours": "yours", "linear_book/yours": "yours (books: SYNTHETIC)"}
+
+
 @pytest.mark.parametrize(
     ("trained", "asked"),
     [

@@ -203,38 +203,41 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
         try:
             base = reset_peak_memory(device)
         except OSError as error:
-            raise InputError("suite.stream_tokens: peak memory can be measured on Linux only; set it to 0") from error
+            raise InputError(
+                f"suite.stream_tokens: peak memory cannot be started anew here ({error}); set it to 0"
+            ) from error
         rates: dict[int, list[float]] = {short: [], long: []}
-        peak_of: dict[int, int] = {short: 0, long: 0}
+        peaks: dict[int, list[int]] = {short: [], long: []}
         bytes_of: dict[int, int] = {}
         state: State | None = None
-        for begin in range(0, long, short):
+        for _ in range(long // short):
             reset_peak_memory(device)
             rate, other = _stream(cfg, model, call, short, None, generator, device)
             rates[short].append(rate)
-            if state is None:  # later ones run beside the long text's state
-                peak_of[short], bytes_of[short] = peak_memory_bytes(device) - base, state_bytes(other)
+            peaks[short].append(peak_memory_bytes(device) - base)
+            bytes_of[short] = state_bytes(other)
             del other
             reset_peak_memory(device)
-            rate, state = _stream(cfg, model, call, min(short, long - begin), state, generator, device)
+            rate, state = _stream(cfg, model, call, short, state, generator, device)
             rates[long].append(rate)
-            peak_of[long] = max(peak_of[long], peak_memory_bytes(device) - base)
+            peaks[long].append(peak_memory_bytes(device) - base)
             bytes_of[long] = state_bytes(state)
         low, ratio, high = _quartiles([b / a for a, b in zip(rates[short], rates[long], strict=True)])
         rows[name] = {
             "tokens_per_second": {str(n): rates[n] for n in rates},
             "ratio": [low, ratio, high],
-            "peak_growth_bytes": {str(n): peak_of[n] for n in peak_of},
+            "peak_growth_bytes": {str(n): peaks[n] for n in peaks},
             "state_bytes": {str(n): bytes_of[n] for n in bytes_of},
         }
-        for length in (short, long):
+        # All but the first short text run beside the long text's state.
+        for length, peak in ((short, peaks[short][0]), (long, max(peaks[long]))):
             table.add_row(
                 name,
                 f"{length:,}",
                 f"{statistics.median(rates[length]):,.0f}",
                 f"{ratio:.3f}" if length == long else "",
                 f"{low:.3f}-{high:.3f}" if length == long else "",
-                f"{peak_of[length] / 2**20:.1f}",
+                f"{peak / 2**20:.1f}",
                 f"{bytes_of[length]:,}",
             )
     console.print(table)

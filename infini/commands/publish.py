@@ -55,7 +55,8 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
 
     Raises:
         InputError: a run is unknown, was made from a tree with uncommitted changes or from no known commit, saw
-            synthetic data, differs from a published run of the same id, or would be a second run for a cell.
+            synthetic data, differs from a published run of the same id, would be a second run for a cell, or is of
+            another task than the report.
     """
     before = {record.run_id: record for record in records.load_records(published_dir)}
     chosen = with_parents(ids, results_dir, before)

@@ -175,7 +175,8 @@ class Selection:
 def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> Selection:
     """Choose the evaluation runs that fill the cells of `report` at `scale`.
 
-    Runs on real text put synthetic ones aside. What remains must agree: one corpus and tokenizer for the whole table,
+    Runs on real text put synthetic ones aside, in the whole table where it has one corpus, else in their row. What
+    remains must agree: one corpus and tokenizer for the whole table,
     one setting a row over all its seeds, one run for each seed. With `aggregate: newest` the newest run decides
     each of these; with `mean` all runs of a seed are kept.
 
@@ -191,14 +192,14 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
         if record.verb == "eval" and record.scale == scale
     }
     candidates = [record for record in known if rows.get(record.run_id) is not None]
-    candidates = [record for record in candidates if not record.synthetic] or candidates
     newest = report.aggregate == "newest"
     if report.one_corpus:
+        candidates = _real(candidates)
         what = f"{report.name} at scale {scale}: different data in one table"
         candidates = _agreeing(candidates, _corpus, newest, what)
     for name in report.titles:
         where = f"{report.name} at scale {scale}, {name}"
-        runs = [record for record in candidates if rows[record.run_id] == name]
+        runs = _real([record for record in candidates if rows[record.run_id] == name])
         runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")
         runs = _agreeing(
             runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"
@@ -209,6 +210,11 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
         if chosen:
             selection.runs[name] = chosen
     return selection
+
+
+def _real(runs: list[RunRecord]) -> list[RunRecord]:
+    """Runs on real text put those on made-up text aside."""
+    return [run for run in runs if not run.synthetic] or runs
 
 
 def _of_seed(report: AnyReport, runs: list[RunRecord], where: str) -> list[RunRecord]:

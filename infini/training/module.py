@@ -53,7 +53,9 @@ class LanguageModelModule(lightning.LightningModule):
         state = self.carried if self.carry_state else None
         out = self._call(batch, state)
         self.carried = detach(out.state) if self.carry_state else None
-        loss = self._loss(out.hidden_BTD, batch["targets_BT"])
+        temperature = (self.recipe.loss_temperature or 1.0) if self.in_last_stage else 1.0
+        # The logits are linear in these.
+        loss = self._loss(out.hidden_BTD if temperature == 1.0 else out.hidden_BTD / temperature, batch["targets_BT"])
         self.tokens_seen += int(batch["mask_BT"].sum())
         self._pending.append((self.global_step + 1, loss.detach()))
         if len(self._pending) >= 10:

@@ -273,7 +273,7 @@ def _line(cell: dict[str, Any]) -> str:
     return (
         f"{format_length(cell['length']):>6} {cell['depth']:<6} token accuracy {100 * cell['token_accuracy']:5.1f} % "
         f"[{100 * cell['low']:.1f}, {100 * cell['high']:.1f}], exact match {100 * cell['exact_match']:5.1f} %, "
-        f"n = {cell['examples']}, answered after {cell['seconds']:.1f} s"
+        f"n = {cell['examples']}, slowest prompt read in {cell['seconds']:.1f} s"
     )
 
 
