@@ -190,9 +190,8 @@ def build_passkey_report(
     report: PasskeyReport, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None
 ) -> RenderedReport:
     """The table, a line for each row and source, and below it what stands behind each line."""
-    sources = {"published": select_runs(report, scale, published)}
-    if yours is not None:
-        sources["yours"] = select_runs(report, scale, yours)
+    known = {"published": list(published)} | ({} if yours is None else {"yours": list(yours)})
+    sources = {source: select_runs(report, scale, records) for source, records in known.items()}
     lengths = [format_length(length) for length in parse_lengths(report.lengths)]
     accuracy, behind = [], []
     for name, row in report.rows.items():
@@ -231,6 +230,7 @@ def build_passkey_report(
     notes = [report.note] if report.note else []
     notes.append(f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available.")
     notes += [_provenance(source, selection) for source, selection in sources.items()]
+    notes += _left_out(report, scale, known.get("yours", ()), sources.get("yours"))
     title = f"{report.title}, scale {scale}"
     return RenderedReport(
         report.name, scale, title, tuple(tables), tuple(notes), sources["published"], sources.get("yours")
@@ -321,6 +321,21 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
         over_seeds(used, lambda run: run.metric("half_dilution"), ",.0f", source),
     )
     return Row(f"{name}/{source}", report.rows[name].title, cells)
+
+
+def _left_out(
+    report: PasskeyReport, scale: str, records: Iterable[RunRecord], selection: Selection | None
+) -> list[str]:
+    """A line on the evaluations of this task at this scale that fill no cell; none where there are none."""
+    taken = {run.run_id for run in selection.all_runs} if selection else set()
+    asked = [run for run in records if (run.verb, run.task, run.scale) == ("eval", report.task, scale)]
+    others = sorted(run.run_id for run in asked if run.run_id not in taken)
+    if not others:
+        return []
+    return [
+        f"yours: {len(others)} evaluation(s) fill no cell here, the last {others[-1]}: lengths, places, prompts, "
+        "recipe or start are not a row's, inputs were longer than its, or the training ended before its last stage"
+    ]
 
 
 def _provenance(source: str, selection: Selection) -> str:
