@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from report_runs import make_train
+from rich.console import Console
 
 from infini.config import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.load import draw, load_report, render
 from infini.report.passkey import PasskeyReport
+from infini.report.render import print_report
 from infini.report.selection import select_runs
 
 
@@ -158,6 +160,19 @@ def test_runs_that_fill_no_cell_are_not_passed_over_in_silence() -> None:
     (line,) = [note for note in notes if "fill no cell" in note]
     assert line.startswith(f"yours: 1 evaluation(s) fill no cell here, the last {stray[1].run_id}: ")
     assert not [note for note in render(report(), "laptop", stray, pair()).notes if "fill no cell" in note]
+
+
+def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str]) -> None:
+    """Mean and deviation over seeds make wide cells; in 120 columns no title may be cut short for them."""
+    runs = [run for seed in (1, 2, 3) for run in pair(recipe="passkey_laptop_extended", seed=seed)]
+    for run, tokens in zip(runs[::2], (9_736_621, 10_024_123, 9_944_730), strict=True):
+        run.cost = {"tokens_seen": tokens}
+    for run, tokens in zip(runs[1::2], (176.2, 566.9, 955.4), strict=True):
+        run.results = {"half_dilution": {"value": tokens, "n": 16, "unit": "tokens", "higher_is_better": True}}
+        run.series = {"cells": [cell | {"low": 0.968, "high": 0.998} for cell in run.series["cells"]]}
+    print_report(render(report(), "laptop", [], runs), Console(width=120))
+    out = capsys.readouterr().out
+    assert "9,901,825 ±" in out and "\u2026" not in out
 
 
 def test_what_a_lost_training_taught_is_not_guessed() -> None:

@@ -23,6 +23,11 @@ _CSV_CELL = ("text", "value", "spread", "spread_kind", "n_seeds", "origin", "sou
 _CSV_HEADER = (*_CSV_PLACE, *_CSV_CELL)
 
 
+NARROWEST_MODEL, NARROWEST_CELL = 24, 12
+"""Where a table is too wide for the terminal, cells are broken at spaces, to so many characters, before a model's title
+gets fewer than that."""
+
+
 def print_report(report: RenderedReport, console: Console) -> None:
     """Print the tables and notes of a report to a terminal; 120 columns are enough."""
     from rich import box
@@ -35,11 +40,15 @@ def print_report(report: RenderedReport, console: Console) -> None:
         console.print(escape(table.title), style="italic", highlight=False)
         grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
         grid.add_column("Model")
-        for index, column in enumerate(table.columns):
-            cells = [row.cells[index].text for row in table.rows]
-            grid.add_column(escape(_folded(column, cells)), justify="right", no_wrap=True)
-        for row in table.rows:
-            grid.add_row(escape(row.title), *(escape(cell.text) for cell in row.cells))
+        columns = [[row.cells[index].text for row in table.rows] for index in range(len(table.columns))]
+        room = console.width - NARROWEST_MODEL
+        if sum(2 + max(map(len, cells), default=0) for cells in columns) > room:
+            columns = [[_folded(text, ["x" * NARROWEST_CELL]) for text in cells] for cells in columns]
+        for heading, cells in zip(table.columns, columns, strict=True):
+            lines = [line for cell in cells for line in cell.split("\n")]
+            grid.add_column(escape(_folded(heading, lines)), justify="right", no_wrap=True)
+        for number, row in enumerate(table.rows):
+            grid.add_row(escape(row.title), *(escape(cells[number]) for cells in columns))
         console.print(grid)
     console.print()
     for note in report.notes:
@@ -47,7 +56,7 @@ def print_report(report: RenderedReport, console: Console) -> None:
 
 
 def _folded(heading: str, cells: Iterable[str]) -> str:
-    """A heading broken into lines no wider than the widest cell under it, or its own longest word."""
+    """A text broken into lines no wider than the widest cell under it, or its own longest word."""
     return "\n".join(textwrap.wrap(heading, width=max(map(len, [*cells, *heading.split()]))))
 
 
