@@ -167,8 +167,8 @@ def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str
     runs = [run for seed in (1, 2, 3) for run in pair(recipe="passkey_laptop_extended", seed=seed)]
     for run, tokens in zip(runs[::2], (9_736_621, 10_024_123, 9_944_730), strict=True):
         run.cost = {"tokens_seen": tokens}
-    for run, tokens in zip(runs[1::2], (176.2, 566.9, 955.4), strict=True):
-        run.results = {"half_dilution": {"value": tokens, "n": 16, "unit": "tokens", "higher_is_better": True}}
+    for run, diluted in zip(runs[1::2], (176.2, 566.9, 955.4), strict=True):
+        run.results = {"half_dilution": {"value": diluted, "n": 16, "unit": "tokens", "higher_is_better": True}}
         run.series = {"cells": [cell | {"low": 0.968, "high": 0.998} for cell in run.series["cells"]]}
     print_report(render(report(), "laptop", [], runs), Console(width=120))
     out = capsys.readouterr().out
