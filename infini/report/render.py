@@ -6,7 +6,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,10 +43,10 @@ def print_report(report: RenderedReport, console: Console) -> None:
         columns = [[row.cells[index].text for row in table.rows] for index in range(len(table.columns))]
         room = console.width - NARROWEST_MODEL
         if sum(2 + max(map(len, cells), default=0) for cells in columns) > room:
-            columns = [[_folded(text, ["x" * NARROWEST_CELL]) for text in cells] for cells in columns]
+            columns = [[_folded(text, NARROWEST_CELL) for text in cells] for cells in columns]
         for heading, cells in zip(table.columns, columns, strict=True):
             lines = [line for cell in cells for line in cell.split("\n")]
-            grid.add_column(escape(_folded(heading, lines)), justify="right", no_wrap=True)
+            grid.add_column(escape(_folded(heading, max(map(len, lines), default=0))), justify="right", no_wrap=True)
         for number, row in enumerate(table.rows):
             grid.add_row(escape(row.title), *(escape(cells[number]) for cells in columns))
         console.print(grid)
@@ -55,9 +55,9 @@ def print_report(report: RenderedReport, console: Console) -> None:
         console.print(escape(note), style="dim", highlight=False)
 
 
-def _folded(heading: str, cells: Iterable[str]) -> str:
-    """A text broken into lines no wider than the widest cell under it, or its own longest word."""
-    return "\n".join(textwrap.wrap(heading, width=max(map(len, [*cells, *heading.split()]))))
+def _folded(text: str, width: int) -> str:
+    """A text broken at spaces into lines no wider than `width`, or than its own longest word."""
+    return "\n".join(textwrap.wrap(text, width=max([1, width, *map(len, text.split())])))
 
 
 def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) -> str:
