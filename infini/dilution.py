@@ -7,14 +7,13 @@ tokens that together weigh as much as what is looked for: beyond it, most of wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from infini.decoder import Decoder
 from infini.ops.memory import sigma
+from infini.projections import recorded
 
 
 @torch.no_grad()
@@ -30,9 +29,10 @@ def half_dilution(
     if not model.has_memory:
         return []
     lengths = []
-    with _projections(model) as seen:
+    with recorded(model, "q_proj") as queries, recorded(model, "k_proj") as keys:
         model(ids_BT)
-    for attention, (q_BTX, k_BTX) in zip(_attentions(model), seen, strict=True):
+    for block, q_BTX, k_BTX in zip(model.blocks, queries, keys, strict=True):
+        attention: Any = block.attention
         q_BTHK = sigma(q_BTX.float()).unflatten(-1, (attention.n_heads, attention.d_key))
         k_BTGK = sigma(k_BTX.float()).unflatten(-1, (attention.n_kv_heads, attention.d_key))
         k_BTHK = k_BTGK.repeat_interleave(attention.n_heads // attention.n_kv_heads, 2)
@@ -43,26 +43,3 @@ def half_dilution(
             per_row.append(looked_for / ordinary)
         lengths.append(torch.cat(per_row).median(0).values.tolist())
     return lengths
-
-
-def _attentions(model: Decoder) -> list[Any]:
-    return [block.attention for block in model.blocks]
-
-
-@contextmanager
-def _projections(model: Decoder) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Queries and keys of every layer as the projections give them, once the model was called."""
-    seen: list[list[torch.Tensor]] = [[] for _ in model.blocks]
-    hooks = []
-    for kept, attention in zip(seen, _attentions(model), strict=True):
-        for projection in (attention.q_proj, attention.k_proj):
-            hooks.append(
-                projection.register_forward_hook(lambda module, inputs, output, kept=kept: kept.append(output))
-            )
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    try:
-        yield pairs
-    finally:
-        for hook in hooks:
-            hook.remove()
-        pairs.extend((kept[0], kept[1]) for kept in seen if len(kept) == 2)

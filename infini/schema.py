@@ -243,6 +243,9 @@ class RecipeConfig:
     loss_temperature: float | None
     """Not the paper's: divides the logits in the last stage's loss. Above 1 the loss goes on asking for larger margins
     when every answer is right. None means 1."""
+    sparse_writes: float | None
+    """Not the paper's: weight in the last stage's loss of what tokens write to memory, the mean logarithm in nats (see
+    infini.training.sparse_writes). None means 0."""
 
     def __post_init__(self) -> None:
         names = ("batch_size", "segments_per_sequence", "excerpt_tokens", "steps", "loss_chunk", "save_every")
@@ -258,6 +261,7 @@ class RecipeConfig:
             require(above, "recipe.length_extension", self.length_extension, "must be above 1, or null")
         if self.loss_temperature is not None:
             require(self.loss_temperature > 0, "recipe.loss_temperature", self.loss_temperature, "must be above 0")
+        at_least("recipe", self, 0, "sparse_writes")
         for stage in self.curriculum or ():
             whole = len(stage) == 2 and 1 <= stage[0] <= stage[1]
             allowed = "stages must be [segment length, tokens a sequence], the second at least the first"

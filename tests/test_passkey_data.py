@@ -173,6 +173,24 @@ def test_the_loss_temperature_divides_the_logits_of_the_training_proper() -> Non
         assert made.training_step(batch, 0).item() == pytest.approx(expected.item(), abs=1e-10)
 
 
+def test_sparse_writes_are_asked_for_in_the_training_proper_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infini.training.module.penalty", lambda *_: torch.tensor(-5.0))
+    ids = torch.randint(20, (2, 16), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 16, dtype=torch.bool)
+    batch = {"ids_BT": ids, "targets_BT": ids, "mask_BT": mask, "reset_BT": ~mask, "segment_length": 8}
+    asked = module("recipe.curriculum=[[8,24]]", "recipe.sparse_writes=0.1")
+    plain = module("recipe.curriculum=[[8,24]]")
+    plain.load_state_dict(asked.state_dict())
+    for stage, paid in ((0, 0.0), (1, 0.5)):
+        asked.stage = plain.stage = stage
+        difference = plain.training_step(batch, 0) - asked.training_step(batch, 0)
+        assert difference.item() == pytest.approx(paid, abs=1e-6)
+    # The curve holds the loss alone.
+    asked.read_losses()
+    plain.read_losses()
+    assert asked.loss_curve == plain.loss_curve
+
+
 def test_a_batch_of_another_segment_length_resizes_the_model() -> None:
     made = module()
     ids = torch.zeros(1, 12, dtype=torch.long)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,18 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
             raise InputError(f"{key}={now!r}: the checkpoint was trained with {was!r}")
     groups = {"dims": DimsConfig, "optimizer": OptimizerConfig, "recipe": RecipeConfig}
     try:
-        trained = {name: groups[name](**held[name]) if name in groups else held[name] for name in _TRAINED}
+        trained = {name: _group(groups[name], held[name]) if name in groups else held[name] for name in _TRAINED}
     except TypeError as error:
         raise InputError(f"checkpoint={str(folder)!r}: made by another version of infini ({error})") from error
     if free & {override.lstrip("+").partition("=")[0] for override in overrides}:
         trained["dims"] = replace(trained["dims"], segment_length=cfg.dims.segment_length)
     return replace(cfg, **trained)
+
+
+def _group(schema: Any, held: dict[str, Any]) -> Any:
+    """A group of a checkpoint's configuration; what may be None, and did not exist yet when it was trained, was off."""
+    newer = {field.name: None for field in fields(schema) if field.name not in held and "None" in str(field.type)}
+    return schema(**newer, **held)
 
 
 _TRAINED = ("model", "dims", "optimizer", "recipe", "seed", "init_from")

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from infini.ops.cross_entropy import IGNORE, summed_cross_entropy
+from infini.projections import recorded
 from infini.protocols import ModelOutput
 from infini.schema import OptimizerConfig, RecipeConfig
 from infini.state import State, detach, leaves, map_state
 from infini.training import length_extension
 from infini.training.optimizers import build_optimizer
+from infini.training.sparse_writes import penalty
 
 SMOOTHING = 0.98
 _EXTENSION_STREAM = 3
@@ -51,7 +53,12 @@ class LanguageModelModule(lightning.LightningModule):
         if batch.get("segment_length", self.model.segment_length) != self.model.segment_length:
             self.model.resize_segments(batch["segment_length"])
         state = self.carried if self.carry_state else None
-        out = self._call(batch, state)
+        sparse_writes = self.recipe.sparse_writes if self.in_last_stage and self.model.has_memory else None
+        if sparse_writes:
+            with recorded(self.model, "k_proj") as keys:
+                out = self._call(batch, state)
+        else:
+            out = self._call(batch, state)
         self.carried = detach(out.state) if self.carry_state else None
         temperature = (self.recipe.loss_temperature or 1.0) if self.in_last_stage else 1.0
         # The logits are linear in these.
@@ -64,6 +71,8 @@ class LanguageModelModule(lightning.LightningModule):
         self._advance(loss)
         if "lm_targets_BT" in batch:
             loss = loss + batch["lm_weight"] * self._loss(out.hidden_BTD, batch["lm_targets_BT"])
+        if sparse_writes:
+            loss = loss + sparse_writes * penalty(self.model, keys, batch["mask_BT"])
         return loss + out.aux_loss
 
     def _call(self, batch: dict[str, Any], state: State | None) -> ModelOutput:
