@@ -258,18 +258,33 @@ EVALUATION_KEYS = {
 """Keys that matter to an evaluation only."""
 
 
-def config_identity(cfg: Config) -> dict[str, Any]:
-    """What decides the result of a training, as plain JSON types; where results or logs go is not part of it."""
-    values = dataclasses.asdict(cfg)
-    identity = {key: values[key] for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
+def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the result of a training, as plain JSON types; where results or logs go is not part of it.
+
+    config: a configuration, or that of a record. What is None is left out: an option that is off is as one that did not
+    exist yet, so that a run is known again after an option was added.
+    """
+    values = dataclasses.asdict(config) if isinstance(config, Config) else config
+    identity = {key: values.get(key) for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
     for group, evaluation_only in EVALUATION_KEYS.items():
-        identity[group] = {key: value for key, value in identity[group].items() if key not in evaluation_only}
-    return identity | {"init_from": cfg.init_from, "parallel": {"precision": cfg.parallel.precision}}
+        identity[group] = {key: value for key, value in (identity[group] or {}).items() if key not in evaluation_only}
+    identity |= {
+        "init_from": values.get("init_from"),
+        "parallel": {"precision": (values.get("parallel") or {}).get("precision")},
+    }
+    kept: dict[str, Any] = _without_none(identity)
+    return kept
 
 
-def config_hash(cfg: Config) -> str:
+def _without_none(values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        return values
+    return {key: _without_none(value) for key, value in values.items() if value is not None}
+
+
+def config_hash(config: Config | Mapping[str, Any]) -> str:
     """First 12 hexadecimal digits of the SHA-256 of the identity's canonical JSON."""
-    canonical = json.dumps(config_identity(cfg), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    canonical = json.dumps(config_identity(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
 
 

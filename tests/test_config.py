@@ -257,6 +257,15 @@ def test_hash_does_not_depend_on_how_a_number_is_written() -> None:
     assert config_hash(compose(["optimizer.lr=1"])) == config_hash(compose(["optimizer.lr=1.0"]))
 
 
+def test_a_run_from_before_an_option_existed_is_known_again() -> None:
+    cfg = compose(["task=passkey", "recipe=passkey_laptop_extended", "recipe.sparse_writes=null"])
+    recorded = dataclasses.asdict(cfg)
+    del recorded["recipe"]["sparse_writes"]
+    assert config_hash(recorded) == config_hash(cfg)
+    recorded["recipe"]["sparse_writes"] = 0.1
+    assert config_hash(recorded) != config_hash(cfg)
+
+
 def test_identity_is_plain_json() -> None:
     identity = config_identity(compose([]))
     assert set(identity) == {
@@ -268,8 +277,8 @@ def test_identity_is_plain_json() -> None:
         "parallel",
         "recipe",
         "seed",
-        "init_from",
     }
+    assert config_identity(compose(["init_from=x"]))["init_from"] == "x"
     assert identity["parallel"] == {"precision": "auto"}
 
 

@@ -55,6 +55,7 @@ def pair(
             "segments_per_sequence": 5,
             "curriculum": [[128, 256]],
             "length_extension": 1e4 if recipe.endswith(("_extended", "_updates")) else None,
+            "sparse_writes": 0.1 if recipe == "passkey_laptop" else None,
         },
         "optimizer": {"gate_lr": 0.03},
         "init_from": None,
@@ -115,6 +116,7 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
         BOOKS,
         *pair(),
         *pair(recipe="passkey_laptop_extended"),
+        *pair("infini_delta", "passkey_laptop_plain"),
         *pair("infini_delta", "passkey_laptop_finetune", trained={"init_from": "books"}),
         *pair("infini_delta", "pg19_laptop"),
         *pair("local"),
@@ -124,6 +126,7 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
     assert {name: len(ids) for name, ids in rows_of(runs).items()} == {
         "linear": 1,
         "linear_extended": 1,
+        "delta_plain": 1,
         "delta_finetuned": 1,
         "delta_zero_shot": 1,
         "local": 1,
@@ -133,20 +136,21 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
 
 
 def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> None:
-    extended = "passkey_laptop_extended"
     digits, false_keys, book = {"task.digits": 8}, {"task.distractors": 3}, {"task.filler": "book"}
     runs = [
-        *pair(recipe=extended),
-        *pair(recipe=extended, trained=digits, asked=digits, name="digits-"),
-        *pair(recipe=extended, asked=digits, name="digits-unseen-"),
-        *pair(recipe=extended, asked=false_keys, name="unwarned-"),
-        *pair("infini_delta", recipe=extended, trained=false_keys, asked=false_keys, name="false-"),
-        *pair(recipe=extended, trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
+        *pair(),
+        *pair(recipe="passkey_laptop_extended"),
+        *pair(trained=digits, asked=digits, name="digits-"),
+        *pair(asked=digits, name="digits-unseen-"),
+        *pair(asked=false_keys, name="unwarned-"),
+        *pair("infini_delta", trained=false_keys, asked=false_keys, name="false-"),
+        *pair(trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
     ]
     beyond = load_report(compose(["report=passkey_beyond"]).report)
     chosen = select_runs(beyond, "laptop", runs)
     assert {name: [run.run_id.split("-infini")[0] for run in found] for name, found in chosen.runs.items()} == {
         "linear": ["eval"],
+        "linear_extended": ["eval"],
         "linear_digits": ["eval-digits"],
         "linear_unwarned": ["eval-unwarned"],
         "delta_distractors": ["eval-false"],
@@ -177,7 +181,7 @@ def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str
 
 def test_what_a_lost_training_taught_is_not_guessed() -> None:
     digits = {"task.digits": 8}
-    lost = pair(recipe="passkey_laptop_extended", trained=digits, asked=digits)[1:]
+    lost = pair(trained=digits, asked=digits)[1:]
     beyond = load_report(compose(["report=passkey_beyond"]).report)
     assert select_runs(beyond, "laptop", lost).runs == {}
 
@@ -185,8 +189,8 @@ def test_what_a_lost_training_taught_is_not_guessed() -> None:
 def test_rows_of_made_up_books_stand_beside_rows_without_books() -> None:
     book = {"task.filler": "book"}
     runs = [
-        *pair(recipe="passkey_laptop_extended"),
-        *pair(recipe="passkey_laptop_extended", trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
+        *pair(),
+        *pair(trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
     ]
     for run in runs[2:]:
         run.data = {**run.data, "source": "synthetic"}
@@ -204,6 +208,9 @@ def test_rows_of_made_up_books_stand_beside_rows_without_books() -> None:
         ({"task.digits": 8}, {"task.digits": 5}),
         ({"task.distractors": 9}, {"task.distractors": 0}),
         ({"recipe.length_extension": 500.0}, None),
+        ({"recipe.sparse_writes": None}, None),
+        ({"recipe.name": "passkey_laptop_plain"}, None),
+        ({"recipe.loss_temperature": 8.0}, None),
         ({"recipe.segments_per_sequence": 160}, None),
         ({"recipe.curriculum": [[128, 20480]]}, None),
         ({"init_from": "an-extended-run"}, None),

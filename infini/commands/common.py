@@ -60,7 +60,7 @@ def find_training(cfg: Config) -> RunRecord | None:
         run
         for run in records.load_records(cfg.results_dir)
         if run.verb == "train"
-        and run.config_hash == config_hash(cfg)
+        and config_hash(run.config) == config_hash(cfg)
         and checkpoint_folder(cfg.results_dir, run.run_id).is_dir()
     ]
     return runs[-1] if runs else None

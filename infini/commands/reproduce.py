@@ -63,7 +63,7 @@ def _evaluated(cfg: Config, parent: str) -> RunRecord | None:
         run
         for run in records.load_records(cfg.results_dir)
         if run.verb == "eval"
-        and run.config_hash == config_hash(cfg)
+        and config_hash(run.config) == config_hash(cfg)
         and run.parent == parent
         and run.data.get("split") == cfg.report["split"]
         and asked == {key: run.config["scale"].get(key) for key in asked}

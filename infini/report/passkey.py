@@ -52,6 +52,8 @@ class PasskeyRow:
     knockout: str = "none"
     extended: bool = False
     """Whether its training has length extension."""
+    sparse: bool = False
+    """Whether its training has a penalty on what is written to memory."""
     frozen_gates: bool = False
     """Whether all gates stay at 0.5."""
     overrides: list[str] = field(default_factory=list)
@@ -69,6 +71,7 @@ class PasskeyRow:
             "pretrained": self.pretrained and bool(self.recipe),
             "knockout": self.knockout,
             "extended": self.extended,
+            "sparse": self.sparse,
             "frozen_gates": self.frozen_gates,
         }
 
@@ -143,6 +146,9 @@ class PasskeyReport:
             return None
         if optimizer.get("gate_lr") == 0 and value_at(training, "model.gate_init") != "zeros":
             return None
+        # No row has it; see results/LOG.md 39.
+        if recipe.get("loss_temperature") is not None:
+            return None
         start = training.get("init_from")
         if start is not None and (start not in known.parents or known.parents[start].task != "pg19"):
             return None
@@ -152,6 +158,7 @@ class PasskeyReport:
             "pretrained": start is not None,
             "knockout": asked.get("knockout"),
             "extended": recipe.get("length_extension") is not None,
+            "sparse": bool(recipe.get("sparse_writes")),
             "frozen_gates": optimizer.get("gate_lr") == 0,
         }
         for name, row in self.rows.items():

@@ -17,8 +17,8 @@ from infini.decoder import Decoder
 from infini.layers import InfiniAttention
 from infini.ops.memory import sigma
 
-FLOOR = math.exp(-14.0)
-"""What writes less than this pays no less: a million such tokens weigh one, and float32 holds their sum."""
+FLOOR = math.exp(-18.0)
+"""What writes less than this pays no less: even ten million such tokens weigh less than one that counts."""
 
 
 def penalty(model: Decoder, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> torch.Tensor:
