@@ -64,8 +64,9 @@ class PasskeyConfig(TaskConfig):
     """block: the paper's five sentences, repeated; book: text of PG19 books, of its own split."""
     lm_loss_weight: float
     """Weight of the loss on all other tokens beside the loss on the key; 0 asks for the key only."""
-    keyless_share: float
-    """Share of the last stage's training prompts that never give their key: filler alone should favour no digit."""
+    few_digit_share: float
+    """Share of the training's keys that have two or three different digits at most: where a digit is followed by two
+    different ones it takes more than looking up what follows it. Keys of the evaluation are always uniform."""
     knockout: str
     """none; or reset: evaluated with the memory emptied before every segment, which must leave chance."""
     examples: int
@@ -86,7 +87,7 @@ class PasskeyConfig(TaskConfig):
         at_least("task", self, 2, "digits")
         at_least("task", self, 1, "examples", "rows_per_call")
         at_least("task", self, 0, "distractors", "lm_loss_weight")
-        require(0 <= self.keyless_share < 1, "task.keyless_share", self.keyless_share, "must be at least 0 and below 1")
+        require(0 <= self.few_digit_share <= 1, "task.few_digit_share", self.few_digit_share, "must be between 0 and 1")
         require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every prompt stands alone")
 
 

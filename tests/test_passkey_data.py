@@ -85,21 +85,6 @@ def test_the_language_modelling_loss_covers_every_other_token() -> None:
     assert "lm_targets_BT" not in batches().batch(0, 0)
 
 
-def test_keyless_prompts_ask_for_what_they_never_gave() -> None:
-    batch = batches(batch_size=40, keyless_share=0.5).batch(0, 1)
-    given = []
-    for ids, targets, mask in zip(batch["ids_BT"], batch["targets_BT"], batch["mask_BT"], strict=True):
-        text = TOKENIZER.decode(ids[1 : int(mask.sum())].numpy())
-        key = TOKENIZER.decode(targets[targets != IGNORE].numpy())
-        given.append(f"{key} is the pass key" in text)
-        assert given[-1] or "Remember it ." not in text
-        assert text.endswith("The pass key is " + " ".join(key.split()[:-1]))
-    assert 10 < sum(given) < 30
-    # The first stage ends when its loss is low, which guesses would never let it be.
-    plain, mixed = (batches(batch_size=40, **options).batch(0, 0) for options in ({}, {"keyless_share": 0.5}))
-    assert torch.equal(plain["ids_BT"], mixed["ids_BT"])
-
-
 def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:
     cfg = compose(["task=passkey", "recipe.curriculum=[[16,64]]"])
     with pytest.raises(

@@ -253,7 +253,7 @@ def test_rows_have_tokenizers_of_their_own_and_seeds_of_a_row_do_not() -> None:
         rows_of([*pair(), *pair(seed=2, tokenizer="bpe-2048")])
 
 
-@pytest.mark.parametrize("key", ["task.lm_loss_weight", "task.keyless_share", "recipe.steps", "dims.segment_length"])
+@pytest.mark.parametrize("key", ["task.lm_loss_weight", "task.few_digit_share", "recipe.steps", "dims.segment_length"])
 def test_seeds_trained_differently_are_not_averaged(key: str) -> None:
     other = pair(seed=2, trained={key: 7})
     if key == "dims.segment_length":

@@ -66,7 +66,6 @@ class PasskeyDataModule(ResumableDataModule):
             cfg.recipe.batch_size,
             cfg.seed,
             task.lm_loss_weight,
-            task.keyless_share,
         )
 
     @property

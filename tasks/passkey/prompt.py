@@ -134,6 +134,7 @@ class PasskeyTemplate:
     ("The green key is ...") stand in the filler. book: token ids of a text that takes the place of the repeated block.
     fill: "blocks" (whole blocks only) or "exact" (the first block is trimmed, so that the length is hit).
     longest_training: no training prompt is longer, so longer ones differ from all of them; None is unknown.
+    few_digit_share: share of the training's keys that have two or three different digits at most.
     """
 
     def __init__(
@@ -146,11 +147,12 @@ class PasskeyTemplate:
         fill: str = "blocks",
         book: np.ndarray | None = None,
         longest_training: int | None = None,
+        few_digit_share: float = 0.0,
     ) -> None:
         if digits < 2 or fill not in ("blocks", "exact"):
             raise ValueError(f"digits={digits}, fill={fill!r}: at least 2 digits, fill blocks or exact")
         self.digits, self.distractors, self.fill = digits, distractors, fill
-        self.longest_training = longest_training
+        self.longest_training, self.few_digit_share = longest_training, few_digit_share
         self._encode = encode
         self._before = cache(lambda after: encode(HEAD + after))
         self.head = np.asarray(encode(HEAD))
@@ -184,24 +186,24 @@ class PasskeyTemplate:
         return self._added(f" {key}", QUESTION)
 
     def draw_key(self, rng: np.random.Generator, training: bool) -> str:
-        """A uniform key of the training or the evaluation set."""
+        """A key of the training or the evaluation set; uniform, but for the share of the training's of few digits."""
+        few = training and self.few_digit_share > 0 and rng.random() < self.few_digit_share
         while True:
-            key = "".join(map(str, rng.integers(0, 10, self.digits)))
+            # Drawn again each time: no key of the digits 0 and 5 belongs to the training.
+            kinds = rng.permutation(10)[: rng.integers(2, 4)] if few else np.arange(10)
+            key = "".join(map(str, kinds[rng.integers(0, len(kinds), self.digits)]))
             if (sum(map(int, key)) % _KEY_MODULUS != 0) == training:
                 return key
 
-    def example(
-        self, length: int, depth: float, rng: np.random.Generator, training: bool, keyless: bool = False
-    ) -> Prompt:
+    def example(self, length: int, depth: float, rng: np.random.Generator, training: bool) -> Prompt:
         """A prompt that is, with its answer, at most `length` tokens and more than `length` minus one block.
 
         depth: 0 is the start, 1 the end; the key stands at the nearest number of blocks that belongs to the training
-        or, up to the longest of the training, to the evaluation set. keyless: the key is never given, so that its
-        answer can only be guessed. Raises InputError when there is no room for a key.
+        or, up to the longest of the training, to the evaluation set. Raises InputError when there is no room
+        for a key.
         """
         key = self.draw_key(rng, training)
         given, answer = self.key_tokens(key), self.answer_tokens(key)
-        given = given[:0] if keyless else given
         first_half = KEY.format(key=key).partition(f" {key} is")[0]
         others = [self._distractor(rng, training, key) for _ in range(self.distractors)]
         fixed = sum(map(len, (self.head, given, *others, self.question, answer)))
@@ -235,7 +237,7 @@ class PasskeyTemplate:
             key,
             x / max(1, x + y),
             position,
-            position + (0 if keyless else len(self._added(first_half))),
+            position + len(self._added(first_half)),
             (x, y),
         )
 
