@@ -85,6 +85,17 @@ def test_the_language_modelling_loss_covers_every_other_token() -> None:
     assert "lm_targets_BT" not in batches().batch(0, 0)
 
 
+def test_keys_of_few_digits_are_the_last_stages() -> None:
+    def kinds(stage: int, **options: float) -> list[int]:
+        batch = batches(batch_size=60, **options).batch(0, stage)
+        return [len(set(targets[targets != IGNORE].tolist())) for targets in batch["targets_BT"]]
+
+    assert all(count <= 3 for count in kinds(1, few_digit_share=1.0))
+    # Of uniform keys one in five has at most three kinds of digits.
+    assert 0.4 < sum(count <= 3 for count in kinds(1, few_digit_share=0.5)) / 60 < 0.8
+    assert kinds(0, few_digit_share=1.0) == kinds(0)
+
+
 def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:
     cfg = compose(["task=passkey", "recipe.curriculum=[[16,64]]"])
     with pytest.raises(

@@ -90,20 +90,14 @@ def test_keys_are_uniform_fresh_and_never_shared_with_training(encoders, digits)
     assert digits == 4 or len(set(drawn[False])) > 3500
 
 
-def test_keys_of_few_digits_are_the_trainings_alone(encoders):
-    template = PasskeyTemplate(encoders["words"].encode, few_digit_share=0.5)
-    plain = PasskeyTemplate(encoders["words"].encode)
+def test_keys_of_few_digits_have_at_most_three_kinds_and_are_the_trainings(encoders):
+    template = PasskeyTemplate(encoders["words"].encode)
     rng = np.random.default_rng(5)
-    kinds = [len(set(template.draw_key(rng, training=True))) for _ in range(2000)]
-    # Of uniform keys 19 % have at most three different digits.
-    assert 0.5 < sum(kind <= 3 for kind in kinds) / len(kinds) < 0.64
-    every = PasskeyTemplate(encoders["words"].encode, few_digit_share=1.0)
-    assert max(len(set(every.draw_key(rng, training=True))) for _ in range(500)) <= 3
-    # Whatever is trained on, the questions are the same.
-    first, second = np.random.default_rng(6), np.random.default_rng(6)
-    assert [every.draw_key(first, training=False) for _ in range(50)] == [
-        plain.draw_key(second, training=False) for _ in range(50)
-    ]
+    keys = [template.draw_key(rng, training=True, few_digits=True) for _ in range(500)]
+    assert {len(set(key)) for key in keys} <= {1, 2, 3} and len(set(keys)) > 300
+    assert {digit for key in keys for digit in key} == set("0123456789")
+    assert not set(keys) & {template.draw_key(rng, training=False) for _ in range(4000)}
+    assert len(set(template.example(400, 0.5, rng, training=True, few_digits=True).key)) <= 3
 
 
 def test_filler_counts_are_never_shared_with_training(encoders):

@@ -66,6 +66,7 @@ class PasskeyDataModule(ResumableDataModule):
             cfg.recipe.batch_size,
             cfg.seed,
             task.lm_loss_weight,
+            task.few_digit_share,
         )
 
     @property

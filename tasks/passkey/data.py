@@ -26,7 +26,8 @@ class PasskeyBatches:
 
     stages: [(segment length, tokens a sequence)], the last the training proper. batch_size: rows of the last; stages of
     shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too.
-    Raises InputError where a stage has no room for a prompt.
+    few_digit_share: share of the last stage's keys that have two or three different digits at most; the first stage
+    would take longer with them. Raises InputError where a stage has no room for a prompt.
 
     The key stands anywhere. A prompt is up to one segment shorter than the sequence, so that key and question fall on
     every place of the segment grid.
@@ -40,9 +41,10 @@ class PasskeyBatches:
         batch_size: int,
         seed: int,
         lm_loss_weight: float = 0.0,
+        few_digit_share: float = 0.0,
     ) -> None:
         self.template, self.bos_id, self.stages = template, bos_id, list(stages)
-        self.seed, self.lm_loss_weight = seed, lm_loss_weight
+        self.seed, self.lm_loss_weight, self.few_digit_share = seed, lm_loss_weight, few_digit_share
         tokens = batch_size * self.stages[-1][1]
         self.rows = [max(1, tokens // length) for _, length in self.stages]
         for _, length in self.stages:
@@ -62,9 +64,11 @@ class PasskeyBatches:
         targets_BT = np.full(shape, IGNORE, dtype=np.int64)
         others_BT = np.full(shape, IGNORE, dtype=np.int64)
         mask_BT = np.zeros(shape, dtype=bool)
+        share = self.few_digit_share if stage == len(self.stages) - 1 else 0.0
         for row in range(shape[0]):
             asked = int(rng.integers(shortest, length + 1))
-            prompt = self.template.example(asked, float(rng.random()), rng, training=True)
+            few = share > 0 and bool(rng.random() < share)
+            prompt = self.template.example(asked, float(rng.random()), rng, training=True, few_digits=few)
             ids = input_ids(prompt, self.bos_id)
             ids_BT[row, : len(ids)] = ids
             mask_BT[row, : len(ids)] = True

@@ -134,7 +134,6 @@ class PasskeyTemplate:
     ("The green key is ...") stand in the filler. book: token ids of a text that takes the place of the repeated block.
     fill: "blocks" (whole blocks only) or "exact" (the first block is trimmed, so that the length is hit).
     longest_training: no training prompt is longer, so longer ones differ from all of them; None is unknown.
-    few_digit_share: share of the training's keys that have two or three different digits at most.
     """
 
     def __init__(
@@ -147,12 +146,11 @@ class PasskeyTemplate:
         fill: str = "blocks",
         book: np.ndarray | None = None,
         longest_training: int | None = None,
-        few_digit_share: float = 0.0,
     ) -> None:
         if digits < 2 or fill not in ("blocks", "exact"):
             raise ValueError(f"digits={digits}, fill={fill!r}: at least 2 digits, fill blocks or exact")
         self.digits, self.distractors, self.fill = digits, distractors, fill
-        self.longest_training, self.few_digit_share = longest_training, few_digit_share
+        self.longest_training = longest_training
         self._encode = encode
         self._before = cache(lambda after: encode(HEAD + after))
         self.head = np.asarray(encode(HEAD))
@@ -185,24 +183,25 @@ class PasskeyTemplate:
         """The key as it follows the question."""
         return self._added(f" {key}", QUESTION)
 
-    def draw_key(self, rng: np.random.Generator, training: bool) -> str:
-        """A key of the training or the evaluation set; uniform, but for the share of the training's of few digits."""
-        few = training and self.few_digit_share > 0 and rng.random() < self.few_digit_share
+    def draw_key(self, rng: np.random.Generator, training: bool, few_digits: bool = False) -> str:
+        """A uniform key of the training or the evaluation set; with few_digits one of two or three kinds at most."""
         while True:
             # Drawn again each time: no key of the digits 0 and 5 belongs to the training.
-            kinds = rng.permutation(10)[: rng.integers(2, 4)] if few else np.arange(10)
+            kinds = rng.permutation(10)[: rng.integers(2, 4)] if few_digits else np.arange(10)
             key = "".join(map(str, kinds[rng.integers(0, len(kinds), self.digits)]))
             if (sum(map(int, key)) % _KEY_MODULUS != 0) == training:
                 return key
 
-    def example(self, length: int, depth: float, rng: np.random.Generator, training: bool) -> Prompt:
+    def example(
+        self, length: int, depth: float, rng: np.random.Generator, training: bool, few_digits: bool = False
+    ) -> Prompt:
         """A prompt that is, with its answer, at most `length` tokens and more than `length` minus one block.
 
         depth: 0 is the start, 1 the end; the key stands at the nearest number of blocks that belongs to the training
-        or, up to the longest of the training, to the evaluation set. Raises InputError when there is no room
-        for a key.
+        or, up to the longest of the training, to the evaluation set. few_digits: see draw_key. Raises InputError
+        when there is no room for a key.
         """
-        key = self.draw_key(rng, training)
+        key = self.draw_key(rng, training, few_digits)
         given, answer = self.key_tokens(key), self.answer_tokens(key)
         first_half = KEY.format(key=key).partition(f" {key} is")[0]
         others = [self._distractor(rng, training, key) for _ in range(self.distractors)]
