@@ -100,6 +100,27 @@ def test_keys_of_few_digits_have_at_most_three_kinds_and_are_the_trainings(encod
     assert len(set(template.example(400, 0.5, rng, training=True, few_digits=True).key)) <= 3
 
 
+def test_training_shows_the_key_right_after_the_head_and_before_a_whole_block(encoders):
+    """As evaluation has it; were the first block of every prompt trimmed, training would hardly ever."""
+    template = PasskeyTemplate(encoders["words"].encode, fill="exact")
+    rng = np.random.default_rng(7)
+    seen: Counter[bool] = Counter()
+    for length in range(300, 400):
+        example = template.example(length, 0.0, rng, training=True)
+        assert len(example) + len(example.answer) == length
+        seen[example.key_position == len(template.head)] += 1
+        sentence = template.key_tokens(example.key)
+        tokens = whole(example)
+        assert np.array_equal(tokens[example.key_position :][: len(sentence)], sentence)
+    assert min(seen[True], seen[False]) > 20
+    # Evaluation trims the first block, and nothing else.
+    for length in range(3000, 3030):
+        example = template.example(length, 0.5, rng, training=False)
+        x = example.blocks[0]
+        trimmed = example.key_position - len(template.head) - x * len(template.block)
+        assert 0 <= trimmed < len(template.block)
+
+
 def test_filler_counts_are_never_shared_with_training(encoders):
     template = PasskeyTemplate(encoders["words"].encode)
     rng = np.random.default_rng(3)

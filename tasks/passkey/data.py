@@ -68,7 +68,9 @@ class PasskeyBatches:
         for row in range(shape[0]):
             asked = int(rng.integers(shortest, length + 1))
             few = share > 0 and bool(rng.random() < share)
-            prompt = self.template.example(asked, float(rng.random()), rng, training=True, few_digits=few)
+            # One key in twelve at the very start, and one at the very end.
+            depth = float(np.clip(rng.uniform(-0.1, 1.1), 0.0, 1.0))
+            prompt = self.template.example(asked, depth, rng, training=True, few_digits=few)
             ids = input_ids(prompt, self.bos_id)
             ids_BT[row, : len(ids)] = ids
             mask_BT[row, : len(ids)] = True

@@ -220,7 +220,10 @@ class PasskeyTemplate:
         # What stands between the fillers, each before the block of its number; the key after others of the same place.
         places = sorted([*((int(rng.integers(x + y + 1)), 0, tokens) for tokens in others), (x, 1, given)], key=_place)
         spans = [_whole(self.head)]
-        if self.fill == "exact":
+        # In training the trimmed block stands after the head or after the key: evaluation has whole blocks, and a key
+        # right after the head would else be seen in the evaluation for the first time.
+        trim_second = training and self.fill == "exact" and bool(rng.random() < 0.5)
+        if self.fill == "exact" and not trim_second:
             spans.append(Span(self.block, len(self.block) - spare, len(self.block)))
         at = position = 0
         for index, kind, tokens in [*places, (x + y, 2, self.question)]:
@@ -228,6 +231,8 @@ class PasskeyTemplate:
             if kind == 1:
                 position = sum(map(len, spans))
             spans.append(_whole(tokens))
+            if kind == 1 and trim_second:
+                spans.append(Span(self.second_block, len(self.second_block) - spare, len(self.second_block)))
             at = index
         kept = tuple(span for span in spans if len(span))
         return Prompt(
