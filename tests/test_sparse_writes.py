@@ -87,3 +87,18 @@ def test_several_calls_are_recorded_as_one() -> None:
     # Nothing is recorded, and nothing kept alive, after the block.
     model(ids)
     assert len(parts) == len(model.blocks) and not any(block.attention.k_proj._forward_hooks for block in model.blocks)
+
+
+def test_the_penalty_reaches_the_weights_through_recomputed_activations() -> None:
+    gradients = []
+    for recompute in (False, True):
+        model = make_model({"name": "infini_linear"}).train()
+        model.checkpoint_activations = recompute
+        ids = random_ids(2, 2 * SEGMENT)
+        recorded_penalty(model, ids, torch.ones(ids.shape, dtype=torch.bool)).backward()
+        gradients.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    assert any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients[0])
+    for one, other in zip(*gradients, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)

@@ -53,7 +53,9 @@ class LanguageModelModule(lightning.LightningModule):
         if batch.get("segment_length", self.model.segment_length) != self.model.segment_length:
             self.model.resize_segments(batch["segment_length"])
         state = self.carried if self.carry_state else None
-        sparse_writes = self.recipe.sparse_writes if self.in_last_stage and self.model.has_memory else None
+        # Only models of this project's decoder with a compressive memory have what it is about.
+        writes = getattr(self.model, "has_memory", False) and self.in_last_stage
+        sparse_writes = self.recipe.sparse_writes if writes else None
         if sparse_writes:
             with recorded(self.model, "k_proj") as keys:
                 out = self._call(batch, state)
