@@ -64,12 +64,14 @@ class PasskeyBatches:
         targets_BT = np.full(shape, IGNORE, dtype=np.int64)
         others_BT = np.full(shape, IGNORE, dtype=np.int64)
         mask_BT = np.zeros(shape, dtype=bool)
-        share = self.few_digit_share if stage == len(self.stages) - 1 else 0.0
+        last = stage == len(self.stages) - 1
+        share = self.few_digit_share if last else 0.0
+        # In the last stage one key in twelve stands at the very start, and one at the very end.
+        beyond = 0.1 if last else 0.0
         for row in range(shape[0]):
             asked = int(rng.integers(shortest, length + 1))
             few = share > 0 and bool(rng.random() < share)
-            # One key in twelve at the very start, and one at the very end.
-            depth = float(np.clip(rng.uniform(-0.1, 1.1), 0.0, 1.0))
+            depth = float(np.clip(rng.uniform(-beyond, 1.0 + beyond), 0.0, 1.0))
             prompt = self.template.example(asked, depth, rng, training=True, few_digits=few)
             ids = input_ids(prompt, self.bos_id)
             ids_BT[row, : len(ids)] = ids
