@@ -281,7 +281,13 @@ def test_cells_show_all_places_and_mark_those_that_need_no_memory() -> None:
 
 @pytest.mark.parametrize(
     ("accuracy", "text"),
-    [(1.0, "100/100/100*"), (0.9996, "99.9/99.9/99.9*"), (0.5, "50/50/50*"), (0.984, "98.4/98.4/98.4*")],
+    [
+        (1.0, "100/100/100*"),
+        (0.14, "14/14/14*"),
+        (0.9996, "99.9/99.9/99.9*"),
+        (0.5, "50/50/50*"),
+        (0.984, "98.4/98.4/98.4*"),
+    ],
 )
 def test_less_than_all_is_never_printed_as_100(accuracy: float, text: str) -> None:
     table = render(report(), "laptop", [], pair(accuracy=accuracy)).tables[0]

@@ -296,7 +296,9 @@ def longest_input(training: Mapping[str, Any]) -> int:
 
 def percent(value: float) -> str:
     """One decimal, except where it says nothing: never 100 for less than that."""
-    return f"{value:.0f}" if value == round(value) else f"{min(value, 99.9):.1f}"
+    # A hundred times a mean is whole up to the last bits only: 100 x 0.14 is not 14.
+    whole = abs(value - round(value)) < 1e-9
+    return f"{value:.0f}" if whole else f"{min(value, 99.9):.1f}"
 
 
 def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: Selection, source: str) -> Row:
