@@ -396,8 +396,3 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
         assert name in out
     infini("bench", "suite.repeats=0", "suite.stream_tokens=0")
     assert set(infini.records()[-1].series) == {"matrix_product_flops"}
-
-
-def test_quartiles() -> None:
-    assert bench._quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
-    assert bench._quartiles([7.0]) == (7.0, 7.0, 7.0)

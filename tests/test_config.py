@@ -11,6 +11,7 @@ from hydra.errors import MissingConfigException
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infini.commands.evaluate import _group
 from infini.config import (
     Config,
     DimsConfig,
@@ -264,6 +265,15 @@ def test_a_run_from_before_an_option_existed_is_known_again() -> None:
     assert config_hash(recorded) == config_hash(cfg)
     recorded["recipe"]["sparse_writes"] = 0.1
     assert config_hash(recorded) != config_hash(cfg)
+
+
+def test_an_option_that_a_checkpoint_did_not_know_was_off() -> None:
+    held = dataclasses.asdict(compose(["task=passkey"]).recipe)
+    assert held.pop("sparse_writes")
+    assert _group(RecipeConfig, held).sparse_writes is None
+    del held["steps"]
+    with pytest.raises(TypeError, match="steps"):
+        _group(RecipeConfig, held)
 
 
 def test_identity_is_plain_json() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from report_runs import TOKENS, make_eval
 
+from infini.commands import bench
 from infini.errors import InputError
 from infini.report import stats
 
@@ -82,3 +83,8 @@ def test_knockouts_are_compared_with_the_same_model_on_the_same_tokens() -> None
     assert foreign.mean == pytest.approx(0.1 + 6 / 3500, rel=1e-9)
     assert (foreign.n_books, foreign.n_seeds) == (3, 2)
     assert stats.knockout_cost([make_eval("local", 1)], "reset") is None
+
+
+def test_quartiles() -> None:
+    assert bench._quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert bench._quartiles([7.0]) == (7.0, 7.0, 7.0)

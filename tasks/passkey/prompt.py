@@ -204,7 +204,7 @@ class PasskeyTemplate:
         key = self.draw_key(rng, training, few_digits)
         given, answer = self.key_tokens(key), self.answer_tokens(key)
         first_half = KEY.format(key=key).partition(f" {key} is")[0]
-        others = [self._distractor(rng, training, key) for _ in range(self.distractors)]
+        others = [self._distractor(rng, training, key, few_digits) for _ in range(self.distractors)]
         fixed = sum(map(len, (self.head, given, *others, self.question, answer)))
         if fixed > length:
             raise InputError(f"length={length}: too short for a passkey prompt, which needs at least {fixed} tokens")
@@ -258,9 +258,10 @@ class PasskeyTemplate:
                 return x, y, spare
         raise InputError(f"length={length}: {room} tokens of filler are too few for training and evaluation to differ")
 
-    def _distractor(self, rng: np.random.Generator, training: bool, pass_key: str) -> np.ndarray:
+    def _distractor(self, rng: np.random.Generator, training: bool, pass_key: str, few_digits: bool) -> np.ndarray:
         colour = COLOURS[int(rng.integers(len(COLOURS)))]
-        while (key := self.draw_key(rng, training)) == pass_key:
+        # Of as few digits as the key, or those would tell it.
+        while (key := self.draw_key(rng, training, few_digits)) == pass_key:
             pass
         return self._added(DISTRACTOR.format(colour=colour, key=key))
 
