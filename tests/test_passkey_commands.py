@@ -236,6 +236,23 @@ def test_rows_from_a_pretrained_model(
     assert len(lines) >= 2
 
 
+def test_rows_that_start_from_another_row(capfd: pytest.CaptureFixture[str], small_table: list[str]) -> None:
+    settings = [text.replace("table3_passkey", "passkey_updates") for text in small_table]
+    settings += [
+        "report.rows.linear_512.overrides=['dims.segment_length=32','recipe.segments_per_sequence=6']",
+        "report.run=[linear_512]",
+    ]
+    settings += ["length=1K", "report.lengths=[1K]"]
+    infini(capfd, "reproduce", *settings)
+    base, tuned = sorted(runs("train"), key=lambda run: run.config["dims"]["segment_length"], reverse=True)
+    assert (base.config["init_from"], tuned.config["init_from"]) == (None, base.run_id)
+    assert tuned.config["dims"]["segment_length"] == 32
+    assert [run.parent for run in runs("eval")] == [tuned.run_id]
+    out, _ = infini(capfd, "reproduce", *settings)
+    assert len(runs("train")) == 2 and len(runs("eval")) == 1
+    assert "Linear, segments of 512" in out
+
+
 def test_fine_tuning_of_nothing_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     tiny = [*PASSKEY, "recipe.steps=1", "recipe.warmup_steps=1"]
     for recipe, said in (("passkey_laptop", False), ("passkey_laptop_finetune", True)):

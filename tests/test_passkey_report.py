@@ -347,15 +347,10 @@ def test_rows_to_run_are_checked() -> None:
 
 def test_rows_may_differ_in_a_setting() -> None:
     updates = load_report(compose(["report=passkey_updates"]).report)
-    runs = []
+    base = pair(recipe="passkey_laptop_extended")[0]
+    runs = [base]
     for segment in (128, 512):
-        made = pair(
-            recipe="passkey_laptop_updates",
-            lengths=[2**17],
-            name=f"{segment}-",
-            trained={"dims.segment_length": segment, "recipe.segments_per_sequence": 5120 // segment},
-        )
-        runs += made
+        runs += updated(segment, base.run_id)
     chosen = select_runs(updates, "laptop", runs)
     assert {name: run.run_id.split("-")[1] for name, (run,) in chosen.runs.items()} == {
         "linear_128": "128",
@@ -363,9 +358,46 @@ def test_rows_may_differ_in_a_setting() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        pair(recipe="passkey_laptop", name="before-")[0],
+        pair(recipe="passkey_laptop_extended", model="infini_delta", name="before-")[0],
+        pair(recipe="passkey_laptop_extended", trained={"task.digits": 8}, name="before-")[0],
+        BOOKS,
+        None,
+    ],
+    ids=["recipe", "model", "prompts", "books", "unknown"],
+)
+def test_a_row_starts_from_the_model_that_it_names(before: RunRecord | None) -> None:
+    updates = load_report(compose(["report=passkey_updates"]).report)
+    base = pair(recipe="passkey_laptop_extended")[0]
+    start = "none" if before is None else before.run_id
+    others = [run for run in (base, before) if run is not None]
+    assert not select_runs(updates, "laptop", [*others, *updated(512, start)]).runs
+    assert not select_runs(updates, "laptop", [*others, *updated(512, None)]).runs
+    assert list(select_runs(updates, "laptop", [*others, *updated(512, base.run_id)]).runs) == ["linear_512"]
+
+
+def test_starts_must_be_rows_and_end() -> None:
+    row = {"title": "x", "model": "infini_linear", "recipe": "passkey_laptop"}
+    with pytest.raises(InputError, match=r"^report.rows.one.start='too'.*did you mean 'two'"):
+        report(rows={"one": row | {"start": "too"}, "two": row}, run="all")
+    with pytest.raises(InputError, match=r"^report.rows.two.start='one'"):
+        report(rows={"one": row | {"start": "two"}, "two": row | {"start": "one"}}, run="all")
+
+
+def updated(segment: int, start: str | None) -> list[RunRecord]:
+    sized = {"dims.segment_length": segment, "recipe.segments_per_sequence": 5120 // segment}
+    return pair(
+        recipe="passkey_laptop_updates", lengths=[2**17], name=f"{segment}-", trained=sized | {"init_from": start}
+    )
+
+
 def test_figures_are_drawn_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
     updates = load_report(compose(["report=passkey_updates"]).report)
-    runs = pair(recipe="passkey_laptop_updates", lengths=[2**17], trained={"recipe.segments_per_sequence": 40})
+    base = pair(recipe="passkey_laptop_extended")[0]
+    runs = [base, *updated(128, base.run_id)]
     for made, of in ((runs, updates), (pair(), report())):
         selection = select_runs(of, "laptop", made)
         assert selection.runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -44,10 +44,10 @@ class _Job:
         if self.row.recipe:
             base.append(f"recipe={self.row.recipe.format(scale=self.scale)}")
         base += self.row.overrides
-        if self.row.pretrained:
+        if self.row.start == "pg19":
             sized = any(text.startswith("dims=") for text in self.asked)
             base += [] if sized else [f"dims=pg19_{self.scale}"]
-            base += [f"init_from={init_from}"] if init_from else []
+        base += [f"init_from={init_from}"] if init_from else []
         return base
 
 
@@ -62,16 +62,24 @@ def run_rows(report: PasskeyReport, cfg: Config, overrides: list[str], seeds: li
     jobs = [_Job(report.rows[name], cfg.scale.name, asked, seed) for seed in seeds for name in report.to_run]
     for number, job in enumerate(jobs, 1):
         console.rule(f"{number} of {len(jobs)}: {job.row.title}, seed {job.seed}")
-        _fill(job, console)
+        _fill(report, job, console)
 
 
-def _fill(job: _Job, console: Console) -> None:
-    trained: str | None = None
-    if job.row.pretrained:
-        trained = _trained(job.pretraining(), console)
+def _model(report: PasskeyReport, job: _Job, console: Console) -> str:
+    """The run id of the training that made a row's model; what it starts from is made first."""
+    start: str | None = None
+    if job.row.start == "pg19":
+        start = _trained(job.pretraining(), console)
+    elif job.row.start:
+        start = _model(report, replace(job, row=report.rows[job.row.start]), console)
     if job.row.recipe:
-        trained = _trained(job.overrides(trained), console)
-    assert trained is not None
+        return _trained(job.overrides(start), console)
+    assert start is not None
+    return start
+
+
+def _fill(report: PasskeyReport, job: _Job, console: Console) -> None:
+    trained = _model(report, job, console)
     overrides = [*job.overrides(None), *(f"task.{key}={value}" for key, value in job.row.questions.items())]
     if not job.row.recipe:
         # The model is the PG19 task's, with its own recipe and sizes.

@@ -47,8 +47,8 @@ class PasskeyRow:
     model: str
     recipe: str = ""
     """Name of the training recipe, `{scale}` standing for the scale; empty for a model not trained on prompts."""
-    pretrained: bool = False
-    """Whether it starts from the model of the PG19 task."""
+    start: str = ""
+    """What it starts from: nothing, the model of the PG19 task (pg19), or the model of the row of this name."""
     knockout: str = "none"
     extended: bool = False
     """Whether its training has length extension."""
@@ -64,12 +64,11 @@ class PasskeyRow:
     """Length -> start/middle/end in per cent, as printed."""
 
     def settings(self, scale: str) -> dict[str, Any]:
-        """What tells the runs of this row from those of others."""
+        """What tells the trainings of this row from those of others."""
         return {
             "model": self.model,
             "recipe": self.recipe.format(scale=scale) if self.recipe else f"pg19_{scale}",
-            "pretrained": self.pretrained and bool(self.recipe),
-            "knockout": self.knockout,
+            "start": self.start if self.recipe else "",
             "extended": self.extended,
             "sparse": self.sparse,
             "frozen_gates": self.frozen_gates,
@@ -109,6 +108,17 @@ class PasskeyReport:
             raise InputError(f"report.run={self.run!r}: all, or names of rows; report.rows must be a group of keys")
         rows = {name: row if isinstance(row, PasskeyRow) else _row(name, row) for name, row in self.rows.items()}
         object.__setattr__(self, "rows", rows)
+        for name, row in rows.items():
+            # A start may have a start: the chain ends at weights of its own or at the PG19 task's.
+            seen = [name]
+            while row.start not in ("", "pg19"):
+                if row.start not in rows or row.start in seen:
+                    raise InputError(
+                        f"report.rows.{seen[-1]}.start={row.start!r}: pg19, or another row that does not start from it"
+                        f"{did_you_mean(row.start, rows)}"
+                    )
+                seen.append(row.start)
+                row = rows[row.start]
         for name in [self.run] if isinstance(self.run, str) else self.run:
             if name != "all" and name not in self.rows:
                 raise InputError(f"report.run={name!r}: all, or names of {', '.join(rows)}{did_you_mean(name, rows)}")
@@ -135,45 +145,60 @@ class PasskeyReport:
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         training = known.training_config(run)
         trained = known.training(run)
-        recipe, optimizer = training.get("recipe", {}), training.get("optimizer", {})
-        asked, learned = run.config.get("task", {}), training.get("task", {})
-        if run.task != self.task:
+        asked = run.config.get("task", {})
+        if run.task != self.task or not self.cells_of(run):
             return None
         # Asked with another segment length, or stopped before the training proper: not what the row says.
         if value_at(run.config, "dims.segment_length") != value_at(training, "dims.segment_length"):
             return None
-        if not self.cells_of(run) or (trained and not trained.series.get("in_last_stage", True)):
+        if trained and not trained.series.get("in_last_stage", True):
             return None
-        if optimizer.get("gate_lr") == 0 and value_at(training, "model.gate_init") != "zeros":
-            return None
-        # No row has it; see results/LOG.md 39.
-        if recipe.get("loss_temperature") is not None:
-            return None
-        start = training.get("init_from")
-        if start is not None and (start not in known.parents or known.parents[start].task != "pg19"):
-            return None
-        found = {
-            "model": run.model,
-            "recipe": recipe.get("name"),
-            "pretrained": start is not None,
-            "knockout": asked.get("knockout"),
-            "extended": recipe.get("length_extension") is not None,
-            "sparse": bool(recipe.get("sparse_writes")),
-            "frozen_gates": optimizer.get("gate_lr") == 0,
-        }
-        for name, row in self.rows.items():
-            overridden = row.overridden()
+        for name in self._rows_trained_so(run.model, training, run.scale, known):
+            row = self.rows[name]
+            if asked.get("knockout") != row.knockout:
+                continue
             if any(asked.get(key) != value for key, value in (STANDARD | row.questions).items()):
                 continue
             # Without its training nothing is known of what it learned but what it is asked.
             if row.questions and trained is None:
                 continue
-            taught = {f"task.{key}": value for key, value in STANDARD.items()} if learned.get("name") != "pg19" else {}
-            expected = taught | overridden
-            if row.settings(run.scale) == found and expected == {key: value_at(training, key) for key in expected}:
-                # Beside the paper's numbers stands only what saw no longer inputs than the paper's.
-                return name if not (row.paper and row.recipe) or longest_input(training) <= PAPER_LONGEST else None
+            # Beside the paper's numbers stands only what saw no longer inputs than the paper's.
+            return name if not (row.paper and row.recipe) or longest_input(training) <= PAPER_LONGEST else None
         return None
+
+    def _rows_trained_so(self, model: str, training: Mapping[str, Any], scale: str, known: Selection) -> list[str]:
+        """Names of the rows whose models are trained as the configuration `training` says."""
+        recipe, optimizer = training.get("recipe", {}), training.get("optimizer", {})
+        if optimizer.get("gate_lr") == 0 and value_at(training, "model.gate_init") != "zeros":
+            return []
+        # No row has it; see results/LOG.md 39.
+        if recipe.get("loss_temperature") is not None:
+            return []
+        starts = {""}
+        if (init_from := training.get("init_from")) is not None:
+            before = known.parents.get(init_from)
+            if before is None:
+                return []
+            starts = {before.task}
+            if before.task == self.task:
+                starts = set(self._rows_trained_so(before.model, before.config, scale, known))
+        found = {
+            "model": model,
+            "recipe": recipe.get("name"),
+            "extended": recipe.get("length_extension") is not None,
+            "sparse": bool(recipe.get("sparse_writes")),
+            "frozen_gates": optimizer.get("gate_lr") == 0,
+        }
+        learned = training.get("task", {})
+        taught = {f"task.{key}": value for key, value in STANDARD.items()} if learned.get("name") != "pg19" else {}
+        fitting = []
+        for name, row in self.rows.items():
+            settings = row.settings(scale)
+            expected = taught | row.overridden()
+            if settings.pop("start") in starts and settings == found:
+                if expected == {key: value_at(training, key) for key in expected}:
+                    fitting.append(name)
+        return fitting
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         wanted = {(length, depth) for length in parse_lengths(self.lengths) for depth in parse_depths(self.depths)}
