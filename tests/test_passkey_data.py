@@ -85,6 +85,19 @@ def test_the_language_modelling_loss_covers_every_other_token() -> None:
     assert "lm_targets_BT" not in batches().batch(0, 0)
 
 
+def test_a_key_right_after_the_head_is_the_last_stages() -> None:
+    def share(stage: int) -> float:
+        made = batches(batch_size=64)
+        head = np.concatenate([[made.bos_id], made.template.head])
+        sentence = made.template.key_tokens("00000")
+        rows = [row for number in range(10) for row in made.batch(number, stage)["ids_BT"].numpy()]
+        assert all(np.array_equal(row[: len(head)], head) for row in rows)
+        return float(np.mean([np.array_equal(row[len(head) :][:4], sentence[:4]) for row in rows]))
+
+    # Where the trimmed block is empty by chance, it is too.
+    assert share(0) < 0.02 < 0.04 < share(1)
+
+
 def test_keys_of_few_digits_are_the_last_stages() -> None:
     def kinds(stage: int, **options: float) -> list[int]:
         batch = batches(batch_size=60, **options).batch(0, stage)

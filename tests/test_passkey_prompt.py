@@ -106,14 +106,14 @@ def test_training_shows_the_key_right_after_the_head_and_before_a_whole_block(en
     rng = np.random.default_rng(7)
     seen: Counter[bool] = Counter()
     for length in range(300, 400):
-        example = template.example(length, 0.0, rng, training=True)
+        example = template.example(length, 0.0, rng, training=True, trim_after_key=0.5)
         assert len(example) + len(example.answer) == length
         seen[example.key_position == len(template.head)] += 1
         sentence = template.key_tokens(example.key)
         tokens = whole(example)
         assert np.array_equal(tokens[example.key_position :][: len(sentence)], sentence)
     assert min(seen[True], seen[False]) > 20
-    # Evaluation trims the first block, and nothing else.
+    # The rule of fill=exact: the first block, and nothing else.
     for length in range(3000, 3030):
         example = template.example(length, 0.5, rng, training=False)
         x = example.blocks[0]

@@ -193,7 +193,13 @@ class PasskeyTemplate:
                 return key
 
     def example(
-        self, length: int, depth: float, rng: np.random.Generator, training: bool, few_digits: bool = False
+        self,
+        length: int,
+        depth: float,
+        rng: np.random.Generator,
+        training: bool,
+        few_digits: bool = False,
+        trim_after_key: float = 0.0,
     ) -> Prompt:
         """A prompt that is, with its answer, at most `length` tokens and more than `length` minus one block.
 
@@ -220,9 +226,7 @@ class PasskeyTemplate:
         # What stands between the fillers, each before the block of its number; the key after others of the same place.
         places = sorted([*((int(rng.integers(x + y + 1)), 0, tokens) for tokens in others), (x, 1, given)], key=_place)
         spans = [_whole(self.head)]
-        # In training the trimmed block stands after the head or after the key: evaluation has whole blocks, and a key
-        # right after the head would else be seen in the evaluation for the first time.
-        trim_second = training and self.fill == "exact" and bool(rng.random() < 0.5)
+        trim_second = self.fill == "exact" and trim_after_key > 0 and bool(rng.random() < trim_after_key)
         if self.fill == "exact" and not trim_second:
             spans.append(Span(self.block, len(self.block) - spare, len(self.block)))
         at = position = 0
