@@ -52,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"infini: error: {' '.join(str(error).split())}", file=sys.stderr)
         return USAGE_ERROR
-    except KeyboardInterrupt:
-        print("infini: interrupted; runs that had finished kept their records", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        said = str(stopped) or "runs that had finished kept their records"
+        print(f"infini: interrupted; {said}", file=sys.stderr)
         return INTERRUPTED
 
 

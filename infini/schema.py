@@ -230,7 +230,7 @@ class RecipeConfig:
     loss_chunk: int
     """Tokens whose logits exist at the same time."""
     save_every: int | None
-    """Steps between checkpoints; None means only at the end."""
+    """Steps between the points from which a stopped training goes on; None means about a minute between them."""
     curriculum: list[list[int]] | None
     """Easier stages before the training proper, each [segment length, tokens a sequence]; a batch keeps its number of
     tokens by having more rows. None means none."""

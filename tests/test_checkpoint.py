@@ -14,7 +14,7 @@ from infini import precision
 from infini.errors import InputError
 from infini.models import registered
 from infini.state import leaves
-from infini.training.checkpoint import load_model, load_weights_into, read_description, save_model
+from infini.training.checkpoint import load_model, load_weights_into, read_description, save_model, sha256_of
 
 MODELS = sorted(registered())
 WITH_MEMORY = [options for options in variants() if "update_rule" in options]
@@ -30,6 +30,7 @@ def test_a_checkpoint_holds_the_model(tmp_path: Path, name: str, tied: bool) -> 
     save_model(tmp_path / "c", model, description)
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["config.json", "model.safetensors"]
     loaded, read = load_model(tmp_path / "c", torch.device("cpu"))
+    assert read.pop("weights_sha256") == sha256_of(tmp_path / "c" / "model.safetensors")
     assert read == description
     assert not loaded.training
     ids = torch.arange(20)[None]
@@ -46,17 +47,64 @@ def test_a_damaged_description_is_one_line(tmp_path: Path, damage: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def saved(folder: Path) -> Path:
+    description = {"run_id": "r", "model": WITH_MEMORY[0], "dims": vars(tiny_dims()), "vocab_size": VOCABULARY}
+    save_model(folder, make_model(WITH_MEMORY[0], torch.float32), description)
+    return folder
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 600, 97))
+def test_a_flipped_bit_of_a_description_is_found(tmp_path: Path, bit: int) -> None:
+    path = saved(tmp_path) / "config.json"
+    content = bytearray(path.read_bytes())
+    assert len(content) > 600
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    try:
+        read = read_description(tmp_path)
+    except InputError as error:
+        assert "config.json is damaged" in str(error)
+    else:
+        # White space between values may be other white space.
+        path.unlink()
+        assert read == read_description(saved(tmp_path))
+
+
+@pytest.mark.parametrize("place", [0.0, 0.01, 0.5, 0.999])
+def test_a_flipped_bit_of_the_weights_is_found(tmp_path: Path, place: float) -> None:
+    path = saved(tmp_path) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="model.safetensors is damaged: its checksum"):
+        load_model(tmp_path, CPU)
+
+
+def test_a_truncated_checkpoint_is_one_line(tmp_path: Path) -> None:
+    path = saved(tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(InputError, match="model.safetensors is damaged"):
+        load_model(tmp_path, CPU)
+    path.unlink()
+    with pytest.raises(InputError, match="model.safetensors cannot be read"):
+        load_model(tmp_path, CPU)
+
+
+def test_a_checkpoint_of_before_checksums_is_read(tmp_path: Path) -> None:
+    saved(tmp_path)
+    path = tmp_path / "config.json"
+    old = json.loads(path.read_text())
+    del old["weights_sha256"], old["description_sha256"]
+    path.write_text(json.dumps(old))
+    model, read = load_model(tmp_path, CPU)
+    assert read == old and model is not None
+
+
 def test_weights_of_other_sizes_are_one_line(tmp_path: Path) -> None:
-    model = make_model(WITH_MEMORY[0], torch.float32)
-    save_model(tmp_path, model, {})
+    saved(tmp_path)
     with pytest.raises(InputError, match="does not fit this model") as error:
         load_weights_into(make_model(WITH_MEMORY[0], torch.float32, d_ff=40), tmp_path)
     assert "\n" not in str(error.value)
-    (tmp_path / "model.safetensors").write_bytes(b"\0" * 40)
-    with pytest.raises(InputError, match="does not fit this model") as error:
-        load_weights_into(model, tmp_path)
-    assert "\n" not in str(error.value)
-    assert json.loads((tmp_path / "config.json").read_text()) == {}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 
@@ -31,6 +31,7 @@ from infini.training.checkpoint import (
     save_model,
 )
 from infini.training.module import LanguageModelModule
+from infini.training.resume import SavePoints, UnfinishedRun
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -57,11 +58,9 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     model = build_model(cfg.model, cfg.dims, data.tokenizer.vocab_size)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
     if cfg.init_from is None and cfg.recipe.name.endswith("_finetune"):
-        console.print(
+        _warn(
+            console,
             f"recipe={cfg.recipe.name} is made for a trained model, and init_from names none: fresh weights it is",
-            style="bold yellow",
-            markup=False,
-            soft_wrap=True,
         )
     if cfg.init_from is not None:
         _start_from(cfg, model, data.tokenizer.hash)
@@ -69,26 +68,59 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed)
 
     # The corpus is part of the name: a training never goes on with other books or another vocabulary.
-    unfinished = Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}"
-    resume = unfinished / "last.ckpt"
-    trainer = _trainer(cfg, device, unfinished)
-    resumed = resume.exists()
-    if resumed:
-        console.print(f"going on from {resume}", markup=False, highlight=False)
-    started = time.perf_counter()
+    unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}")
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=str(resume) if resumed else None, weights_only=True)
-        if trainer.interrupted:
-            raise KeyboardInterrupt
+        resumed = _fit(cfg, module, data, device, unfinished, record, console)
+        return _keep(cfg, module, data, device, unfinished, record, resumed, console)
+    finally:
+        unfinished.release()
+
+
+def _fit(
+    cfg: Config,
+    module: LanguageModelModule,
+    data: Any,
+    device: torch.device,
+    unfinished: UnfinishedRun,
+    record: records.RunRecord,
+    console: Console,
+) -> bool:
+    """Train to the end, from where an earlier sitting stopped if there was one; whether there was."""
+    if unfinished.claim(record):
+        record.environment["git_dirty"] = True
+        _warn(console, f"{record.run_id} was begun at another commit: no one commit repeats it")
+    point, damaged = unfinished.newest()
+    for path in damaged:
+        _warn(console, f"{path}: damaged, passed over")
+    if point is not None:
+        console.print(f"going on from {point}", markup=False, highlight=False, soft_wrap=True)
+    saving = SavePoints(unfinished, cfg.recipe.save_every)
+    trainer = _trainer(cfg, device, unfinished.folder, saving)
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=None if point is None else str(point), weights_only=True)
         module.read_losses()
     except SystemExit:
-        if trainer.interrupted:
-            raise KeyboardInterrupt from None
-        raise
+        if not trainer.interrupted:
+            raise
     except FloatingPointError as error:
         raise InputError(str(error)) from error
-    seconds = time.perf_counter() - started
+    if trainer.interrupted:
+        raise KeyboardInterrupt(f"stopped after step {module.global_step}; {saving.where_to_go_on()}")
+    return point is not None
 
+
+def _keep(
+    cfg: Config,
+    module: LanguageModelModule,
+    data: Any,
+    device: torch.device,
+    unfinished: UnfinishedRun,
+    record: records.RunRecord,
+    resumed: bool,
+    console: Console,
+) -> records.RunRecord:
+    """Validate, save the model, write the record; then nothing is unfinished any more."""
+    seconds = module.seconds
     model = module.model.to(device).eval()
     record.data = data.data_record("train")
     record.results = data.validate(model, device)
@@ -104,12 +136,10 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
     record.series["in_last_stage"] = module.in_last_stage
     if not module.in_last_stage:
-        console.print(
+        _warn(
+            console,
             f"the curriculum stopped at stage {module.stage + 1} of {len(cfg.recipe.curriculum or ()) + 1}: its loss "
             f"never fell below recipe.advance_below={cfg.recipe.advance_below}; take more recipe.steps",
-            style="bold yellow",
-            markup=False,
-            soft_wrap=True,
         )
     if (gates := model.gates()) is not None:
         record.series["gates"] = gates
@@ -126,7 +156,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     }
     save_model(folder, model, description)
     records.write_record(record, cfg.results_dir)
-    resume.unlink(missing_ok=True)
+    unfinished.clear()
     name, result = next(iter(record.results.items()))
     console.print(
         f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, "
@@ -138,6 +168,10 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     return record
 
 
+def _warn(console: Console, text: str) -> None:
+    console.print(text, style="bold yellow", markup=False, soft_wrap=True)
+
+
 def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:
     assert cfg.init_from is not None
     folder = named_folder("init_from", cfg.init_from, cfg.results_dir)
@@ -146,16 +180,13 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> Non
     load_weights_into(model, folder)
 
 
-def _trainer(cfg: Config, device: torch.device, unfinished: Path) -> lightning.Trainer:
-    callbacks: list[Callback] = []
+def _trainer(cfg: Config, device: torch.device, unfinished: Path, saving: SavePoints) -> lightning.Trainer:
+    callbacks: list[Callback] = [saving]
     console = Console(stderr=True)
     if console.is_terminal:
         callbacks.append(RichProgressBar(refresh_rate=1))
     else:
         callbacks.append(_PlainProgress(cfg.recipe.steps, console))
-    if cfg.recipe.save_every is not None:
-        every = cfg.recipe.save_every
-        callbacks.append(ModelCheckpoint(dirpath=unfinished, filename="last", every_n_train_steps=every, save_top_k=1))
     return lightning.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=cfg.parallel.devices,
@@ -165,7 +196,7 @@ def _trainer(cfg: Config, device: torch.device, unfinished: Path) -> lightning.T
         max_epochs=-1,
         gradient_clip_val=cfg.optimizer.clip_norm,
         callbacks=callbacks,
-        enable_checkpointing=cfg.recipe.save_every is not None,
+        enable_checkpointing=False,
         enable_progress_bar=console.is_terminal,
         enable_model_summary=False,
         logger=CSVLogger(unfinished.parent.parent / "logs", name="", version=unfinished.name)

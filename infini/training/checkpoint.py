@@ -1,8 +1,13 @@
-"""A trained model on disk: weights as safetensors, what built it as JSON, its tokenizer. Nothing is unpickled."""
+"""A trained model on disk: weights as safetensors, what built it as JSON, its tokenizer. Nothing is unpickled.
+
+The description carries the SHA-256 of the weights and of itself; both are verified when they are read.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +16,7 @@ import torch
 
 from infini.errors import InputError, did_you_mean
 from infini.models import build_model
+from infini.records import write_atomically
 
 WEIGHTS, DESCRIPTION, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
@@ -34,43 +40,80 @@ def named_folder(key: str, name: str, results_dir: str | Path) -> Path:
 
 
 def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]) -> None:
-    """Write weights and description (run_id, model, dims, vocab_size, identity); the description last, by rename."""
+    """Write weights and description (run_id, model, dims, vocab_size, tokenizer_hash), each aside and renamed; the
+    description last, so that a folder without it is no checkpoint."""
     from safetensors.torch import save_model as save_weights
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_weights(model, str(folder / WEIGHTS))
-    partial = folder / (DESCRIPTION + ".partial")
-    partial.write_text(json.dumps(description, indent=1), encoding="utf-8")
-    partial.replace(folder / DESCRIPTION)
+    partial = folder / f".{WEIGHTS}.partial"
+    try:
+        save_weights(model, str(partial))
+        digest = sha256_of(partial)
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(folder / WEIGHTS)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    whole = description | {"weights_sha256": digest}
+    whole["description_sha256"] = _checksum(whole)
+    write_atomically(folder / DESCRIPTION, json.dumps(whole, indent=1).encode())
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What save_model was told. InputError when the folder is not a checkpoint."""
+    """What save_model was told, and weights_sha256. InputError when the folder is not a checkpoint or is damaged."""
     path = folder / DESCRIPTION
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
         if not {"run_id", "model", "dims", "vocab_size"} <= set(description):
             raise ValueError("keys are missing")
+        stated = description.pop("description_sha256", None)
+        # Checkpoints of before checksums have neither.
+        if (stated or "weights_sha256" in description) and stated != _checksum(description):
+            raise ValueError("its checksum is another")
     except (OSError, ValueError, TypeError) as error:
         problem = f"has no {path.name}: not a checkpoint" if not path.exists() else f"{path.name} is damaged ({error})"
         raise InputError(f"checkpoint={str(folder)!r}: {problem}") from error
-    return description
+    return dict(description)
+
+
+def _checksum(description: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_model(folder: Path, device: torch.device) -> tuple[Any, dict[str, Any]]:
     """The model in evaluation mode, and its description. InputError when weights and description do not fit."""
     description = read_description(folder)
     model = build_model(description["model"], SimpleNamespace(**description["dims"]), description["vocab_size"])
-    load_weights_into(model, folder)
+    _load_weights(model, folder, description)
     return model.to(device).eval(), description
 
 
 def load_weights_into(model: torch.nn.Module, folder: Path) -> None:
-    """Fill a model from a checkpoint's weights; InputError when a name or a shape differs or the file is damaged."""
+    """Fill a model from a checkpoint's weights; InputError when a name or a shape differs or a file is damaged."""
+    _load_weights(model, folder, read_description(folder))
+
+
+def _load_weights(model: torch.nn.Module, folder: Path, description: dict[str, Any]) -> None:
     from safetensors.torch import load_model as load_weights
 
+    path = folder / WEIGHTS
+    where = f"checkpoint={str(folder)!r}"
+    expected = description.get("weights_sha256")
     try:
-        load_weights(model, str(folder / WEIGHTS))
+        damaged = expected is not None and sha256_of(path) != expected
+    except OSError as error:
+        raise InputError(f"{where}: {WEIGHTS} cannot be read ({error.strerror})") from error
+    if damaged:
+        raise InputError(f"{where}: {WEIGHTS} is damaged: its checksum is another than {DESCRIPTION} says")
+    try:
+        load_weights(model, str(path))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"checkpoint={str(folder)!r}: {WEIGHTS} does not fit this model ({reason})") from error
+        raise InputError(f"{where}: {WEIGHTS} does not fit this model ({reason})") from error

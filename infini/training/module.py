@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import lightning
@@ -15,6 +16,7 @@ from infini.schema import OptimizerConfig, RecipeConfig
 from infini.state import State, detach, leaves, map_state
 from infini.training import length_extension
 from infini.training.optimizers import build_optimizer
+from infini.training.resume import random_states, set_random_states
 from infini.training.sparse_writes import penalty
 
 SMOOTHING = 0.98
@@ -48,6 +50,23 @@ class LanguageModelModule(lightning.LightningModule):
         self.loss_curve: list[list[float]] = []
         self.tokens_seen = 0
         self._pending: list[tuple[int, torch.Tensor]] = []
+        self._seconds_before = 0.0
+        self._started: float | None = None
+        self._random_states: dict[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training that are in the weights: those of earlier sittings up to where this one went on too."""
+        return self._seconds_before + (0.0 if self._started is None else time.perf_counter() - self._started)
+
+    def on_train_start(self) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # Not when a checkpoint is loaded: making the loader's iterator draws a number, as it did the first time.
+        if self._random_states is not None:
+            set_random_states(self._random_states)
+            self._random_states = None
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> torch.Tensor:
         if batch.get("segment_length", self.model.segment_length) != self.model.segment_length:
@@ -143,12 +162,15 @@ class LanguageModelModule(lightning.LightningModule):
             "stage": self.stage,
             "stage_loss": self.stage_loss,
             "stage_steps": self.stage_steps,
+            "seconds": self.seconds,
+            "random_states": random_states(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kept = checkpoint["infini"]
         self.loss_curve, self.tokens_seen = kept["loss_curve"], kept["tokens_seen"]
         self.stage, self.stage_loss, self.stage_steps = kept["stage"], kept["stage_loss"], kept["stage_steps"]
+        self._seconds_before, self._random_states = kept["seconds"], kept["random_states"]
         if kept["rows"]:
             stored = iter(kept["carried"].values())
             fresh = self.model.init_state(kept["rows"], self.device)

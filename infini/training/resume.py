@@ -1,0 +1,198 @@
+"""Points from which a training that was stopped goes on: written aside, named after their content, then proven."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from infini import records
+from infini.errors import InputError
+from infini.training.checkpoint import sha256_of
+
+KEPT = 2
+"""Points that stay: the newest, and the one before it in case the newest is damaged."""
+SECONDS_BETWEEN = 60.0
+"""Between two points, where the recipe does not count steps."""
+
+
+class UnfinishedRun:
+    """The folder of a training that has not written its record yet.
+
+    A point is a Lightning checkpoint named `step-<step>-<SHA-256 of its bytes>.ckpt`, so that one rename puts content
+    and checksum in place together. Beside them: which run it is, and a lock that a killed process gives back.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock: Any = None
+
+    def claim(self, record: records.RunRecord) -> bool:
+        """Take the folder for this process. A run that was begun here before lends its id and start to `record`.
+
+        Returns whether it was begun before at another commit, or with changes to it: no one commit repeats it then.
+        Raises InputError when another process is at it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.folder / "lock")
+        path = self.folder / "run.json"
+        begun: dict[str, Any] = {}
+        # Without a point there is nothing to go on from.
+        if self._points() and path.exists():
+            try:
+                begun = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                begun = {}
+        now = {key: record.environment.get(key) for key in ("git_revision", "git_dirty")}
+        if not {"run_id", "started", *now} <= set(begun):
+            begun = {"run_id": record.run_id, "started": record.started, **now}
+            records.write_atomically(path, json.dumps(begun).encode())
+        record.run_id, record.started = begun["run_id"], begun["started"]
+        return bool({key: begun[key] for key in now} != now)
+
+    def save(self, step: int, write: Callable[[str], None]) -> Path:
+        """Make a point: `write` puts it into the file it is given. Points but the newest two go once it is proven."""
+        partial = self.folder / f".step-{step:08d}.partial"
+        try:
+            write(str(partial))
+            digest = sha256_of(partial)
+            with open(partial, "rb+") as file:
+                os.fsync(file.fileno())
+            path = self.folder / f"step-{step:08d}-{digest}.ckpt"
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync_folder(self.folder)
+        if sha256_of(path) == digest:
+            for old in self._points()[:-KEPT]:
+                old.unlink(missing_ok=True)
+        return path
+
+    def newest(self) -> tuple[Path | None, list[Path]]:
+        """The newest point whose content is what its name says and can be read; and those passed over on the way."""
+        damaged: list[Path] = []
+        for path in reversed(self._points()):
+            if path.stem.rpartition("-")[2] == sha256_of(path) and _readable(path):
+                return path, damaged
+            damaged.append(path)
+        return None, damaged
+
+    def clear(self) -> None:
+        """Remove the folder: the training has its record."""
+        for path in (*self._points(), *self.folder.glob(".*.partial"), self.folder / "run.json", self.folder / "lock"):
+            path.unlink(missing_ok=True)
+        # Unless something of the user's lies there too.
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+        self.release()
+
+    def release(self) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _points(self) -> list[Path]:
+        """All points, oldest step first."""
+        found = self.folder.glob("step-*-*.ckpt")
+        return sorted(found, key=lambda path: (path.name.split("-")[1], path.stat().st_mtime))
+
+
+class SavePoints(Callback):
+    """Makes a point every so many steps, or about once a minute, and one after the last step."""
+
+    def __init__(self, unfinished: UnfinishedRun, every: int | None) -> None:
+        self.unfinished, self.every = unfinished, every
+        self.newest_step: int | None = None
+        """Step of the newest point that this process made or went on from."""
+        self._saved = time.monotonic()
+
+    def where_to_go_on(self) -> str:
+        """Half a sentence for who stops a training."""
+        if self.newest_step is None:
+            return "no checkpoint was due yet, so the same command starts again"
+        return f"the same command goes on from step {self.newest_step}"
+
+    def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
+        self._saved = time.monotonic()
+        self.newest_step = trainer.global_step or None
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        due = step % self.every == 0 if self.every else time.monotonic() - self._saved >= SECONDS_BETWEEN
+        if due or step == trainer.max_steps:
+            self.unfinished.save(step, trainer.save_checkpoint)
+            self.newest_step, self._saved = step, time.monotonic()
+
+
+def random_states() -> dict[str, Any]:
+    """The state of every random number generator that a training could draw from, as weights_only=True reads it."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, internal, gauss_next = random.getstate()
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
+        "python": [version, list(internal), gauss_next],
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Put back what random_states gave."""
+    torch.set_rng_state(states["torch"].cpu())
+    kind, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = states["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    if "cuda" in states and torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])
+
+
+def _lock(path: Path) -> Any:
+    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the lock is held
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise InputError(
+            f"{path.parent}: another process is at this very training; let it end, or set results_dir or seed"
+        ) from error
+    except (ImportError, OSError):
+        # A system or a disk without file locks: two processes of one configuration are the user's to keep apart.
+        pass
+    return file
+
+
+def _readable(path: Path) -> bool:
+    try:
+        return "infini" in torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:
+        # Whatever reading a foreign or hostile file raises: it is no point of ours.
+        return False
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in it last through a power cut, where the system can."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
