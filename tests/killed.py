@@ -1,0 +1,102 @@
+"""Runs an `infini` command line that kills itself (SIGKILL) at one moment of a training; a process of its own.
+
+python killed.py <moment> <occurrence> <word> ...
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MOMENTS = (
+    "in a step",
+    "in the optimizer",
+    "in a point's write",
+    "before a point's rename",
+    "after a point's rename",
+    "in the weights' write",
+    "before the description",
+    "before the record",
+    "after the record",
+)
+
+
+def arm(moment: str, occurrence: int) -> None:
+    """Make this process kill itself the `occurrence`-th time, counted from 1, that it comes to `moment`."""
+    import lightning
+    import safetensors.torch
+    import torch
+
+    from infini import records
+    from infini.training.module import LanguageModelModule
+
+    left = occurrence
+
+    def die() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(owner: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
+        real = getattr(owner, name)
+
+        def patched(*arguments: Any, **options: Any) -> Any:
+            if when(*arguments):
+                die()
+            return real(*arguments, **options)
+
+        setattr(owner, name, patched)
+
+    def half_written(owner: Any, name: str, which: int) -> None:
+        """Die when the file, argument number `which`, has half of its bytes."""
+        real = getattr(owner, name)
+
+        def patched(*arguments: Any, **options: Any) -> Any:
+            done = real(*arguments, **options)
+            path = str(arguments[which])
+            if left == 1:
+                os.truncate(path, os.path.getsize(path) // 2)
+            die()
+            return done
+
+        setattr(owner, name, patched)
+
+    def renamed(ending: str) -> Callable[..., bool]:
+        return lambda source, target, *_: str(target).endswith(ending)
+
+    if moment == "in a step":
+        before(LanguageModelModule, "_loss")
+    elif moment == "in the optimizer":
+        before(torch.nn.utils, "clip_grad_norm_")
+        before(torch.optim.lr_scheduler.LambdaLR, "step")
+    elif moment == "in a point's write":
+        half_written(lightning.Trainer, "save_checkpoint", 1)
+    elif moment == "before a point's rename":
+        before(os, "replace", renamed(".ckpt"))
+    elif moment == "after a point's rename":
+        from infini.training import resume
+
+        before(resume, "_sync_folder")
+    elif moment == "in the weights' write":
+        half_written(safetensors.torch, "save_model", 1)
+    elif moment == "before the description":
+        before(os, "replace", renamed("config.json"))
+    elif moment == "before the record":
+        before(records, "write_record")
+    elif moment == "after the record":
+        from infini.training.resume import UnfinishedRun
+
+        before(UnfinishedRun, "clear")
+    else:
+        raise ValueError(moment)
+
+
+if __name__ == "__main__":
+    import cli
+
+    arm(sys.argv[1], int(sys.argv[2]))
+    sys.exit(cli.main(sys.argv[3:]))

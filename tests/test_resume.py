@@ -1,0 +1,321 @@
+"""Trainings that are stopped at any moment: points to go on from, what is done about damaged ones, real kills."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import killed
+import numpy as np
+import pytest
+import torch
+from tiny_runs import TINY, write_corpus
+
+from infini import records
+from infini.commands import train as train_command
+from infini.config import compose
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.training import resume
+from infini.training.module import LanguageModelModule
+from infini.training.resume import UnfinishedRun, random_states, set_random_states
+
+STEPS = 7
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def words(corpus: Path, results: Path, task: str = "pg19") -> list[str]:
+    made = [*TINY, "logger=none", f"recipe.steps={STEPS}", "recipe.save_every=2", f"results_dir={results}"]
+    if task == "pg19":
+        return [*made, f"task.data_dir={corpus}", "model=infini_linear"]
+    stages = ["recipe.curriculum=[[32,192]]", "recipe.advance_below=100", "recipe.segments_per_sequence=8"]
+    lengthened = ["recipe.length_extension=50", "recipe.length_extension_share=0.5"]
+    return [*made, "task=passkey", "model=infini_delta", "dims.segment_length=32", *stages, *lengthened]
+
+
+def train(corpus: Path, results: Path) -> RunRecord:
+    overrides = words(corpus, results)
+    return train_command.train(compose(overrides), overrides)
+
+
+def stop_in(patch: pytest.MonkeyPatch, step: int) -> None:
+    real = LanguageModelModule.training_step
+
+    def stopping(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step + 1 == step:
+            raise KeyboardInterrupt
+        return real(self, batch, index)
+
+    patch.setattr(LanguageModelModule, "training_step", stopping)
+
+
+def stopped_training(corpus: Path, results: Path, step: int = STEPS) -> list[Path]:
+    """Points of a training that was stopped in a step, the newest last."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_in(patch, step)
+        train(corpus, results)
+    return sorted(results.glob("unfinished/*/step-*.ckpt"))
+
+
+def outcome(results: Path) -> tuple[Any, bytes]:
+    """Loss curve and weights of the one finished run below `results`."""
+    (run,) = (run for run in records.load_records(results) if run.verb == "train")
+    weights = results / "checkpoints" / run.run_id / "model.safetensors"
+    return run.series["loss_curve"], weights.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, bytes]:
+    results = tmp_path_factory.mktemp("straight")
+    train(corpus, results)
+    return outcome(results)
+
+
+def test_two_points_are_kept_and_carry_their_checksum(corpus: Path, tmp_path: Path) -> None:
+    points = stopped_training(corpus, tmp_path)
+    assert [path.name.split("-")[1] for path in points] == ["00000004", "00000006"]
+    for path in points:
+        assert path.stem.split("-")[2] == resume.sha256_of(path)
+    assert not list(tmp_path.glob("unfinished/*/.*.partial"))
+
+
+def test_a_stop_says_where_it_goes_on(corpus: Path, tmp_path: Path) -> None:
+    for step, said in ((2, "the same command starts again"), (6, "goes on from step 4"), (5, "goes on from step 4")):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt, match=said):
+            stop_in(patch, step)
+            train(corpus, tmp_path)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty])
+@pytest.mark.parametrize("how_many", [1, 2])
+def test_a_damaged_point_is_passed_over(
+    corpus: Path,
+    tmp_path: Path,
+    straight: tuple[Any, bytes],
+    damage: Callable[[Path], None],
+    how_many: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    points = stopped_training(corpus, tmp_path)
+    for path in points[-how_many:]:
+        damage(path)
+    record = train(corpus, tmp_path)
+    err = capsys.readouterr().err.replace("\n", "")
+    assert [path.name in err for path in points] == [True, True]
+    assert err.count("damaged, passed over") == how_many
+    assert record.cost["resumed"] is (how_many == 1)
+    assert outcome(tmp_path) == straight
+
+
+class Hostile:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_a_point_that_would_run_code_is_passed_over(corpus: Path, tmp_path: Path, straight: tuple[Any, bytes]) -> None:
+    points = stopped_training(corpus, tmp_path)
+    marker = tmp_path / "ran"
+    hostile = tmp_path / "hostile"
+    torch.save({"infini": Hostile(marker)}, hostile)
+    for path in points:
+        hostile.rename(points[-1].with_name(f"step-00000007-{resume.sha256_of(hostile)}.ckpt"))
+        hostile.write_bytes(pickle.dumps({"infini": Hostile(marker)}))
+        path.unlink()
+    assert not train(corpus, tmp_path).cost["resumed"]
+    assert not marker.exists()
+    assert outcome(tmp_path) == straight
+
+
+@pytest.mark.parametrize("where", ["write", "fsync", "replace"])
+def test_no_space_left_keeps_the_point_before(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], where: str
+) -> None:
+    real: dict[str, Callable[..., Any]] = {"fsync": os.fsync, "replace": os.replace}
+    full = OSError(28, "No space left on device")
+
+    def failing(*arguments: Any) -> Any:
+        if "step-00000006" in str(arguments[0]) or isinstance(arguments[0], int):
+            raise full
+        return real[where](*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        stop_in(patch, STEPS)
+        save = UnfinishedRun.save
+
+        def saving(self: UnfinishedRun, step: int, write: Callable[[str], None]) -> Path:
+            if step < 6:
+                return save(self, step, write)
+            if where != "write":
+                patch.setattr(os, where, failing)
+                return save(self, step, write)
+
+            def half(path: str) -> None:
+                write(path)
+                truncate(Path(path))
+                raise full
+
+            return save(self, step, half)
+
+        patch.setattr(UnfinishedRun, "save", saving)
+        train(corpus, tmp_path)
+    names = sorted(path.name[:13] for path in tmp_path.glob("unfinished/*/*") if path.name.startswith(("step", ".")))
+    assert names == ["step-00000002", "step-00000004"]
+    assert train(corpus, tmp_path).cost["resumed"]
+    assert outcome(tmp_path) == straight
+
+
+def test_every_random_number_is_the_one_it_would_have_been(corpus: Path, tmp_path: Path) -> None:
+    drawn: dict[str, list[Any]] = {}
+    real = LanguageModelModule.training_step
+
+    def drawing(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        numbers = (self.global_step, random.random(), float(np.random.rand()), float(torch.rand(())))
+        drawn.setdefault(name, []).append(numbers)
+        return real(self, batch, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModelModule, "training_step", drawing)
+        name = "straight"
+        train(corpus, tmp_path / "straight")
+        name = "first"
+        stopped_training(corpus, tmp_path / "stopped", step=6)
+        name = "second"
+        train(corpus, tmp_path / "stopped")
+    assert len(drawn["straight"]) == STEPS
+    assert drawn["first"] + drawn["second"][1:] == drawn["straight"]
+    assert drawn["second"] == drawn["straight"][4:]
+
+
+def test_random_states_are_put_back() -> None:
+    states = random_states()
+    first = random.random(), float(np.random.rand()), float(torch.rand(()))
+    set_random_states(states)
+    assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == first
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    held, other = UnfinishedRun(tmp_path / "run"), UnfinishedRun(tmp_path / "run")
+    first, second = begun("a"), begun("b")
+    held.claim(first)
+    with pytest.raises(InputError, match="another process"):
+        other.claim(second)
+    held.release()
+    other.claim(second)
+
+
+def test_a_run_keeps_its_id_from_its_first_point_on(tmp_path: Path) -> None:
+    def claimed(record: RunRecord) -> tuple[str, bool]:
+        run = UnfinishedRun(tmp_path / "run")
+        try:
+            return record.run_id, run.claim(record)
+        finally:
+            run.release()
+
+    claimed(begun("a"))
+    second = begun("b")
+    assert claimed(second) == ("b", False) and second.run_id == "b"
+    run = UnfinishedRun(tmp_path / "run")
+    run.save(3, lambda path: torch.save({"infini": 1}, path))
+    third = begun("c")
+    assert claimed(third)[1] is False and third.run_id == "b"
+    # At another commit it is the same run, but no commit repeats it.
+    assert claimed(begun("d", revision="f" * 40))[1] is True
+
+
+def begun(run_id: str, revision: str = "e" * 40) -> RunRecord:
+    return RunRecord(
+        run_id=run_id,
+        verb="train",
+        task="pg19",
+        model="local",
+        scale="laptop",
+        seed=1,
+        parent=None,
+        command="infini train",
+        overrides=[],
+        config={},
+        config_hash="",
+        started=run_id,
+        environment={"git_revision": revision, "git_dirty": False},
+    )
+
+
+def kill(moment: str, occurrence: int, arguments: list[str]) -> int:
+    """Exit code of a process that kills itself at that moment, or ends because it never came to it."""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here.parent), str(here)])
+    done = subprocess.run(
+        [sys.executable, str(here / "killed.py"), moment, str(occurrence), "train", *arguments],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
+
+
+def killed_and_finished(arguments: list[str], moments: list[tuple[str, int]]) -> Counter[str]:
+    """Kill a training at these moments, one process after the other, then let it end; how often each was hit."""
+    hit: Counter[str] = Counter()
+    for moment, occurrence in moments:
+        if kill(moment, occurrence, arguments) == 0:
+            return hit
+        hit[moment] += 1
+    assert kill("in a step", 10**6, arguments) == 0
+    return hit
+
+
+def test_killed_while_it_saves(corpus: Path, tmp_path: Path, straight: tuple[Any, bytes]) -> None:
+    moments = [("before a point's rename", 2), ("in the weights' write", 1), ("before the record", 1)]
+    hit = killed_and_finished(words(corpus, tmp_path), moments)
+    assert sum(hit.values()) == len(moments)
+    assert outcome(tmp_path) == straight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["pg19", "passkey"])
+def test_ten_kills_at_random_moments(corpus: Path, tmp_path: Path, task: str) -> None:
+    expected = words(corpus, tmp_path / "straight", task)
+    assert kill("in a step", 10**6, expected) == 0
+    # Every moment once, in an order that lets the training come to it, and one more at random.
+    rng = random.Random(task)
+    early = [*killed.MOMENTS[:5], rng.choice(killed.MOMENTS[:5])]
+    rng.shuffle(early)
+    moments = [(moment, 1) for moment in early] + [(moment, 1) for moment in killed.MOMENTS[5:]]
+    hit = killed_and_finished(words(corpus, tmp_path / "killed", task), moments)
+    print(f"{task}: {dict(hit)}")
+    assert sum(hit.values()) == len(moments) == 10
+    curve, weights = outcome(tmp_path / "killed")
+    assert curve == outcome(tmp_path / "straight")[0]
+    assert weights == outcome(tmp_path / "straight")[1]
+    assert len(curve) == STEPS
