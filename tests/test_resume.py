@@ -92,7 +92,7 @@ def test_two_points_are_kept_and_carry_their_checksum(corpus: Path, tmp_path: Pa
 
 
 def test_a_stop_says_where_it_goes_on(corpus: Path, tmp_path: Path) -> None:
-    for step, said in ((2, "the same command starts again"), (6, "goes on from step 4"), (5, "goes on from step 4")):
+    for step, said in ((2, "the same command starts again"), (6, "is of step 4"), (5, "is of step 4")):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt, match=said):
             stop_in(patch, step)
             train(corpus, tmp_path)

@@ -313,6 +313,39 @@ def test_a_loss_that_is_not_a_number_stops_with_its_step(
 
     monkeypatch.setattr(LanguageModelModule, "training_step", broken)
     with pytest.raises(InputError) as error:
-        train(corpus, tmp_path, f"recipe.steps={steps}")
-    assert str(error.value) == f"the loss at step {step} is nan: lower optimizer.lr"
+        train(corpus, tmp_path, f"recipe.steps={steps}", "recipe.save_every=2")
+    assert str(error.value).startswith("optimizer.lr=")
+    assert f": the loss at step {step} is nan, the weights embedding.weight are not finite; lower it. " in str(
+        error.value
+    )
+    assert f"The last good checkpoint is of step {(step - 1) // 2 * 2}" in str(error.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_layer_of_a_value_that_is_not_finite_is_named(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LanguageModelModule.training_step
+
+    def broken(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step + 1 == 2:
+            self.model.blocks[1].attention.o_proj.register_forward_hook(lambda *given: given[2] * math.inf)
+        return real(self, batch, index)
+
+    monkeypatch.setattr(LanguageModelModule, "training_step", broken)
+    with pytest.raises(
+        InputError, match=r"step 2 is nan, .* comes out of blocks.1.attention.o_proj; lower it. No check"
+    ):
+        train(corpus, tmp_path, "dims.n_layers=3")
+
+
+def test_weights_that_are_not_finite_are_no_point_to_go_on_from(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: LanguageModelModule, optimizer: Any) -> None:
+        if self.global_step == 3:
+            self.model.blocks[0].attention_norm.weight.grad.fill_(math.nan)
+
+    monkeypatch.setattr(LanguageModelModule, "on_before_optimizer_step", broken)
+    with pytest.raises(InputError, match="after step 4 the weights .* are not finite.* is of step 2"):
+        train(corpus, tmp_path, "recipe.steps=6", "recipe.save_every=2")

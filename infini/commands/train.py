@@ -103,9 +103,9 @@ def _fit(
         if not trainer.interrupted:
             raise
     except FloatingPointError as error:
-        raise InputError(str(error)) from error
+        raise InputError(f"optimizer.lr={cfg.optimizer.lr}: {error}; lower it. {saving.newest()}") from error
     if trainer.interrupted:
-        raise KeyboardInterrupt(f"stopped after step {module.global_step}; {saving.where_to_go_on()}")
+        raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.newest()}")
     return point is not None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import lightning
@@ -15,6 +17,7 @@ from infini.protocols import ModelOutput
 from infini.schema import OptimizerConfig, RecipeConfig
 from infini.state import State, detach, leaves, map_state
 from infini.training import length_extension
+from infini.training.non_finite import first_not_finite
 from infini.training.optimizers import build_optimizer
 from infini.training.resume import random_states, set_random_states
 from infini.training.sparse_writes import penalty
@@ -86,8 +89,9 @@ class LanguageModelModule(lightning.LightningModule):
         loss = self._loss(out.hidden_BTD if temperature == 1.0 else out.hidden_BTD / temperature, batch["targets_BT"])
         self.tokens_seen += int(batch["mask_BT"].sum())
         self._pending.append((self.global_step + 1, loss.detach()))
-        if len(self._pending) >= 10:
-            self.read_losses()
+        if len(self._pending) >= 10 or loss.device.type == "cpu":
+            # On a CPU nothing waits, and weights are what they were when the loss went wrong.
+            self.read_losses(lambda: self.model(batch["ids_BT"], state))
         self.log("loss", loss.detach(), prog_bar=True)
         self._advance(loss)
         if "lm_targets_BT" in batch:
@@ -135,12 +139,17 @@ class LanguageModelModule(lightning.LightningModule):
             self.stage, self.stage_loss = self.stage + 1, None
             self.stage_steps.append(self.global_step + 1)
 
-    def read_losses(self) -> None:
-        """Move the last losses to `loss_curve` as [step, nats a token]; in groups, so that a GPU need not wait."""
+    def read_losses(self, again: Callable[[], Any] = lambda: None) -> None:
+        """Move the last losses to `loss_curve` as [step, nats a token]; in groups, so that a GPU need not wait.
+
+        again: repeats the last forward pass. Raises FloatingPointError for a loss that is not finite, with the step and
+        where it began.
+        """
         for step, loss in self._pending:
             value = float(loss)
-            if value != value or value in (float("inf"), float("-inf")):
-                raise FloatingPointError(f"the loss at step {step} is {value}: lower optimizer.lr")
+            if not math.isfinite(value):
+                where = first_not_finite(self.model, again)
+                raise FloatingPointError(f"the loss at step {step} is {value}" + (f", {where}" if where else ""))
             self.loss_curve.append([step, round(value, 5)])
         self._pending.clear()
 
@@ -152,6 +161,8 @@ class LanguageModelModule(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.read_losses()
+        if where := first_not_finite(self.model, lambda: None):
+            raise FloatingPointError(f"after step {self.global_step} {where}")
         carried = {} if self.carried is None else dict(leaves(self.carried))
         rows = 0 if self.carried is None else self.carried.clock.slot_B.shape[0]
         checkpoint["infini"] = {

@@ -118,11 +118,11 @@ class SavePoints(Callback):
         """Step of the newest point that this process made or went on from."""
         self._saved = time.monotonic()
 
-    def where_to_go_on(self) -> str:
-        """Half a sentence for who stops a training."""
+    def newest(self) -> str:
+        """A sentence on the newest point, for who stops a training."""
         if self.newest_step is None:
-            return "no checkpoint was due yet, so the same command starts again"
-        return f"the same command goes on from step {self.newest_step}"
+            return "No checkpoint was due yet: the same command starts again"
+        return f"The last good checkpoint is of step {self.newest_step}: the same command goes on from there"
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self._saved = time.monotonic()

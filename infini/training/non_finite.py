@@ -1,0 +1,41 @@
+"""Where a computation went wrong: the first module that gives a value that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | None:
+    """What to say of the first value that is not finite: of a weight, else of a module's output in `call`; None when
+    there is none. Of nested modules the innermost is named."""
+    for name, weight in model.named_parameters():
+        if not bool(torch.isfinite(weight).all()):
+            return f"the weights {name} are not finite"
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            if not found and not all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(output)):
+                found.append(name)
+
+        return hook
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    try:
+        with torch.no_grad():
+            call()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return f"the first value that is not finite comes out of {found[0]}" if found else None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from _tensors(entry)
