@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+UNUSABLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of a disk that is full or may not be written: the user's to mend."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (without the program's name) and returns its exit code; 2 for what the user can fix."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        with _termination_as_interrupt():
+            return _dispatch(arguments)
     except InputError as error:
         print(f"infini: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return USAGE_ERROR
+    except OSError as error:
+        if error.errno not in UNUSABLE_DISK:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(
+            f"infini: error: {where}{error.strerror}; what was there before is whole, the same command goes on from it",
+            file=sys.stderr,
+        )
         return USAGE_ERROR
     except KeyboardInterrupt as stopped:
         said = str(stopped) or "runs that had finished kept their records"
         print(f"infini: interrupted; {said}", file=sys.stderr)
         return INTERRUPTED
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM, which a scheduler sends before it kills, stops a run like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _dispatch(arguments: list[str]) -> int:

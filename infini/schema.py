@@ -340,7 +340,7 @@ class Config:
     suite: SuiteConfig
     """What `infini bench` measures."""
     seed: int
-    """Decides initial values, data order and dropout."""
+    """Decides initial values and data order."""
     checkpoint: str | None
     """Run id or folder of a trained model; None means the newest matching run."""
     init_from: str | None

@@ -19,6 +19,7 @@ import pytest
 import torch
 from tiny_runs import TINY, write_corpus
 
+import cli
 from infini import records
 from infini.commands import train as train_command
 from infini.config import compose
@@ -190,6 +191,98 @@ def test_no_space_left_keeps_the_point_before(
     names = sorted(path.name[:13] for path in tmp_path.glob("unfinished/*/*") if path.name.startswith(("step", ".")))
     assert names == ["step-00000002", "step-00000004"]
     assert train(corpus, tmp_path).cost["resumed"]
+    assert outcome(tmp_path) == straight
+
+
+FULL = OSError(28, "No space left on device", "some/file")
+
+
+def fail_at(patch: pytest.MonkeyPatch, call: str, what: str) -> None:
+    """The disk is full when a file whose name holds `what` is flushed or renamed, or when weights are written."""
+    import safetensors.torch
+
+    if call == "write":
+
+        def save_half(model: torch.nn.Module, path: str) -> None:
+            Path(path).write_bytes(b"half")
+            raise safetensors.SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
+
+        patch.setattr(safetensors.torch, "save_model", save_half)
+        return
+    real: Callable[..., Any] = getattr(os, call)
+
+    def failing(first: Any, *rest: Any) -> Any:
+        name = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
+        if what in name:
+            raise FULL
+        return real(first, *rest)
+
+    patch.setattr(os, call, failing)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open files are read from /proc")
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        ("write", "model.safetensors"),
+        *((call, what) for call in ("fsync", "replace") for what in ("model.s", "config.", "runs/")),
+    ],
+)
+def test_no_space_left_at_the_end_is_one_line_and_nothing_is_lost(
+    corpus: Path,
+    tmp_path: Path,
+    straight: tuple[Any, bytes],
+    capfd: pytest.CaptureFixture[str],
+    call: str,
+    what: str,
+) -> None:
+    command = ["train", *words(corpus, tmp_path)]
+    with pytest.MonkeyPatch.context() as patch:
+        fail_at(patch, call, what)
+        assert cli.main(command) == cli.USAGE_ERROR
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("infini: ")]
+    assert "No space left on device" in line
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith((".partial", ".tmp"))]
+    assert records.load_records(tmp_path) == []
+    assert cli.main(command) == 0
+    assert outcome(tmp_path) == straight
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+def test_no_room_for_a_point_is_one_line(corpus: Path, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "train", *words(corpus, tmp_path)],
+        cwd=here.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("infini: error: ") and "too large" in line]
+    assert not list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_scheduler_stops_a_training_like_ctrl_c(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = LanguageModelModule.training_step
+
+    def terminated(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, batch, index)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModelModule, "training_step", terminated)
+        assert cli.main(["train", *words(corpus, tmp_path)]) == cli.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "The last good checkpoint is of step 4" in capfd.readouterr().err
+    train(corpus, tmp_path)
     assert outcome(tmp_path) == straight
 
 

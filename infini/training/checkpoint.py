@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,12 +43,19 @@ def named_folder(key: str, name: str, results_dir: str | Path) -> Path:
 def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]) -> None:
     """Write weights and description (run_id, model, dims, vocab_size, tokenizer_hash), each aside and renamed; the
     description last, so that a folder without it is no checkpoint."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_model as save_weights
 
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{WEIGHTS}.partial"
     try:
-        save_weights(model, str(partial))
+        try:
+            save_weights(model, str(partial))
+        except SafetensorError as error:
+            code = re.search(r"os error (\d+)", str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder / WEIGHTS)) from error
         digest = sha256_of(partial)
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
