@@ -40,6 +40,9 @@ class Verb:
 VERBS = {
     "train": Verb("train", "train a model and write its record", "infini train task=pg19 model=infini_linear", True),
     "eval": Verb("evaluate", "stream the test documents through a trained model", "infini eval task=pg19", True),
+    "generate": Verb(
+        "generate", "go on from a prompt of any length", "infini generate prompt=@book.txt decoding.temperature=0"
+    ),
     "table": Verb("table", "print a table from the records, the paper's numbers beside ours", "infini table"),
     "figure": Verb("figure", "draw a report's figures from the records", "infini figure"),
     "reproduce": Verb("reproduce", "run what a table still needs, then print it", "infini reproduce seed=1,2,3"),

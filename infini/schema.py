@@ -316,6 +316,23 @@ class SuiteConfig:
 
 
 @dataclass
+class DecodingConfig:
+    """How `infini generate` draws tokens."""
+
+    name: str
+    max_new_tokens: int
+    """Tokens that are drawn, unless the model ends the text before."""
+    temperature: float
+    """Logits are divided by it; 0 takes the likeliest token each time."""
+    top_p: float
+    """Only the likeliest tokens whose probabilities first reach this sum can be drawn; 1 is all of them."""
+
+    def __post_init__(self) -> None:
+        at_least("decoding", self, 0, "max_new_tokens", "temperature")
+        require(0 < self.top_p <= 1, "decoding.top_p", self.top_p, "must be above 0 and at most 1")
+
+
+@dataclass
 class Config:
     """Everything a command needs to know."""
 
@@ -339,8 +356,10 @@ class Config:
     """Training curves."""
     suite: SuiteConfig
     """What `infini bench` measures."""
+    decoding: DecodingConfig
+    """How `infini generate` draws."""
     seed: int
-    """Decides initial values and data order."""
+    """Decides initial values, data order and what is drawn."""
     checkpoint: str | None
     """Run id or folder of a trained model; None means the newest matching run."""
     init_from: str | None
@@ -349,6 +368,12 @@ class Config:
     """Prompt lengths that an evaluation of the passkey task covers, as 32K or 1M."""
     depth: list[str | float]
     """Places of the key in the prompt: start, middle, end, or a number from 0 to 1; `grid` means 0, 0.05, ... 1."""
+    prompt: str | None
+    """What `infini generate` goes on from: a text, @ and the name of a file, or - for standard input."""
+    save_state: str | None
+    """File that takes the state of a prompt that was read, to go on from as often as one likes."""
+    load_state: str | None
+    """File of such a state; a prompt is read after it."""
     results_dir: str
     """Where records and checkpoints go."""
     cache_dir: str | None

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,6 +249,31 @@ class TextTokenizer:
         """
         encodings = self._tokenizer.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
         return np.concatenate([np.array(encoding.ids, dtype=self.dtype) for encoding in encodings])
+
+    def encode_stream(self, pieces: Iterable[str]) -> Iterator[tuple[np.ndarray, str]]:
+        """The same token ids as `encode` gives for the whole text, part after part, each with its text; no more than a
+        piece and a part are held."""
+        held = ""
+        for piece in pieces:
+            held += piece
+            start = 0
+            while match := _CUT.search(held, start + _ENCODE_CHARACTERS):
+                part = held[start : match.start()]
+                yield self._encode_part(part), part
+                start = match.start()
+            held = held[start:]
+        if held:
+            yield self._encode_part(held), held
+
+    def _encode_part(self, text: str) -> np.ndarray:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=self.dtype)
+
+    def speaker(self) -> Callable[[int], str]:
+        """A function that takes token ids one by one and gives the text that each makes certain."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        return lambda token: stream.step(self._tokenizer, token) or ""
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`. Byte-level BPE gives back exactly what was encoded; T5's turns line ends into spaces."""

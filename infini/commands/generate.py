@@ -1,0 +1,99 @@
+"""`infini generate`: a prompt of any length is streamed through a trained model, which then goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from infini.commands.common import find_checkpoint, keep_large_buffers
+from infini.config import Config
+from infini.decoding import Reader, generate, load_reader, save_reader
+from infini.errors import InputError
+from infini.precision import autocast, pick_device
+from infini.progress import progress_bar
+from infini.training.checkpoint import TOKENIZER, load_model
+
+TOKENS_PER_CALL = 4096
+_CHARACTERS = 1 << 20
+"""Of the prompt, held at the same time."""
+
+
+def run(cfg: Config, overrides: list[str]) -> int:
+    """Print the continuation of `cfg.prompt`, token by token; what was read and how fast goes to standard error.
+
+    Raises InputError when prompt, state or checkpoint cannot be read, or there is nothing to go on from.
+    """
+    from tasks.text import TextTokenizer
+
+    if cfg.prompt is None and cfg.load_state is None:
+        raise InputError("prompt=null: give a text, @ and a file, or - for standard input; or load_state=<file>")
+    text, size = _open(cfg.prompt)
+    keep_large_buffers()
+    device = pick_device(cfg.parallel.accelerator)
+    folder = find_checkpoint(cfg, overrides)
+    model, description = load_model(folder, device)
+    tokenizer = TextTokenizer.load(folder / TOKENIZER)
+    if tokenizer.hash != description["tokenizer_hash"]:
+        raise InputError(f"checkpoint={str(folder)!r}: {TOKENIZER} is not the one the model was trained with")
+    about = {"model": str(description["run_id"]), "tokenizer": tokenizer.hash}
+    with autocast(cfg.parallel.precision, device):
+        reader = Reader.begin(model, tokenizer.bos_id)
+        if cfg.load_state is not None:
+            reader = load_reader(Path(cfg.load_state), model, about)
+        started, read = time.perf_counter(), 0
+        shown = size > 100_000 and sys.stderr.isatty()
+        with progress_bar("reading the prompt", max(size, 1), shown=shown) as advance:
+            for ids, part in tokenizer.encode_stream(text):
+                reader = reader.read([ids], TOKENS_PER_CALL)
+                read += len(ids)
+                advance(len(part.encode()))
+        seconds = time.perf_counter() - started
+        if cfg.save_state is not None:
+            save_reader(reader, Path(cfg.save_state), about)
+        generator = torch.Generator().manual_seed(cfg.seed)
+        started, new = time.perf_counter(), 0
+        speak = tokenizer.speaker()
+        options = cfg.decoding
+        drawn = generate(
+            reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.bos_id
+        )
+        for token, _ in drawn:
+            new += 1
+            print(speak(token), end="", flush=True)
+        print()
+    spent = time.perf_counter() - started
+    read_speed = f"{read:,} tokens read in {seconds:.1f} s" if read else "nothing read"
+    saved = f"; state in {cfg.save_state}" if cfg.save_state is not None else ""
+    print(f"{read_speed}; {new:,} drawn, {1000 * spent / max(new, 1):.1f} ms each{saved}", file=sys.stderr)
+    return 0
+
+
+def _open(prompt: str | None) -> tuple[Iterator[str], int]:
+    """The prompt in pieces, and its bytes as far as they are known beforehand. Raises InputError for a bad file."""
+    if prompt is None:
+        return iter(()), 0
+    if prompt == "-":
+        return _pieces(sys.stdin, "prompt=-"), 0
+    if not prompt.startswith("@"):
+        return iter((prompt,)), len(prompt.encode())
+    path = Path(prompt[1:])
+    try:
+        size = path.stat().st_size
+        file = open(path, encoding="utf-8")  # noqa: SIM115 - it is read while it is streamed
+    except OSError as error:
+        raise InputError(f"prompt={prompt!r}: cannot be read ({error.strerror})") from error
+    return _pieces(file, f"prompt={prompt!r}"), size
+
+
+def _pieces(file: object, where: str) -> Iterator[str]:
+    try:
+        while piece := file.read(_CHARACTERS):  # type: ignore[attr-defined]
+            yield piece
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: is not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"{where}: cannot be read ({error.strerror})") from error

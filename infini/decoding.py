@@ -1,0 +1,140 @@
+"""Decoding: a prompt of any length is streamed into a state, then one token at a time is drawn and read.
+
+What a model knows of its prompt is its state and the last token, which it has not read yet: a `Reader` holds both, can
+be saved, loaded and forked, and costs the same memory whatever it has read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from infini.errors import InputError
+from infini.records import write_atomically
+from infini.state import State, fork, leaves, map_state
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model in the middle of one text. Reading gives a new Reader; this one stays as it is."""
+
+    model: Any
+    state: State
+    last: int
+    """The token that comes next: known, not read yet."""
+
+    @classmethod
+    def begin(cls, model: Any, bos_id: int) -> Reader:
+        """Nothing has been read; bos_id: the token before the first one of a document."""
+        return cls(model, model.init_state(1), bos_id)
+
+    @torch.no_grad()
+    def read(
+        self, chunks: Iterable[np.ndarray], tokens_per_call: int, advance: Callable[[int], None] = lambda tokens: None
+    ) -> Reader:
+        """Go on with these tokens, in pieces of any size; advance is told of tokens as they are read."""
+        reader = self
+        for chunk in chunks:
+            for start in range(0, len(chunk), tokens_per_call):
+                part = np.concatenate([[reader.last], chunk[start : start + tokens_per_call]]).astype(np.int64)
+                state = self.model.absorb(self._ids(part[:-1]), reader.state)
+                reader = replace(reader, state=state, last=int(part[-1]))
+                advance(len(part) - 1)
+        return reader
+
+    @torch.no_grad()
+    def next_logits(self) -> tuple[torch.Tensor, State]:
+        """float32 logits [vocabulary] of the token after `last`, and the state that has read `last`."""
+        out = self.model(self._ids(np.array([self.last])), self.state)
+        return self.model.head(out.hidden_BTD[:, -1])[0].float(), out.state
+
+    def _ids(self, ids: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(ids)[None].to(self.state.clock.slot_B.device)
+
+    def fork(self) -> Reader:
+        """A copy that shares no tensor with this one."""
+        return replace(self, state=fork(self.state))
+
+
+def generate(
+    reader: Reader, max_new_tokens: int, temperature: float, top_p: float, generator: torch.Generator, end: int
+) -> Iterator[tuple[int, Reader]]:
+    """Draw tokens until `end` is drawn (it is not given) or there are max_new_tokens, each with the Reader after it.
+
+    temperature: logits are divided by it; 0 takes the likeliest token. top_p: only the likeliest tokens whose
+    probabilities, the last one's included, first reach it. generator: a CPU generator; its seed decides the draws.
+    """
+    for _ in range(max_new_tokens):
+        logits, state = reader.next_logits()
+        token = draw(logits, temperature, top_p, generator)
+        if token == end:
+            return
+        reader = replace(reader, state=state, last=token)
+        yield token, reader
+
+
+def draw(logits: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+    """A token by nucleus sampling from float32 logits [vocabulary]; see generate."""
+    logits = logits.cpu()
+    if temperature == 0:
+        return int(logits.argmax())
+    probabilities, tokens = torch.softmax(logits / temperature, 0).sort(descending=True, stable=True)
+    # The likeliest token always stays: before it nothing has been summed.
+    kept = probabilities.cumsum(0) - probabilities < top_p
+    return int(tokens[kept][torch.multinomial(probabilities[kept], 1, generator=generator)])
+
+
+def save_reader(reader: Reader, path: Path, about: dict[str, str]) -> None:
+    """Write state and last token as safetensors, whole or not at all. about: what load_reader must find again, as the
+    model's run id."""
+    from safetensors.torch import save
+
+    tensors = {name: leaf.detach().cpu().contiguous() for name, leaf in leaves(reader.state)}
+    tensors["last"] = torch.tensor([reader.last])
+    write_atomically(path, save(tensors, metadata={**about, "sha256": _digest(tensors)}))
+
+
+def load_reader(path: Path, model: Any, about: dict[str, str]) -> Reader:
+    """Read what save_reader wrote.
+
+    Raises InputError when the file cannot be read, is damaged, or was made by another model or tokenizer than `about`
+    says.
+    """
+    from safetensors import safe_open
+
+    where = f"load_state={str(path)!r}"
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            found = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{where}: cannot be read as a saved state ({reason})") from error
+    if found.pop("sha256", None) != _digest(tensors):
+        raise InputError(f"{where}: damaged, its checksum is another")
+    for key, value in about.items():
+        if found.get(key) != value:
+            raise InputError(f"{where}: its {key} is {found.get(key)!r}, this model's is {value!r}")
+    last = int(tensors.pop("last"))
+    fresh = model.init_state(1)
+    wanted = {name: tuple(leaf.shape) for name, leaf in leaves(fresh)}
+    if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+        raise InputError(f"{where}: not a state of this model and segment length")
+    stored = iter([tensors[name] for name in wanted])
+    return Reader(model, map_state(lambda leaf: next(stored).to(leaf.device, leaf.dtype), fresh), last)
+
+
+def _digest(tensors: dict[str, torch.Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        total.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
