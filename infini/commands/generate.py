@@ -34,7 +34,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
     text, size = _open(cfg.prompt)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    folder = find_checkpoint(cfg, overrides)
+    # Here the seed decides what is drawn, not which model goes on.
+    folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
     model, description = load_model(folder, device)
     tokenizer = TextTokenizer.load(folder / TOKENIZER)
     if tokenizer.hash != description["tokenizer_hash"]:
