@@ -30,6 +30,7 @@ from infini.schema import (
     OPTIONAL_GROUPS,
     TASK_CONFIGS,
     Config,
+    DecodingConfig,
     DimsConfig,
     LoggerConfig,
     OptimizerConfig,
@@ -46,6 +47,7 @@ from infini.schema import (
 
 __all__ = [
     "Config",
+    "DecodingConfig",
     "DimsConfig",
     "LoggerConfig",
     "OptimizerConfig",

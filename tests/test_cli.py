@@ -49,7 +49,16 @@ def run_cli(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.
 
 def test_frozen_surface() -> None:
     """Users type these words: changing them is a decision."""
-    assert list(cli.VERBS) == ["train", "eval", "table", "figure", "reproduce", "publish", "bench"]
+    assert list(cli.VERBS) == [
+        "train",
+        "eval",
+        "generate",
+        "table",
+        "figure",
+        "reproduce",
+        "publish",
+        "bench",
+    ]
     assert [field.name for field in dataclasses.fields(Config)] == [
         "task",
         "model",
@@ -61,11 +70,15 @@ def test_frozen_surface() -> None:
         "report",
         "logger",
         "suite",
+        "decoding",
         "seed",
         "checkpoint",
         "init_from",
         "length",
         "depth",
+        "prompt",
+        "save_state",
+        "load_state",
         "results_dir",
         "cache_dir",
     ]

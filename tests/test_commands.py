@@ -381,7 +381,8 @@ def test_init_from_starts_with_those_weights(with_model: Runner) -> None:
 
 def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_matrix_product_rate", lambda device: 1e12)
-    out = infini("bench", "suite.repeats=2", "suite.stream_short_tokens=64", "suite.stream_tokens=256")
+    decode = ["suite.decode_tokens=5", "suite.decode_short_tokens=20", "suite.decode_long_tokens=100"]
+    out = infini("bench", "suite.repeats=2", "suite.stream_short_tokens=64", "suite.stream_tokens=256", *decode)
     (run,) = infini.records()
     assert run.verb == "bench"
     assert set(run.series["train"]["models"]) == set(bench.MODELS)
@@ -392,7 +393,15 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
         for per_part in (entry["tokens_per_second"], entry["peak_growth_bytes"]):
             assert {length: len(values) for length, values in per_part.items()} == {"64": 4, "256": 4}
         assert entry["ratio"] == sorted(entry["ratio"]) and entry["ratio"][0] > 0
-    for name in (*bench.MODELS, "state bytes"):
+    decoded = run.series["decode"]["models"]
+    assert set(decoded) == set(bench.MODELS)
+    for name, entry in decoded.items():
+        window = 32 if name == "full" else 16
+        # Both texts end where a segment does.
+        assert entry["tokens_before"] == [32, 96] and all(length % window == 0 for length in entry["tokens_before"])
+        assert entry["ratio"] == sorted(entry["ratio"]) and entry["ratio"][0] > 0
+        assert all(len(quartiles) == 3 and quartiles[0] > 0 for quartiles in entry["milliseconds"])
+    for name in (*bench.MODELS, "state bytes", "ms a token"):
         assert name in out
-    infini("bench", "suite.repeats=0", "suite.stream_tokens=0")
+    infini("bench", "suite.repeats=0", "suite.stream_tokens=0", "suite.decode_tokens=0")
     assert set(infini.records()[-1].series) == {"matrix_product_flops"}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from infini.commands.evaluate import _group
 from infini.config import (
     Config,
+    DecodingConfig,
     DimsConfig,
     LoggerConfig,
     OptimizerConfig,
@@ -40,6 +41,7 @@ SCHEMAS: dict[str, Any] = {
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "suite": SuiteConfig,
+    "decoding": DecodingConfig,
     "recipe": RecipeConfig,
     "logger": LoggerConfig,
 }

@@ -1,4 +1,5 @@
-"""`infini bench`: what the memory costs. A training step beside `local`, and a long stream beside a short one."""
+"""`infini bench`: what the memory costs. A training step beside `local`, a long stream beside a short one, and a token
+read alone after much text beside one after little."""
 
 from __future__ import annotations
 
@@ -48,6 +49,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
             record.series[key] = _training(cfg, device, console, peak, again)
     if cfg.suite.stream_tokens:
         record.series["stream"] = _streaming(cfg, device, console)
+    if cfg.suite.decode_tokens:
+        record.series["decode"] = _decoding(cfg, device, console)
     path = records.write_record(record, cfg.results_dir)
     console.print(f"record: {path}", markup=False, soft_wrap=True)
     return 0
@@ -265,6 +268,54 @@ def _stream(
         torch.cuda.synchronize()
     assert state is not None
     return n_tokens / (time.perf_counter() - begin), state
+
+
+def _decoding(cfg: Config, device: torch.device, console: Console) -> dict[str, Any]:
+    """Milliseconds a token read alone, after a short text and after a long one.
+
+    Both texts end at the same place of a segment, and their tokens are read in turn: each pair is at one place, and the
+    ratio is the median over the pairs.
+    """
+    suite = cfg.suite
+    generator = torch.Generator().manual_seed(cfg.seed)
+    table = Table("model", "tokens before", "median ms a token", "quartiles", "ratio", "quartiles of ratio")
+    rows = {}
+    for name in MODELS:
+        model = _build(cfg, name, device).eval()
+        # A window of `full` is several segments.
+        N = model.segment_length
+        call = max(1, STREAM_CALL // N) * N
+        lengths = [length - length % N for length in (suite.decode_short_tokens + N - 1, suite.decode_long_tokens)]
+        console.print(
+            f"{suite.decode_tokens} tokens one by one through {name}, after {lengths[0]:,} and {lengths[1]:,} tokens",
+            highlight=False,
+        )
+        states = [_stream(cfg, model, call, length, None, generator, device)[1] for length in lengths]
+        seconds: list[list[float]] = [[], []]
+        for step in range(suite.decode_tokens + 3):
+            for which, state in enumerate(states):
+                rate, states[which] = _stream(cfg, model, 1, 1, state, generator, device)
+                if step >= 3:  # the first warm up
+                    seconds[which].append(1.0 / rate)
+        ratios = _quartiles([long / short for short, long in zip(*seconds, strict=True)])
+        rows[name] = {
+            "tokens_before": lengths,
+            "milliseconds": [[1000 * value for value in _quartiles(found)] for found in seconds],
+            "ratio": list(ratios),
+        }
+        for length, found in zip(lengths, seconds, strict=True):
+            low, median, high = (1000 * value for value in _quartiles(found))
+            last = length == lengths[1]
+            table.add_row(
+                name,
+                f"{length:,}",
+                f"{median:.3f}",
+                f"{low:.3f}-{high:.3f}",
+                f"{ratios[1]:.3f}" if last else "",
+                f"{ratios[0]:.3f}-{ratios[2]:.3f}" if last else "",
+            )
+    console.print(table)
+    return {"models": rows, "tokens": suite.decode_tokens}
 
 
 def _matrix_product_rate(device: torch.device) -> float:
