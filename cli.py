@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import re
 import signal
 import sys
@@ -15,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infini.errors import InputError, did_you_mean
-from infini.schema import LISTS, groups, root_defaults
+from infini.schema import LISTS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -62,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"infini: error: {' '.join(str(error).split())}", file=sys.stderr)
         return USAGE_ERROR
+    except BrokenPipeError:
+        # Who reads has enough, as `| head`; Python would complain again when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         if error.errno not in UNUSABLE_DISK:
             raise
@@ -104,7 +109,10 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in VERBS:
         raise InputError(f"{name!r}: no such verb; allowed: {', '.join(VERBS)}{did_you_mean(name, VERBS)}")
     if {"-h", "--help"} & set(rest):
-        print(_help(name))
+        from infini.help import verb_help
+
+        settings = [_bracketed(word) for word in rest if "=" in word]
+        print(verb_help(name, VERBS[name].description, VERBS[name].example, settings))
         return 0
     multirun = bool({"-m", "--multirun"} & set(rest))
     words = [word for word in rest if word not in ("-m", "--multirun")]
@@ -213,16 +221,6 @@ def _overview() -> str:
         "-m runs one job a combination of values: infini train -m model=infini_linear,local seed=1,2,3",
     ]
     return "\n".join([*lines, "infini <verb> --help lists the keys."])
-
-
-def _help(name: str) -> str:
-    verb = VERBS[name]
-    lines = [f"infini {name}: {verb.description}", "", f"  {verb.example}", "", "groups (key=choice):"]
-    lines += [f"  {group:<12} {', '.join(choices)}" for group, choices in groups().items()]
-    lines += ["", "keys (key=value; default):"]
-    for key, value in root_defaults().items():
-        lines.append(f"  {key:<12} {'null' if value is None else value}")
-    return "\n".join([*lines, "", "The keys inside a group are set with a dot, as recipe.steps=100."])
 
 
 if __name__ == "__main__":

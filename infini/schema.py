@@ -346,7 +346,7 @@ class Config:
     task: TaskConfig
     """What is learned and measured."""
     model: dict[str, Any]
-    """`name` and the fields of that model's own dataclass, which validates them."""
+    """The system, by name, and its options: the fields of its own dataclass, which validates them."""
     dims: DimsConfig
     """Sizes."""
     scale: ScaleConfig

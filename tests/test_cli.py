@@ -18,6 +18,7 @@ import pytest
 import cli
 from infini.config import Config, compose
 from infini.errors import InputError
+from infini.help import USES
 
 Call = tuple[Config, list[str], dict[str, Any], list[str]]
 
@@ -121,6 +122,29 @@ def test_help_of_a_verb_lists_groups_choices_and_defaults(capsys: pytest.Capture
     shown = capsys.readouterr().out
     for word in ("infini_delta", "paper_12l", "adafactor", "pg19_laptop", "results_dir", "outputs/results"):
         assert word in shown
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_of_a_verb_explains_every_key_of_its_groups(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(USES) == set(cli.VERBS)
+    assert cli.main([verb, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    cfg = dataclasses.asdict(compose([]))
+    in_groups, at_root = USES[verb]
+    keys = [*at_root, *(f"{group}.{key}" for group in in_groups if group != "report" for key in cfg[group])]
+    for key in keys:
+        if key.endswith((".name", ".kind")):
+            continue
+        (number,) = [number for number, line in enumerate(lines) if line.startswith(f"  {key}=")]
+        rest = lines[number].strip().partition("  ")[2] or lines[number + 1].strip()
+        assert len(rest.split()) >= 2 and "=" not in rest.split()[0], f"{key} has no meaning: {rest!r}"
+
+
+def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "task=passkey", "recipe.steps=777", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "recipe=passkey_laptop:" in shown and "recipe.steps=777 " in shown and "task.few_digit_share=0.5" in shown
 
 
 @pytest.mark.parametrize(
