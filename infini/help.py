@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from infini import schema
+from infini import schema, schema_running
 from infini.schema import Config, groups
 
 WIDTH = 118
@@ -101,7 +101,8 @@ def _schema_of(group: str, chosen: str) -> str:
 def _strings() -> dict[str, tuple[list[str], dict[str, str]]]:
     """Class -> its bases and what stands under each of its fields."""
     found: dict[str, tuple[list[str], dict[str, str]]] = {}
-    for node in ast.parse(Path(schema.__file__).read_text(encoding="utf-8")).body:
+    sources = (Path(module.__file__ or "").read_text(encoding="utf-8") for module in (schema, schema_running))
+    for node in (node for source in sources for node in ast.parse(source).body):
         if not isinstance(node, ast.ClassDef):
             continue
         texts: dict[str, str] = {}

@@ -1,5 +1,7 @@
 """The typed configuration: one dataclass a group of `conf/`, each field explained under it, checked when built.
 
+Here is what is learned; how it runs, is measured and shown is in `infini.schema_running`.
+
 No dependency beyond the standard library and PyYAML, so that help and error messages are quick.
 """
 
@@ -14,6 +16,7 @@ import yaml
 
 from infini.errors import InputError, at_least, one_of, require
 from infini.lengths import parse_depths, parse_lengths
+from infini.schema_running import DecodingConfig, LoggerConfig, ParallelConfig, SuiteConfig
 
 LISTS = ("length", "depth")
 """Root keys that are lists; one value is a list of one."""
@@ -185,27 +188,6 @@ class OptimizerConfig:
 
 
 @dataclass
-class ParallelConfig:
-    """Devices and precision."""
-
-    name: str
-    """Name of this arrangement."""
-    accelerator: str
-    """auto, cpu or gpu."""
-    devices: int
-    """Number of devices."""
-    strategy: str
-    """Lightning's name of the strategy."""
-    precision: str
-    """Compute type of matrix products: fp32, bf16, or auto (bf16 where the hardware multiplies it fast)."""
-
-    def __post_init__(self) -> None:
-        one_of("parallel.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
-        one_of("parallel.precision", self.precision, ("auto", "bf16", "fp32"))
-        at_least("parallel", self, 1, "devices")
-
-
-@dataclass
 class RecipeConfig:
     """How a training runs."""
 
@@ -277,66 +259,6 @@ class RecipeConfig:
         progress = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
         cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
         return self.final_lr_fraction + (1.0 - self.final_lr_fraction) * cosine
-
-
-@dataclass
-class LoggerConfig:
-    """Where training curves go."""
-
-    name: str
-    """csv or none."""
-
-    def __post_init__(self) -> None:
-        one_of("logger.name", self.name, ("csv", "none"))
-
-
-@dataclass
-class SuiteConfig:
-    """What `infini bench` measures."""
-
-    name: str
-    """train, stream, decode, all or paper."""
-    repeats: int
-    """Interleaved repeats of a training step of each model; 0 leaves the training step out."""
-    stream_short_tokens: int
-    """Length of the short stream that the long one is compared with."""
-    stream_tokens: int
-    """Length of the long stream, a multiple of the short one; 0 leaves streaming out."""
-    checkpointing: bool
-    """Whether training steps are also measured with activations computed again in the backward pass."""
-    oracle_tokens: int
-    """Tokens on which one layer is compared with the slow reference in float64; 0 leaves the comparison out."""
-    decode_tokens: int
-    """Tokens read one by one after a short and after a long text; 0 leaves decoding out."""
-    decode_short_tokens: int
-    """Length of the short text."""
-    decode_long_tokens: int
-    """Length of the long one."""
-
-    def __post_init__(self) -> None:
-        at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens", "decode_tokens")
-        at_least("suite", self, 1, "stream_short_tokens", "decode_short_tokens")
-        at_least("suite", self, self.decode_short_tokens, "decode_long_tokens")
-        fits = self.stream_tokens % self.stream_short_tokens == 0 and self.stream_tokens != self.stream_short_tokens
-        allowed = f"0, or a multiple of suite.stream_short_tokens={self.stream_short_tokens}, at least twice it"
-        require(fits, "suite.stream_tokens", self.stream_tokens, allowed)
-
-
-@dataclass
-class DecodingConfig:
-    """How `infini generate` draws tokens."""
-
-    name: str
-    max_new_tokens: int
-    """Tokens that are drawn, unless the model ends the text before."""
-    temperature: float
-    """Logits are divided by it; 0 takes the likeliest token each time."""
-    top_p: float
-    """Only the likeliest tokens whose probabilities first reach this sum can be drawn; 1 is all of them."""
-
-    def __post_init__(self) -> None:
-        at_least("decoding", self, 0, "max_new_tokens", "temperature")
-        require(0 < self.top_p <= 1, "decoding.top_p", self.top_p, "must be above 0 and at most 1")
 
 
 @dataclass

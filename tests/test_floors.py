@@ -12,7 +12,18 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*ROOT.glob("infini/**/*.py"), *ROOT.glob("tasks/**/*.py")])
 GROUND = tuple(
     f"infini.{name}"
-    for name in ("ops", "protocols", "state", "grid", "records", "config", "schema", "lengths", "errors")
+    for name in (
+        "ops",
+        "protocols",
+        "state",
+        "grid",
+        "records",
+        "config",
+        "schema",
+        "schema_running",
+        "lengths",
+        "errors",
+    )
 )
 LAZY = ("wandb", "datasets", "tensorboard")
 FRAMEWORKS = ("hydra", "omegaconf", "lightning", "pytorch_lightning", "wandb", "datasets")

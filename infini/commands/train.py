@@ -12,7 +12,6 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar
-from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 
 from infini import records
@@ -30,6 +29,7 @@ from infini.training.checkpoint import (
     read_description,
     save_model,
 )
+from infini.training.loggers import make_logger
 from infini.training.module import LanguageModelModule
 from infini.training.resume import SavePoints, UnfinishedRun
 
@@ -95,7 +95,7 @@ def _fit(
     if point is not None:
         console.print(f"going on from {point}", markup=False, highlight=False, soft_wrap=True)
     saving = SavePoints(unfinished, cfg.recipe.save_every)
-    trainer = _trainer(cfg, device, unfinished.folder, saving)
+    trainer = _trainer(cfg, device, record.run_id, saving)
     try:
         trainer.fit(module, datamodule=data, ckpt_path=None if point is None else str(point), weights_only=True)
         module.read_losses()
@@ -180,7 +180,7 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> Non
     load_weights_into(model, folder)
 
 
-def _trainer(cfg: Config, device: torch.device, unfinished: Path, saving: SavePoints) -> lightning.Trainer:
+def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints) -> lightning.Trainer:
     callbacks: list[Callback] = [saving]
     console = Console(stderr=True)
     if console.is_terminal:
@@ -199,9 +199,7 @@ def _trainer(cfg: Config, device: torch.device, unfinished: Path, saving: SavePo
         enable_checkpointing=False,
         enable_progress_bar=console.is_terminal,
         enable_model_summary=False,
-        logger=CSVLogger(unfinished.parent.parent / "logs", name="", version=unfinished.name)
-        if cfg.logger.name == "csv"
-        else False,
+        logger=make_logger(cfg.logger.name, Path(cfg.results_dir) / "logs", run_id),
         log_every_n_steps=10,
     )
 
