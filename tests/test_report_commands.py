@@ -13,6 +13,8 @@ from infini import records
 from infini.commands import figure, publish, table
 from infini.errors import InputError
 from infini.records import RunRecord
+from infini.report.curves import draw_curves, smoothed
+from infini.report.selection import Selection
 
 
 def fill(folder: Path, *runs: RunRecord) -> list[RunRecord]:
@@ -52,13 +54,43 @@ def test_table_command_prints_the_paper_where_nothing_ran(
 
 def test_figure_command_draws_or_says_how_to_get_runs(cfg: Any, published: Path) -> None:
     with pytest.raises(InputError, match="infini reproduce report=table2_lm scale=laptop"):
+        figure.run(cfg, ["report=table2_lm"])
+    with pytest.raises(InputError, match="infini reproduce scale=laptop"):
         figure.run(cfg, [])
     fill(Path(cfg.results_dir), make_eval("infini_linear", 1), make_eval("local", 1, series={}))
-    assert figure.run(cfg, []) == 0
-    assert [name for name in files(Path(cfg.results_dir)) if name.startswith("figures")] == [
-        "figures/table2_lm_laptop_gates_infini_linear.png",
-        "figures/table2_lm_laptop_gates_infini_linear.svg",
-    ]
+    gates = [f"figures/table2_lm_laptop_gates_infini_linear.{suffix}" for suffix in ("png", "svg")]
+    for words in (["report=table2_lm"], []):
+        assert figure.run(cfg, words) == 0
+        assert [name for name in files(Path(cfg.results_dir)) if name.startswith("figures")] == gates
+
+
+def test_where_nothing_is_yours_the_published_runs_are_drawn(
+    cfg: Any, published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(published, make_eval("infini_linear", 1))
+    assert figure.run(cfg, ["report=table2_lm"]) == 0
+    assert "drawn from the published ones" in capsys.readouterr().out
+    assert len(files(Path(cfg.results_dir))) == 2 and not (published / "figures").exists()
+    fill(Path(cfg.results_dir), make_eval("infini_linear", 2))
+    assert figure.run(cfg, ["report=table2_lm"]) == 0
+    assert "published" not in capsys.readouterr().out
+
+
+def test_training_curves_are_drawn_once_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
+    curve = [[step, 3.0 / step] for step in range(1, 301)]
+    trained = make_train("infini_linear", 1, series={"loss_curve": curve, "stage_steps": [100]})
+    runs = [make_eval("infini_linear", 1), make_eval("infini_linear", 1, run_id="again", parent=trained.run_id)]
+    selection = Selection({"one": runs[:1], "two": runs[1:]}, {trained.run_id: trained})
+    titles = {"one": "A title that is long enough for two lines", "two": "Two"}
+    made = [draw_curves(selection, titles, tmp_path / folder / "training", "x") for folder in ("first", "second")]
+    assert [path.suffix for path in made[0]] == [".png", ".svg"]
+    assert [path.read_bytes() for path in made[0]] == [path.read_bytes() for path in made[1]]
+    svg = made[0][1].read_text()
+    # The second row's training is the first's.
+    assert "A title that is long" in svg and "Two" not in svg
+    assert draw_curves(Selection({"one": runs[:1]}, {}), titles, tmp_path / "none", "x") == []
+    step, loss = smoothed(curve)
+    assert len(step) == 60 and step[0] == 3.0 and loss[0] == pytest.approx(sum(3 / n for n in range(1, 6)) / 5)
 
 
 def test_publish_copies_run_and_parent_and_renews_tables_and_figures(cfg: Any, published: Path) -> None:

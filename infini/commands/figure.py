@@ -1,4 +1,4 @@
-"""`infini figure report=<name>`: the figures of a report, from the records of the results folder."""
+"""`infini figure`: the figures of one report or of all, from run records."""
 
 from __future__ import annotations
 
@@ -8,29 +8,51 @@ from typing import TYPE_CHECKING
 from infini import records
 from infini.errors import InputError
 from infini.report.load import draw, load_report
+from infini.report.passkey import PasskeyReport
 from infini.report.selection import Report, select_runs
+from infini.schema import groups
 
 if TYPE_CHECKING:
     from infini.config import Config
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
-    """Write the report's figures to `<results_dir>/figures` as PNG and SVG.
+    """Write the figures of the report that is named, else of every report, to `<results_dir>/figures` as PNG and SVG.
+
+    Runs are those of the results folder; for a report that has none there, the published ones.
 
     Raises:
-        InputError: no run of the report at this scale holds anything to draw.
+        InputError: no run of the reports at this scale holds anything to draw.
     """
-    report = load_report(cfg.report)
-    results_dir = Path(cfg.results_dir)
-    selection = select_runs(report, cfg.scale.name, records.load_records(results_dir))
-    paths = draw(report, cfg.scale.name, selection, results_dir / "figures")
-    if not paths:
+    named = any(text.startswith("report=") for text in overrides)
+    if not named:
+        from infini.config import compose
+
+        others = [text for text in overrides if not text.startswith("report.")]
+        configs = [compose([*others, f"report={name}"]).report for name in groups()["report"]]
+    else:
+        configs = [cfg.report]
+    drawn = [_draw(load_report(config), cfg) for config in configs]
+    if not any(drawn):
+        which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
         raise InputError(
-            f"{results_dir}: no evaluation runs of {report.name} at scale {cfg.scale.name} to draw; "
-            f"make them with `infini reproduce report={report.name} scale={cfg.scale.name}`"
+            f"{cfg.results_dir}: nothing to draw there or among published runs; make it with `infini reproduce {which}`"
         )
-    for path in paths:
-        print(path)
-    if isinstance(report, Report) and report.baseline and report.baseline not in selection.runs:
-        print(f"no gap by position: it needs an evaluation of model={report.baseline} with the same seed")
     return 0
+
+
+def _draw(report: Report | PasskeyReport, cfg: Config) -> list[Path]:
+    """The figures of one report; what was drawn is printed."""
+    results_dir = Path(cfg.results_dir)
+    for folder in (results_dir, records.published_dir()):
+        selection = select_runs(report, cfg.scale.name, records.load_records(folder))
+        paths = draw(report, cfg.scale.name, selection, results_dir / "figures")
+        if paths:
+            if folder != results_dir:
+                print(f"{report.name}: no runs of yours, drawn from the published ones")
+            for path in paths:
+                print(path)
+            if isinstance(report, Report) and report.baseline and report.baseline not in selection.runs:
+                print(f"no gap by position: it needs an evaluation of model={report.baseline} with the same seed")
+            return paths
+    return []

@@ -63,7 +63,10 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
         Paths of the PNG and the SVG.
     """
     points: dict[tuple[str, int], dict[int, list[float]]] = {}
-    for runs in selection.runs.values():
+    for name, runs in selection.runs.items():
+        # The row that others start from is none of them.
+        if "dims.segment_length" not in report.rows[name].overridden():
+            continue
         for run in runs:
             segment = selection.training_config(run)["dims"]["segment_length"]
             for _, cell in chosen_cells(report, [run]).values():
@@ -95,9 +98,8 @@ def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder
     segment length, accuracy by updates instead."""
     written: list[Path] = []
     if any("dims.segment_length" in row.overridden() for row in report.rows.values()):
-        return (
-            accuracy_by_updates(report, scale, selection, folder / f"{report.name}_{scale}") if selection.runs else []
-        )
+        sized = [name for name in selection.runs if "dims.segment_length" in report.rows[name].overridden()]
+        return accuracy_by_updates(report, scale, selection, folder / f"{report.name}_{scale}") if sized else []
     for name, runs in selection.runs.items():
         title = report.rows[name].title
         written += accuracy_heatmap(report, runs, folder / f"{report.name}_{scale}_accuracy_{name}", title)

@@ -1,0 +1,92 @@
+"""Training curves of a report's rows, from the records of their training runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from infini.records import RunRecord
+from infini.report.figures import LINES, paper_style, save
+from infini.report.selection import Selection
+
+POINTS = 60
+"""Means that a curve is drawn as."""
+_COLUMNS = 3
+
+
+def training_curves(
+    trained: Mapping[str, Sequence[RunRecord]], titles: Mapping[str, str], path: Path, heading: str
+) -> list[Path]:
+    """Draw the training loss of each row against the optimizer step, a panel a row and a line a seed.
+
+    Each point is the mean of a sixtieth of the steps. Dotted uprights: where a stage of the curriculum ended.
+
+    Args:
+        trained: row name -> its training runs, their series `loss_curve` filled.
+        titles: row name -> title of its panel.
+        path: the figure's path without suffix.
+        heading: title of the figure.
+
+    Returns:
+        Paths of the PNG and the SVG.
+    """
+    n_rows = math.ceil(len(trained) / _COLUMNS)
+    with paper_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.2, 0.7 + 1.9 * n_rows), layout="constrained")
+        curves = [smoothed(run.series["loss_curve"])[1] for runs in trained.values() for run in runs]
+        lowest, highest = (pick([pick(curve) for curve in curves]) for pick in (np.min, np.max))
+        panels = figure.subplots(n_rows, min(_COLUMNS, len(trained)), sharey=True, squeeze=False).flatten()
+        for axes, (name, runs) in zip(panels, trained.items(), strict=False):
+            for index, run in enumerate(runs):
+                style, _, shade = LINES[index % len(LINES)]
+                step, loss = smoothed(run.series["loss_curve"])
+                axes.plot(step, loss, style, color=shade, linewidth=1.0, label=f"seed {run.seed}")
+                for end in run.series.get("stage_steps", ()):
+                    axes.axvline(end, color=shade, linewidth=0.6, linestyle=":")
+            axes.set_title("\n".join(_halves(titles[name])), fontsize=8)
+            axes.tick_params(labelsize=7)
+            if len(runs) > 1:
+                axes.legend(fontsize=6, frameon=False)
+        # A loss that falls to almost nothing says so on a logarithmic scale only.
+        if 0 < lowest < highest / 20:
+            panels[0].set_yscale("log")
+        for axes in panels[len(trained) :]:
+            axes.set_axis_off()
+        figure.supxlabel("optimizer step", fontsize=8)
+        figure.supylabel("training loss (nats a token)", fontsize=8)
+        figure.suptitle(heading, fontsize=9)
+        return save(figure, path)
+
+
+def smoothed(curve: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and losses of a curve of [step, loss], averaged over at most POINTS equal parts of it."""
+    parts = np.array_split(np.asarray(curve, dtype=np.float64), min(POINTS, len(curve)))
+    step, loss = np.array([part.mean(0) for part in parts]).T
+    return step, loss
+
+
+def draw_curves(selection: Selection, titles: Mapping[str, str], path: Path, heading: str) -> list[Path]:
+    """The curves of every training behind a report, each once: under the first row that it stands behind."""
+    trained: dict[str, list[RunRecord]] = {}
+    drawn: set[str] = set()
+    for name, runs in selection.runs.items():
+        for run in runs:
+            training = selection.training(run)
+            if training is not None and training.run_id not in drawn and training.series.get("loss_curve"):
+                drawn.add(training.run_id)
+                trained.setdefault(name, []).append(training)
+    return training_curves(trained, titles, path, heading) if trained else []
+
+
+def _halves(title: str) -> list[str]:
+    """A long title in two lines, cut at the space nearest to its middle."""
+    spaces = [place for place, letter in enumerate(title) if letter == " "]
+    if len(title) < 28 or not spaces:
+        return [title]
+    cut = min(spaces, key=lambda place: abs(place - len(title) / 2))
+    return [title[:cut], title[cut + 1 :]]
