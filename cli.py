@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infini.errors import InputError, did_you_mean
-from infini.schema import LISTS
+from infini.schema import LISTS, TEXTS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         where = f"{error.filename}: " if error.filename else ""
         print(
-            f"infini: error: {where}{error.strerror}; what was there before is whole, the same command goes on from it",
+            f"infini: error: {where}{error.strerror}; nothing that was there before is lost",
             file=sys.stderr,
         )
         return USAGE_ERROR
@@ -121,6 +121,9 @@ def _dispatch(arguments: list[str]) -> int:
             raise InputError(f"{word!r}: no such option; allowed: -m, --multirun, -h, --help")
     if multirun:
         return _sweep(name, words)
+    if name == "generate":
+        texts, words = _take_texts(words)
+        return _run(name, words, texts=texts)
     words = [_bracketed(word) for word in words]
     if name == "publish":
         ids = [word for word in words if "=" not in word]
@@ -149,6 +152,20 @@ def _bracketed(word: str) -> str:
     """`length=32K,1M` as the list it means; without -m several lengths or depths are one run."""
     key, _, value = word.partition("=")
     return f"{key}=[{value}]" if key in LISTS and "," in value and not value.startswith("[") else word
+
+
+def _take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Prompt and names of state files as they were typed, and the other words: what a text says is no grammar."""
+    texts: dict[str, str | None] = {}
+    others = []
+    for word in words:
+        key, separator, value = word.partition("=")
+        if key not in TEXTS or not separator:
+            others.append(word)
+            continue
+        quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
+        texts[key] = None if value == "null" else value[1:-1] if quoted else value
+    return texts, others
 
 
 def _take_seeds(words: Sequence[str]) -> tuple[list[int], list[str]]:

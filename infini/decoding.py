@@ -84,7 +84,9 @@ def draw(logits: torch.Tensor, temperature: float, top_p: float, generator: torc
     logits = logits.cpu()
     if temperature == 0:
         return int(logits.argmax())
-    probabilities, tokens = torch.softmax(logits / temperature, 0).sort(descending=True, stable=True)
+    # The largest at 0, so that no temperature overflows.
+    scaled = (logits - logits.max()) / max(temperature, 1e-30)
+    probabilities, tokens = torch.softmax(scaled, 0).sort(descending=True, stable=True)
     # The likeliest token always stays: before it nothing has been summed.
     kept = probabilities.cumsum(0) - probabilities < top_p
     return int(tokens[kept][torch.multinomial(probabilities[kept], 1, generator=generator)])

@@ -20,6 +20,8 @@ from infini.schema_running import DecodingConfig, LoggerConfig, ParallelConfig, 
 
 LISTS = ("length", "depth")
 """Root keys that are lists; one value is a list of one."""
+TEXTS = ("prompt", "save_state", "load_state")
+"""Root keys of `infini generate` whose values are taken as they are typed, without the grammar of the others."""
 OPTIONAL_GROUPS = ("tuned", "experiment")
 """Groups that may be absent and have no dataclass: their files set values of the other groups."""
 

@@ -214,6 +214,27 @@ def test_a_book_is_read_once_and_asked_twice(
     assert said(capfd, settings, f"load_state={state}")[0] == said(capfd, settings, f"prompt=@{path}")[0]
 
 
+@pytest.mark.parametrize(
+    "text", ["Hello, world", "It's late", 'He said "no" {x} ${y}', "42", "true", " two  spaces ", "a=b"]
+)
+def test_a_prompt_is_taken_as_it_is_typed(
+    trained: tuple[Path, list[str]], capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    folder, settings = trained
+    (folder / "typed.txt").write_text(text)
+    assert said(capfd, settings, f"prompt={text}")[0] == said(capfd, settings, f"prompt=@{folder}/typed.txt")[0]
+
+
+def test_line_ends_are_read_as_they_are(trained: tuple[Path, list[str]], capfd: pytest.CaptureFixture[str]) -> None:
+    folder, settings = trained
+    counts = []
+    for name, ends in (("unix", "\n"), ("windows", "\r\n")):
+        (folder / name).write_bytes(ends.join(["line"] * 50).encode())
+        err = said(capfd, settings, f"prompt=@{folder}/{name}")[1]
+        counts.append(int(err.partition(" tokens read")[0].split()[-1]))
+    assert counts[1] > counts[0]
+
+
 def test_generate_says_what_is_wrong(trained: tuple[Path, list[str]], capfd: pytest.CaptureFixture[str]) -> None:
     folder, settings = trained
     (folder / "utf16.txt").write_bytes("text".encode("utf-16"))
@@ -225,6 +246,9 @@ def test_generate_says_what_is_wrong(trained: tuple[Path, list[str]], capfd: pyt
         (["prompt=x", "decoding.top_p=0"], "decoding.top_p=0.0: must be above 0"),
         (["prompt=x", "decoding.temperature=-1"], "decoding.temperature=-1.0: must be at least 0"),
         (["prompt=x", f"load_state={folder}/none"], "cannot be read as a saved state"),
+        (["prompt=x", f"save_state={folder}"], "is in the way; name a file"),
+        (["prompt=x", f"save_state={folder}/utf16.txt/state"], "is in the way; name a file"),
+        (["prompt=\udce9"], "is not UTF-8 text"),
     ):
         out, err = said(capfd, settings, *words, code=2)
         assert expected in err and "Traceback" not in err and err.count("infini: error:") == 1

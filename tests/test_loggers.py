@@ -72,8 +72,12 @@ def test_wandb_goes_offline_where_nobody_is_logged_in(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert train(corpus, tmp_path / "results", "logger=wandb") == 0
-    assert list((tmp_path / "results" / "logs").glob("wandb/offline-run-*"))
+    for seed in (1, 2):
+        assert train(corpus, tmp_path / "results", "logger=wandb", f"seed={seed}") == 0
+    # A run each, though both are trained in one process.
+    kept = [path.name for path in (tmp_path / "results" / "logs").glob("wandb/offline-run-*")]
+    ids = [run.run_id for run in records.load_records(tmp_path / "results")]
+    assert len(kept) == 2 and all(any(name.endswith(run_id) for name in kept) for run_id in ids)
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,32 @@ def test_a_damaged_point_is_passed_over(
     assert outcome(tmp_path) == straight
 
 
+def test_new_points_are_kept_after_a_restart_past_damaged_ones(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes]
+) -> None:
+    for path in stopped_training(corpus, tmp_path):
+        flip(path)
+    # Both are of later steps than what is saved next.
+    points = stopped_training(corpus, tmp_path, step=4)
+    assert [path.name.split("-")[1] for path in points] == ["00000002"]
+    assert train(corpus, tmp_path).cost["resumed"]
+    assert outcome(tmp_path) == straight
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+def test_points_are_made_by_the_clock_where_no_steps_are_named(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*words(corpus, tmp_path), "recipe.save_every=null"]
+    monkeypatch.setattr(resume, "SECONDS_BETWEEN", 0.0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="is of step 4"):
+        stop_in(patch, 5)
+        train_command.train(compose(overrides), overrides)
+    monkeypatch.setattr(resume, "SECONDS_BETWEEN", 3600.0)
+    assert train_command.train(compose(overrides), overrides).cost["resumed"]
+    assert outcome(tmp_path) == straight
+
+
 class Hostile:
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -342,6 +368,8 @@ def test_a_run_keeps_its_id_from_its_first_point_on(tmp_path: Path) -> None:
     assert claimed(third)[1] is False and third.run_id == "b"
     # At another commit it is the same run, but no commit repeats it.
     assert claimed(begun("d", revision="f" * 40))[1] is True
+    # And so it stays, where it is gone on with at the first commit again.
+    assert claimed(begun("e"))[1] is True
 
 
 def begun(run_id: str, revision: str = "e" * 40) -> RunRecord:

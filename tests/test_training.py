@@ -334,7 +334,7 @@ def test_the_layer_of_a_value_that_is_not_finite_is_named(
 
     monkeypatch.setattr(LanguageModelModule, "training_step", broken)
     with pytest.raises(
-        InputError, match=r"step 2 is nan, .* comes out of blocks.1.attention.o_proj; lower it. No check"
+        InputError, match=r"step 2 is nan, .* comes out of blocks.1.attention.o_proj; a lower one .* No check"
     ):
         train(corpus, tmp_path, "dims.n_layers=3")
 

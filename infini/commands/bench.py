@@ -285,7 +285,7 @@ def _decoding(cfg: Config, device: torch.device, console: Console) -> dict[str, 
         # A window of `full` is several segments.
         N = model.segment_length
         call = max(1, STREAM_CALL // N) * N
-        lengths = [length - length % N for length in (suite.decode_short_tokens + N - 1, suite.decode_long_tokens)]
+        lengths = [-(-length // N) * N for length in (suite.decode_short_tokens, suite.decode_long_tokens)]
         console.print(
             f"{suite.decode_tokens} tokens one by one through {name}, after {lengths[0]:,} and {lengths[1]:,} tokens",
             highlight=False,

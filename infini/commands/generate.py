@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -22,16 +24,21 @@ _CHARACTERS = 1 << 20
 """Of the prompt, held at the same time."""
 
 
-def run(cfg: Config, overrides: list[str]) -> int:
+def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None = None) -> int:
     """Print the continuation of `cfg.prompt`, token by token; what was read and how fast goes to standard error.
 
-    Raises InputError when prompt, state or checkpoint cannot be read, or there is nothing to go on from.
+    texts: prompt, save_state and load_state as they were typed. Raises InputError when prompt, state or checkpoint
+    cannot be read, or there is nothing to go on from.
     """
     from tasks.text import TextTokenizer
 
+    for key, value in (texts or {}).items():
+        setattr(cfg, key, value)
     if cfg.prompt is None and cfg.load_state is None:
         raise InputError("prompt=null: give a text, @ and a file, or - for standard input; or load_state=<file>")
     text, size = _open(cfg.prompt)
+    if cfg.save_state is not None:
+        _check_writable(Path(cfg.save_state))
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     # Here the seed decides what is drawn, not which model goes on.
@@ -78,16 +85,31 @@ def _open(prompt: str | None) -> tuple[Iterator[str], int]:
     if prompt is None:
         return iter(()), 0
     if prompt == "-":
-        return _pieces(sys.stdin, "prompt=-"), 0
+        # Python's own standard input may let bytes pass that are no text, and turns line ends into others.
+        raw = getattr(sys.stdin, "buffer", None)
+        text = sys.stdin if raw is None else io.TextIOWrapper(raw, "utf-8", errors="strict", newline="")
+        return _pieces(text, "prompt=-"), 0
     if not prompt.startswith("@"):
-        return iter((prompt,)), len(prompt.encode())
+        try:
+            return iter((prompt,)), len(prompt.encode())
+        except UnicodeEncodeError as error:
+            raise InputError(f"prompt={prompt!r}: is not UTF-8 text") from error
     path = Path(prompt[1:])
     try:
         size = path.stat().st_size
-        file = open(path, encoding="utf-8")  # noqa: SIM115 - it is read while it is streamed
+        file = open(path, encoding="utf-8", newline="")  # noqa: SIM115 - it is read while it is streamed
     except OSError as error:
         raise InputError(f"prompt={prompt!r}: cannot be read ({error.strerror})") from error
     return _pieces(file, f"prompt={prompt!r}"), size
+
+
+def _check_writable(path: Path) -> None:
+    """Before a long prompt is read: raises InputError where a file of this name cannot be made."""
+    standing = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir() or not standing.is_dir():
+        raise InputError(f"save_state={str(path)!r}: {path if path.is_dir() else standing} is in the way; name a file")
+    if not os.access(standing, os.W_OK):
+        raise InputError(f"save_state={str(path)!r}: {standing} may not be written")
 
 
 def _pieces(file: object, where: str) -> Iterator[str]:

@@ -29,9 +29,9 @@ from infini.training.checkpoint import (
     read_description,
     save_model,
 )
-from infini.training.loggers import make_logger
+from infini.training.loggers import close_loggers, make_logger
 from infini.training.module import LanguageModelModule
-from infini.training.resume import SavePoints, UnfinishedRun
+from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -73,6 +73,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
         resumed = _fit(cfg, module, data, device, unfinished, record, console)
         return _keep(cfg, module, data, device, unfinished, record, resumed, console)
     finally:
+        close_loggers()
         unfinished.release()
 
 
@@ -103,9 +104,11 @@ def _fit(
         if not trainer.interrupted:
             raise
     except FloatingPointError as error:
-        raise InputError(f"optimizer.lr={cfg.optimizer.lr}: {error}; lower it. {saving.newest()}") from error
+        raise InputError(
+            f"optimizer.lr={cfg.optimizer.lr}: {error}; a lower one starts from the beginning. {saving.newest()}"
+        ) from error
     if trainer.interrupted:
-        raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.newest()}")
+        raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.where_to_go_on()}")
     return point is not None
 
 
@@ -196,6 +199,7 @@ def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints)
         max_epochs=-1,
         gradient_clip_val=cfg.optimizer.clip_norm,
         callbacks=callbacks,
+        plugins=[PlainFiles()],
         enable_checkpointing=False,
         enable_progress_bar=console.is_terminal,
         enable_model_summary=False,

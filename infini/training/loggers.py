@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ def make_logger(name: str, folder: Path, run_id: str) -> Any:
     except ModuleNotFoundError as error:
         raise InputError(f"logger={name}: needs a package that is not installed; pip install {name}") from error
     return False
+
+
+def close_loggers() -> None:
+    """End a Weights & Biases run that is open: the next training of this process would go on with it."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and getattr(wandb, "run", None) is not None:
+        wandb.finish()
 
 
 def _wandb(folder: Path, run_id: str) -> Any:

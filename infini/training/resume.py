@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import lightning
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from infini import records
 from infini.errors import InputError
@@ -22,6 +24,8 @@ from infini.training.checkpoint import sha256_of
 
 KEPT = 2
 """Points that stay: the newest, and the one before it in case the newest is damaged."""
+DAMAGED = ".damaged"
+"""Suffix of points that were passed over."""
 SECONDS_BETWEEN = 60.0
 """Between two points, where the recipe does not count steps."""
 
@@ -45,6 +49,9 @@ class UnfinishedRun:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.folder / "lock")
+        for partial in self.folder.glob(".*.partial"):
+            # Of a process that was killed.
+            partial.unlink(missing_ok=True)
         path = self.folder / "run.json"
         begun: dict[str, Any] = {}
         # Without a point there is nothing to go on from.
@@ -54,11 +61,15 @@ class UnfinishedRun:
             except ValueError:
                 begun = {}
         now = {key: record.environment.get(key) for key in ("git_revision", "git_dirty")}
-        if not {"run_id", "started", *now} <= set(begun):
-            begun = {"run_id": record.run_id, "started": record.started, **now}
+        if not {"run_id", "started", "mixed", *now} <= set(begun):
+            begun = {"run_id": record.run_id, "started": record.started, "mixed": False, **now}
             records.write_atomically(path, json.dumps(begun).encode())
         record.run_id, record.started = begun["run_id"], begun["started"]
-        return bool({key: begun[key] for key in now} != now)
+        if not begun["mixed"] and {key: begun[key] for key in now} != now:
+            # Kept, for the next sitting may be at the first one's commit again.
+            begun["mixed"] = True
+            records.write_atomically(path, json.dumps(begun).encode())
+        return bool(begun["mixed"])
 
     def save(self, step: int, write: Callable[[str], None]) -> Path:
         """Make a point: `write` puts it into the file it is given. Points but the newest two go once it is proven."""
@@ -76,26 +87,30 @@ class UnfinishedRun:
         _sync_folder(self.folder)
         if sha256_of(path) == digest:
             for old in self._points()[:-KEPT]:
-                old.unlink(missing_ok=True)
+                if old != path:
+                    old.unlink(missing_ok=True)
         return path
 
     def newest(self) -> tuple[Path | None, list[Path]]:
-        """The newest point whose content is what its name says and can be read; and those passed over on the way."""
+        """The newest point whose content is what its name says and can be read; and those passed over on the way, which
+        get another name: a point of fewer steps would else count as the older one."""
         damaged: list[Path] = []
         for path in reversed(self._points()):
-            if path.stem.rpartition("-")[2] == sha256_of(path) and _readable(path):
+            if _whole(path):
                 return path, damaged
             damaged.append(path)
+            path.rename(path.with_suffix(DAMAGED))
         return None, damaged
 
     def clear(self) -> None:
         """Remove the folder: the training has its record."""
-        for path in (*self._points(), *self.folder.glob(".*.partial"), self.folder / "run.json", self.folder / "lock"):
+        self.release()
+        made = [path for pattern in ("*.ckpt", f"*{DAMAGED}", ".*.partial") for path in self.folder.glob(pattern)]
+        for path in (*made, self.folder / "run.json", self.folder / "lock"):
             path.unlink(missing_ok=True)
         # Unless something of the user's lies there too.
         with contextlib.suppress(OSError):
             self.folder.rmdir()
-        self.release()
 
     def release(self) -> None:
         """Give the folder back."""
@@ -109,6 +124,17 @@ class UnfinishedRun:
         return sorted(found, key=lambda path: (path.name.split("-")[1], path.stat().st_mtime))
 
 
+class PlainFiles(TorchCheckpointIO):
+    """Checkpoints written to the path that is given. Lightning's own writer goes by the system's folder for temporary
+    files, which may be small, or another disk, and where a killed process leaves them."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        with open(path, "wb") as file:
+            file.write(content.getbuffer())
+
+
 class SavePoints(Callback):
     """Makes a point every so many steps, or about once a minute, and one after the last step."""
 
@@ -119,10 +145,16 @@ class SavePoints(Callback):
         self._saved = time.monotonic()
 
     def newest(self) -> str:
-        """A sentence on the newest point, for who stops a training."""
+        """A sentence on the newest point, without its full stop, for who stops a training."""
         if self.newest_step is None:
-            return "No checkpoint was due yet: the same command starts again"
-        return f"The last good checkpoint is of step {self.newest_step}: the same command goes on from there"
+            return "No checkpoint was due yet"
+        return f"The last good checkpoint is of step {self.newest_step}"
+
+    def where_to_go_on(self) -> str:
+        """The same, and what starting again does."""
+        return (
+            f"{self.newest()}: the same command {'starts again' if self.newest_step is None else 'goes on from there'}"
+        )
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self._saved = time.monotonic()
@@ -180,11 +212,13 @@ def _lock(path: Path) -> Any:
     return file
 
 
-def _readable(path: Path) -> bool:
+def _whole(path: Path) -> bool:
     try:
+        if path.stem.rpartition("-")[2] != sha256_of(path):
+            return False
         return "infini" in torch.load(path, map_location="cpu", weights_only=True)
     except Exception:
-        # Whatever reading a foreign or hostile file raises: it is no point of ours.
+        # Whatever reading a bad disk, a foreign or a hostile file raises: it is no point of ours.
         return False
 
 
