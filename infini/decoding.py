@@ -17,7 +17,7 @@ import torch
 
 from infini.errors import InputError
 from infini.records import write_atomically
-from infini.state import State, fork, leaves, map_state
+from infini.state import State, filled, fork, stored_leaves
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def save_reader(reader: Reader, path: Path, about: dict[str, str]) -> None:
     model's run id."""
     from safetensors.torch import save
 
-    tensors = {name: leaf.detach().cpu().contiguous() for name, leaf in leaves(reader.state)}
+    tensors = stored_leaves(reader.state)
     tensors["last"] = torch.tensor([reader.last])
     write_atomically(path, save(tensors, metadata={**about, "sha256": _digest(tensors)}))
 
@@ -124,12 +124,10 @@ def load_reader(path: Path, model: Any, about: dict[str, str]) -> Reader:
         if found.get(key) != value:
             raise InputError(f"{where}: its {key} is {found.get(key)!r}, this model's is {value!r}")
     last = int(tensors.pop("last"))
-    fresh = model.init_state(1)
-    wanted = {name: tuple(leaf.shape) for name, leaf in leaves(fresh)}
-    if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
-        raise InputError(f"{where}: not a state of this model and segment length")
-    stored = iter([tensors[name] for name in wanted])
-    return Reader(model, map_state(lambda leaf: next(stored).to(leaf.device, leaf.dtype), fresh), last)
+    try:
+        return Reader(model, filled(model.init_state(1), tensors), last)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def _digest(tensors: dict[str, torch.Tensor]) -> str:

@@ -109,23 +109,35 @@ def state_bytes(tree: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(tree))
 
 
+def stored_leaves(tree: Any) -> dict[str, torch.Tensor]:
+    """Dotted path -> a tensor that can be written: contiguous, without history, on the CPU."""
+    return {name: leaf.detach().cpu().contiguous() for name, leaf in leaves(tree)}
+
+
+def filled(like: Tree, stored: dict[str, torch.Tensor]) -> Tree:
+    """What stored_leaves gave, in the shape of `like` (a fresh state of the same model and batch size).
+
+    Raises ValueError when these are not the leaves of such a state.
+    """
+    wanted = {name: tuple(leaf.shape) for name, leaf in leaves(like)}
+    if wanted != {name: tuple(leaf.shape) for name, leaf in stored.items()}:
+        raise ValueError("not a state of this model, segment length and batch size")
+    loaded = iter([stored[name] for name in wanted])
+    return map_state(lambda leaf: next(loaded).to(leaf.device, leaf.dtype), like)
+
+
 def save_state(tree: Any, path: str | Path) -> None:
     """Write every leaf to a safetensors file."""
     from safetensors.torch import save_file
 
-    save_file({name: leaf.detach().contiguous() for name, leaf in leaves(tree)}, str(path))
+    save_file(stored_leaves(tree), str(path))
 
 
 def load_state(like: Tree, path: str | Path) -> Tree:
-    """Read what save_state wrote into the shape of `like` (a fresh state of the same model and batch size).
-
-    Raises ValueError when the file's leaves are not those of `like`.
-    """
+    """Read what save_state wrote into the shape of `like`; ValueError when the file's leaves are not those of one."""
     from safetensors.torch import load_file
 
-    stored = load_file(str(path))
-    wanted = {name: tuple(leaf.shape) for name, leaf in leaves(like)}
-    if wanted != {name: tuple(leaf.shape) for name, leaf in stored.items()}:
-        raise ValueError(f"{path}: not a state of this model and batch size")
-    loaded = iter([stored[name] for name in wanted])
-    return map_state(lambda leaf: next(loaded).to(leaf.device, leaf.dtype), like)
+    try:
+        return filled(like, load_file(str(path)))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -71,8 +71,8 @@ def arm(moment: str, occurrence: int) -> None:
     if moment == "in a step":
         before(LanguageModelModule, "_loss")
     elif moment == "in the optimizer":
+        # Between the gradients and the new weights; the schedule's own step is also taken when it is made.
         before(torch.nn.utils, "clip_grad_norm_")
-        before(torch.optim.lr_scheduler.LambdaLR, "step")
     elif moment == "in a point's write":
         half_written(lightning.Trainer, "save_checkpoint", 1)
     elif moment == "before a point's rename":

@@ -192,7 +192,7 @@ def test_state_is_saved_and_loaded(rule: str, tmp_path: Path) -> None:
         assert_same_state(loaded, state, 0.0)
         more = inputs(rows, 13, seed=1)
         assert torch.equal(layer(more, loaded)[0], layer(more, state)[0])
-    with pytest.raises(ValueError, match="not a state of this model and batch size"):
+    with pytest.raises(ValueError, match="not a state of this model, segment length and batch size"):
         load_state(layer.init_state(3), tmp_path / "state.safetensors")
 
 

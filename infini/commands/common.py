@@ -16,7 +16,7 @@ from infini import records
 from infini.config import Config, config_hash
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.training.checkpoint import checkpoint_folder, named_folder
+from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder
 
 
 def load_data_module(cfg: Config) -> Any:
@@ -52,6 +52,16 @@ def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:
         described = " ".join(f"{key}={value}" for key, value in wanted.items())
         raise InputError(f"checkpoint=null: no trained model for {described} in {cfg.results_dir}; train one first")
     return checkpoint_folder(cfg.results_dir, runs[-1].run_id)
+
+
+def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:
+    """The tokenizer of a checkpoint; InputError where it is not the one the model was trained with."""
+    from tasks.text import TextTokenizer
+
+    tokenizer = TextTokenizer.load(folder / TOKENIZER)
+    if tokenizer.hash != description["tokenizer_hash"]:
+        raise InputError(f"checkpoint={str(folder)!r}: {TOKENIZER} is not the one the model was trained with")
+    return tokenizer
 
 
 def find_training(cfg: Config) -> RunRecord | None:

@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import find_checkpoint, keep_large_buffers, start_record
+from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer, start_record
 from infini.config import Config, DimsConfig, OptimizerConfig, RecipeConfig
 from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes
 from infini.precision import pick_device
 from infini.records import value_at
-from infini.training.checkpoint import TOKENIZER, load_model
+from infini.training.checkpoint import load_model
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -35,15 +35,11 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
 
     Raises InputError when the checkpoint is damaged or another model's, or the data cannot be had.
     """
-    from tasks.text import TextTokenizer
-
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     model, description = load_model(folder, device)
     cfg = _as_trained(cfg, overrides, description, folder)
-    tokenizer = TextTokenizer.load(folder / TOKENIZER)
-    if tokenizer.hash != description["tokenizer_hash"]:
-        raise InputError(f"checkpoint={str(folder)!r}: {TOKENIZER} is not the one the model was trained with")
+    tokenizer = load_tokenizer(folder, description)
     model.resize_segments(cfg.dims.segment_length)
     record = start_record("eval", cfg, overrides, parent=description["run_id"])
     started = time.perf_counter()

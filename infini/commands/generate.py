@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from infini.commands.common import find_checkpoint, keep_large_buffers
+from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer
 from infini.config import Config
 from infini.decoding import Reader, generate, load_reader, save_reader
 from infini.errors import InputError
 from infini.precision import autocast, pick_device
 from infini.progress import progress_bar
-from infini.training.checkpoint import TOKENIZER, load_model
+from infini.training.checkpoint import load_model
 
 TOKENS_PER_CALL = 4096
 _CHARACTERS = 1 << 20
@@ -30,8 +30,6 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     texts: prompt, save_state and load_state as they were typed. Raises InputError when prompt, state or checkpoint
     cannot be read, or there is nothing to go on from.
     """
-    from tasks.text import TextTokenizer
-
     for key, value in (texts or {}).items():
         setattr(cfg, key, value)
     if cfg.prompt is None and cfg.load_state is None:
@@ -44,9 +42,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     # Here the seed decides what is drawn, not which model goes on.
     folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
     model, description = load_model(folder, device)
-    tokenizer = TextTokenizer.load(folder / TOKENIZER)
-    if tokenizer.hash != description["tokenizer_hash"]:
-        raise InputError(f"checkpoint={str(folder)!r}: {TOKENIZER} is not the one the model was trained with")
+    tokenizer = load_tokenizer(folder, description)
     about = {"model": str(description["run_id"]), "tokenizer": tokenizer.hash}
     with autocast(cfg.parallel.precision, device):
         reader = Reader.begin(model, tokenizer.bos_id)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import random
 import time
 from collections.abc import Callable
@@ -217,8 +218,8 @@ def _whole(path: Path) -> bool:
         if path.stem.rpartition("-")[2] != sha256_of(path):
             return False
         return "infini" in torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:
-        # Whatever reading a bad disk, a foreign or a hostile file raises: it is no point of ours.
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError):
+        # A bad disk, a foreign or a hostile file: it is no point of ours.
         return False
 
 
