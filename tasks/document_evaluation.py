@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,30 @@ from infini.config import Config
 from infini.precision import autocast
 from infini.progress import progress_bar
 from infini.records import RunRecord
-from tasks.language_modelling import metrics, stream_documents, stream_with_foreign_memory
+from tasks.kept import KeptEntries, kept_path
+from tasks.language_modelling import (
+    Advance,
+    Some,
+    Streamed,
+    metrics,
+    position_edges,
+    stream_documents,
+    stream_with_foreign_memory,
+)
 from tasks.text import TextTokenizer
 from tasks.token_cache import open_split
+
+TOGETHER = 16
+"""Documents that are read side by side; an evaluation that was stopped goes on behind those that are done."""
 
 
 def evaluate(
     cfg: Config, model: Any, tokenizer: TextTokenizer, record: RunRecord, device: torch.device
 ) -> tuple[dict[str, bytes], Callable[[], None]]:
-    """Stream the report's split through the model and fill the record; nothing lies beside it, nothing is left to do.
+    """Stream the report's split through the model and fill the record.
 
+    Returns what is to lie beside the record (nothing), and what to call when it is on the disk. Started again with the
+    same configuration, an evaluation that was stopped goes on with the documents that are missing.
     Raises InputError when the data cannot be had.
     """
     split_name = str(cfg.report["split"])
@@ -38,21 +51,24 @@ def evaluate(
     knockouts = cfg.scale.knockouts and model.gates() is not None and len(split) > 1
     total = int(np.minimum(split.n_tokens, limit or split.n_tokens.max()).sum())
     knocked = int(np.minimum(split.n_tokens, knock_limit).sum()) * knockouts
+    decides = (record.parent, N, cfg.parallel.precision, split.data_record(), split_name, limit, knock_limit)
+    kept = KeptEntries(kept_path(cfg.results_dir, cfg.task.name, *decides), _FIELDS)
+    if kept.entries:
+        console.print("going on with the documents that are missing", markup=False, highlight=False)
+    resumed = bool(kept.entries)
     call = cfg.scale.eval_segments_per_call * N
-    read = partial(stream_documents, model, split, tokenizer.bos_id, tokens_per_call=call)
-
-    started = time.perf_counter()
-    title = f"{cfg.model['name']} on {split_name}"
-    with progress_bar(title, total + 4 * knocked, console.is_terminal) as advance:
-        with autocast(cfg.parallel.precision, device):
-            streamed = read(max_tokens=limit, advance=advance)
-            seconds = time.perf_counter() - started
-            if knockouts:
-                own, foreign = stream_with_foreign_memory(
-                    model, split, tokenizer.bos_id, max_tokens=knock_limit, advance=lambda n: advance(2 * n)
-                )
-                reset = read(max_tokens=knock_limit, reset_every=N, advance=advance)
-                base = read(max_tokens=knock_limit, advance=advance)
+    with (
+        kept,
+        progress_bar(f"{cfg.model['name']} on {split_name}", total + 4 * knocked, console.is_terminal) as advance,
+        autocast(cfg.parallel.precision, device),
+    ):
+        reading = _Reading(kept, model, split, tokenizer.bos_id, call, advance)
+        streamed = reading.documents("read", limit)
+        if knockouts:
+            own, foreign = reading.foreign(knock_limit)
+            reset = reading.documents("reset", knock_limit, reset_every=N)
+            base = reading.documents("base", knock_limit)
+    seconds = sum(entry["seconds"] for name, entry in kept.entries.items() if name.startswith("read/"))
 
     share = streamed.tokens / split.n_tokens
     record.data = split.data_record()
@@ -75,8 +91,89 @@ def evaluate(
         "tokens_per_second": total / seconds,
         "tokens_seen": int(streamed.tokens.sum()),
         "state_floats": model.state_floats(int(max(split.n_tokens)) // N),
+        "resumed": resumed,
     }
-    return {}, lambda: None
+    return {}, lambda: kept.drop(list(kept.entries))
+
+
+_FIELDS = ("seconds", "nll", "tokens", "growth")
+
+
+class _Reading:
+    """Passes over the documents of a split, a group at a time; what `kept` has is not read again."""
+
+    def __init__(
+        self, kept: KeptEntries, model: Any, split: Any, bos_id: int, tokens_per_call: int, advance: Advance
+    ) -> None:
+        self.kept, self.model, self.split, self.bos_id = kept, model, split, bos_id
+        self.tokens_per_call, self.advance = tokens_per_call, advance
+
+    def documents(self, name: str, max_tokens: int | None, reset_every: int | None = None) -> Streamed:
+        """stream_documents over all of them, longest first, so that those side by side are about as long."""
+        n_tokens = np.minimum(self.split.n_tokens, max_tokens or self.split.n_tokens.max())
+        edges = position_edges(int(n_tokens.max()))
+        nll = np.zeros((len(n_tokens), len(edges) - 1))
+        tokens = np.zeros(nll.shape, dtype=np.int64)
+        order = np.argsort(-n_tokens, kind="stable")
+        for first in range(0, len(order), TOGETHER):
+            group = order[first : first + TOGETHER]
+
+            def read(group: np.ndarray = group) -> list[Streamed]:
+                return [
+                    stream_documents(
+                        self.model,
+                        Some(self.split, group.tolist()),
+                        self.bos_id,
+                        tokens_per_call=self.tokens_per_call,
+                        max_tokens=max_tokens,
+                        reset_every=reset_every,
+                        edges=edges,
+                        advance=self.advance,
+                    )
+                ]
+
+            (part,) = self._once(f"{name}/{first}", [edges], int(n_tokens[group].sum()), read)
+            nll[group], tokens[group] = part.nll_by_position, part.tokens_by_position
+        return Streamed(edges, nll, tokens)
+
+    def foreign(self, max_tokens: int) -> tuple[Streamed, Streamed]:
+        """stream_with_foreign_memory, in one piece: every document reads another's memory."""
+        lengths = np.minimum(self.split.n_tokens, max_tokens)
+        # The longest is read as far as the second longest.
+        lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
+        edges = position_edges(int(lengths.max()))
+
+        def read() -> list[Streamed]:
+            found = stream_with_foreign_memory(
+                self.model, self.split, self.bos_id, max_tokens=max_tokens, advance=lambda n: self.advance(2 * n)
+            )
+            return list(found)
+
+        own, foreign = self._once("foreign", [edges, edges], 2 * int(lengths.sum()), read)
+        return own, foreign
+
+    def _once(self, name: str, edges: list[list[int]], work: int, read: Callable[[], list[Streamed]]) -> list[Streamed]:
+        """What `read` gives, or gave before it was stopped."""
+        entry = self.kept.entries.get(name)
+        if entry is None:
+            started = time.perf_counter()
+            parts = read()
+            self.kept.add(
+                name,
+                {
+                    "seconds": time.perf_counter() - started,
+                    "nll": [part.nll_by_position.tolist() for part in parts],
+                    "tokens": [part.tokens_by_position.tolist() for part in parts],
+                    "growth": parts[0].growth,
+                },
+            )
+            return parts
+        self.advance(work)
+        # JSON gives back the very floats.
+        return [
+            Streamed(bins, np.array(nll), np.array(tokens), entry["growth"])
+            for bins, nll, tokens in zip(edges, entry["nll"], entry["tokens"], strict=True)
+        ]
 
 
 def _add_knockouts(record: RunRecord, own: Any, foreign: Any, reset: Any, base: Any) -> None:

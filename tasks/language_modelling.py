@@ -38,6 +38,20 @@ def position_edges(longest: int) -> list[int]:
     return edges
 
 
+class Some:
+    """A few of the documents, in a given order."""
+
+    def __init__(self, documents: Documents, chosen: Sequence[int]) -> None:
+        self.documents, self.chosen = documents, list(chosen)
+
+    @property
+    def n_tokens(self) -> np.ndarray:
+        return np.asarray(self.documents.n_tokens)[self.chosen]
+
+    def ids(self, index: int) -> np.ndarray:
+        return self.documents.ids(self.chosen[index])
+
+
 @dataclass
 class Streamed:
     """Sums over each document. nll, tokens: [documents]; nll_by_position, tokens_by_position: [documents, bins]."""
@@ -108,16 +122,18 @@ def stream_documents(
     tokens_per_call: int,
     max_tokens: int | None = None,
     reset_every: int | None = None,
+    edges: list[int] | None = None,
     advance: Advance | None = None,
 ) -> Streamed:
     """Read every document from its first token to its last (or to max_tokens), state carried, in constant memory.
 
     Every token is scored, the first from the beginning-of-document mark. reset_every: forget every so many tokens, as
-    if each began a document (the `reset` knock-out). advance is called with the number of tokens done.
+    if each began a document (the `reset` knock-out). edges: of the position bins, where not those of the longest
+    document. advance is called with the number of tokens done.
     """
     device = next(model.parameters()).device
     lengths = [int(min(n, max_tokens or n)) for n in documents.n_tokens]
-    edges = position_edges(max(lengths))
+    edges = edges or position_edges(max(lengths))
     rows = _Rows(documents, lengths, bos_id, edges, device)
     state: State | None = None
     previous: np.ndarray = rows.active(0)

@@ -18,6 +18,7 @@ import cli
 from infini import records
 from infini.commands import bench, reproduce
 from infini.records import RunRecord
+from tasks import document_evaluation
 from tasks import text as text_module
 from tasks.text import TextTokenizer, bpe_tokenizer
 
@@ -165,6 +166,47 @@ def test_an_evaluation_scores_the_test_split(with_model: Runner, corpus: Path) -
         cost = sum(entry[f"nll_{knock}"] - entry[f"nll_{knock}_base"] for entry in run.documents)
         tokens = sum(entry[f"{knock}_tokens"] for entry in run.documents)
         assert run.metric(f"{knock}_delta") == pytest.approx(cost / tokens, abs=1e-9)
+
+
+def test_an_evaluation_of_books_that_was_stopped_reads_only_what_is_missing(
+    with_model: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_evaluation, "TOGETHER", 2)
+    with_model("eval")
+    (straight,) = with_model.records("eval")
+    read: list[Any] = []
+    real = document_evaluation.stream_documents
+    stop_at = 4
+
+    def reading(model: Any, documents: Any, *arguments: Any, **options: Any) -> Any:
+        if len(read) == stop_at:
+            raise KeyboardInterrupt
+        read.append([documents.chosen, options["reset_every"]])
+        return real(model, documents, *arguments, **options)
+
+    monkeypatch.setattr(document_evaluation, "stream_documents", reading)
+    with_model("eval", code=cli.INTERRUPTED)
+    stop_at = 100
+    with_model("eval")
+    # Three documents, longest first, two at a time; each pass goes over both groups once, in whichever sitting.
+    assert read == [[group, reset] for reset in (None, 16, None) for group in ([2, 1], [0])]
+    resumed = with_model.records("eval")[-1]
+    assert resumed.cost["resumed"] and not straight.cost["resumed"]
+    assert resumed.results == straight.results and resumed.documents == straight.documents
+    assert resumed.series == straight.series
+    assert not list((with_model.results / "unfinished").glob("*"))
+
+
+def test_books_read_in_groups_are_the_books_read_together(with_model: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_model("eval")
+    monkeypatch.setattr(document_evaluation, "TOGETHER", 1)
+    with_model("eval")
+    together, alone = with_model.records("eval")
+    for name, result in together.results.items():
+        assert alone.results[name]["value"] == pytest.approx(result["value"], rel=1e-5, abs=1e-6)
+        assert alone.results[name]["n"] == result["n"]
+    assert alone.series["nll_by_position"]["edges"] == together.series["nll_by_position"]["edges"]
+    assert alone.series["nll_by_position"]["tokens"] == together.series["nll_by_position"]["tokens"]
 
 
 def test_eval_max_tokens_shortens_every_document(with_model: Runner) -> None:

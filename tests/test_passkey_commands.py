@@ -17,6 +17,7 @@ from infini import records
 from infini.commands import reproduce_passkey
 from infini.records import RunRecord
 from infini.training.module import LanguageModelModule
+from tasks import kept
 from tasks.passkey import measure
 
 SETTINGS = [
@@ -85,7 +86,7 @@ def test_an_evaluation_that_was_stopped_asks_only_what_is_missing(
     infini(capfd, "train", *PASSKEY)
     infini(capfd, "eval", *PASSKEY)
     (straight,) = runs("eval")
-    real = measure._Kept.add
+    real = kept.KeptEntries.add
     added: list[str] = []
 
     def add(self: Any, name: str, entry: dict[str, Any]) -> None:
@@ -95,7 +96,7 @@ def test_an_evaluation_that_was_stopped_asks_only_what_is_missing(
         real(self, name, entry)
 
     with monkeypatch.context() as patch:
-        patch.setattr(measure._Kept, "add", add)
+        patch.setattr(kept.KeptEntries, "add", add)
         infini(capfd, "eval", *PASSKEY, code=cli.INTERRUPTED)
     assert len(runs("eval")) == 1
     _, err = infini(capfd, "eval", *PASSKEY)

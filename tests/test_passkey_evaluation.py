@@ -10,6 +10,7 @@ from helpers import tiny_dims, variant_id, variants
 
 from infini.errors import InputError
 from infini.models import build_model
+from tasks.kept import KeptEntries
 from tasks.passkey.evaluation import (
     Answer,
     answer_alone,
@@ -17,7 +18,7 @@ from tasks.passkey.evaluation import (
     make_questions,
     tokens_to_read,
 )
-from tasks.passkey.measure import _entry, _Kept, bootstrap_interval
+from tasks.passkey.measure import _FIELDS, _entry, bootstrap_interval
 from tasks.passkey.prompt import PasskeyTemplate
 from tasks.passkey.tokenizer import word_tokenizer
 
@@ -172,14 +173,18 @@ def test_the_seed_decides_the_keys():
     assert keys(1) == keys(1) != keys(2)
 
 
+def kept_answers(path):
+    return KeptEntries(path, _FIELDS)
+
+
 def test_kept_answers_survive_a_line_cut_short(tmp_path):
     path = tmp_path / "answers.jsonl"
-    with _Kept(path) as kept:
+    with kept_answers(path) as kept:
         kept.add("a", whole_entry())
         kept.add("b", whole_entry())
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"name": "c", "len')
-    again = _Kept(path)
+    again = kept_answers(path)
     assert list(again.entries) == ["a", "b"] and path.read_bytes() == whole
     with again:
         again.add("c", {**whole_entry(), "length": 2})
@@ -243,17 +248,17 @@ def test_what_the_model_is_fed_is_the_prompts_own_tokens(monkeypatch):
 
 
 def test_a_second_evaluation_at_the_same_time_is_refused(tmp_path):
-    with _Kept(tmp_path / "answers.jsonl"), pytest.raises(InputError, match="another evaluation"):
-        with _Kept(tmp_path / "answers.jsonl"):
+    with kept_answers(tmp_path / "answers.jsonl"), pytest.raises(InputError, match="another evaluation"):
+        with kept_answers(tmp_path / "answers.jsonl"):
             pass
 
 
 def test_answers_of_a_larger_evaluation_stay(tmp_path):
-    with _Kept(tmp_path / "answers.jsonl") as kept:
+    with kept_answers(tmp_path / "answers.jsonl") as kept:
         kept.add("a", whole_entry())
         kept.add("b", whole_entry())
         kept.drop(["a"])
-    assert list(_Kept(tmp_path / "answers.jsonl").entries) == ["b"]
+    assert list(kept_answers(tmp_path / "answers.jsonl").entries) == ["b"]
 
 
 @pytest.mark.parametrize("line", ["[]", '{"name": "a"}', "no json", "7"])
@@ -261,7 +266,7 @@ def test_a_damaged_file_of_answers_is_named(tmp_path, line):
     path = tmp_path / "answers.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(InputError, match="answers.jsonl: damaged"):
-        _Kept(path)
+        kept_answers(path)
 
 
 def whole_entry():

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -18,13 +14,13 @@ from rich.console import Console
 
 from infini.config import Config
 from infini.dilution import half_dilution
-from infini.errors import InputError
 from infini.lengths import format_length, parse_depths, parse_lengths
 from infini.memory_use import peak_memory_bytes
 from infini.precision import autocast
 from infini.progress import progress_bar
-from infini.records import RunRecord, write_atomically
+from infini.records import RunRecord
 from infini.schema import PasskeyConfig
+from tasks.kept import KeptEntries, kept_path, line_of
 from tasks.passkey.data import input_ids
 from tasks.passkey.evaluation import Answer, Question, answer_questions, make_questions, tokens_to_read
 from tasks.passkey.prompt import PasskeyTemplate
@@ -55,7 +51,7 @@ def evaluate(
     lengths, depths = parse_lengths(cfg.length), parse_depths(cfg.depth)
     questions = list(make_questions(template, lengths, depths, task.examples, cfg.seed))
     N = cfg.dims.segment_length
-    kept = _Kept(Path(cfg.results_dir) / "unfinished" / f"{_identity(cfg, record, data)}.jsonl")
+    kept = KeptEntries(_kept_path(cfg, record, data), _FIELDS)
     missing = [question for question in questions if _name(question) not in kept.entries]
     console = Console(stderr=True)
     console.print(
@@ -111,7 +107,7 @@ def evaluate(
         "state_floats": model.state_floats(max(lengths) // N),
         "resumed": len(missing) < len(questions),
     }
-    beside = {".jsonl": b"".join(map(_line_of, entries))}
+    beside = {".jsonl": b"".join(map(line_of, entries))}
     return beside, lambda: kept.drop(entry["name"] for entry in entries)
 
 
@@ -138,11 +134,11 @@ def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: i
     return half_dilution(model, torch.from_numpy(ids_BT).to(next(model.parameters()).device), *masks)
 
 
-def _identity(cfg: Config, record: RunRecord, data: dict[str, Any]) -> str:
-    """What decides the answers: model, prompts, precision."""
+def _kept_path(cfg: Config, record: RunRecord, data: dict[str, Any]) -> Path:
+    """Named after what decides the answers: model, prompts, precision."""
     decides = {key: value for key, value in asdict(cfg.task).items() if key not in ("examples", "rows_per_call")}
-    parts = [record.parent, decides, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, data]
-    return f"passkey-{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]}"
+    parts = (record.parent, decides, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, data)
+    return kept_path(cfg.results_dir, "passkey", *parts)
 
 
 def _name(question: Question) -> str:
@@ -156,65 +152,7 @@ def _names_by_cell(questions: Iterable[Question]) -> dict[tuple[int, str], list[
     return names
 
 
-_FIELDS = {"name", "length", "depth", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read"}
-
-
-class _Kept:
-    """The answered examples: a line of JSON each, appended and flushed to the disk one by one."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.entries: dict[str, dict[str, Any]] = {}
-        whole = 0
-        if path.exists():
-            for line in path.read_bytes().splitlines(keepends=True):
-                # A line that a kill cut short is asked again.
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    entry = json.loads(line)
-                    if not _FIELDS <= set(entry):
-                        raise ValueError("fields are missing")
-                    self.entries[entry["name"]] = entry
-                except (ValueError, TypeError) as error:
-                    raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
-                whole += len(line)
-            os.truncate(path, whole)
-
-    def __enter__(self) -> _Kept:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "ab")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise InputError(
-                f"{self.path}: another evaluation of this model is writing here; wait for its end"
-            ) from error
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
-    def add(self, name: str, entry: dict[str, Any]) -> None:
-        """Keep one entry, on the disk when this returns."""
-        self.entries[name] = {"name": name, **entry}
-        self._file.write(_line_of(self.entries[name]))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def drop(self, names: Iterable[str]) -> None:
-        """Forget these entries, which are kept elsewhere by now; what others there are stays."""
-        for name in names:
-            self.entries.pop(name, None)
-        if self.entries:
-            write_atomically(self.path, b"".join(map(_line_of, self.entries.values())))
-        else:
-            self.path.unlink(missing_ok=True)
-
-
-def _line_of(entry: dict[str, Any]) -> bytes:
-    return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+_FIELDS = {"length", "depth", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read"}
 
 
 def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: int) -> dict[str, Any]:

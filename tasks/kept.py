@@ -1,0 +1,84 @@
+"""What an evaluation has measured so far, kept on the disk as it comes: stopped, it goes on from there."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from infini.errors import InputError
+from infini.records import write_atomically
+
+
+def kept_path(results_dir: str | Path, task: str, *decides: Any) -> Path:
+    """The file for measurements of `task` that `decides`, anything JSON can hold, tells from all others."""
+    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    return Path(results_dir) / "unfinished" / f"{task}-{digest[:16]}.jsonl"
+
+
+class KeptEntries:
+    """Entries by name: a line of JSON each, appended and flushed to the disk one by one.
+
+    Entered, the file belongs to this process. Raises InputError when a line is damaged or lacks one of `fields`, or
+    when another process has the file.
+    """
+
+    def __init__(self, path: Path, fields: Iterable[str]) -> None:
+        self.path = path
+        self.entries: dict[str, dict[str, Any]] = {}
+        needed = {"name", *fields}
+        whole = 0
+        if path.exists():
+            for line in path.read_bytes().splitlines(keepends=True):
+                # A line that a kill cut short is measured again.
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    entry = json.loads(line)
+                    if not needed <= set(entry):
+                        raise ValueError("fields are missing")
+                    self.entries[entry["name"]] = entry
+                except (ValueError, TypeError) as error:
+                    raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
+                whole += len(line)
+            os.truncate(path, whole)
+
+    def __enter__(self) -> KeptEntries:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise InputError(
+                f"{self.path}: another evaluation of this model is writing here; wait for its end"
+            ) from error
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def add(self, name: str, entry: dict[str, Any]) -> None:
+        """Keep one entry, on the disk when this returns."""
+        self.entries[name] = {"name": name, **entry}
+        self._file.write(line_of(self.entries[name]))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget these entries, which are kept elsewhere by now; what others there are stays."""
+        for name in names:
+            self.entries.pop(name, None)
+        if self.entries:
+            write_atomically(self.path, b"".join(map(line_of, self.entries.values())))
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+def line_of(entry: dict[str, Any]) -> bytes:
+    """An entry as a line of its file."""
+    return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
