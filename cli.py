@@ -21,6 +21,8 @@ from infini.schema import LISTS, TEXTS
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from infini.sweep import SweepProgress
+
 USAGE_ERROR = 2
 INTERRUPTED = 130
 UNUSABLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -192,26 +194,31 @@ def _sweep(name: str, words: Sequence[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from infini.config import compose, expand_sweep, normalise
+    from infini.sweep import SweepProgress
 
     overrides = normalise(words)
     # Every job is checked before the first one starts: the last may otherwise fail after hours.
-    for job in expand_sweep(overrides):
-        compose(job)
+    checked = [compose(job) for job in expand_sweep(overrides)]
+    progress = SweepProgress(checked[0].results_dir, name, overrides) if checked else None
     with hydra.initialize_config_module("conf", version_base="1.3", job_name="infini"):
         engine = GlobalHydra.instance().hydra
         assert engine is not None
         try:
-            batches = engine.multirun(config_name="config", task_function=partial(_job, name), overrides=overrides)
+            batches = engine.multirun(
+                config_name="config", task_function=partial(_job, name, progress), overrides=overrides
+            )
         except (HydraException, OmegaConfBaseException) as error:
             raise InputError(str(error)) from error
     jobs = [job for batch in batches or () for job in batch]
     failures = [f"{' '.join(job.overrides)}: {job.return_value}" for job in jobs if job.return_value]
     if failures:
         raise InputError(f"{len(failures)} of {len(jobs)} jobs failed; the first, {failures[0]}")
+    if progress is not None:
+        progress.clear()
     return 0
 
 
-def _job(name: str, cfg: DictConfig) -> str | None:
+def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | None:
     """One job of a sweep, maybe in a process of its own; returns what the user did wrong, for Hydra reports no more."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -221,8 +228,14 @@ def _job(name: str, cfg: DictConfig) -> str | None:
     # A launcher of several processes runs this command line again: it must be the job's, not the sweep's.
     sweep_argv, sys.argv = sys.argv, [sys.argv[0], name, *overrides]
     try:
+        job = load(cfg)
+        if progress is not None and progress.is_done(job):
+            print(f"infini {' '.join(sys.argv[1:])}: done before", flush=True)
+            return None
         print(f"infini {' '.join(sys.argv[1:])}", flush=True)
-        code = _command(name)(load(cfg), overrides)
+        code = _command(name)(job, overrides)
+        if progress is not None and not code:
+            progress.done(job)
     except InputError as error:
         return str(error)
     finally:

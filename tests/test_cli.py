@@ -243,6 +243,34 @@ def test_a_failed_job_does_not_stop_the_others(calls: list[Call], capsys: pytest
     assert capsys.readouterr().err == "infini: error: 2 of 3 jobs failed; the first, seed=13: bad luck\n"
 
 
+def test_a_sweep_that_was_stopped_goes_on_with_the_jobs_that_are_not_done(
+    calls: list[Call], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = sys.modules["infini.commands.train"].run
+
+    def stopped(cfg: Config, overrides: list[str]) -> int | None:
+        if cfg.seed == 3:
+            raise KeyboardInterrupt
+        return run(cfg, overrides)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["infini.commands.train"], "run", stopped)
+        assert cli.main(["train", "-m", "seed=1,2,3,4"]) == cli.INTERRUPTED
+    assert cli.main(["train", "-m", "seed=1,2,3,4"]) == 0
+    assert "infini train seed=2: done before\n" in capsys.readouterr().out
+    assert [cfg.seed for cfg, *_ in calls] == [1, 2, 3, 4]
+    # Another sweep has jobs of its own; one that came to its end may be run again.
+    assert not list((tmp_path / "outputs").glob("**/sweep-*"))
+    assert cli.main(["train", "-m", "seed=1,2"]) == 0
+    assert [cfg.seed for cfg, *_ in calls] == [1, 2, 3, 4, 1, 2]
+
+
+def test_a_sweep_started_again_runs_what_failed(calls: list[Call]) -> None:
+    assert cli.main(["train", "-m", "seed=1,13"]) == 2
+    assert cli.main(["train", "-m", "seed=1,13"]) == 2
+    assert [cfg.seed for cfg, *_ in calls] == [1, 13, 13]
+
+
 def test_a_defect_of_ours_keeps_its_traceback(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(cfg: Config, overrides: list[str]) -> None:
         raise ZeroDivisionError
