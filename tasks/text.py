@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from infini.errors import InputError
+from infini.records import write_atomically
 
 SPLITS = ("train", "validation", "test")
 SYNTHETIC = "synthetic"
@@ -138,7 +138,7 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
             entry = [stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()]
         entries[path.name] = entry
     if memo is not None and entries != known:
-        write_atomically(memo, json.dumps(entries))
+        write_atomically(memo, json.dumps(entries).encode())
     return [entry[2] for entry in entries.values()]
 
 
@@ -281,7 +281,7 @@ class TextTokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer as one JSON file, whole or not at all."""
-        write_atomically(Path(path), self._tokenizer.to_str())
+        write_atomically(Path(path), self._tokenizer.to_str().encode())
 
     @classmethod
     def load(cls, path: str | Path) -> "TextTokenizer":
@@ -370,14 +370,3 @@ def hub_tokenizer(hub_id: str) -> TextTokenizer:
             "needs a network, or use scale.tokenizer=bpe"
         ) from error
     return TextTokenizer(tokenizer)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -99,6 +99,30 @@ def test_a_stop_says_where_it_goes_on(corpus: Path, tmp_path: Path) -> None:
             train(corpus, tmp_path)
 
 
+def test_a_stop_before_the_first_step_knows_the_point(corpus: Path, tmp_path: Path) -> None:
+    stopped_training(corpus, tmp_path)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt, match="goes on from there"):
+        patch.setattr(LanguageModelModule, "on_load_checkpoint", lambda *_: signal.raise_signal(signal.SIGINT))
+        train(corpus, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["state_dict", "infini", "optimizer_states"])
+def test_a_point_of_another_version_is_one_line(corpus: Path, tmp_path: Path, what: str) -> None:
+    stopped_training(corpus, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        load = torch.load
+
+        def other(*arguments: Any, **options: Any) -> Any:
+            point = load(*arguments, **options)
+            point[what] = [{"state": {}, "param_groups": []}] if what == "optimizer_states" else {"other": 1}
+            return point
+
+        patch.setattr(torch, "load", other)
+        with pytest.raises(InputError, match=r"step-00000006-.*does not fit this version .* remove .* start .* again"):
+            train(corpus, tmp_path)
+    assert train(corpus, tmp_path).cost["resumed"]
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

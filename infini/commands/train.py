@@ -95,7 +95,7 @@ def _fit(
         _warn(console, f"{path}: damaged, passed over")
     if point is not None:
         console.print(f"going on from {point}", markup=False, highlight=False, soft_wrap=True)
-    saving = SavePoints(unfinished, cfg.recipe.save_every)
+    saving = SavePoints(unfinished, cfg.recipe.save_every, point)
     trainer = _trainer(cfg, device, record.run_id, saving)
     try:
         trainer.fit(module, datamodule=data, ckpt_path=None if point is None else str(point), weights_only=True)
@@ -106,6 +106,14 @@ def _fit(
     except FloatingPointError as error:
         raise InputError(
             f"optimizer.lr={cfg.optimizer.lr}: {error}; a lower one starts from the beginning. {saving.newest()}"
+        ) from error
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if point is None or saving.begun:
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"{point}: does not fit this version of infini or of its packages ({reason}); remove {point.parent} to "
+            "start this training again"
         ) from error
     if trainer.interrupted:
         raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.where_to_go_on()}")

@@ -137,12 +137,17 @@ class PlainFiles(TorchCheckpointIO):
 
 
 class SavePoints(Callback):
-    """Makes a point every so many steps, or about once a minute, and one after the last step."""
+    """Makes a point every so many steps, or about once a minute, and one after the last step.
 
-    def __init__(self, unfinished: UnfinishedRun, every: int | None) -> None:
+    point: what the training goes on from, if it does.
+    """
+
+    def __init__(self, unfinished: UnfinishedRun, every: int | None, point: Path | None = None) -> None:
         self.unfinished, self.every = unfinished, every
-        self.newest_step: int | None = None
-        """Step of the newest point that this process made or went on from."""
+        self.newest_step = None if point is None else int(point.name.split("-")[1])
+        """Step of the newest point."""
+        self.begun = False
+        """Whether everything that a point holds was put back."""
         self._saved = time.monotonic()
 
     def newest(self) -> str:
@@ -159,7 +164,7 @@ class SavePoints(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self._saved = time.monotonic()
-        self.newest_step = trainer.global_step or None
+        self.begun = True
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
