@@ -21,6 +21,7 @@ from infini.commands import train as train_command
 from infini.config import Config, compose
 from infini.errors import InputError
 from infini.models import build_model, registered
+from infini.ops import memory
 from infini.records import RunRecord
 from infini.schema import groups
 from infini.state import leaves
@@ -337,6 +338,20 @@ def test_the_layer_of_a_value_that_is_not_finite_is_named(
         InputError, match=r"step 2 is nan, .* comes out of blocks.1.attention.o_proj; a lower one .* No check"
     ):
         train(corpus, tmp_path, "dims.n_layers=3")
+
+
+def test_a_memory_that_is_not_finite_is_named_by_its_layer(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = memory.retrieve
+
+    def broken(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        numerator, denominator = real(*arguments)
+        return numerator * math.nan, denominator
+
+    monkeypatch.setattr(memory, "retrieve", broken)
+    with pytest.raises(InputError, match="comes out of blocks.0.attention, before its o_proj; a lower one"):
+        train(corpus, tmp_path)
 
 
 def test_weights_that_are_not_finite_are_no_point_to_go_on_from(

@@ -10,7 +10,8 @@ import torch
 
 def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | None:
     """What to say of the first value that is not finite: of a weight, else of a module's output in `call`; None when
-    there is none. Of nested modules the innermost is named."""
+    there is none. Of nested modules the innermost is named; what a module computes between its parts, as a memory, is
+    found where a part is given it."""
     for name, weight in model.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             return f"the weights {name} are not finite"
@@ -18,8 +19,10 @@ def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | N
 
     def watch(name: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            if not found and not all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(output)):
-                found.append(name)
+            if found or _finite(output):
+                return
+            outer = name.rpartition(".")[0]
+            found.append(name if _finite(inputs) or not outer else f"{outer}, before its {name.rpartition('.')[2]}")
 
         return hook
 
@@ -31,6 +34,10 @@ def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | N
         for handle in handles:
             handle.remove()
     return f"the first value that is not finite comes out of {found[0]}" if found else None
+
+
+def _finite(value: Any) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
