@@ -52,7 +52,7 @@ class Documents:
     """Content hash: equal revisions mean equal texts under equal names."""
     names: Sequence[str]
     read: Callable[[int], str]
-    """Index to text. Raises InputError naming the document when it is not UTF-8."""
+    """Index to text. Raises InputError naming the document when it is not UTF-8 text."""
     total_bytes: int | None = None
     """Size of all texts as UTF-8, None when it is not known before reading."""
 
@@ -107,9 +107,13 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
     def read(index: int) -> str:
         # Bytes are decoded by hand: text mode would turn \r\n into \n, and the text must come back as it lies.
         try:
-            return paths[index].read_bytes().decode("utf-8")
+            text = paths[index].read_bytes().decode("utf-8")
         except UnicodeDecodeError as error:
             raise InputError(f"{paths[index]} is not UTF-8 (byte {error.start}): convert or remove it") from None
+        # UTF-16 of plain English is UTF-8 too, by its letter; no text has zeros.
+        if (zero := text.find("\0")) >= 0:
+            raise InputError(f"{paths[index]} is not text (character {zero} is a zero byte): convert or remove it")
+        return text
 
     revision = hashlib.sha256()
     for path, digest in zip(paths, _file_hashes(folder, paths, cache_dir), strict=True):

@@ -112,7 +112,10 @@ def test_missing_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert_one_line(error, "holds no .txt file")
 
 
-@pytest.mark.parametrize(("contents", "problem"), [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe", "not UTF-8")])
+@pytest.mark.parametrize(
+    ("contents", "problem"),
+    [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe", "not UTF-8"), ("a".encode("utf-16-be"), "not text")],
+)
 def test_a_bad_book_is_named(corpus: Path, contents: bytes, problem: str) -> None:
     (corpus / "train" / "train1.txt").write_bytes(contents)
     with pytest.raises(InputError) as error:
@@ -252,6 +255,15 @@ def test_progress_is_shown_on_standard_error(
     out, err = capfd.readouterr()
     assert out == ""
     assert "tokenising pg19/train" in err
+
+
+@pytest.mark.slow
+def test_a_book_of_one_long_line_is_read(corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer) -> None:
+    line = "once upon a time there was a line without an end " * (100_000_000 // 49)
+    (corpus / "train" / "train1.txt").write_text(line, encoding="utf-8")
+    split = tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "cache", progress=False)
+    assert int(split.n_bytes[1]) == len(line) == 49 * (100_000_000 // 49)
+    assert story_tokenizer.decode(split.ids(1)[:200]) == line[: len(story_tokenizer.decode(split.ids(1)[:200]))]
 
 
 def test_token_cache_is_used_again(

@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import shlex
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,23 @@ def find_training(cfg: Config) -> RunRecord | None:
     return runs[-1] if runs else None
 
 
+def _check_writable(results_dir: str) -> None:
+    try:
+        Path(results_dir).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results_dir):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"results_dir={results_dir!r}: cannot be written ({error.strerror}); name a folder that can"
+        ) from error
+
+
 def start_record(verb: str, cfg: Config, overrides: list[str], parent: str | None = None) -> RunRecord:
-    """A record with everything that is known when a run starts."""
+    """A record with everything that is known when a run starts.
+
+    Raises InputError when results_dir cannot be written: better known now than after the run.
+    """
+    _check_writable(cfg.results_dir)
     model = str(cfg.model["name"])
     return RunRecord(
         run_id=records.new_run_id(verb, cfg.task.name, model, cfg.seed),

@@ -104,15 +104,18 @@ def load_model(folder: Path, device: torch.device) -> tuple[Any, dict[str, Any]]
 
 
 def load_weights_into(model: torch.nn.Module, folder: Path) -> None:
-    """Fill a model from a checkpoint's weights; InputError when a name or a shape differs or a file is damaged."""
-    _load_weights(model, folder, read_description(folder))
+    """Fill a model from the checkpoint that `init_from` names; InputError when a name or a shape differs, or a file is
+    damaged."""
+    _load_weights(model, folder, read_description(folder), "init_from")
 
 
-def _load_weights(model: torch.nn.Module, folder: Path, description: dict[str, Any]) -> None:
+def _load_weights(
+    model: torch.nn.Module, folder: Path, description: dict[str, Any], setting: str = "checkpoint"
+) -> None:
     from safetensors.torch import load_model as load_weights
 
     path = folder / WEIGHTS
-    where = f"checkpoint={str(folder)!r}"
+    where = f"{setting}={str(folder)!r}"
     expected = description.get("weights_sha256")
     try:
         damaged = expected is not None and sha256_of(path) != expected
@@ -123,5 +126,6 @@ def _load_weights(model: torch.nn.Module, folder: Path, description: dict[str, A
     try:
         load_weights(model, str(path))
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{where}: {WEIGHTS} does not fit this model ({reason})") from error
+        # Of several lines the first says no more than that something differs.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise InputError(f"{where}: {WEIGHTS} does not fit this model ({lines[min(1, len(lines) - 1)]})") from error

@@ -1,0 +1,27 @@
+"""Every case of bad input that docs/bad_input.md lists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import catalogue
+import pytest
+
+ROWS = [line for line in catalogue.TABLE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")][2:]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return catalogue.prepare(tmp_path_factory.mktemp("catalogue") / "prepared")
+
+
+def test_the_table_has_every_case() -> None:
+    assert [row.split(" | ")[0].removeprefix("| ") for row in ROWS] == [case.name for case in catalogue.CASES]
+
+
+@pytest.mark.parametrize("case", catalogue.CASES, ids=lambda case: case.name)
+def test_bad_input_is_answered_in_one_line(case: catalogue.Case, prepared: Path, tmp_path: Path) -> None:
+    answers = catalogue.try_out(case, prepared, tmp_path / "tries")
+    (row,) = (row for row in ROWS if row.startswith(f"| {case.name} | {len(answers)} |"))
+    # What stands in brackets are other packages' words, which change with them.
+    assert answers[0].partition("(")[0] in row
