@@ -107,6 +107,11 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
+    if arguments[0] == "completion":
+        from infini.completion import script
+
+        print(script(" ".join(arguments[1:])), end="")
+        return 0
     name, rest = arguments[0], arguments[1:]
     if name not in VERBS:
         raise InputError(f"{name!r}: no such verb; allowed: {', '.join(VERBS)}{did_you_mean(name, VERBS)}")
@@ -250,7 +255,8 @@ def _overview() -> str:
         "",
         "-m runs one job a combination of values: infini train -m model=infini_linear,local seed=1,2,3",
     ]
-    return "\n".join([*lines, "infini <verb> --help lists the keys."])
+    lines += ["infini <verb> --help lists the keys; infini completion bash (or zsh) prints a script for the shell."]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
