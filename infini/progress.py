@@ -12,8 +12,13 @@ PLAIN_SECONDS = 15.0
 
 
 @contextmanager
-def progress_bar(title: str, total: float, shown: bool = True) -> Iterator[Callable[[float], None]]:
-    """A bar that the function it gives moves on by so many of `total`; where it is not shown, a line now and then."""
+def progress_bar(
+    title: str, total: float, shown: bool = True, between: bool = False
+) -> Iterator[Callable[[float], None]]:
+    """A bar that the function it gives moves on by so many of `total`; where it is not shown, a line now and then.
+
+    between: drawn when it is moved and at no other time, so that no thread runs beside what is being timed.
+    """
     if not shown:
         yield _plain(title, total)
         return
@@ -21,9 +26,15 @@ def progress_bar(title: str, total: float, shown: bool = True) -> Iterator[Calla
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=not between) as bar:
         task = bar.add_task(title, total=total)
-        yield lambda done: bar.advance(task, done)
+
+        def advance(done: float) -> None:
+            bar.advance(task, done)
+            if between:
+                bar.refresh()
+
+        yield advance
 
 
 def _plain(title: str, total: float) -> Callable[[float], None]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_runs import TINY
 
 import cli
 from infini.config import Config, compose
@@ -305,3 +306,10 @@ def test_the_wheel_works_away_from_the_checkout(project_root: Path, tmp_path: Pa
         assert done.returncode == expected, done.stderr
         assert str(site) in done.stdout
         assert "infini_linear" in done.stdout + done.stderr
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for arguments in (["train", *TINY, "task.data_dir=synthetic"], ["table"], ["eval", "task.data_dir=synthetic"]):
+        command = [sys.executable, "-S", "-c", code, *arguments]
+        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    assert len(list((empty / "outputs" / "results" / "runs").glob("*.json"))) == 2

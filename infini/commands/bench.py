@@ -7,6 +7,7 @@ import copy
 import gc
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from infini.memory_use import peak_memory_bytes, reset_peak_memory
 from infini.models import build_model, option_names
 from infini.ops.cross_entropy import summed_cross_entropy
 from infini.precision import autocast, pick_device
+from infini.progress import progress_bar
 from infini.state import State, state_bytes
 
 VOCABULARY = 4096
@@ -117,29 +119,31 @@ def _training(cfg: Config, device: torch.device, console: Console, peak: float, 
     """Interleaved repeats of one training step (forward, loss, backward) for each model, in one process."""
     tokens = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
     ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, tokens), device=device)
-    console.print(f"{cfg.suite.repeats + 1} training steps of each of {', '.join(MODELS)}", highlight=False)
     models = {name: _build(cfg, name, device) for name in MODELS}
     for model in models.values():
         model.checkpoint_activations = again
     seconds: dict[str, list[float]] = {name: [] for name in MODELS}
     memory: dict[str, int] = {}
-    for repeat in range(cfg.suite.repeats + 1):
-        for name, model in models.items():
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-            begin = time.perf_counter()
-            with autocast(cfg.parallel.precision, device):
-                out = model(ids)
-                total, count = summed_cross_entropy(out.hidden_BTD, model.output_weight, ids, cfg.recipe.loss_chunk)
-            (total / count).backward()
-            for parameter in model.parameters():
-                parameter.grad = None
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-                memory[name] = torch.cuda.max_memory_allocated()
-            if repeat:  # the first warms up
-                seconds[name].append(time.perf_counter() - begin)
+    what = f"{cfg.suite.repeats + 1} training steps of each of {', '.join(MODELS)}"
+    with progress_bar(what, (cfg.suite.repeats + 1) * len(models), console.is_terminal, between=True) as advance:
+        for repeat in range(cfg.suite.repeats + 1):
+            for name, model in models.items():
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                    torch.cuda.reset_peak_memory_stats()
+                begin = time.perf_counter()
+                with autocast(cfg.parallel.precision, device):
+                    out = model(ids)
+                    total, count = summed_cross_entropy(out.hidden_BTD, model.output_weight, ids, cfg.recipe.loss_chunk)
+                (total / count).backward()
+                for parameter in model.parameters():
+                    parameter.grad = None
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                    memory[name] = torch.cuda.max_memory_allocated()
+                if repeat:  # the first warms up
+                    seconds[name].append(time.perf_counter() - begin)
+                advance(1)
     title = f"training step, {ids.shape[0]} x {tokens:,} tokens{', activations computed again' if again else ''}"
     table = Table(
         "model",
@@ -198,33 +202,35 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
     table = Table("model", "tokens", "tokens/s", "ratio", "quartiles", "peak above model (MB)", "state bytes")
     rows = {}
     for name in ("infini_linear", "infini_delta"):
-        console.print(f"streaming {long:,} tokens through {name}, and {short:,} between its parts", highlight=False)
+        what = f"streaming {long:,} tokens through {name}, and {short:,} between its parts"
         model = _build(cfg, name, device).eval()
-        # One call first: what the libraries set up once is no part of streaming.
+        # One call first: what the libraries set up once, like the bar, is no part of streaming.
         generator = torch.Generator().manual_seed(cfg.seed)
         _stream(cfg, model, call, call, None, generator, device)
-        try:
-            base = reset_peak_memory(device)
-        except OSError as error:
-            raise InputError(
-                f"suite.stream_tokens: peak memory cannot be started anew here ({error}); set it to 0"
-            ) from error
         rates: dict[int, list[float]] = {short: [], long: []}
         peaks: dict[int, list[int]] = {short: [], long: []}
         bytes_of: dict[int, int] = {}
         state: State | None = None
-        for _ in range(long // short):
-            reset_peak_memory(device)
-            rate, other = _stream(cfg, model, call, short, None, generator, device)
-            rates[short].append(rate)
-            peaks[short].append(peak_memory_bytes(device) - base)
-            bytes_of[short] = state_bytes(other)
-            del other
-            reset_peak_memory(device)
-            rate, state = _stream(cfg, model, call, short, state, generator, device)
-            rates[long].append(rate)
-            peaks[long].append(peak_memory_bytes(device) - base)
-            bytes_of[long] = state_bytes(state)
+        with progress_bar(what, long // short, console.is_terminal, between=True) as advance:
+            try:
+                base = reset_peak_memory(device)
+            except OSError as error:
+                raise InputError(
+                    f"suite.stream_tokens: peak memory cannot be started anew here ({error}); set it to 0"
+                ) from error
+            for _ in range(long // short):
+                reset_peak_memory(device)
+                rate, other = _stream(cfg, model, call, short, None, generator, device)
+                rates[short].append(rate)
+                peaks[short].append(peak_memory_bytes(device) - base)
+                bytes_of[short] = state_bytes(other)
+                del other
+                reset_peak_memory(device)
+                rate, state = _stream(cfg, model, call, short, state, generator, device)
+                rates[long].append(rate)
+                peaks[long].append(peak_memory_bytes(device) - base)
+                bytes_of[long] = state_bytes(state)
+                advance(1)
         low, ratio, high = _quartiles([b / a for a, b in zip(rates[short], rates[long], strict=True)])
         rows[name] = {
             "tokens_per_second": {str(n): rates[n] for n in rates},
@@ -256,6 +262,7 @@ def _stream(
     state: State | None,
     generator: torch.Generator,
     device: torch.device,
+    advance: Callable[[float], None] | None = None,
 ) -> tuple[float, State]:
     """Tokens a second for `n_tokens` more random tokens after `state`, and the state after them."""
     begin = time.perf_counter()
@@ -264,6 +271,8 @@ def _stream(
             width = min(call, n_tokens - position)
             ids = torch.randint(VOCABULARY, (1, width), generator=generator).to(device)
             state = model(ids, state).state
+            if advance is not None:
+                advance(width)
     if device.type == "cuda":
         torch.cuda.synchronize()
     assert state is not None
@@ -286,11 +295,9 @@ def _decoding(cfg: Config, device: torch.device, console: Console) -> dict[str, 
         N = model.segment_length
         call = max(1, STREAM_CALL // N) * N
         lengths = [-(-length // N) * N for length in (suite.decode_short_tokens, suite.decode_long_tokens)]
-        console.print(
-            f"{suite.decode_tokens} tokens one by one through {name}, after {lengths[0]:,} and {lengths[1]:,} tokens",
-            highlight=False,
-        )
-        states = [_stream(cfg, model, call, length, None, generator, device)[1] for length in lengths]
+        what = f"{suite.decode_tokens} tokens one by one through {name}, after {lengths[0]:,} and {lengths[1]:,} tokens"
+        with progress_bar(what, sum(lengths), console.is_terminal, between=True) as advance:
+            states = [_stream(cfg, model, call, length, None, generator, device, advance)[1] for length in lengths]
         seconds: list[list[float]] = [[], []]
         for step in range(suite.decode_tokens + 3):
             for which, state in enumerate(states):
