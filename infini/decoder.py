@@ -37,13 +37,13 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model whose layers are built by `attention()`; see infini.protocols.LanguageModel."""
+    """A decoder-only language model, its layers built by `attention(layer)`; see infini.protocols.LanguageModel."""
 
     def __init__(
         self,
         dims: Dimensions,
         vocab_size: int,
-        attention: Callable[[], LocalAttention],
+        attention: Callable[[int], LocalAttention],
         *,
         activation: Any = "gelu",
         tie_embeddings: bool = False,
@@ -52,7 +52,7 @@ class Decoder(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             self.embedding = nn.Embedding(vocab_size, dims.d_model)
-            self.blocks = nn.ModuleList(Block(attention(), dims.d_ff, activation) for _ in range(dims.n_layers))
+            self.blocks = nn.ModuleList(Block(attention(i), dims.d_ff, activation) for i in range(dims.n_layers))
         self.norm = nn.LayerNorm(dims.d_model, bias=False)
         self.unembedding = nn.Linear(dims.d_model, vocab_size, bias=False)
         if tie_embeddings:
@@ -61,11 +61,15 @@ class Decoder(nn.Module):
         first = self._attention(0)
         self.segment_length, self._window_segments = first.segment_length, window_segments
         self.has_memory = isinstance(first, InfiniAttention)
-        self.gradient_horizon: int | None = None if self.has_memory else 0
+        horizons = [layer.gradient_horizon for layer in self._attentions()]
+        self.gradient_horizon: int | None = None if None in horizons else max(h for h in horizons if h is not None)
         self.reset_parameters()
 
     def _attention(self, layer: int) -> LocalAttention:
         return self.blocks[layer].attention  # type: ignore[return-value]
+
+    def _attentions(self) -> list[LocalAttention]:
+        return [self._attention(layer) for layer in range(len(self.blocks))]
 
     def reset_parameters(self) -> None:
         """Normal weights of standard deviation 1 / sqrt(fan in), what writes to the residual stream divided by
@@ -87,13 +91,13 @@ class Decoder(nn.Module):
     def resize_segments(self, segment_length: int) -> None:
         """Segments of another length from the next call on; no weight depends on it, states of the old length do."""
         self.segment_length = segment_length * self._window_segments
-        for layer in range(len(self.blocks)):
-            self._attention(layer).segment_length = self.segment_length
+        for layer in self._attentions():
+            layer.segment_length = self.segment_length
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         """The state of rows that have read nothing."""
         device = self.embedding.weight.device if device is None else torch.device(device)
-        layers = tuple(self._attention(i).init_leaves(batch_size, device) for i in range(len(self.blocks)))
+        layers = tuple(layer.init_leaves(batch_size, device) for layer in self._attentions())
         return State(fresh_clock(batch_size, self.segment_length, device), layers)
 
     def forward(
@@ -154,18 +158,18 @@ class Decoder(nn.Module):
         return self.unembedding.weight
 
     def state_floats(self, n_segments: int) -> int:
-        """Table 1: d_key (d_value + 1) heads layers, whatever the number of segments; 0 without a memory."""
-        first = self._attention(0)
-        return self.has_memory * len(self.blocks) * first.n_kv_heads * first.d_key * (first.d_value + 1)
+        """Numbers a row carries in memory leaves, whatever the number of segments; 0 without a memory."""
+        return sum(layer.memory_floats() for layer in self._attentions())
 
     def receptive_field(self, n_segments: int) -> int:
-        """Table 1: N S with a memory, N without."""
-        return self.segment_length * (n_segments if self.has_memory else 1)
+        """Table 1's context length: the own segment, and what each layer's memory adds to it."""
+        back = [layer.look_back for layer in self._attentions()]
+        reached = n_segments if None in back else 1 + sum(b for b in back if b is not None)
+        return self.segment_length * min(n_segments, reached)
 
     @torch.no_grad()
     def gates(self) -> list[list[float]] | None:
         """sigmoid(beta), the weight of the memory, by layer and head; None without a memory."""
         if not self.has_memory:
             return None
-        layers = [self._attention(i) for i in range(len(self.blocks))]
-        return [torch.sigmoid(layer.beta).tolist() for layer in layers if isinstance(layer, InfiniAttention)]
+        return [torch.sigmoid(a.beta).tolist() for a in self._attentions() if isinstance(a, InfiniAttention)]

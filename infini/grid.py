@@ -79,6 +79,24 @@ class Grid:
         kept = (slot < slot_B[:, None]).view(*index.shape, *[1] * (picked.dim() - 2))
         return picked * kept.to(picked.dtype)
 
+    def last_segment(self, cache_BN: torch.Tensor, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
+        """The last whole segment [B, N, ...] of each row's document after the call; zeros where there is none yet.
+
+        cache_BN: the same before the call. old_BN, new_BT: as for new_window.
+        """
+        N = old_BN.shape[1]
+        whole_B = self.clock.position_B // N
+        line = torch.cat([old_BN[:, : self.offset], new_BT.to(old_BN.dtype)], 1)
+        if self.uniform and bool((whole_B > 0).all()):
+            begin = int(self.window_B[0])
+            # A copy: a slice would keep the whole call alive.
+            return line[:, begin - N : begin].clone() if begin else cache_BN
+        # Before the line stands the cache: a segment that ended with the last call is read from there.
+        line = torch.cat([cache_BN, line], 1)
+        index = self.window_B[:, None] + torch.arange(N, device=line.device)
+        picked = line[torch.arange(line.shape[0], device=line.device)[:, None], index]
+        return picked * (whole_B > 0).view(-1, *[1] * (picked.dim() - 1)).to(picked.dtype)
+
 
 def plan(
     clock: Clock,

@@ -44,6 +44,10 @@ class LocalAttention(nn.Module):
 
     # Without a memory to commit, a document may begin anywhere inside another's segment.
     inner_resets = True
+    gradient_horizon: int | None = 0
+    """Segments before its own that a gradient goes back to through this layer; None: all."""
+    look_back: int | None = 0
+    """Segments before its own that this layer's output depends on, by what it is given there; None: all."""
 
     def __init__(
         self,
@@ -77,7 +81,11 @@ class LocalAttention(nn.Module):
         self.v_proj = nn.Linear(d_model, n_kv_heads * d_value, bias=False)
         self.o_proj = nn.Linear(n_heads * d_value, d_model, bias=False)
 
-    def init_leaves(self, batch_size: int, device: torch.device) -> AttentionLeaves:
+    def memory_floats(self) -> int:
+        """Numbers a row carries in this layer's memory leaves."""
+        return 0
+
+    def init_leaves(self, batch_size: int, device: torch.device) -> Any:
         """This layer's leaves for rows that have read nothing."""
         dtype = state_dtype(self.q_proj.weight.dtype)
         shape = (batch_size, self.segment_length, self.n_kv_heads)
@@ -116,7 +124,7 @@ class LocalAttention(nn.Module):
             body, x_BTD, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, self.inner_resets
         )
 
-    def attend(self, x_BTD: torch.Tensor, leaves: AttentionLeaves, grid: Grid) -> tuple[torch.Tensor, AttentionLeaves]:
+    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
         """One call on a grid that was already planned."""
         x_BTD = for_products(x_BTD)
         q_BTHK = self.q_proj(x_BTD).unflatten(-1, (self.n_heads, self.d_key))
@@ -134,7 +142,7 @@ class LocalAttention(nn.Module):
         window = Window(grid.new_window(old.k_BNGK, k_BTGK), grid.new_window(old.v_BNGV, v_BTGV))
         return self.o_proj(a_BTX), AttentionLeaves(window, mem)
 
-    def absorb(self, x_BTD: torch.Tensor, leaves: AttentionLeaves, grid: Grid) -> AttentionLeaves:
+    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         """The leaves that attend() would return, without its output: no queries, no attention."""
         x_BTD = for_products(x_BTD)
         k_BTGK = self.k_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_key))
@@ -189,6 +197,8 @@ class InfiniAttention(LocalAttention):
     """
 
     inner_resets = False
+    gradient_horizon = None
+    look_back = None
 
     def __init__(
         self,
@@ -245,6 +255,10 @@ class InfiniAttention(LocalAttention):
         else:
             self.beta.copy_(torch.linspace(-2, 2, self.n_heads))
 
+    def memory_floats(self) -> int:
+        """Table 1: d_key (d_value + 1) for each key-value head, whatever the number of segments."""
+        return self.n_kv_heads * self.d_key * (self.d_value + 1)
+
     def init_leaves(self, batch_size: int, device: torch.device) -> AttentionLeaves:
         dtype = state_dtype(self.q_proj.weight.dtype)
         heads = (batch_size, self.n_kv_heads, self.d_key)
@@ -252,7 +266,8 @@ class InfiniAttention(LocalAttention):
             torch.zeros(*heads, self.d_value, dtype=dtype, device=device),
             torch.zeros(heads, dtype=dtype, device=device),
         )
-        return super().init_leaves(batch_size, device)._replace(memory=mem)
+        window = super().init_leaves(batch_size, device).window
+        return AttentionLeaves(window, mem)
 
     def write_memory(
         self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece

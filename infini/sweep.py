@@ -8,9 +8,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from infini.config import Config
 from infini.records import write_atomically
+
+if TYPE_CHECKING:
+    from infini.config import Config
 
 
 class SweepProgress:

@@ -21,6 +21,8 @@ from infini.state import leaves
 # Rounding of the dtype times the length of the sums, with an order of magnitude to spare; the same on every machine.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 VOCABULARY = 31
+ARITHMETIC = ("first_segment", "positions")
+"""Options of which every value is tried."""
 SEGMENT = 8
 
 
@@ -127,16 +129,17 @@ def variants() -> list[dict[str, Any]]:
         hints = typing.get_type_hints(config)
         if "window_segments" in hints:
             options["window_segments"] = 2
-        if "first_segment" in hints:
-            found += [{**options, "first_segment": value} for value in typing.get_args(hints["first_segment"])]
-        else:
-            found.append(options)
+        made = [options]
+        for key in ARITHMETIC:
+            if key in hints:
+                made = [{**each, key: value} for each in made for value in typing.get_args(hints[key])]
+        found += made
     return found
 
 
 def variant_id(options: dict[str, Any]) -> str:
     """The test id of a variant."""
-    return "-".join(str(options[key]) for key in ("name", "first_segment") if key in options)
+    return "-".join(str(options[key]) for key in ("name", *ARITHMETIC) if key in options)
 
 
 def make_model(options: dict[str, Any], dtype: torch.dtype = torch.float64, **dims: Any) -> Any:

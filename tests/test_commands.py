@@ -22,7 +22,7 @@ from tasks import document_evaluation
 from tasks import text as text_module
 from tasks.text import TextTokenizer, bpe_tokenizer
 
-MODELS = ["infini_linear", "infini_delta", "local", "full"]
+MODELS = ["transformer_xl", "infini_linear", "infini_delta", "local", "full"]
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +322,7 @@ def test_reproduce_fills_the_table_once(infini: Runner) -> None:
         assert label in out
     assert (infini.results / "tables").is_dir()
     assert infini("reproduce") == out
-    assert len(infini.records()) == 8
+    assert len(infini.records()) == 2 * len(MODELS)
     infini("reproduce", "seed=1,2")
     assert sorted((run.model, run.seed) for run in infini.records("eval")) == sorted(
         (model, seed) for model in MODELS for seed in (1, 2)
@@ -342,10 +342,11 @@ def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.Monk
         infini("reproduce", code=130)
     assert "runs that had finished kept their records" in infini.err
     done = [(run.verb, run.model) for run in infini.records()]
-    assert done == [("train", "infini_linear"), ("eval", "infini_linear"), ("train", "infini_delta")]
+    begun = MODELS[: MODELS.index("infini_delta") + 1]
+    assert done == [(verb, name) for name in begun for verb in ("train", "eval")][:-1]
     infini("reproduce")
-    assert len(infini.records()) == 8
-    assert infini.err.count("trained before") == 2
+    assert len(infini.records()) == 2 * len(MODELS)
+    assert infini.err.count("trained before") == len(begun)
 
 
 def test_reproduce_trains_again_what_has_lost_its_model(with_model: Runner) -> None:
@@ -369,10 +370,10 @@ def test_without_data_reproduce_goes_on_with_a_labelled_synthetic_corpus(
     out = infini("reproduce", "task.data_dir=null")
     assert "SYNTHETIC" in infini.err and "INFINI_DATA_DIR" in infini.err
     assert "synthetic" in out.lower()
-    assert len(infini.records()) == 8
+    assert len(infini.records()) == 2 * len(MODELS)
     assert all(run.synthetic for run in infini.records())
     infini("reproduce", "task.data_dir=null")
-    assert len(infini.records()) == 8
+    assert len(infini.records()) == 2 * len(MODELS)
     assert len({run.config_hash for run in infini.records()}) == len(MODELS)
     for run in infini.records("eval"):
         assert "its data is synthetic" in infini.error("publish", run.run_id)

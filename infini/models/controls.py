@@ -47,7 +47,7 @@ def build_full(config: FullConfig, dims: Dimensions, vocab_size: int) -> Decoder
 
 
 def _decoder(config: LocalConfig, dims: Dimensions, vocab_size: int, window_segments: int) -> Decoder:
-    def attention() -> LocalAttention:
+    def attention(layer: int) -> LocalAttention:
         return LocalAttention(
             dims.d_model,
             dims.n_heads,

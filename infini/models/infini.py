@@ -42,7 +42,7 @@ class InfiniDeltaConfig(InfiniConfig):
 def build(config: InfiniConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """The decoder with one InfiniAttention a layer."""
 
-    def attention() -> InfiniAttention:
+    def attention(layer: int) -> InfiniAttention:
         return InfiniAttention(
             dims.d_model,
             dims.n_heads,

@@ -1,0 +1,167 @@
+"""Transformer-XL (Dai et al. 2019): each layer also attends to what it was given a segment earlier, without gradient.
+
+positions "dai2019": the paper's own, sinusoids of the distance through a key projection of their own, and two learned
+biases u and v; what is cached are the layer's (normalised) inputs, so that keys and values of the cache follow the
+weights. "t5": the set-up of Memorizing Transformers, which the Infini-attention paper's baseline follows: T5's learned
+biases by bucket of the distance; what is cached are keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from infini.decoder import Decoder
+from infini.grid import Grid, Piece
+from infini.layers import LocalAttention, Window
+from infini.models import register
+from infini.ops.dtypes import for_products, state_dtype
+from infini.ops.relative import T5_BUCKETS, biased_attention, distances, relative_shift, sinusoids, t5_bucket
+from infini.protocols import Dimensions
+
+
+class Hidden(NamedTuple):
+    """A segment's layer inputs [B, N, D]."""
+
+    x_BND: torch.Tensor
+
+
+class XLLeaves(NamedTuple):
+    """The unfinished segment, and the last whole one, detached: layer inputs (dai2019) or keys and values (t5)."""
+
+    window: Hidden | Window
+    memory: Hidden | Window
+
+
+class XLAttention(LocalAttention):
+    """Causal attention over a segment and the one before it; see the module's docstring for `positions`."""
+
+    inner_resets = False
+    look_back = 1
+
+    def __init__(self, *sizes: Any, positions: Literal["dai2019", "t5"] = "dai2019", **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.positions = positions
+        if positions == "dai2019":
+            self.r_proj = nn.Linear(self.d_model, self.n_heads * self.d_key, bias=False)
+            self.u = nn.Parameter(torch.zeros(self.n_heads * self.d_key))
+            self.v = nn.Parameter(torch.zeros(self.n_heads * self.d_key))
+        else:
+            self.bucket_bias = nn.Parameter(torch.zeros(T5_BUCKETS * self.n_heads))
+
+    def memory_floats(self) -> int:
+        """d_model N (layer inputs), or (d_key + d_value) N for each key-value head, as the paper counts."""
+        each = self.d_model if self.positions == "dai2019" else (self.d_key + self.d_value) * self.n_kv_heads
+        return each * self.segment_length
+
+    def init_leaves(self, batch_size: int, device: torch.device) -> XLLeaves:
+        if self.positions == "t5":
+            window, cache = (super(XLAttention, self).init_leaves(batch_size, device).window for _ in range(2))
+            return XLLeaves(window, cache)
+        shape = (batch_size, self.segment_length, self.d_model)
+        dtype = state_dtype(self.q_proj.weight.dtype)
+        return XLLeaves(*(Hidden(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2)))
+
+    def attend(self, x_BTD: torch.Tensor, leaves: XLLeaves, grid: Grid) -> tuple[torch.Tensor, XLLeaves]:
+        x_BTD = for_products(x_BTD)
+        new = self._kept(x_BTD)
+        outputs = []
+        before = leaves.memory
+        for piece in grid.pieces:
+            x_BSQD = x_BTD[:, piece.start : piece.stop].unflatten(1, (piece.n_segments, -1))
+            own = tuple(_segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
+            # What each segment finds of the one before it: the cache, then the call's own segments.
+            past = tuple(
+                torch.cat([b[:, None].to(o.dtype), o[:, :-1]], 1).detach()
+                if piece.n_segments > 1
+                else b[:, None].to(o.dtype).detach()
+                for b, o in zip(before, own, strict=True)
+            )
+            a = self._read(x_BSQD, own, past, piece)
+            outputs.append(a.flatten(-2).flatten(1, 2))
+            if piece.commits:
+                before = type(before)(*(o[:, -1] for o in own))
+        return self.o_proj(torch.cat(outputs, 1)), self._leaves_after(leaves, new, grid)
+
+    def absorb(self, x_BTD: torch.Tensor, leaves: XLLeaves, grid: Grid) -> XLLeaves:
+        return self._leaves_after(leaves, self._kept(for_products(x_BTD)), grid)
+
+    def _kept(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of each token, what the state keeps."""
+        return (x_BTD,) if self.positions == "dai2019" else self._keys_values(x_BTD)
+
+    def _keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k = self.k_proj(x).unflatten(-1, (self.n_kv_heads, self.d_key))
+        return k, self.v_proj(x).unflatten(-1, (self.n_kv_heads, self.d_value))
+
+    @staticmethod
+    def _leaves_after(leaves: XLLeaves, new: tuple[torch.Tensor, ...], grid: Grid) -> XLLeaves:
+        kind = type(leaves.window)
+        triples = list(zip(leaves.memory, leaves.window, new, strict=True))
+        window = kind(*(grid.new_window(w, n) for _, w, n in triples))
+        return XLLeaves(window, kind(*(grid.last_segment(c, w, n).detach() for c, w, n in triples)))
+
+    def _read(
+        self, x_BSQD: torch.Tensor, own: tuple[torch.Tensor, ...], past: tuple[torch.Tensor, ...], piece: Piece
+    ) -> torch.Tensor:
+        """Attention of the new tokens of each segment over the segment before and their own -> [B, S, Q, H, V]."""
+        q = self.q_proj(x_BSQD).unflatten(-1, (self.n_heads, self.d_key))
+        # dai2019: no gradient for the cached states, but one for the weights they go through.
+        both = tuple(torch.cat(pair, 2) for pair in zip(past, own, strict=True))
+        k, v = self._keys_values(both[0]) if self.positions == "dai2019" else both
+        Q, L = q.shape[2], k.shape[2]
+        if self.positions == "dai2019":
+            r = self.r_proj(sinusoids(L, self.d_model, q.device, q.dtype)).unflatten(-1, (self.n_heads, self.d_key))
+            heads = (self.n_heads, self.d_key)
+            by_distance = torch.einsum("bsqhk,lhk->bshql", q + self.v.view(heads).to(q.dtype), r)
+            bias = relative_shift(by_distance) * self.scale
+            q = q + self.u.view(heads).to(q.dtype)
+        else:
+            buckets = t5_bucket(distances(Q, L, q.device).clamp(min=0))
+            bias = self.bucket_bias.view(T5_BUCKETS, self.n_heads)[buckets].permute(2, 0, 1)[None, None]
+        seen = None
+        if bool(piece.first_BS.any()):
+            # A document's first segment has none before it.
+            seen = torch.ones(*piece.first_BS.shape, L, dtype=torch.bool, device=q.device)
+            seen[:, :, : self.segment_length] = ~piece.first_BS[..., None]
+        return biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias, seen, self.scale)
+
+
+def _segments(old_BN: torch.Tensor, new_BT: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """A piece's tokens by segment [B, S, N, ...], those of the window before them."""
+    tokens = new_BT[:, piece.start : piece.stop]
+    if piece.offset:
+        tokens = torch.cat([old_BN[:, : piece.offset].to(tokens.dtype), tokens], 1)
+    return tokens.unflatten(1, (piece.n_segments, -1))
+
+
+@dataclass
+class TransformerXLConfig:
+    """Options of transformer_xl; see the module's docstring."""
+
+    positions: Literal["dai2019", "t5"] = "t5"
+    attention_scale: Literal["d_key", "d_model"] = "d_key"
+    activation: Literal["gelu", "relu"] = "gelu"
+    tie_embeddings: bool = True
+
+
+@register("transformer_xl", TransformerXLConfig)
+def build(config: TransformerXLConfig, dims: Dimensions, vocab_size: int) -> Decoder:
+    """The decoder with one XLAttention a layer."""
+
+    def attention(layer: int) -> XLAttention:
+        return XLAttention(
+            dims.d_model,
+            dims.n_heads,
+            dims.d_key,
+            dims.segment_length,
+            d_value=dims.d_value,
+            n_kv_heads=dims.n_kv_heads,
+            attention_scale=config.attention_scale,
+            positions=config.positions,
+        )
+
+    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)

@@ -1,0 +1,74 @@
+"""Attention by relative position over keys that begin before the queries' segment.
+
+Letters: B rows, S segments, Q query tokens a segment, L key tokens (L >= Q, the queries stand at the last Q of them),
+H query heads, G key-value heads, K d_key, V d_value. The distance of a key from a query is how many tokens before it
+the key stands, from 0 to L - 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+T5_BUCKETS = 32
+T5_LONGEST = 128
+"""Distances from here on share the last bucket."""
+
+
+def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """R of Dai et al. 2019, [length, d_model]: sines, then cosines, of distances length - 1, ..., 0."""
+    frequency = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    angle = torch.outer(torch.arange(length - 1, -1, -1, dtype=torch.float64), frequency)
+    return torch.cat([angle.sin(), angle.cos()], 1)[:, :d_model].to(device, dtype)
+
+
+def relative_shift(x: torch.Tensor) -> torch.Tensor:
+    """Scores by distance [..., Q, L] (distances L - 1, ..., 0) -> scores by key [..., Q, L].
+
+    Entry (i, j) becomes that of key j as seen from query i, which stands at key L - Q + i; entries of keys after the
+    query are of no meaning (Dai et al. 2019, appendix B).
+    """
+    *lead, Q, L = x.shape
+    padded = F.pad(x, (1, 0)).reshape(*lead, L + 1, Q)
+    return padded[..., 1:, :].reshape(*lead, Q, L)
+
+
+def t5_bucket(distance: torch.Tensor, buckets: int = T5_BUCKETS, longest: int = T5_LONGEST) -> torch.Tensor:
+    """The bucket of a distance >= 0: one each up to half of the buckets, then ever wider ones (Raffel et al. 2020)."""
+    exact = buckets // 2
+    far = distance.clamp(min=1).double() / exact
+    wide = exact + (far.log() / math.log(longest / exact) * (buckets - exact)).long()
+    return torch.where(distance < exact, distance, wide.clamp(max=buckets - 1))
+
+
+def distances(n_queries: int, n_keys: int, device: torch.device) -> torch.Tensor:
+    """How far before each query each key stands [Q, L]; negative for keys after it."""
+    query = torch.arange(n_keys - n_queries, n_keys, device=device)
+    return query[:, None] - torch.arange(n_keys, device=device)
+
+
+def biased_attention(
+    q_BSQHK: torch.Tensor,
+    k_BSLGK: torch.Tensor,
+    v_BSLGV: torch.Tensor,
+    bias_BSHQL: torch.Tensor,
+    seen_BSL: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Causal softmax attention of (q k scale + bias) -> [B, S, Q, H, V].
+
+    bias: broadcast against [B, S, H, Q, L]. seen_BSL: keys that a segment may read (None: all).
+    """
+    B, S, Q, H, _ = q_BSQHK.shape
+    L, G = k_BSLGK.shape[2:4]
+    allowed = (distances(Q, L, q_BSQHK.device) >= 0)[None, None]
+    if seen_BSL is not None:
+        allowed = allowed & seen_BSL.flatten(0, 1)[:, None, None]
+    bias = bias_BSHQL.expand(B if seen_BSL is not None else bias_BSHQL.shape[0], -1, -1, -1, -1)
+    bias = bias.expand(-1, S if bias.shape[0] > 1 or seen_BSL is not None else bias.shape[1], -1, -1, -1).flatten(0, 1)
+    mask = bias.to(q_BSQHK.dtype).masked_fill(~allowed, -math.inf)
+    q, k, v = (x.flatten(0, 1).transpose(1, 2) for x in (q_BSQHK, k_BSLGK, v_BSLGV))
+    a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)
+    return a.transpose(1, 2).unflatten(0, (B, S))
