@@ -30,10 +30,10 @@ class Block(nn.Module):
         """The leaves after the call, without its output."""
         return self.attention.absorb(self.attention_norm(x_BTD), leaves, grid)
 
-    def forward(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
-        a, leaves = self.attention.attend(self.attention_norm(x_BTD), leaves, grid)
+    def forward(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
+        a, leaves, loss = self.attention.attend_with_loss(self.attention_norm(x_BTD), leaves, grid)
         x_BTD = x_BTD + a
-        return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD)), leaves
+        return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD)), leaves, loss
 
 
 class Decoder(nn.Module):
@@ -114,37 +114,39 @@ class Decoder(nn.Module):
         """
         state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
         inner = self._attention(0).inner_resets
-        hidden, state = run_on_grid(
-            self._body, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, inner
-        )
-        return ModelOutput(hidden, state, hidden.new_zeros(()))
+        losses: list[torch.Tensor] = []
+
+        def body(ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+            x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks), losses)
+            return self.norm(x_BTD), new_layers
+
+        hidden, state = run_on_grid(body, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, inner)
+        return ModelOutput(hidden, state, torch.stack(losses).sum() if losses else hidden.new_zeros(()))
 
     def absorb(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
         """The state that forward() would return, without its hidden states: the last layer only writes its memory."""
 
         def body(ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
-            x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks) - 1)
+            x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks) - 1, [])
             last: Block = self.blocks[-1]  # type: ignore[assignment]
             return ids_BT, (*new_layers, last.absorb(x_BTD, layers[-1], grid))
 
         inner = self._attention(0).inner_resets
         return run_on_grid(body, ids_BT, state, self.segment_length, None, reset_BT, None, inner)[1]
 
-    def _body(self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
-        x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks))
-        return self.norm(x_BTD), new_layers
-
     def _run_blocks(
-        self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid, n_blocks: int
+        self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid, n_blocks: int, losses: list[torch.Tensor]
     ) -> tuple[torch.Tensor, tuple[Any, ...]]:
-        """Embedding and the first n_blocks layers: what the next layer sees, and their leaves."""
+        """Embedding and the first n_blocks layers: what the next layer sees, and their leaves; losses are appended."""
         x_BTD = self.embedding(ids_BT)
         new_layers = []
         for block, leaves in zip(self.blocks[:n_blocks], layers, strict=False):
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x_BTD, leaves = checkpoint(block, x_BTD, leaves, grid, use_reentrant=False)
+                x_BTD, leaves, loss = checkpoint(block, x_BTD, leaves, grid, use_reentrant=False)
             else:
-                x_BTD, leaves = block(x_BTD, leaves, grid)
+                x_BTD, leaves, loss = block(x_BTD, leaves, grid)
+            if loss is not None:
+                losses.append(loss)
             new_layers.append(leaves)
         return x_BTD, tuple(new_layers)
 

@@ -27,8 +27,9 @@ class OffGridError(ValueError):
 class Piece:
     """Columns [start, stop) of a call, as n_segments segments of which the first `offset` tokens came before the call.
 
-    first_BS: the segment is the first since the row's reset. reset_BS: the row forgets before it (None: no row does).
-    weight_BSN: write weights over whole segments (None: all 1). commits: the piece completes its segment(s).
+    first_BS: the segment is the first since the row's reset. index_BS: how many of its document come before it.
+    reset_BS: the row forgets before it (None: no row does). weight_BSN: write weights over whole segments (None: all
+    1). commits: the piece completes its segment(s).
     """
 
     start: int
@@ -36,6 +37,7 @@ class Piece:
     offset: int
     n_segments: int
     first_BS: torch.Tensor
+    index_BS: torch.Tensor
     reset_BS: torch.Tensor | None
     weight_BSN: torch.Tensor | None
     commits: bool
@@ -159,6 +161,7 @@ def plan(
         at_head = last_reset[:, head_column.clamp(min=0)].expand(B, n)
         restarts = (at_head == head_column) & (at_head >= 0)
         first = restarts | ((at_head < 0) & (clock.position_B[:, None] + head_column == 0))
+        index = torch.where(at_head < 0, clock.position_B[:, None] + head_column, head_column - at_head) // N
         piece_weight = None
         if weight is not None:
             own = weight[:, start:stop]
@@ -170,7 +173,7 @@ def plan(
                 complete = stop_B[:, None] >= offset + head_column + N
                 piece_weight = piece_weight * complete[..., None].to(weight.dtype)
         commits = begin + stop - start == n * N
-        pieces.append(Piece(start, stop, begin, n, first, restarts if resets else None, piece_weight, commits))
+        pieces.append(Piece(start, stop, begin, n, first, index, restarts if resets else None, piece_weight, commits))
 
     grid = Grid(tuple(pieces), offset, window_B, uniform, Clock(position_B, slot_B, clock.weight_BN))
     token_weight = torch.ones(B, T, dtype=clock.weight_BN.dtype, device=device) if weight is None else weight

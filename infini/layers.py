@@ -142,6 +142,12 @@ class LocalAttention(nn.Module):
         window = Window(grid.new_window(old.k_BNGK, k_BTGK), grid.new_window(old.v_BNGV, v_BTGV))
         return self.o_proj(a_BTX), AttentionLeaves(window, mem)
 
+    def attend_with_loss(
+        self, x_BTD: torch.Tensor, leaves: Any, grid: Grid
+    ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
+        """attend(), and what the layer adds to the training loss; here nothing."""
+        return (*self.attend(x_BTD, leaves, grid), None)
+
     def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         """The leaves that attend() would return, without its output: no queries, no attention."""
         x_BTD = for_products(x_BTD)

@@ -21,7 +21,7 @@ from infini.state import leaves
 # Rounding of the dtype times the length of the sums, with an order of magnitude to spare; the same on every machine.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 VOCABULARY = 31
-ARITHMETIC = ("first_segment", "positions")
+ARITHMETIC = ("first_segment", "positions", "compression")
 """Options of which every value is tried."""
 SEGMENT = 8
 

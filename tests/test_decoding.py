@@ -90,7 +90,7 @@ def test_a_state_of_something_else_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"its tokenizer is 't'"):
         load_reader(path, model, {**ABOUT, "tokenizer": "other"})
     with pytest.raises(InputError, match="not a state of this model"):
-        load_reader(path, make_model(variants()[0], n_heads=1), ABOUT)
+        load_reader(path, make_model(variants()[0], n_heads=1, d_model=8), ABOUT)
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)

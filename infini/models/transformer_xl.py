@@ -72,7 +72,7 @@ class XLAttention(LocalAttention):
         before = leaves.memory
         for piece in grid.pieces:
             x_BSQD = x_BTD[:, piece.start : piece.stop].unflatten(1, (piece.n_segments, -1))
-            own = tuple(_segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
+            own = tuple(segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
             # What each segment finds of the one before it: the cache, then the call's own segments.
             past = tuple(
                 torch.cat([b[:, None].to(o.dtype), o[:, :-1]], 1).detach()
@@ -80,7 +80,8 @@ class XLAttention(LocalAttention):
                 else b[:, None].to(o.dtype).detach()
                 for b, o in zip(before, own, strict=True)
             )
-            a = self._read(x_BSQD, own, past, piece)
+            both = tuple(torch.cat(pair, 2) for pair in zip(past, own, strict=True))
+            a = self.read(x_BSQD, both, self._seen(piece, both[0].shape[2]))
             outputs.append(a.flatten(-2).flatten(1, 2))
             if piece.commits:
                 before = type(before)(*(o[:, -1] for o in own))
@@ -104,33 +105,37 @@ class XLAttention(LocalAttention):
         window = kind(*(grid.new_window(w, n) for _, w, n in triples))
         return XLLeaves(window, kind(*(grid.last_segment(c, w, n).detach() for c, w, n in triples)))
 
-    def _read(
-        self, x_BSQD: torch.Tensor, own: tuple[torch.Tensor, ...], past: tuple[torch.Tensor, ...], piece: Piece
-    ) -> torch.Tensor:
-        """Attention of the new tokens of each segment over the segment before and their own -> [B, S, Q, H, V]."""
-        q = self.q_proj(x_BSQD).unflatten(-1, (self.n_heads, self.d_key))
+    def _seen(self, piece: Piece, n_keys: int) -> torch.Tensor | None:
+        """Keys that each segment may read [B, S, L]: a document's first segment has none before it."""
+        if not bool(piece.first_BS.any()):
+            return None
+        seen = torch.ones(*piece.first_BS.shape, n_keys, dtype=torch.bool, device=piece.first_BS.device)
+        seen[:, :, : self.segment_length] = ~piece.first_BS[..., None]
+        return seen
+
+    def read(self, x_BSQD: torch.Tensor, both: tuple[torch.Tensor, ...], seen_BSL: torch.Tensor | None) -> torch.Tensor:
+        """Attention of the new tokens of each segment over what is kept of the L tokens up to them -> [B, S, Q, H, V].
+
+        seen_BSL: which of them a segment may read (None: all).
+        """
         # dai2019: no gradient for the cached states, but one for the weights they go through.
-        both = tuple(torch.cat(pair, 2) for pair in zip(past, own, strict=True))
         k, v = self._keys_values(both[0]) if self.positions == "dai2019" else both
-        Q, L = q.shape[2], k.shape[2]
+        q, bias = self.queries(x_BSQD, k.shape[2])
+        return biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias, seen_BSL, self.scale)
+
+    def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [B, S, Q, H, K], and what the distance of each of L keys adds to the score, [B, S, H, Q, L] or 1s."""
+        heads = (self.n_heads, self.d_key)
+        q = self.q_proj(x_BSQD).unflatten(-1, heads)
         if self.positions == "dai2019":
-            r = self.r_proj(sinusoids(L, self.d_model, q.device, q.dtype)).unflatten(-1, (self.n_heads, self.d_key))
-            heads = (self.n_heads, self.d_key)
+            r = self.r_proj(sinusoids(n_keys, self.d_model, q.device, q.dtype)).unflatten(-1, heads)
             by_distance = torch.einsum("bsqhk,lhk->bshql", q + self.v.view(heads).to(q.dtype), r)
-            bias = relative_shift(by_distance) * self.scale
-            q = q + self.u.view(heads).to(q.dtype)
-        else:
-            buckets = t5_bucket(distances(Q, L, q.device).clamp(min=0))
-            bias = self.bucket_bias.view(T5_BUCKETS, self.n_heads)[buckets].permute(2, 0, 1)[None, None]
-        seen = None
-        if bool(piece.first_BS.any()):
-            # A document's first segment has none before it.
-            seen = torch.ones(*piece.first_BS.shape, L, dtype=torch.bool, device=q.device)
-            seen[:, :, : self.segment_length] = ~piece.first_BS[..., None]
-        return biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias, seen, self.scale)
+            return q + self.u.view(heads).to(q.dtype), relative_shift(by_distance) * self.scale
+        buckets = t5_bucket(distances(q.shape[2], n_keys, q.device).clamp(min=0))
+        return q, self.bucket_bias.view(T5_BUCKETS, self.n_heads)[buckets].permute(2, 0, 1)[None, None]
 
 
-def _segments(old_BN: torch.Tensor, new_BT: torch.Tensor, piece: Piece) -> torch.Tensor:
+def segments(old_BN: torch.Tensor, new_BT: torch.Tensor, piece: Piece) -> torch.Tensor:
     """A piece's tokens by segment [B, S, N, ...], those of the window before them."""
     tokens = new_BT[:, piece.start : piece.stop]
     if piece.offset:

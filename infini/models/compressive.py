@@ -1,0 +1,286 @@
+"""Compressive Transformer (Rae et al. 2020): a Transformer-XL whose oldest memories are compressed, not dropped.
+
+Each layer keeps its inputs of the last segments (the memory, first in, first out) and, of what falls out of it, `rate`
+times fewer compressed ones (the compressed memory, first in, first out). It attends to compressed memory, memory and
+its own segment, with the relative positions of Dai et al. 2019 over these together. No gradient goes into either
+memory. The compression (convolutions only: the other kinds have no weights) is trained by the attention-reconstruction
+loss alone: content-based attention of the segment to the memories that fall out and to their compressions shall be the
+same; of this loss nothing but the compression gets a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from infini.decoder import Decoder
+from infini.grid import Grid, Piece
+from infini.models import register
+from infini.models.transformer_xl import Hidden, XLAttention, segments
+from infini.ops.dtypes import for_products, state_dtype
+from infini.ops.relative import biased_attention
+from infini.protocols import Dimensions
+
+Compression = Literal["mean", "max", "convolution", "dilated", "most_used"]
+
+
+class Memories(NamedTuple):
+    """Layer inputs of the last segments [B, m N, D], and compressed ones of before them [B, c, D]; the newest last."""
+
+    recent_BMD: torch.Tensor
+    compressed_BCD: torch.Tensor
+
+
+class CompressiveLeaves(NamedTuple):
+    """One layer's share of the state."""
+
+    window: Hidden
+    memory: Memories
+
+
+class CompressiveAttention(XLAttention):
+    """Causal attention over compressed memory, memory and the segment.
+
+    rate: memories to one compressed memory; divides the segment length. memory_segments, compressed_segments: lengths
+    of the two memories in segments (compressed_segments N compressed memories, each standing for `rate` tokens).
+    compression: of `rate` neighbours "mean" or "max"; "convolution" with kernel and stride `rate`; "dilated", kernel
+    3, dilation and stride `rate`; "most_used", the memories that the segment at whose end they fall out paid most
+    attention to.
+    """
+
+    def __init__(
+        self,
+        *sizes: Any,
+        compression: Compression = "convolution",
+        rate: int = 2,
+        memory_segments: int = 1,
+        compressed_segments: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(*sizes, positions="dai2019", **options)
+        for name, value in (
+            ("rate", rate),
+            ("memory_segments", memory_segments),
+            ("compressed_segments", compressed_segments),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+        if compression not in get_args(Compression):
+            raise ValueError(f"compression={compression!r}: must be one of {', '.join(get_args(Compression))}")
+        self.compression, self.rate, self.memory_segments = compression, rate, memory_segments
+        # A segment becomes one chunk of N / rate compressed memories.
+        self.chunks = compressed_segments * rate
+        self.look_back = memory_segments + self.chunks
+        self._check_rate()
+        taps = {"convolution": rate, "dilated": 3}.get(compression)
+        self.compress_proj = None if taps is None else nn.Linear(taps * self.d_model, self.d_model, bias=False)
+
+    def _check_rate(self) -> None:
+        if self.segment_length % self.rate:
+            raise ValueError(f"rate={self.rate}: must divide segments of {self.segment_length} tokens")
+
+    def memory_floats(self) -> int:
+        """d_model (m N + c N): what Table 1 counts."""
+        return self.d_model * (self.memory_segments + self.chunks // self.rate) * self.segment_length
+
+    def init_leaves(self, batch_size: int, device: torch.device) -> CompressiveLeaves:  # type: ignore[override]
+        self._check_rate()
+        dtype, N = state_dtype(self.q_proj.weight.dtype), self.segment_length
+        sizes = (N, self.memory_segments * N, self.chunks * N // self.rate)
+        window, recent, compressed = (
+            torch.zeros(batch_size, n, self.d_model, dtype=dtype, device=device) for n in sizes
+        )
+        return CompressiveLeaves(Hidden(window), Memories(recent, compressed))
+
+    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+        y, leaves, _ = self.attend_with_loss(x_BTD, leaves, grid)
+        return y, leaves
+
+    def attend_with_loss(
+        self, x_BTD: torch.Tensor, leaves: CompressiveLeaves, grid: Grid
+    ) -> tuple[torch.Tensor, CompressiveLeaves, torch.Tensor | None]:
+        x_BTD = for_products(x_BTD)
+        own = [segments(leaves.window.x_BND, x_BTD, piece) for piece in grid.pieces]
+        line, made, chunks = self._lines(leaves.memory, own, grid)
+        outputs, first = [], 0
+        losses: list[torch.Tensor] = []
+        for piece, o_BSND in zip(grid.pieces, own, strict=True):
+            both = torch.cat([*self._memories_of(line, chunks, first, piece), o_BSND], 2)
+            x_BSQD = o_BSND[:, :, piece.offset :]
+            a = self.read(x_BSQD, (both,), self._seen(piece, both.shape[2]))
+            outputs.append(a.flatten(-2).flatten(1, 2))
+            if piece.commits:
+                span = slice(first, first + piece.n_segments)
+                if self.training and self.compress_proj is not None:
+                    losses.append(self._reconstruction_loss(o_BSND, line[:, span], made[:, span], piece))
+                first = span.stop
+        state = self._leaves_after_call(leaves, x_BTD, line, chunks, grid)
+        return self.o_proj(torch.cat(outputs, 1)), state, torch.stack(losses).sum() if losses else None
+
+    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+        x_BTD = for_products(x_BTD)
+        own = [segments(leaves.window.x_BND, x_BTD, piece) for piece in grid.pieces]
+        line, _, chunks = self._lines(leaves.memory, own, grid)
+        return self._leaves_after_call(leaves, x_BTD, line, chunks, grid)
+
+    def _lines(
+        self, memory: Memories, own: list[torch.Tensor], grid: Grid
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Segments [B, m + n, N, D]: those in memory, then the n that the call completes. Chunks [B, n, N / rate, D]:
+        the compression of what falls out as each of these ends. All chunks [B, c + n, N / rate, D], those in memory
+        first, detached."""
+        N, m, c = self.segment_length, self.memory_segments, self.chunks
+        complete = [o for piece, o in zip(grid.pieces, own, strict=True) if piece.commits]
+        dtype = own[0].dtype
+        recent, old = memory.recent_BMD.unflatten(1, (m, N)), memory.compressed_BCD.unflatten(1, (c, N // self.rate))
+        line = torch.cat([recent.to(dtype), *complete], 1).detach()
+        n = line.shape[1] - m
+        if self.compression == "most_used":
+            chunks = self._most_used(line, old.to(dtype), own, grid)
+            return line, chunks[:, c:], chunks
+        made = self._compress(line[:, :n])
+        return line, made, torch.cat([old.to(dtype), made.detach()], 1)
+
+    def _compress(self, x_BSND: torch.Tensor) -> torch.Tensor:
+        """Segments [B, S, N, D] -> chunks [B, S, N / rate, D]."""
+        if self.compression == "mean":
+            return x_BSND.unflatten(2, (-1, self.rate)).mean(3)
+        if self.compression == "max":
+            return x_BSND.unflatten(2, (-1, self.rate)).amax(3)
+        assert self.compress_proj is not None
+        if self.compression == "convolution":
+            return self.compress_proj(x_BSND.unflatten(2, (-1, self.rate)).flatten(3))
+        # Dilated: the token itself, and those `rate` before and after it, zeros beyond the segment.
+        padded = F.pad(x_BSND, (0, 0, self.rate, self.rate))
+        taps = [padded[:, :, tap * self.rate :][:, :, : x_BSND.shape[2] : self.rate] for tap in range(3)]
+        return self.compress_proj(torch.cat(taps, 3))
+
+    @torch.no_grad()
+    def _most_used(self, line: torch.Tensor, chunks: torch.Tensor, own: list[torch.Tensor], grid: Grid) -> torch.Tensor:
+        """All chunks; each segment's reading decides what stays of the segment that falls out at its end."""
+        N, first = self.segment_length, 0
+        for piece, o_BSND in zip(grid.pieces, own, strict=True):
+            for s in range(piece.n_segments if piece.commits else 0):
+                one = replace(piece, n_segments=1, index_BS=piece.index_BS[:, s : s + 1])
+                both = torch.cat([*self._memories_of(line, chunks, first, one), o_BSND[:, s : s + 1]], 2)
+                q, bias = self.queries(o_BSND[:, s : s + 1], both.shape[2])
+                k = self._keys_values(both)[0]
+                # With unit vectors for the values of the oldest segment, attention reads its own weights.
+                begin = self.chunks * (N // self.rate)
+                unit = torch.eye(both.shape[2], dtype=q.dtype, device=q.device)[:, begin : begin + N]
+                v = unit[None, None, :, None].expand(*k.shape[:4], N)
+                weights = biased_attention(q, k.to(q.dtype), v, bias, self._seen(one, both.shape[2]), self.scale)
+                used_BN = weights.mean((1, 2, 3))
+                kept = used_BN.topk(N // self.rate, 1).indices.sort(1).values
+                fallen = line[:, first]
+                chunk = fallen.gather(1, kept[..., None].expand(-1, -1, self.d_model))
+                chunks = torch.cat([chunks, chunk[:, None]], 1)
+                first += 1
+        return chunks
+
+    def _memories_of(
+        self, line: torch.Tensor, chunks: torch.Tensor, first: int, piece: Piece
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each segment of a piece finds: compressed memory [B, S, C, D] and memory [B, S, M, D]."""
+        segment = first + torch.arange(piece.n_segments, device=line.device)[:, None]
+        compressed = chunks[:, segment + torch.arange(self.chunks, device=line.device)]
+        recent = line[:, segment + torch.arange(self.memory_segments, device=line.device)]
+        return compressed.flatten(2, 3), recent.flatten(2, 3)
+
+    def _filled(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which chunks [..., c] and segments [..., m] of memory a document has filled after `index` whole segments."""
+        m, c = self.memory_segments, self.chunks
+        age = torch.arange(m + c, 0, -1, device=index.device)
+        filled = index[..., None] >= age
+        return filled[..., :c], filled[..., c:]
+
+    def _seen(self, piece: Piece, n_keys: int) -> torch.Tensor | None:
+        N, index = self.segment_length, piece.index_BS
+        if bool((index >= self.memory_segments + self.chunks).all()):
+            return None
+        chunks, recent = self._filled(index)
+        own = torch.ones(*index.shape, n_keys, dtype=torch.bool, device=index.device)
+        old = torch.cat([chunks.repeat_interleave(N // self.rate, -1), recent.repeat_interleave(N, -1)], -1)
+        own[..., : old.shape[-1]] = old
+        return own
+
+    def _leaves_after_call(
+        self, leaves: CompressiveLeaves, x_BTD: torch.Tensor, line: torch.Tensor, chunks: torch.Tensor, grid: Grid
+    ) -> CompressiveLeaves:
+        m, c = self.memory_segments, self.chunks
+        done_B = grid.window_B // self.segment_length
+        row = torch.arange(line.shape[0], device=line.device)[:, None]
+        kept_chunks, kept = self._filled(grid.clock.position_B // self.segment_length)
+
+        def last(x: torch.Tensor, n: int, filled: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+            picked = x[row, done_B[:, None] + torch.arange(n, device=x.device)]
+            return (picked * filled[..., None, None].to(picked.dtype)).flatten(1, 2).to(like.dtype)
+
+        old = leaves.memory
+        memory = Memories(last(line, m, kept, old.recent_BMD), last(chunks, c, kept_chunks, old.compressed_BCD))
+        return CompressiveLeaves(Hidden(grid.new_window(leaves.window.x_BND, x_BTD)), memory)
+
+    def _reconstruction_loss(
+        self, x_BSND: torch.Tensor, old_BSND: torch.Tensor, new_BSCD: torch.Tensor, piece: Piece
+    ) -> torch.Tensor:
+        """Mean square of attn(h, old memories) - attn(h, compressed memories), the former without gradient, over the
+        segments at whose end memories fall out."""
+
+        def heads(x: torch.Tensor, projection: nn.Linear, size: int) -> torch.Tensor:
+            return (
+                F.linear(x, projection.weight.detach().to(x.dtype))
+                .flatten(0, 1)
+                .unflatten(-1, (-1, size))
+                .transpose(1, 2)
+            )
+
+        def attention(x: torch.Tensor) -> torch.Tensor:
+            k, v = heads(x, self.k_proj, self.d_key), heads(x, self.v_proj, self.d_value)
+            return F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=self.n_heads != self.n_kv_heads)
+
+        q = heads(x_BSND.detach(), self.q_proj, self.d_key)
+        error = (attention(old_BSND) - attention(new_BSCD)).to(state_dtype(q.dtype)).square().mean((1, 2, 3))
+        counts = (piece.index_BS >= self.memory_segments).flatten()
+        if piece.weight_BSN is not None:
+            # A segment that padding cut short ends nowhere.
+            counts = counts & (piece.weight_BSN > 0).any(-1).flatten()
+        return (error * counts).sum() / counts.sum().clamp(min=1)
+
+
+@dataclass
+class CompressiveConfig:
+    """Options of compressive; see CompressiveAttention for their meaning."""
+
+    compression: Compression = "convolution"
+    rate: int = 2
+    memory_segments: int = 1
+    compressed_segments: int = 1
+    attention_scale: Literal["d_key", "d_model"] = "d_key"
+    activation: Literal["gelu", "relu"] = "gelu"
+    tie_embeddings: bool = True
+
+
+@register("compressive", CompressiveConfig)
+def build(config: CompressiveConfig, dims: Dimensions, vocab_size: int) -> Decoder:
+    """The decoder with one CompressiveAttention a layer."""
+
+    def attention(layer: int) -> CompressiveAttention:
+        return CompressiveAttention(
+            dims.d_model,
+            dims.n_heads,
+            dims.d_key,
+            dims.segment_length,
+            compression=config.compression,
+            rate=config.rate,
+            memory_segments=config.memory_segments,
+            compressed_segments=config.compressed_segments,
+            d_value=dims.d_value,
+            n_kv_heads=dims.n_kv_heads,
+            attention_scale=config.attention_scale,
+        )
+
+    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)
