@@ -171,7 +171,6 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def gates(self) -> list[list[float]] | None:
-        """sigmoid(beta), the weight of the memory, by layer and head; None without a memory."""
-        if not self.has_memory:
-            return None
-        return [torch.sigmoid(a.beta).tolist() for a in self._attentions() if isinstance(a, InfiniAttention)]
+        """sigmoid(beta), the weight of the memory, by layer (of those that have gates) and head; None without gates."""
+        betas = [getattr(layer, "beta", None) for layer in self._attentions()]
+        return [torch.sigmoid(beta).tolist() for beta in betas if isinstance(beta, torch.Tensor)] or None

@@ -127,8 +127,8 @@ def variants() -> list[dict[str, Any]]:
     for name, (config, _) in sorted(registered().items()):
         options = {**yaml.safe_load((conf / f"{name}.yaml").read_text()), "name": name}
         hints = typing.get_type_hints(config)
-        if "window_segments" in hints:
-            options["window_segments"] = 2
+        # What follows the recipe is small here.
+        options |= {key: 2 for key, value in options.items() if str(value).startswith("${")}
         made = [options]
         for key in ARITHMETIC:
             if key in hints:

@@ -121,7 +121,6 @@ def test_every_parameter_is_in_exactly_one_group(name: str, tied: bool) -> None:
     assert members("others") == flat | {key for key in names if "embedding" in key}
     assert {key for key in names if "norm" in key} <= flat
     assert members("matrices") == {key for key in names if key.endswith("_proj.weight")}
-    assert bool(members("gates")) == name.startswith("infini")
     decays = {key: group["weight_decay"] for key, group in by_name.items()}
     assert decays == {key: config.weight_decay if key == "matrices" else 0.0 for key in by_name}
     rates = {key: group["lr"] for key, group in by_name.items()}

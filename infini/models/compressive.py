@@ -87,7 +87,7 @@ class CompressiveAttention(XLAttention):
         """d_model (m N + c N): what Table 1 counts."""
         return self.d_model * (self.memory_segments + self.chunks // self.rate) * self.segment_length
 
-    def init_leaves(self, batch_size: int, device: torch.device) -> CompressiveLeaves:  # type: ignore[override]
+    def init_leaves(self, batch_size: int, device: torch.device) -> CompressiveLeaves:
         self._check_rate()
         dtype, N = state_dtype(self.q_proj.weight.dtype), self.segment_length
         sizes = (N, self.memory_segments * N, self.chunks * N // self.rate)

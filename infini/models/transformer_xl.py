@@ -8,6 +8,7 @@ biases by bucket of the distance; what is cached are keys and values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from infini.decoder import Decoder
 from infini.grid import Grid, Piece
-from infini.layers import LocalAttention, Window
+from infini.layers import LocalAttention
 from infini.models import register
 from infini.ops.dtypes import for_products, state_dtype
 from infini.ops.relative import T5_BUCKETS, biased_attention, distances, relative_shift, sinusoids, t5_bucket
@@ -30,10 +31,13 @@ class Hidden(NamedTuple):
 
 
 class XLLeaves(NamedTuple):
-    """The unfinished segment, and the last whole one, detached: layer inputs (dai2019) or keys and values (t5)."""
+    """The unfinished segment, and the last whole one, detached: layer inputs (Hidden) or keys and values (Window)."""
 
-    window: Hidden | Window
-    memory: Hidden | Window
+    window: Any
+    memory: Any
+
+
+Mix = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]
 
 
 class XLAttention(LocalAttention):
@@ -57,7 +61,7 @@ class XLAttention(LocalAttention):
         each = self.d_model if self.positions == "dai2019" else (self.d_key + self.d_value) * self.n_kv_heads
         return each * self.segment_length
 
-    def init_leaves(self, batch_size: int, device: torch.device) -> XLLeaves:
+    def init_leaves(self, batch_size: int, device: torch.device) -> Any:
         if self.positions == "t5":
             window, cache = (super(XLAttention, self).init_leaves(batch_size, device).window for _ in range(2))
             return XLLeaves(window, cache)
@@ -65,7 +69,13 @@ class XLAttention(LocalAttention):
         dtype = state_dtype(self.q_proj.weight.dtype)
         return XLLeaves(*(Hidden(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2)))
 
-    def attend(self, x_BTD: torch.Tensor, leaves: XLLeaves, grid: Grid) -> tuple[torch.Tensor, XLLeaves]:
+    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+        return self.attend_and_mix(x_BTD, leaves, grid, lambda a, x, piece: a)
+
+    def attend_and_mix(
+        self, x_BTD: torch.Tensor, leaves: XLLeaves, grid: Grid, mix: Mix
+    ) -> tuple[torch.Tensor, XLLeaves]:
+        """attend(), each piece's attention [B, S, Q, H, V] replaced by mix(it, inputs [B, S, Q, D], piece)."""
         x_BTD = for_products(x_BTD)
         new = self._kept(x_BTD)
         outputs = []
@@ -82,12 +92,12 @@ class XLAttention(LocalAttention):
             )
             both = tuple(torch.cat(pair, 2) for pair in zip(past, own, strict=True))
             a = self.read(x_BSQD, both, self._seen(piece, both[0].shape[2]))
-            outputs.append(a.flatten(-2).flatten(1, 2))
+            outputs.append(mix(a, x_BSQD, piece).flatten(-2).flatten(1, 2))
             if piece.commits:
                 before = type(before)(*(o[:, -1] for o in own))
         return self.o_proj(torch.cat(outputs, 1)), self._leaves_after(leaves, new, grid)
 
-    def absorb(self, x_BTD: torch.Tensor, leaves: XLLeaves, grid: Grid) -> XLLeaves:
+    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         return self._leaves_after(leaves, self._kept(for_products(x_BTD)), grid)
 
     def _kept(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, ...]:

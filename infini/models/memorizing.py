@@ -1,0 +1,184 @@
+"""Memorizing Transformers (Wu et al. 2022): one layer attends to the nearest of very many past keys.
+
+Every layer is a Transformer-XL layer with T5's position biases, queries and keys of length 1, and a learned scale a
+head. One layer also keeps the keys and values of the last tokens, a head each, without gradient, first in, first out.
+Each query attends to the `neighbours` of them that score highest, and a learned gate a head mixes that with the layer's
+own attention. The memory is queried before the segment is added to it; a document begins with an empty one, and as long
+as it is empty the gate is passed by.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from infini.decoder import Decoder
+from infini.grid import Grid, Piece
+from infini.layers import Window
+from infini.models import register
+from infini.models.transformer_xl import XLAttention, XLLeaves
+from infini.ops.dtypes import for_products
+from infini.ops.nearest import Search, nearest
+from infini.protocols import Dimensions
+
+
+class LargeMemory(NamedTuple):
+    """The segment before, and keys [B, M, G, K] and values [B, M, G, V] of the last M tokens; the newest last."""
+
+    cache: Window
+    entries: Window
+
+
+class MemorizingLeaves(NamedTuple):
+    """The share of the state of the layer with the memory."""
+
+    window: Window
+    memory: LargeMemory
+
+
+class NormalisedAttention(XLAttention):
+    """An XLAttention whose score is scale_h (q k + bias), q and k of length 1 (Wu et al.; Henry et al. 2020)."""
+
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__(*sizes, positions="t5", **options)
+        self.head_scale = nn.Parameter(torch.ones(self.n_heads))
+        self.scale = 1.0
+
+    def _keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = super()._keys_values(x)
+        return F.normalize(k, dim=-1), v
+
+    def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+        q, bias = super().queries(x_BSQD, n_keys)
+        return F.normalize(q, dim=-1) * self.head_scale[:, None].to(q.dtype), bias * self.head_scale[:, None, None]
+
+
+class MemorizingAttention(NormalisedAttention):
+    """The layer with the memory of M = memory_segments N tokens. neighbours: keys that a query attends to.
+
+    `beta`, one a query head: sigmoid(beta) is the weight of the memory, at first 0.5.
+    """
+
+    def __init__(
+        self, *sizes: Any, memory_segments: int, neighbours: int = 32, search: Search = "exact", **options: Any
+    ) -> None:
+        super().__init__(*sizes, **options)
+        for name, value in (("memory_segments", memory_segments), ("neighbours", neighbours)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+        if search not in get_args(Search):
+            raise ValueError(f"search={search!r}: must be one of {', '.join(get_args(Search))}")
+        self.memory_segments, self.neighbours, self.search = memory_segments, neighbours, search
+        self.look_back = max(1, memory_segments)
+        self.beta = nn.Parameter(torch.zeros(self.n_heads, dtype=torch.float32))
+
+    def memory_floats(self) -> int:
+        """(d_key + d_value) for each key-value head of M + N tokens: the memory, and the segment before."""
+        each = (self.d_key + self.d_value) * self.n_kv_heads
+        return each * self.segment_length * (self.memory_segments + 1)
+
+    def init_leaves(self, batch_size: int, device: torch.device) -> Any:
+        window, cache = super().init_leaves(batch_size, device)
+        entries = Window(*(x.repeat(1, self.memory_segments, 1, 1) for x in cache))
+        return MemorizingLeaves(window, LargeMemory(cache, entries))
+
+    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+        line, kept = self._line(for_products(x_BTD), leaves, grid)
+        first = 0
+
+        def mix(a_BSQHV: torch.Tensor, x_BSQD: torch.Tensor, piece: Piece) -> torch.Tensor:
+            nonlocal first
+            found, any_BS = self._read_memory(x_BSQD, line, first, piece)
+            first += piece.n_segments * piece.commits
+            g = torch.sigmoid(self.beta)[:, None]
+            mixed = (g * found + (1 - g) * a_BSQHV).to(a_BSQHV.dtype)
+            return torch.where(any_BS[:, :, None, None, None], mixed, a_BSQHV)
+
+        y, after = self.attend_and_mix(x_BTD, XLLeaves(leaves.window, leaves.memory.cache), grid, mix)
+        return y, MemorizingLeaves(after.window, LargeMemory(after.memory, kept))
+
+    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+        after = super().absorb(x_BTD, XLLeaves(leaves.window, leaves.memory.cache), grid)
+        _, kept = self._line(for_products(x_BTD), leaves, grid)
+        return MemorizingLeaves(after.window, LargeMemory(after.memory, kept))
+
+    @torch.no_grad()
+    def _line(self, x_BTD: torch.Tensor, leaves: MemorizingLeaves, grid: Grid) -> tuple[Window, Window]:
+        """Keys and values of the memory and of all segments that the call completes, and the memory after the call."""
+        N, M = self.segment_length, self.memory_segments * self.segment_length
+        complete = sum(piece.n_segments for piece in grid.pieces if piece.commits) * N
+        done_B = grid.window_B // N * N
+        filled_B = (grid.clock.position_B // N * N).clamp(max=M)
+        row, place = torch.arange(len(done_B), device=x_BTD.device)[:, None], torch.arange(M, device=x_BTD.device)
+        filled = (place >= M - filled_B[:, None])[..., None, None]
+        lines, kept = [], []
+        for old, window, new in zip(leaves.memory.entries, leaves.window, self._keys_values(x_BTD), strict=True):
+            tokens = torch.cat([window[:, : grid.offset], new.to(window.dtype)], 1)[:, :complete]
+            line = torch.cat([old, tokens], 1)
+            lines.append(line)
+            kept.append(line[row, done_B[:, None] + place] * filled.to(line.dtype))
+        return Window(*lines), Window(*kept)
+
+    def _read_memory(
+        self, x_BSQD: torch.Tensor, line: Window, first: int, piece: Piece
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention to the nearest entries [B, S, Q, H, V], and which segments have any [B, S].
+
+        The piece's first segment is the one after `first` complete ones.
+        """
+        N, M = self.segment_length, self.memory_segments * self.segment_length
+        q = NormalisedAttention.queries(self, x_BSQD, N)[0]
+        B, S, Q, H, _ = q.shape
+        high_S = M + (first + torch.arange(S, device=q.device)) * N
+        low_BS = high_S - (piece.index_BS * N).clamp(max=M)
+        index = nearest(q.detach(), line.k_BNGK, low_BS, high_S, self.neighbours, self.search)
+        row = torch.arange(B, device=q.device).view(-1, 1, 1, 1, 1)
+        group = (torch.arange(H, device=q.device) // (H // self.n_kv_heads)).view(1, 1, 1, -1, 1)
+        k, v = (x[row, index.clamp(min=0), group].to(q.dtype) for x in line)
+        scores = torch.einsum("bsqhk,bsqhrk->bsqhr", q, k).masked_fill(index < 0, -math.inf)
+        any_BS = (piece.index_BS > 0) & (high_S > low_BS)
+        # Where there is nothing all scores are -inf; what comes of them is thrown away.
+        scores = scores.where(any_BS[:, :, None, None, None], torch.zeros_like(scores))
+        return torch.einsum("bsqhr,bsqhrv->bsqhv", scores.softmax(-1), v), any_BS
+
+
+@dataclass
+class MemorizingConfig:
+    """Options of memorizing. memory_layer: from 0 to 1, how far up the layer with the memory is (0.75: the 9th of 12).
+    memory_segments, memory_multiple: the memory is memory_multiple memory_segments segments long."""
+
+    memory_layer: float = 0.75
+    memory_segments: int = 16
+    memory_multiple: int = 2
+    neighbours: int = 32
+    search: Literal["exact", "approximate"] = "exact"
+    activation: Literal["gelu", "relu"] = "gelu"
+    tie_embeddings: bool = True
+
+
+@register("memorizing", MemorizingConfig)
+def build(config: MemorizingConfig, dims: Dimensions, vocab_size: int) -> Decoder:
+    """The decoder with one MemorizingAttention among NormalisedAttention layers."""
+    if not 0 <= config.memory_layer <= 1:
+        raise ValueError(f"memory_layer={config.memory_layer}: must be from 0 to 1")
+    chosen = max(1, math.ceil(config.memory_layer * dims.n_layers)) - 1
+
+    def attention(layer: int) -> NormalisedAttention:
+        sizes = (dims.d_model, dims.n_heads, dims.d_key, dims.segment_length)
+        if layer != chosen:
+            return NormalisedAttention(*sizes, d_value=dims.d_value, n_kv_heads=dims.n_kv_heads)
+        return MemorizingAttention(
+            *sizes,
+            d_value=dims.d_value,
+            n_kv_heads=dims.n_kv_heads,
+            memory_segments=config.memory_segments * config.memory_multiple,
+            neighbours=config.neighbours,
+            search=config.search,
+        )
+
+    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)

@@ -1,0 +1,194 @@
+"""Memorizing Transformers against a loop over tokens and heads, and its search against sorting."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from helpers import SEGMENT, assert_close, make_model, random_ids
+from test_transformer_xl import bucket_of
+
+from infini.models.memorizing import MemorizingAttention, NormalisedAttention
+from infini.ops import nearest as search
+from infini.ops.relative import T5_BUCKETS
+from infini.state import memory_floats
+
+D, H, K, V, N = 12, 4, 6, 4, SEGMENT
+
+
+def make(groups: int = H, **options: Any) -> Any:
+    torch.manual_seed(0)
+    chosen = {"memory_segments": 2, "neighbours": 5, **options}
+    layer = MemorizingAttention(D, H, K, N, d_value=V, n_kv_heads=groups, **chosen).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=parameter.shape[1] ** -0.5 if parameter.dim() == 2 else 1.0)
+    return layer
+
+
+def inputs(tokens: int) -> torch.Tensor:
+    return torch.randn(tokens, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    return x / x.square().sum().sqrt()
+
+
+def oracle(layer: Any, x_TD: torch.Tensor) -> torch.Tensor:
+    """Token by token, head by head; every score of the memory is computed and sorted."""
+    G = layer.n_kv_heads
+    keys = [(layer.k_proj.weight @ x).view(G, K) for x in x_TD]
+    values = [(layer.v_proj.weight @ x).view(G, V) for x in x_TD]
+    outputs = []
+    for t in range(len(x_TD)):
+        begin = t // N * N
+        heads = []
+        for h in range(H):
+            g, s = h // (H // G), layer.head_scale[h]
+            q = unit((layer.q_proj.weight @ x_TD[t]).view(H, K)[h])
+
+            def cached(tensor: torch.Tensor, j: int, begin: int = begin) -> torch.Tensor:
+                return tensor.detach() if j < begin else tensor
+
+            near = range(max(0, begin - N), t + 1)
+            bias = layer.bucket_bias.view(T5_BUCKETS, H)
+            scores = [s * (q @ cached(unit(keys[j][g]), j) + bias[bucket_of(t - j), h]) for j in near]
+            a = torch.softmax(torch.stack(scores), 0) @ torch.stack([cached(values[j][g], j) for j in near])
+            stored = range(max(0, begin - layer.memory_segments * N), begin)
+            if stored:
+                scores = [s * (q @ unit(keys[j][g]).detach()) for j in stored]
+                best = sorted(range(len(stored)), key=lambda i: -scores[i].item())[: layer.neighbours]
+                weights = torch.softmax(torch.stack([scores[i] for i in best]), 0)
+                found = weights @ torch.stack([values[stored[i]][g].detach() for i in best])
+                gate = torch.sigmoid(layer.beta[h])
+                a = gate * found + (1 - gate) * a
+            heads.append(a)
+        outputs.append(layer.o_proj.weight @ torch.cat(heads))
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("cuts", [[999], [5, 7, 1, 9]], ids=["one-call", "cut"])
+def test_the_layer_is_the_paper(groups: int, cuts: list[int]) -> None:
+    """Outputs and gradients over four segments and a bit, with a memory of two and fewer neighbours than it holds."""
+    layer = make(groups)
+    x = inputs(4 * N + 3).requires_grad_()
+    expected = oracle(layer, x)
+    state, parts, start = None, [], 0
+    for n in [*cuts, *[cuts[-1]] * len(x)]:
+        if start < len(x):
+            y, state = layer(x[None, start : start + n], state)
+            parts.append(y[0])
+            start += n
+    got = torch.cat(parts)
+    assert_close(got, expected, 1e-12, "output")
+    probe = torch.randn(len(x), D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    wanted = {"x": x, **dict(layer.named_parameters())}
+    ours, theirs = (torch.autograd.grad((y * probe).sum(), list(wanted.values())) for y in (got, expected))
+    for name, a, b in zip(wanted, ours, theirs, strict=True):
+        assert_close(a, b, 1e-11, name)
+
+
+@pytest.mark.parametrize("cuts", [[999], [N], [3]], ids=["one-call", "segments", "cut"])
+def test_a_memory_of_everything_and_all_neighbours_is_attention_over_everything(cuts: list[int]) -> None:
+    """With the gates shut to the layer's own attention: plain attention over all tokens before the segment."""
+    layer = make(memory_segments=5, neighbours=999)
+    with torch.no_grad():
+        layer.beta.fill_(800.0)
+    x = inputs(6 * N)
+    q, k = ((x @ p.weight.T).view(-1, H, K) for p in (layer.q_proj, layer.k_proj))
+    q, k = (torch.nn.functional.normalize(z, dim=-1) for z in (q, k))
+    v = (x @ layer.v_proj.weight.T).view(-1, H, V)
+    state, parts = None, []
+    for start in range(0, len(x), cuts[0]):
+        y, state = layer(x[None, start : start + cuts[0]], state)
+        parts.append(y[0])
+    got = torch.cat(parts)
+    for begin in range(N, 6 * N, N):
+        scores = torch.einsum("qhk,lhk->hql", q[begin : begin + N], k[:begin]) * layer.head_scale[:, None, None]
+        a = torch.einsum("hql,lhv->qhv", scores.softmax(-1), v[:begin])
+        assert_close(got[begin : begin + N], a.flatten(1) @ layer.o_proj.weight.T, 1e-12, f"segment {begin // N}")
+
+
+def test_documents_begin_with_an_empty_memory() -> None:
+    layer = make()
+    x = inputs(4 * N)
+    reset = torch.zeros(1, 4 * N, dtype=torch.bool)
+    reset[0, 2 * N] = True
+    y = layer(x[None], reset_BT=reset)[0][0]
+    assert_close(y[: 2 * N], layer(x[None, : 2 * N])[0][0], 1e-14, "first")
+    assert_close(y[2 * N :], layer(x[None, 2 * N :])[0][0], 1e-14, "second")
+
+
+def asked(tokens: int = 50) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries of 3 segments in 2 rows, keys, and a window of keys a segment: one empty, one of a single key."""
+    g = torch.Generator().manual_seed(3)
+    q, k = torch.randn(2, 3, 4, H, K, generator=g), torch.randn(2, tokens, 2, K, generator=g)
+    return q, k, torch.tensor([[20, 5, 10], [7, 19, 39]]), torch.tensor([20, 30, 40])
+
+
+def by_sorting(q: torch.Tensor, k: torch.Tensor, low: torch.Tensor, high: torch.Tensor, n: int) -> list[set[int]]:
+    found = []
+    for b, s, i, h in torch.cartesian_prod(*(torch.arange(size) for size in q.shape[:4])).tolist():
+        places = range(int(low[b, s]), int(high[s]))
+        scores = {p: float(q[b, s, i, h] @ k[b, p, h // 2]) for p in places}
+        found.append(set(sorted(places, key=lambda p, scores=scores: -scores[p])[:n]))  # type: ignore[misc]
+    return found
+
+
+@pytest.mark.parametrize("block", [1, 7, 1024])
+@pytest.mark.parametrize("n", [1, 6, 99])
+def test_the_search_is_sorting(block: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "BLOCK", block)
+    q, k, low, high = asked()
+    found = search.nearest(q, k, low, high, n, "exact")
+    assert found.shape == (2, 3, 4, H, min(n, 50))
+    assert [{p for p in row if p >= 0} for row in found.flatten(0, 3).tolist()] == by_sorting(q, k, low, high, n)
+
+
+def test_the_approximate_search_finds_most_of_it() -> None:
+    """In windows of its own, never twice, and with few keys all of it."""
+    pytest.importorskip("faiss")
+    q, k, low, high = asked()
+    assert torch.equal(
+        search.nearest(q, k, low, high, 6, "approximate").sort(-1).values,
+        search.nearest(q, k, low, high, 6, "exact").sort(-1).values,
+    )
+    g = torch.Generator().manual_seed(4)
+    q, k = torch.randn(1, 2, 8, H, 8, generator=g), torch.randn(1, 3000, H, 8, generator=g)
+    low, high = torch.tensor([[0, 500]]), torch.tensor([2500, 3000])
+    near, exact = (search.nearest(q, k, low, high, 16, kind) for kind in ("approximate", "exact"))
+    assert ((near >= low[..., None, None, None]) & (near < high[:, None, None, None])).all()
+    common = [
+        len(set(a) & set(b)) for a, b in zip(near.flatten(0, 3).tolist(), exact.flatten(0, 3).tolist(), strict=True)
+    ]
+    assert all(len(set(row)) == 16 for row in near.flatten(0, 3).tolist())
+    assert sum(common) / (16 * len(common)) > 0.5
+
+
+def test_without_its_package_the_approximate_search_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    q, k, low, high = asked()
+    with pytest.raises(ValueError, match="search='approximate': needs the package faiss-cpu, or exact"):
+        search.nearest(q, k, low, high, 6, "approximate")
+
+
+def test_the_memory_is_in_the_9th_layer_of_12() -> None:
+    model = make_model({"name": "memorizing", "memory_segments": 1}, n_layers=12)
+    kinds = [type(block.attention) for block in model.blocks]
+    assert [kind is MemorizingAttention for kind in kinds] == [layer == 9 for layer in range(1, 13)]
+    assert all(issubclass(kind, NormalisedAttention) for kind in kinds)
+    assert len(model.gates()) == 1 and len(model.gates()[0]) == 2
+
+
+def test_the_footprint_is_the_memory_and_the_segments_before() -> None:
+    """65,536 x 8 x 256 in one layer; the paper prints 65,000 entries and 12 caches of 2,048: 183M."""
+    sizes = (1024, 8, 128, 2048)
+    plain, large = NormalisedAttention(*sizes), MemorizingAttention(*sizes, memory_segments=32)
+    assert large.memory_floats() - plain.memory_floats() == 65_536 * 8 * 256
+    assert 65_000 * 8 * 256 + 12 * plain.memory_floats() == 183_451_648
+    model = make_model({"name": "memorizing", "memory_segments": 2})
+    state = model(random_ids(1, 3)).state
+    assert memory_floats(state) == model.state_floats(1) == 2 * (4 * N + 2 * N) * (6 + 4)
