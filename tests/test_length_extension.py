@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers import SEGMENT, assert_close, make_model, random_ids, variants
 
-from infini.state import leaves, scale_memory
+from infini.state import detach, leaves, scale_memory
 from infini.training.length_extension import draw, extended_call
 
 WITH_MEMORY = [options for options in variants() if options["name"].startswith("infini")]
@@ -19,6 +19,30 @@ def test_a_factor_of_one_changes_nothing(options):
     plain = model(ids)
     extended = extended_call(model, ids, None, None, None, 2 * SEGMENT, torch.ones(2))
     assert_close(extended.hidden_BTD, plain.hidden_BTD, 1e-10, "hidden")
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["fresh", "begun"])
+@pytest.mark.parametrize("options", IDS)
+def test_one_call_is_two_calls_with_the_memory_scaled_between_them(options, begun):
+    """Outputs, state, and gradients of every weight, with ragged rows and a state from before."""
+    model = make_model(options)
+    factor = torch.tensor([50.0, 4000.0], dtype=torch.float64)
+    ids, cut = random_ids(2, 4 * SEGMENT + 3), 2 * SEGMENT
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[1, 3 * SEGMENT + 1 :] = False
+    state = detach(model(random_ids(2, 3 * SEGMENT, seed=3)).state) if begun else None
+    one = extended_call(model, ids, state, mask, None, cut, factor)
+    first = model(ids[:, :cut], state, mask_BT=mask[:, :cut])
+    second = model(ids[:, cut:], scale_memory(first.state, factor), mask_BT=mask[:, cut:])
+    hidden = torch.cat([first.hidden_BTD, second.hidden_BTD], 1)
+    assert_close(one.hidden_BTD[mask], hidden[mask], 1e-9, "hidden")
+    for (path, ours), (_, theirs) in zip(leaves(one.state.layers), leaves(second.state.layers), strict=True):
+        assert_close(ours, theirs, 1e-9, path)
+    probe = torch.randn(hidden.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * mask[..., None]
+    names, weights = zip(*((n, p) for n, p in model.named_parameters() if n != "unembedding.weight"), strict=True)
+    ours, theirs = (torch.autograd.grad((h * probe).sum(), weights) for h in (one.hidden_BTD, hidden))
+    for name, a, b in zip(names, ours, theirs, strict=True):
+        assert_close(a, b, 1e-8, name)
 
 
 @pytest.mark.parametrize("options", IDS)

@@ -36,13 +36,11 @@ def extended_call(
     """model(ids_BT, state, mask_BT, reset_BT) with the memory multiplied by factor_B after `cut` tokens.
 
     cut: a multiple of the segment length, below T, counted from a state that stands on a boundary.
+
+    In one call: what is read before the cut is the same whatever all that was written by then is multiplied with, so
+    every token before the cut writes factor_B times as much from the start (with Eq. 5 too: M and z stay proportional).
     """
-
-    def part(columns: slice, state: State | None) -> ModelOutput:
-        mask, reset = (None if extra is None else extra[:, columns] for extra in (mask_BT, reset_BT))
-        return model(ids_BT[:, columns], state, mask_BT=mask, reset_BT=reset)
-
-    before = part(slice(0, cut), state)
-    after = part(slice(cut, None), scale_memory(before.state, factor_B))
-    hidden_BTD = torch.cat([before.hidden_BTD, after.hidden_BTD], 1)
-    return ModelOutput(hidden_BTD, after.state, before.aux_loss + after.aux_loss)
+    weight_BT = torch.ones(ids_BT.shape, dtype=factor_B.dtype)
+    weight_BT[:, :cut] = factor_B[:, None]
+    before = None if state is None else scale_memory(state, factor_B)
+    return model(ids_BT, before, mask_BT=mask_BT, reset_BT=reset_BT, write_weight_BT=weight_BT.to(ids_BT.device))
