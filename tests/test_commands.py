@@ -22,7 +22,7 @@ from tasks import document_evaluation
 from tasks import text as text_module
 from tasks.text import TextTokenizer, bpe_tokenizer
 
-MODELS = ["transformer_xl", "memorizing", "infini_linear", "infini_delta", "local", "full"]
+MODELS = ["transformer_xl", "memorizing", "rmt", "infini_linear", "infini_delta", "local", "full"]
 
 
 @pytest.fixture(scope="module")

@@ -36,8 +36,8 @@ def test_one_call_is_two_calls_with_the_memory_scaled_between_them(options, begu
     second = model(ids[:, cut:], scale_memory(first.state, factor), mask_BT=mask[:, cut:])
     hidden = torch.cat([first.hidden_BTD, second.hidden_BTD], 1)
     assert_close(one.hidden_BTD[mask], hidden[mask], 1e-9, "hidden")
-    for (path, ours), (_, theirs) in zip(leaves(one.state.layers), leaves(second.state.layers), strict=True):
-        assert_close(ours, theirs, 1e-9, path)
+    for (path, leaf), (_, expected) in zip(leaves(one.state.layers), leaves(second.state.layers), strict=True):
+        assert_close(leaf, expected, 1e-9, path)
     probe = torch.randn(hidden.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * mask[..., None]
     names, weights = zip(*((n, p) for n, p in model.named_parameters() if n != "unembedding.weight"), strict=True)
     ours, theirs = (torch.autograd.grad((h * probe).sum(), weights) for h in (one.hidden_BTD, hidden))

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from infini.commands import train as train_command
 from infini.config import Config, compose
 from infini.errors import InputError
-from infini.models import build_model, option_names, registered
+from infini.models import build_model, registered
 from infini.ops import memory
 from infini.records import RunRecord
 from infini.schema import groups
@@ -188,15 +188,16 @@ def test_no_gradient_crosses_sequences_and_it_reaches_through_one(options: dict[
     assert used[0].grad is not None
     reached = bool(used[0].grad[:, : SEGMENT - 1].any())
     model = module.model
-    assert reached == (model.gradient_horizon != 0 or model.segment_length > SEGMENT)
+    if model.gradient_horizon in (None, 0):
+        # Where else the gradient is cut is a matter of the document: test_rmt.py.
+        assert reached == (model.gradient_horizon is None or model.segment_length > SEGMENT)
 
 
 def test_models_of_one_seed_see_the_same_data_and_start_alike() -> None:
     """With one segment a sequence and nothing carried no model has a memory to read: those of one local
     attention are one and the same."""
     curves = {}
-    alike = [name for name in MODELS if "rope_base" in option_names(name)]
-    assert {"infini_linear", "infini_delta", "local", "full"} <= set(alike)
+    alike = ["infini_linear", "infini_delta", "local", "full"]
     for name in alike:
         cfg = compose([*recipe_overrides(12, segments=1), f"model={name}"])
         torch.manual_seed(cfg.seed)

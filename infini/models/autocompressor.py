@@ -1,0 +1,76 @@
+"""AutoCompressors (Chevalier et al. 2023): summary vectors of all segments so far stand before every later one.
+
+A segment is read as [summaries; tokens; summary tokens]; what the last layer gives at the summary tokens, which are
+learned, are the segment's summary vectors. They accumulate as a soft prompt; of more than `accumulated` segments the
+oldest are dropped. In training segments have random lengths, and the gradient stops after bptt_depth compressions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from infini.models import register
+from infini.protocols import Dimensions
+from infini.recurrent import Recurrence, vectors
+
+
+class AutoCompressor(Recurrence):
+    """summary_tokens: summary vectors of a segment. accumulated: segments whose vectors are kept (Table 1's m)."""
+
+    def __init__(
+        self, dims: Dimensions, vocab_size: int, summary_tokens: int, accumulated: int, **options: object
+    ) -> None:
+        for name, value in (("summary_tokens", summary_tokens), ("accumulated", accumulated)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+        self.summary_tokens, self.accumulated = summary_tokens, accumulated
+        super().__init__(dims, vocab_size, **options)  # type: ignore[arg-type]
+        self.summaries = vectors(summary_tokens, dims.d_model)
+
+    def memory_size(self) -> int:
+        return self.summary_tokens * self.accumulated
+
+    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        place = torch.arange(memory_BMD.shape[1], device=memory_BMD.device)
+        return memory_BMD, place >= memory_BMD.shape[1] - writes_B[:, None] * self.summary_tokens
+
+    def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
+        shape = (len(prefix_BPD), self.summary_tokens, prefix_BPD.shape[2])
+        return self.summaries.view(shape[1:]).to(prefix_BPD.dtype).expand(shape)
+
+    def updated(self, memory_BMD: torch.Tensor, written_BWD: torch.Tensor) -> torch.Tensor:
+        return torch.cat([memory_BMD, written_BWD], 1)[:, self.summary_tokens :]
+
+
+@dataclass
+class AutoCompressorConfig:
+    """Options of autocompressor; see AutoCompressor and Recurrence for their meaning. summary_tokens: null is a
+    fortieth of the segment length, as the paper's 50 of 2,048."""
+
+    summary_tokens: int | None = None
+    accumulated: int = 8
+    random_segments: bool = True
+    bptt_depth: int | None = 2
+    rope_base: float = 10000.0
+    activation: Literal["gelu", "relu"] = "gelu"
+    tie_embeddings: bool = True
+
+
+@register("autocompressor", AutoCompressorConfig)
+def build(config: AutoCompressorConfig, dims: Dimensions, vocab_size: int) -> AutoCompressor:
+    """The model at the sizes of `dims`."""
+    tokens = max(1, dims.segment_length // 40) if config.summary_tokens is None else config.summary_tokens
+    return AutoCompressor(
+        dims,
+        vocab_size,
+        tokens,
+        config.accumulated,
+        random_segments=config.random_segments,
+        rope_base=config.rope_base,
+        bptt_depth=config.bptt_depth,
+        activation=config.activation,
+        tie_embeddings=config.tie_embeddings,
+    )

@@ -1,0 +1,69 @@
+"""Recurrent Memory Transformer (Bulatov et al. 2022): memory tokens before and behind every segment.
+
+A segment is read as [memory; tokens; memory]; what the last layer gives at the places behind the tokens is the memory
+of the next segment. A document begins with learned vectors. The gradient goes back through the memory as far as
+bptt_depth says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from infini.models import register
+from infini.protocols import Dimensions
+from infini.recurrent import Recurrence, vectors
+
+
+class RMT(Recurrence):
+    """memory_tokens: vectors of the memory."""
+
+    def __init__(self, dims: Dimensions, vocab_size: int, memory_tokens: int, **options: object) -> None:
+        if memory_tokens < 1:
+            raise ValueError(f"memory_tokens={memory_tokens}: must be at least 1")
+        self.memory_tokens = memory_tokens
+        super().__init__(dims, vocab_size, **options)  # type: ignore[arg-type]
+        self.first_memory = vectors(memory_tokens, dims.d_model)
+
+    def memory_size(self) -> int:
+        return self.memory_tokens
+
+    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = self.first_memory.view(memory_BMD.shape[1:]).to(memory_BMD.dtype)
+        prefix = torch.where((writes_B == 0)[:, None, None], first, memory_BMD)
+        return prefix, torch.ones(prefix.shape[:2], dtype=torch.bool, device=prefix.device)
+
+    def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
+        return prefix_BPD
+
+    def updated(self, memory_BMD: torch.Tensor, written_BWD: torch.Tensor) -> torch.Tensor:
+        return written_BWD
+
+
+@dataclass
+class RMTConfig:
+    """Options of rmt. memory_tokens: null is a twentieth of the segment length, as the paper's 100 of 2,048.
+    bptt_depth: see Recurrence."""
+
+    memory_tokens: int | None = None
+    bptt_depth: int | None = None
+    rope_base: float = 10000.0
+    activation: Literal["gelu", "relu"] = "gelu"
+    tie_embeddings: bool = True
+
+
+@register("rmt", RMTConfig)
+def build(config: RMTConfig, dims: Dimensions, vocab_size: int) -> RMT:
+    """The model at the sizes of `dims`."""
+    tokens = max(1, dims.segment_length // 20) if config.memory_tokens is None else config.memory_tokens
+    return RMT(
+        dims,
+        vocab_size,
+        tokens,
+        rope_base=config.rope_base,
+        bptt_depth=config.bptt_depth,
+        activation=config.activation,
+        tie_embeddings=config.tie_embeddings,
+    )

@@ -1,0 +1,257 @@
+"""Decoders that are recurrent over segments: vectors written at the end of a segment stand before the next ones.
+
+A segment is read as [prefix; tokens; write tokens] by all layers, causally, before the next one begins: what the last
+layer gives at the write tokens is written to the memory. So nothing here runs segments side by side. Models differ in
+what the prefix is, what the write tokens are, and how the memory takes up what was written (see Recurrence).
+
+Letters: B rows, T tokens of a call, Q new tokens of a segment, P prefix vectors, W write tokens, D d_model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from infini.decoder import Decoder
+from infini.grid import Grid, Piece, run_on_grid
+from infini.layers import LocalAttention, Window
+from infini.ops.attention import rotate
+from infini.ops.dtypes import for_products, state_dtype
+from infini.protocols import Dimensions, ModelOutput
+from infini.state import State
+
+_SPLIT_STREAM = 9
+"""Which stream of random numbers says where segments end in training."""
+
+
+class RecurrentLeaves(NamedTuple):
+    """Keys and values of the unfinished segment, a layer each; the memory [B, M, D]; how often a document wrote [B]."""
+
+    window: tuple[Window, ...]
+    memory: torch.Tensor
+    writes_B: torch.Tensor
+
+
+class PrefixAttention(LocalAttention):
+    """Causal attention over [prefix; tokens; write tokens] of a segment; rotary positions count from the prefix."""
+
+    inner_resets = False
+
+    def attend_segment(
+        self, x_BLD: torch.Tensor, old: Window, n_prefix: int, n_write: int, valid_BP: torch.Tensor
+    ) -> tuple[torch.Tensor, Window]:
+        """What attention gives for x, and keys and values of the new tokens.
+
+        x: the prefix, the new tokens, the write tokens. old: of the segment's tokens before the new ones. valid: which
+        prefix vectors exist.
+        """
+        x_BLD = for_products(x_BLD)
+        q = self.q_proj(x_BLD).unflatten(-1, (self.n_heads, self.d_key))
+        k = self.k_proj(x_BLD).unflatten(-1, (self.n_kv_heads, self.d_key))
+        v = self.v_proj(x_BLD).unflatten(-1, (self.n_kv_heads, self.d_value))
+        P, stop, offset = n_prefix, x_BLD.shape[1] - n_write, old.k_BNGK.shape[1]
+        new = Window(k[:, P:stop], v[:, P:stop])
+        # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
+        later = torch.cat([old.k_BNGK.to(k.dtype), k[:, P:]], 1)
+        keys = torch.cat([rotate(k[:, :P], 0, self.rope_base), rotate(later, P, self.rope_base)], 1)
+        queries = torch.cat([rotate(q[:, :P], 0, self.rope_base), rotate(q[:, P:], P + offset, self.rope_base)], 1)
+        values = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
+        place = torch.arange(keys.shape[1], device=k.device)
+        asking = torch.cat([place[:P], place[P + offset :]])
+        seen = torch.ones(x_BLD.shape[0], len(place), dtype=torch.bool, device=k.device)
+        seen[:, :P] = valid_BP
+        # A vector that does not exist sees itself, so that its softmax is one of something.
+        itself = asking[:, None] == place
+        mask = ((asking[:, None] >= place) & seen[:, None]) | itself
+        heads = (queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2))
+        grouped = self.n_heads != self.n_kv_heads
+        a = F.scaled_dot_product_attention(*heads, attn_mask=mask[:, None], scale=self.scale, enable_gqa=grouped)
+        return self.o_proj(a.transpose(1, 2).flatten(-2)), new
+
+
+class Recurrence(Decoder):
+    """The decoder that runs segment by segment; subclasses say what prefix, write tokens and memory are.
+
+    bptt_depth: segments before its own that a gradient goes back to at most (None: all). A document is cut into groups
+    of bptt_depth + 1 segments, and no gradient crosses from one group into another: the last of a group reaches
+    bptt_depth segments back, the first none, however the calls are cut.
+    random_segments: in training about every second place of the grid holds two segments; where the first of them ends
+    is drawn from the place's number in the document, never from a call's shape.
+    """
+
+    def __init__(
+        self,
+        dims: Dimensions,
+        vocab_size: int,
+        *,
+        rope_base: float,
+        bptt_depth: int | None = None,
+        random_segments: bool = False,
+        **options: Any,
+    ) -> None:
+        def attention(layer: int) -> PrefixAttention:
+            return PrefixAttention(
+                dims.d_model,
+                dims.n_heads,
+                dims.d_key,
+                dims.segment_length,
+                d_value=dims.d_value,
+                n_kv_heads=dims.n_kv_heads,
+                rope_base=rope_base,
+            )
+
+        if bptt_depth is not None and (
+            isinstance(bptt_depth, bool) or not isinstance(bptt_depth, int) or bptt_depth < 0
+        ):
+            raise ValueError(f"bptt_depth={bptt_depth!r}: must be an integer from 0, or null")
+        super().__init__(dims, vocab_size, attention, **options)
+        self.gradient_horizon, self.random_segments = bptt_depth, random_segments
+
+    def memory_size(self) -> int:
+        """Vectors of the memory."""
+        raise NotImplementedError
+
+    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What stands before a segment of a document that wrote so often: [B, P, D], and which of it exists [B, P]."""
+        raise NotImplementedError
+
+    def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
+        """What is read behind the segment [B, W, D]."""
+        raise NotImplementedError
+
+    def updated(self, memory_BMD: torch.Tensor, written_BWD: torch.Tensor) -> torch.Tensor:
+        """The memory that has taken up what was written."""
+        raise NotImplementedError
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
+        clock, layers = super().init_state(batch_size, device)
+        weight = self.embedding.weight
+        shape = (batch_size, self.memory_size(), weight.shape[1])
+        memory = torch.zeros(shape, dtype=state_dtype(weight.dtype), device=clock.position_B.device)
+        windows = tuple(leaves.window for leaves in layers)
+        return State(clock, (RecurrentLeaves(windows, memory, torch.zeros_like(clock.position_B)),))
+
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        state: State | None = None,
+        mask_BT: torch.Tensor | None = None,
+        reset_BT: torch.Tensor | None = None,
+        write_weight_BT: torch.Tensor | None = None,
+    ) -> ModelOutput:
+        """ids [B, T] and the state before them -> final hidden states [B, T, D] and the state after them."""
+        state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
+        hidden, state = run_on_grid(
+            self._read_segments, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT
+        )
+        return ModelOutput(hidden, state, hidden.new_zeros(()))
+
+    def absorb(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+        """The state after a call: the memory is what the last layer gives, so nothing can be left out."""
+        return self(ids_BT, state, reset_BT=reset_BT).state
+
+    def _read_segments(
+        self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid
+    ) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        (leaves,) = layers
+        memory, writes_B, N = leaves.memory, leaves.writes_B, self.segment_length
+        embedded = self.embedding(ids_BT)
+        outputs: list[torch.Tensor] = []
+        kept: list[list[Window]] = [[] for _ in self.blocks]
+        # Columns are counted from the beginning of the unfinished segment.
+        stop_B, place = grid.window_B + grid.clock.slot_B, 0
+        for piece in grid.pieces:
+            for s in range(piece.n_segments):
+                if piece.reset_BS is not None:
+                    memory = memory.masked_fill(piece.reset_BS[:, s, None, None], 0)
+                    writes_B = writes_B.masked_fill(piece.reset_BS[:, s], 0)
+                read_to = piece.stop + grid.offset - place * N
+                for first, last in self._segments_at(piece, s):
+                    begin, stop = max(first, piece.offset if s == 0 else 0), min(last, read_to)
+                    if begin >= stop:
+                        continue
+                    memory = self._cut_gradient(memory, writes_B)
+                    column = place * N - grid.offset
+                    old = [Window(w.k_BNGK[:, first:begin], w.v_BNGV[:, first:begin]) for w in leaves.window]
+                    tokens = embedded[:, column + begin : column + stop]
+                    hidden, written, new = self._read_segment(tokens, old, memory, writes_B, stop == last)
+                    outputs.append(hidden)
+                    for layer, window in enumerate(new):
+                        kept[layer].append(window)
+                    if written is not None:
+                        # A row whose segment padding cut short has not ended it.
+                        ended = stop_B >= place * N + last
+                        updated = self.updated(memory, written.to(memory.dtype))
+                        memory = torch.where(ended[:, None, None], updated, memory)
+                        writes_B = writes_B + ended
+                place += 1
+        windows = []
+        for old_window, parts in zip(leaves.window, kept, strict=True):
+            new_BT = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
+            windows.append(Window(*(grid.new_window(o, n) for o, n in zip(old_window, new_BT, strict=True))))
+        return torch.cat(outputs, 1), (RecurrentLeaves(tuple(windows), memory, writes_B),)
+
+    def _segments_at(self, piece: Piece, s: int) -> list[tuple[int, int]]:
+        """The segments (first slot, slot after the last) of one place of the grid; all rows have the same."""
+        N = self.segment_length
+        if not (self.training and self.random_segments) or N < 4:
+            return [(0, N)]
+        rng = np.random.default_rng([_SPLIT_STREAM, int(piece.index_BS[:, s].max())])
+        if rng.random() < 0.5:
+            return [(0, N)]
+        cut = int(rng.integers(N // 4, N - N // 4 + 1))
+        return [(0, cut), (cut, N)]
+
+    def _cut_gradient(self, memory: torch.Tensor, writes_B: torch.Tensor) -> torch.Tensor:
+        if self.gradient_horizon is None:
+            return memory
+        begins_B = writes_B % (self.gradient_horizon + 1) == 0
+        return torch.where(begins_B[:, None, None], memory.detach(), memory)
+
+    def _read_segment(
+        self, tokens_BQD: torch.Tensor, old: list[Window], memory: torch.Tensor, writes_B: torch.Tensor, ends: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, list[Window]]:
+        """Final hidden states of a segment's new tokens, what is written (None: the segment goes on), and keys and
+        values of the new tokens by layer. old: those of the tokens before."""
+        prefix, valid = self.prefix(memory, writes_B)
+        prefix = prefix.to(tokens_BQD.dtype)
+        parts = [prefix, tokens_BQD]
+        if ends:
+            parts.append(self.write_tokens(prefix))
+        n_prefix, n_write = prefix.shape[1], parts[-1].shape[1] if ends else 0
+        blocks: list[Any] = list(self.blocks)
+
+        def run(x_BLD: torch.Tensor) -> tuple[torch.Tensor, list[Window]]:
+            new = []
+            for block, window in zip(blocks, old, strict=True):
+                h_BLD = block.attention_norm(x_BLD)
+                a, made = block.attention.attend_segment(h_BLD, window, n_prefix, n_write, valid)
+                x_BLD = x_BLD + a
+                x_BLD = x_BLD + block.feed_forward(block.feed_forward_norm(x_BLD))
+                new.append(made)
+            return self.norm(x_BLD), new
+
+        if self.checkpoint_activations and torch.is_grad_enabled():
+            hidden, new = checkpoint(run, torch.cat(parts, 1), use_reentrant=False)
+        else:
+            hidden, new = run(torch.cat(parts, 1))
+        last = hidden.shape[1] - n_write
+        return hidden[:, n_prefix:last], hidden[:, last:] if n_write else None, new
+
+    def state_floats(self, n_segments: int) -> int:
+        """d_model for each vector of the memory."""
+        return self.memory_size() * self.embedding.weight.shape[1]
+
+    def receptive_field(self, n_segments: int) -> int:
+        """Everything that was read: each segment's memory has seen the one before."""
+        return self.segment_length * n_segments
+
+
+def vectors(n: int, d_model: int) -> nn.Parameter:
+    """n learned vectors that stand among embeddings, of their size."""
+    return nn.Parameter(torch.randn(n * d_model) * 0.02)
