@@ -66,14 +66,15 @@ class PasskeyBatches:
         mask_BT = np.zeros(shape, dtype=bool)
         last = stage == len(self.stages) - 1
         share = self.few_digit_share if last else 0.0
-        # Earlier stages take twice as long with what follows. In the last stage one key in twelve stands at the very
-        # start, and one at the very end; and the trimmed block is as often after the key as after the head, for a key
-        # right after the head would else be met in the evaluation for the first time.
-        beyond, trim_after_key = (0.1, 0.5) if last else (0.0, 0.0)
+        # Earlier stages take twice as long with what follows. In the last stage one key in fourteen stands at the very
+        # start and three at the very end, where the question follows it and no memory helps; and the trimmed block is
+        # as often after the key as after the head, for a key right after the head would else be met in the evaluation
+        # for the first time.
+        before, behind, trim_after_key = (0.1, 0.3, 0.5) if last else (0.0, 0.0, 0.0)
         for row in range(shape[0]):
             asked = int(rng.integers(shortest, length + 1))
             few = share > 0 and bool(rng.random() < share)
-            depth = float(np.clip(rng.uniform(-beyond, 1.0 + beyond), 0.0, 1.0))
+            depth = float(np.clip(rng.uniform(-before, 1.0 + behind), 0.0, 1.0))
             prompt = self.template.example(
                 asked, depth, rng, training=True, few_digits=few, trim_after_key=trim_after_key
             )
