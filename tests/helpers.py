@@ -167,3 +167,24 @@ def run_in_calls(model: Any, ids_BT: torch.Tensor, lengths: list[int], state: An
         hidden.append(out.hidden_BTD)
         state, start, n = out.state, columns.stop, n + 1
     return torch.cat(hidden, 1), state
+
+
+def layer_in_calls(layer: Any, x_TD: torch.Tensor, lengths: list[int]) -> tuple[torch.Tensor, Any]:
+    """Outputs [T, D] of a layer for one row and its state, after calls of these lengths (the last one repeated)."""
+    parts, start, n, state = [], 0, 0, None
+    while start < len(x_TD):
+        stop = start + lengths[min(n, len(lengths) - 1)]
+        y, state = layer(x_TD[None, start:stop], state)
+        parts.append(y[0])
+        start, n = stop, n + 1
+    return torch.cat(parts), state
+
+
+def assert_same_gradients(
+    got: torch.Tensor, expected: torch.Tensor, of: dict[str, torch.Tensor], tolerance: float = 1e-11
+) -> None:
+    """Two computations of one thing have the same gradients, of a random weighting of their outputs."""
+    probe = torch.randn(got.shape, dtype=got.dtype, generator=torch.Generator().manual_seed(2))
+    ours, theirs = (torch.autograd.grad((y * probe).sum(), list(of.values())) for y in (got, expected))
+    for name, a, b in zip(of, ours, theirs, strict=True):
+        assert_close(a, b, tolerance, name)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from helpers import SEGMENT, TOLERANCE, assert_close, make_model, random_ids
+from helpers import SEGMENT, TOLERANCE, assert_close, assert_same_gradients, layer_in_calls, make_model, random_ids
 
 from infini.grid import plan
 from infini.models.compressive import Compression, CompressiveAttention
@@ -126,22 +126,12 @@ def test_the_layer_is_the_paper(kind: str, cuts: list[int]) -> None:
     layer = make(kind, memory=1 if cuts == [999] else 2)
     x = inputs(7.5).requires_grad_()
     expected, _, memory, compressed = oracle(layer, x)
-    state, parts, start = None, [], 0
-    for n in [*cuts, *[cuts[-1]] * len(x)]:
-        if start < len(x):
-            y, state = layer(x[None, start : start + n], state)
-            parts.append(y[0])
-            start += n
-    got = torch.cat(parts)
+    got, state = layer_in_calls(layer, x, cuts)
     assert_close(got, expected, 1e-12, "output")
-    assert state is not None
     assert_close(state.layers[0].memory.recent_BMD[0], torch.stack(memory), 1e-12, "memory")
     assert_close(state.layers[0].memory.compressed_BCD[0], torch.stack(compressed), 1e-12, "compressed memory")
-    probe = torch.randn(len(x), D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     wanted = {"x": x, **{n: p for n, p in layer.named_parameters() if n != "compress_proj.weight"}}
-    ours, theirs = (torch.autograd.grad((y * probe).sum(), list(wanted.values())) for y in (got, expected))
-    for name, a, b in zip(wanted, ours, theirs, strict=True):
-        assert_close(a, b, 1e-11, name)
+    assert_same_gradients(got, expected, wanted)
 
 
 @pytest.mark.parametrize("kind", ["convolution", "dilated"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SEGMENT, assert_close, make_model, random_ids
+from helpers import SEGMENT, assert_close, assert_same_gradients, layer_in_calls, make_model, random_ids
 from test_transformer_xl import bucket_of
 
 from infini.models.memorizing import MemorizingAttention, NormalisedAttention
@@ -76,19 +76,10 @@ def test_the_layer_is_the_paper(groups: int, cuts: list[int]) -> None:
     layer = make(groups)
     x = inputs(4 * N + 3).requires_grad_()
     expected = oracle(layer, x)
-    state, parts, start = None, [], 0
-    for n in [*cuts, *[cuts[-1]] * len(x)]:
-        if start < len(x):
-            y, state = layer(x[None, start : start + n], state)
-            parts.append(y[0])
-            start += n
-    got = torch.cat(parts)
+    got, _ = layer_in_calls(layer, x, cuts)
     assert_close(got, expected, 1e-12, "output")
-    probe = torch.randn(len(x), D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     wanted = {"x": x, **dict(layer.named_parameters())}
-    ours, theirs = (torch.autograd.grad((y * probe).sum(), list(wanted.values())) for y in (got, expected))
-    for name, a, b in zip(wanted, ours, theirs, strict=True):
-        assert_close(a, b, 1e-11, name)
+    assert_same_gradients(got, expected, wanted)
 
 
 @pytest.mark.parametrize("cuts", [[999], [N], [3]], ids=["one-call", "segments", "cut"])
@@ -101,11 +92,7 @@ def test_a_memory_of_everything_and_all_neighbours_is_attention_over_everything(
     q, k = ((x @ p.weight.T).view(-1, H, K) for p in (layer.q_proj, layer.k_proj))
     q, k = (torch.nn.functional.normalize(z, dim=-1) for z in (q, k))
     v = (x @ layer.v_proj.weight.T).view(-1, H, V)
-    state, parts = None, []
-    for start in range(0, len(x), cuts[0]):
-        y, state = layer(x[None, start : start + cuts[0]], state)
-        parts.append(y[0])
-    got = torch.cat(parts)
+    got, _ = layer_in_calls(layer, x, cuts)
     for begin in range(N, 6 * N, N):
         scores = torch.einsum("qhk,lhk->hql", q[begin : begin + N], k[:begin]) * layer.head_scale[:, None, None]
         a = torch.einsum("hql,lhv->qhv", scores.softmax(-1), v[:begin])

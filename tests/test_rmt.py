@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SEGMENT, VOCABULARY, assert_close, make_model, random_ids, run_in_calls, tiny_dims
+from helpers import (
+    SEGMENT,
+    VOCABULARY,
+    assert_close,
+    assert_same_gradients,
+    make_model,
+    random_ids,
+    run_in_calls,
+    tiny_dims,
+)
 
 from infini.errors import InputError
 from infini.models import build_model
@@ -69,22 +78,12 @@ def test_the_model_is_a_transformer_over_memory_segment_memory(groups: int, cuts
     model = make_model(OPTIONS, n_kv_heads=groups)
     ids = random_ids(1, 3 * N + 3)
     expected, memory = oracle(model, ids[0])
-    state, parts, start = None, [], 0
-    for n in [*cuts, *[cuts[-1]] * ids.shape[1]]:
-        if start < ids.shape[1]:
-            out = model(ids[:, start : start + n], state)
-            state = out.state
-            parts.append(out.hidden_BTD[0])
-            start += n
-    got = torch.cat(parts)
+    hidden, state = run_in_calls(model, ids, cuts)
+    got = hidden[0]
     assert_close(got, expected, 1e-12, "hidden")
-    assert state is not None
     assert_close(state.layers[0].memory[0], memory, 1e-12, "memory")
-    probe = torch.randn(got.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     wanted = {n: p for n, p in model.named_parameters() if n != "unembedding.weight"}
-    ours, theirs = (torch.autograd.grad((y * probe).sum(), list(wanted.values())) for y in (got, expected))
-    for name, a, b in zip(wanted, ours, theirs, strict=True):
-        assert_close(a, b, 1e-11, name)
+    assert_same_gradients(got, expected, wanted)
 
 
 @pytest.mark.parametrize("cuts", [[999], [N], [3]], ids=["one-call", "segments", "cut"])

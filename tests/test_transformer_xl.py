@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SEGMENT, assert_close, relative_error
+from helpers import SEGMENT, assert_close, assert_same_gradients, layer_in_calls, relative_error
 
 from infini.models.transformer_xl import XLAttention
 from infini.ops.relative import T5_BUCKETS, distances, relative_shift, t5_bucket
@@ -77,20 +77,10 @@ def test_the_layer_is_the_equations(positions: str, groups: int, cuts: list[int]
     layer = make(positions, groups)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3 * SEGMENT + 3, D, dtype=torch.float64, generator=generator, requires_grad=True)
-    probe = torch.randn(len(x), D, dtype=torch.float64, generator=generator)
     expected = oracle(layer, x)
-    state, parts, start = None, [], 0
-    for n in [*cuts, *[cuts[-1]] * len(x)]:
-        if start < len(x):
-            y, state = layer(x[None, start : start + n], state)
-            parts.append(y[0])
-            start += n
-    got = torch.cat(parts)
+    got, _ = layer_in_calls(layer, x, cuts)
     assert_close(got, expected, 1e-12, "output")
-    wanted = {"x": x, **dict(layer.named_parameters())}
-    ours, theirs = (torch.autograd.grad((y * probe).sum(), list(wanted.values())) for y in (got, expected))
-    for name, a, b in zip(wanted, ours, theirs, strict=True):
-        assert_close(a, b, 1e-11, name)
+    assert_same_gradients(got, expected, {"x": x, **dict(layer.named_parameters())})
 
 
 @POSITIONS
