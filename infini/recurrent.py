@@ -9,6 +9,7 @@ Letters: B rows, T tokens of a call, Q new tokens of a segment, P prefix vectors
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +75,7 @@ class PrefixAttention(LocalAttention):
         return self.o_proj(a.transpose(1, 2).flatten(-2)), new
 
 
-class Recurrence(Decoder):
+class Recurrence(Decoder, ABC):
     """The decoder that runs segment by segment; subclasses say what prefix, write tokens and memory are.
 
     bptt_depth: segments before its own that a gradient goes back to at most (None: all). A document is cut into groups
@@ -112,21 +113,21 @@ class Recurrence(Decoder):
         super().__init__(dims, vocab_size, attention, **options)
         self.gradient_horizon, self.random_segments = bptt_depth, random_segments
 
+    @abstractmethod
     def memory_size(self) -> int:
         """Vectors of the memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What stands before a segment of a document that wrote so often: [B, P, D], and which of it exists [B, P]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
         """What is read behind the segment [B, W, D]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def updated(self, memory_BMD: torch.Tensor, written_BWD: torch.Tensor) -> torch.Tensor:
         """The memory that has taken up what was written."""
-        raise NotImplementedError
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         clock, layers = super().init_state(batch_size, device)
