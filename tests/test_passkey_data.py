@@ -109,6 +109,24 @@ def test_keys_of_few_digits_are_the_last_stages() -> None:
     assert kinds(0, few_digit_share=1.0) == kinds(0)
 
 
+def test_keys_stand_at_the_very_ends_in_the_last_stage_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in fourteen at the very start, three at the very end, where the question follows the key."""
+    real, depths = PasskeyTemplate.example, []
+
+    def example(self: PasskeyTemplate, length: int, depth: float, *arguments: Any, **options: Any) -> Any:
+        depths.append(depth)
+        return real(self, length, depth, *arguments, **options)
+
+    monkeypatch.setattr(PasskeyTemplate, "example", example)
+    for stage, (start, end) in enumerate([(0.0, 0.0), (1 / 14, 3 / 14)]):
+        depths.clear()
+        batches(batch_size=400).batch(0, stage)
+        n = len(depths)
+        for place, share in ((0.0, start), (1.0, end)):
+            # Four standard deviations.
+            assert abs(depths.count(place) / n - share) <= 4 * (share * (1 - share) / n) ** 0.5
+
+
 def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:
     cfg = compose(["task=passkey", "recipe.curriculum=[[16,64]]"])
     with pytest.raises(
