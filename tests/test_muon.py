@@ -1,13 +1,16 @@
 """Muon for the matrices and AdamW for the rest behave as one optimizer."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from helpers import tiny_dims
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from infini.models import build_model
 from infini.schema import OptimizerConfig
+from infini.training import optimizers
 from infini.training.optimizers import MuonBesideAdamW, build_optimizer
 
 CONFIG = OptimizerConfig("muon", lr=0.01, betas=[0.9, 0.95], weight_decay=0.1, gate_lr=0.03, clip_norm=None)
@@ -74,3 +77,33 @@ def test_a_restored_optimizer_goes_on_exactly(steps_before: int) -> None:
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
     restored.param_groups[0]["lr"] = 0.5
     assert restored.parts[0].param_groups[0]["lr"] == 0.5
+
+
+def test_without_fast_bfloat16_the_step_is_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The iterations are then done in float32: in bfloat16 they take a third of a training step."""
+    moved, formats = {}, {}
+    for fast in (True, False):
+        monkeypatch.setattr(optimizers, "has_fast_bfloat16", lambda device, fast=fast: fast)
+        model, optimizer = make()
+        before = copy.deepcopy(model.state_dict())
+        with _Products() as products:
+            step(model, optimizer, 1)
+        formats[fast] = products.formats
+        moved[fast] = {name: value - before[name] for name, value in model.state_dict().items()}
+    assert formats == {True: {torch.bfloat16}, False: {torch.float32}}
+    for name, step_taken in moved[True].items():
+        other = moved[False][name]
+        assert (step_taken - other).norm() <= 0.05 * other.norm(), name
+
+
+class _Products(TorchDispatchMode):
+    """Notes in which formats matrices are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formats: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.formats.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
