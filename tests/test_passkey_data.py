@@ -13,7 +13,7 @@ from infini.config import compose
 from infini.errors import InputError
 from infini.ops.cross_entropy import IGNORE
 from infini.training.module import LanguageModelModule
-from tasks.passkey import PasskeyDataModule
+from tasks.passkey import PasskeyDataModule, data
 from tasks.passkey.data import PasskeyBatches
 from tasks.passkey.prompt import PasskeyTemplate
 from tasks.passkey.tokenizer import word_tokenizer
@@ -111,13 +111,19 @@ def test_keys_of_few_digits_are_the_last_stages() -> None:
 
 def test_keys_stand_at_the_very_ends_in_the_last_stage_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """One in fourteen at the very start, three at the very end, where the question follows the key."""
-    real, depths = PasskeyTemplate.example, []
+    example, fed, asked, depths = PasskeyTemplate.example, data.input_ids, [0.0], []
 
-    def example(self: PasskeyTemplate, length: int, depth: float, *arguments: Any, **options: Any) -> Any:
-        depths.append(depth)
-        return real(self, length, depth, *arguments, **options)
+    def note(self: PasskeyTemplate, length: int, depth: float, *arguments: Any, **options: Any) -> Any:
+        asked[0] = depth
+        return example(self, length, depth, *arguments, **options)
 
-    monkeypatch.setattr(PasskeyTemplate, "example", example)
+    def count(*arguments: Any) -> Any:
+        # The last place that was drawn for a key is the one that counts.
+        depths.append(asked[0])
+        return fed(*arguments)
+
+    monkeypatch.setattr(PasskeyTemplate, "example", note)
+    monkeypatch.setattr(data, "input_ids", count)
     for stage, (start, end) in enumerate([(0.0, 0.0), (1 / 14, 3 / 14)]):
         depths.clear()
         batches(batch_size=400).batch(0, stage)
@@ -125,6 +131,22 @@ def test_keys_stand_at_the_very_ends_in_the_last_stage_only(monkeypatch: pytest.
         for place, share in ((0.0, start), (1.0, end)):
             # Four standard deviations.
             assert abs(depths.count(place) / n - share) <= 4 * (share * (1 - share) / n) ** 0.5
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_segments_end_within_the_key_as_often_as_asked(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """By chance one sentence of 23 tokens in six has the end of a segment of 128 in it: too few to learn it well."""
+    monkeypatch.setattr(data, "BOUNDARY_SHARE", share)
+    sentence = len(batches().template.key_tokens("00000"))
+    start = TOKENIZER.encode("The pass key is")
+    crossing = []
+    for row in batches(batch_size=400).batch(0, 1)["ids_BT"].numpy():
+        first = next(at for at in range(len(row)) if np.array_equal(row[at : at + len(start)], start))
+        crossing.append(first // 128 != (first + sentence - 1) // 128)
+    # None of the keys at the very start, one in fourteen.
+    wanted = (share + (1 - share) * (sentence - 1) / 128) * 13 / 14
+    # Four standard deviations.
+    assert abs(np.mean(crossing) - wanted) <= 4 * (wanted * (1 - wanted) / 400) ** 0.5
 
 
 def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:

@@ -14,6 +14,9 @@ from tasks.passkey.prompt import PasskeyTemplate, Prompt
 
 TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
 """Streams of a seed's random numbers; no two share a draw."""
+BOUNDARY_SHARE, BOUNDARY_TRIES = 0.25, 64
+"""Share of the last stage's keys (but for those at the start) whose place is drawn again until a segment ends within
+their sentence, and the most draws for it."""
 
 
 def input_ids(prompt: Prompt, bos_id: int) -> np.ndarray:
@@ -66,18 +69,8 @@ class PasskeyBatches:
         mask_BT = np.zeros(shape, dtype=bool)
         last = stage == len(self.stages) - 1
         share = self.few_digit_share if last else 0.0
-        # Earlier stages take twice as long with what follows. In the last stage one key in fourteen stands at the very
-        # start and three at the very end, where the question follows it and no memory helps; and the trimmed block is
-        # as often after the key as after the head, for a key right after the head would else be met in the evaluation
-        # for the first time.
-        before, behind, trim_after_key = (0.1, 0.3, 0.5) if last else (0.0, 0.0, 0.0)
         for row in range(shape[0]):
-            asked = int(rng.integers(shortest, length + 1))
-            few = share > 0 and bool(rng.random() < share)
-            depth = float(np.clip(rng.uniform(-before, 1.0 + behind), 0.0, 1.0))
-            prompt = self.template.example(
-                asked, depth, rng, training=True, few_digits=few, trim_after_key=trim_after_key
-            )
+            prompt = self._prompt(rng, shortest, length, segment_length if last else None, share)
             ids = input_ids(prompt, self.bos_id)
             ids_BT[row, : len(ids)] = ids
             mask_BT[row, : len(ids)] = True
@@ -88,3 +81,35 @@ class PasskeyBatches:
             arrays["lm_targets_BT"] = others_BT
         batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return batch | {"segment_length": segment_length, "lm_weight": self.lm_loss_weight}
+
+    def _prompt(
+        self, rng: np.random.Generator, shortest: int, longest: int, segment_length: int | None, few_digit_share: float
+    ) -> Prompt:
+        """A prompt of `shortest` to `longest` tokens with its answer; segment_length: None before the last stage.
+
+        The first stage would take twice as long with what the last adds: one key in fourteen at the very start and
+        three at the very end, where the question follows it and no memory helps; the trimmed block as often after the
+        key as after the head, for a key right after the head would else be met in the evaluation for the first time;
+        and one key in four placed so that a segment ends inside its sentence. See results/LOG.md 49, 61 and 65.
+        """
+        if segment_length is None:
+            asked, depth = int(rng.integers(shortest, longest + 1)), float(rng.random())
+            return self.template.example(asked, depth, rng, training=True)
+        few = few_digit_share > 0 and bool(rng.random() < few_digit_share)
+        key = self.template.draw_key(rng, training=True, few_digits=few)
+        depth = float(np.clip(rng.uniform(-0.1, 1.3), 0.0, 1.0))
+        for _ in range(BOUNDARY_TRIES if depth > 0 and rng.random() < BOUNDARY_SHARE else 1):
+            prompt = self.template.example(
+                int(rng.integers(shortest, longest + 1)),
+                depth,
+                rng,
+                training=True,
+                few_digits=few,
+                trim_after_key=0.5,
+                key=key,
+            )
+            # The mark before the prompt is the first token of the first segment.
+            if (prompt.key_position + 1) // segment_length != prompt.key_end // segment_length:
+                break
+            depth = depth if depth == 1 else float(rng.random())
+        return prompt

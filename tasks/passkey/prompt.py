@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -70,6 +70,8 @@ class Prompt:
     """Tokens before the key's sentence."""
     key_again: int
     """Tokens before the key is given for the second time."""
+    key_end: int
+    """Tokens up to the end of the key's sentence."""
     blocks: tuple[int, int]
     """x and y, blocks before and after the key."""
 
@@ -151,8 +153,8 @@ class PasskeyTemplate:
             raise ValueError(f"digits={digits}, fill={fill!r}: at least 2 digits, fill blocks or exact")
         self.digits, self.distractors, self.fill = digits, distractors, fill
         self.longest_training = longest_training
-        self._encode = encode
-        self._before = cache(lambda after: encode(HEAD + after))
+        # Once for what stands before the parts, and once for a key however often its place is drawn again.
+        self._encode = lru_cache(maxsize=64)(encode)
         self.head = np.asarray(encode(HEAD))
         self.block = self._added(BLOCK) if book is None else np.asarray(book)
         second = self._added(BLOCK_AS_PRINTED if as_printed else BLOCK) if book is None else self.block
@@ -170,7 +172,7 @@ class PasskeyTemplate:
 
     def _added(self, text: str, after: str = BLOCK) -> np.ndarray:
         """The tokens that `text` adds after `after`."""
-        before, whole = self._before(after), self._encode(HEAD + after + text)
+        before, whole = self._encode(HEAD + after), self._encode(HEAD + after + text)
         if len(whole) <= len(before) or not np.array_equal(whole[: len(before)], before):
             raise InputError(f"the tokenizer joins {after.strip()[-12:]!r} and {text.strip()[:12]!r} into one token")
         return np.asarray(whole[len(before) :])
@@ -200,14 +202,15 @@ class PasskeyTemplate:
         training: bool,
         few_digits: bool = False,
         trim_after_key: float = 0.0,
+        key: str | None = None,
     ) -> Prompt:
         """A prompt that is, with its answer, at most `length` tokens and more than `length` minus one block.
 
         depth: 0 is the start, 1 the end; the key stands at the nearest number of blocks that belongs to the training
-        or, up to the longest of the training, to the evaluation set. few_digits: see draw_key. Raises InputError
-        when there is no room for a key.
+        or, up to the longest of the training, to the evaluation set. few_digits: see draw_key. key: None draws one.
+        Raises InputError when there is no room for a key.
         """
-        key = self.draw_key(rng, training, few_digits)
+        key = self.draw_key(rng, training, few_digits) if key is None else key
         given, answer = self.key_tokens(key), self.answer_tokens(key)
         first_half = KEY.format(key=key).partition(f" {key} is")[0]
         others = [self._distractor(rng, training, key, few_digits) for _ in range(self.distractors)]
@@ -246,6 +249,7 @@ class PasskeyTemplate:
             x / max(1, x + y),
             position,
             position + len(self._added(first_half)),
+            position + len(given),
             (x, y),
         )
 
