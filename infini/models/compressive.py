@@ -111,7 +111,7 @@ class CompressiveAttention(XLAttention):
         for piece, o_BSND in zip(grid.pieces, own, strict=True):
             both = torch.cat([*self._memories_of(line, chunks, first, piece), o_BSND], 2)
             x_BSQD = o_BSND[:, :, piece.offset :]
-            a = self.read(x_BSQD, (both,), self._seen(piece, both.shape[2]))
+            a, _ = self.read(x_BSQD, (both,), self._seen(piece, both.shape[2]))
             outputs.append(a.flatten(-2).flatten(1, 2))
             if piece.commits:
                 span = slice(first, first + piece.n_segments)

@@ -88,51 +88,57 @@ class MemorizingAttention(NormalisedAttention):
         return MemorizingLeaves(window, LargeMemory(cache, entries))
 
     def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
-        line, kept = self._line(for_products(x_BTD), leaves, grid)
+        x_BTD = for_products(x_BTD)
+        new = self._keys_values(x_BTD)
+        line, kept = self._line(new, leaves, grid)
         first = 0
 
-        def mix(a_BSQHV: torch.Tensor, x_BSQD: torch.Tensor, piece: Piece) -> torch.Tensor:
+        def mix(a_BSQHV: torch.Tensor, q_BSQHK: torch.Tensor, piece: Piece) -> torch.Tensor:
             nonlocal first
-            found, any_BS = self._read_memory(x_BSQD, line, first, piece)
+            found, any_BS = self._read_memory(q_BSQHK, line, first, piece)
             first += piece.n_segments * piece.commits
             g = torch.sigmoid(self.beta)[:, None]
             mixed = (g * found + (1 - g) * a_BSQHV).to(a_BSQHV.dtype)
             return torch.where(any_BS[:, :, None, None, None], mixed, a_BSQHV)
 
-        y, after = self.attend_and_mix(x_BTD, XLLeaves(leaves.window, leaves.memory.cache), grid, mix)
+        y, after = self.attend_and_mix(x_BTD, new, XLLeaves(leaves.window, leaves.memory.cache), grid, mix)
         return y, MemorizingLeaves(after.window, LargeMemory(after.memory, kept))
 
     def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
-        after = super().absorb(x_BTD, XLLeaves(leaves.window, leaves.memory.cache), grid)
-        _, kept = self._line(for_products(x_BTD), leaves, grid)
-        return MemorizingLeaves(after.window, LargeMemory(after.memory, kept))
+        new = self._keys_values(for_products(x_BTD))
+        after = self._leaves_after(XLLeaves(leaves.window, leaves.memory.cache), new, grid)
+        return MemorizingLeaves(after.window, LargeMemory(after.memory, self._line(new, leaves, grid)[1]))
 
     @torch.no_grad()
-    def _line(self, x_BTD: torch.Tensor, leaves: MemorizingLeaves, grid: Grid) -> tuple[Window, Window]:
-        """Keys and values of the memory and of all segments that the call completes, and the memory after the call."""
+    def _line(
+        self, new: tuple[torch.Tensor, torch.Tensor], leaves: MemorizingLeaves, grid: Grid
+    ) -> tuple[Window, Window]:
+        """Keys and values of the memory and of all segments that the call completes, and the memory after the call.
+
+        new: keys and values of the call's tokens.
+        """
         N, M = self.segment_length, self.memory_segments * self.segment_length
         complete = sum(piece.n_segments for piece in grid.pieces if piece.commits) * N
         done_B = grid.window_B // N * N
         filled_B = (grid.clock.position_B // N * N).clamp(max=M)
-        row, place = torch.arange(len(done_B), device=x_BTD.device)[:, None], torch.arange(M, device=x_BTD.device)
+        row, place = torch.arange(len(done_B), device=done_B.device)[:, None], torch.arange(M, device=done_B.device)
         filled = (place >= M - filled_B[:, None])[..., None, None]
         lines, kept = [], []
-        for old, window, new in zip(leaves.memory.entries, leaves.window, self._keys_values(x_BTD), strict=True):
-            tokens = torch.cat([window[:, : grid.offset], new.to(window.dtype)], 1)[:, :complete]
+        for old, window, own in zip(leaves.memory.entries, leaves.window, new, strict=True):
+            tokens = torch.cat([window[:, : grid.offset], own.to(window.dtype)], 1)[:, :complete]
             line = torch.cat([old, tokens], 1)
             lines.append(line)
             kept.append(line[row, done_B[:, None] + place] * filled.to(line.dtype))
         return Window(*lines), Window(*kept)
 
     def _read_memory(
-        self, x_BSQD: torch.Tensor, line: Window, first: int, piece: Piece
+        self, q: torch.Tensor, line: Window, first: int, piece: Piece
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention to the nearest entries [B, S, Q, H, V], and which segments have any [B, S].
+        """Attention of q [B, S, Q, H, K] to the nearest entries [B, S, Q, H, V], and which segments have any [B, S].
 
         The piece's first segment is the one after `first` complete ones.
         """
         N, M = self.segment_length, self.memory_segments * self.segment_length
-        q = NormalisedAttention.queries(self, x_BSQD, N)[0]
         B, S, Q, H, _ = q.shape
         high_S = M + (first + torch.arange(S, device=q.device)) * N
         low_BS = high_S - (piece.index_BS * N).clamp(max=M)

@@ -70,14 +70,16 @@ class XLAttention(LocalAttention):
         return XLLeaves(*(Hidden(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2)))
 
     def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
-        return self.attend_and_mix(x_BTD, leaves, grid, lambda a, x, piece: a)
+        x_BTD = for_products(x_BTD)
+        return self.attend_and_mix(x_BTD, self._kept(x_BTD), leaves, grid, lambda a, q, piece: a)
 
     def attend_and_mix(
-        self, x_BTD: torch.Tensor, leaves: XLLeaves, grid: Grid, mix: Mix
+        self, x_BTD: torch.Tensor, new: tuple[torch.Tensor, ...], leaves: XLLeaves, grid: Grid, mix: Mix
     ) -> tuple[torch.Tensor, XLLeaves]:
-        """attend(), each piece's attention [B, S, Q, H, V] replaced by mix(it, inputs [B, S, Q, D], piece)."""
-        x_BTD = for_products(x_BTD)
-        new = self._kept(x_BTD)
+        """attend(), each piece's attention [B, S, Q, H, V] replaced by mix(it, queries [B, S, Q, H, K], piece).
+
+        new: _kept(x_BTD).
+        """
         outputs = []
         before = leaves.memory
         for piece in grid.pieces:
@@ -91,8 +93,8 @@ class XLAttention(LocalAttention):
                 for b, o in zip(before, own, strict=True)
             )
             both = tuple(torch.cat(pair, 2) for pair in zip(past, own, strict=True))
-            a = self.read(x_BSQD, both, self._seen(piece, both[0].shape[2]))
-            outputs.append(mix(a, x_BSQD, piece).flatten(-2).flatten(1, 2))
+            a, q = self.read(x_BSQD, both, self._seen(piece, both[0].shape[2]))
+            outputs.append(mix(a, q, piece).flatten(-2).flatten(1, 2))
             if piece.commits:
                 before = type(before)(*(o[:, -1] for o in own))
         return self.o_proj(torch.cat(outputs, 1)), self._leaves_after(leaves, new, grid)
@@ -123,15 +125,18 @@ class XLAttention(LocalAttention):
         seen[:, :, : self.segment_length] = ~piece.first_BS[..., None]
         return seen
 
-    def read(self, x_BSQD: torch.Tensor, both: tuple[torch.Tensor, ...], seen_BSL: torch.Tensor | None) -> torch.Tensor:
-        """Attention of the new tokens of each segment over what is kept of the L tokens up to them -> [B, S, Q, H, V].
+    def read(
+        self, x_BSQD: torch.Tensor, both: tuple[torch.Tensor, ...], seen_BSL: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the new tokens of each segment over what is kept of the L tokens up to them [B, S, Q, H, V], and
+        their queries [B, S, Q, H, K].
 
         seen_BSL: which of them a segment may read (None: all).
         """
         # dai2019: no gradient for the cached states, but one for the weights they go through.
         k, v = self._keys_values(both[0]) if self.positions == "dai2019" else both
         q, bias = self.queries(x_BSQD, k.shape[2])
-        return biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias, seen_BSL, self.scale)
+        return biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias, seen_BSL, self.scale), q
 
     def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [B, S, Q, H, K], and what the distance of each of L keys adds to the score, [B, S, H, Q, L] or 1s."""
