@@ -13,7 +13,7 @@ from rich.console import Console
 from infini.config import compose
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.load import draw, load_report, render
+from infini.report.load import draw, load_report, render, report_of_runs
 from infini.report.passkey import PasskeyReport
 from infini.report.render import print_report
 from infini.report.selection import select_runs
@@ -146,7 +146,7 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
         *pair("infini_delta", trained=false_keys, asked=false_keys, name="false-"),
         *pair(trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
     ]
-    beyond = load_report(compose(["report=passkey_beyond"]).report)
+    beyond = report_of_runs(compose(["report=passkey_beyond"]).report, "draw")
     chosen = select_runs(beyond, "laptop", runs)
     assert {name: [run.run_id.split("-infini")[0] for run in found] for name, found in chosen.runs.items()} == {
         "linear": ["eval"],
@@ -182,7 +182,7 @@ def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str
 def test_what_a_lost_training_taught_is_not_guessed() -> None:
     digits = {"task.digits": 8}
     lost = pair(trained=digits, asked=digits)[1:]
-    beyond = load_report(compose(["report=passkey_beyond"]).report)
+    beyond = report_of_runs(compose(["report=passkey_beyond"]).report, "draw")
     assert select_runs(beyond, "laptop", lost).runs == {}
 
 
@@ -194,7 +194,7 @@ def test_rows_of_made_up_books_stand_beside_rows_without_books() -> None:
     ]
     for run in runs[2:]:
         run.data = {**run.data, "source": "synthetic"}
-    table = render(load_report(compose(["report=passkey_beyond"]).report), "laptop", [], runs).tables[0]
+    table = render(report_of_runs(compose(["report=passkey_beyond"]).report, "draw"), "laptop", [], runs).tables[0]
     labels = {row.model: row.cells[0].text for row in table.rows if row.model.endswith("yours")}
     assert labels == {"linear/yours": "yours", "linear_book/yours": "yours (books: SYNTHETIC)"}
 
@@ -346,7 +346,7 @@ def test_rows_to_run_are_checked() -> None:
 
 
 def test_rows_may_differ_in_a_setting() -> None:
-    updates = load_report(compose(["report=passkey_updates"]).report)
+    updates = report_of_runs(compose(["report=passkey_updates"]).report, "draw")
     base = pair(recipe="passkey_laptop_extended")[0]
     runs = [base]
     for segment in (128, 512):
@@ -370,7 +370,7 @@ def test_rows_may_differ_in_a_setting() -> None:
     ids=["recipe", "model", "prompts", "books", "unknown"],
 )
 def test_a_row_starts_from_the_model_that_it_names(before: RunRecord | None) -> None:
-    updates = load_report(compose(["report=passkey_updates"]).report)
+    updates = report_of_runs(compose(["report=passkey_updates"]).report, "draw")
     base = pair(recipe="passkey_laptop_extended")[0]
     start = "none" if before is None else before.run_id
     others = [run for run in (base, before) if run is not None]
@@ -395,7 +395,7 @@ def updated(segment: int, start: str | None) -> list[RunRecord]:
 
 
 def test_figures_are_drawn_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
-    updates = load_report(compose(["report=passkey_updates"]).report)
+    updates = report_of_runs(compose(["report=passkey_updates"]).report, "draw")
     base = pair(recipe="passkey_laptop_extended")[0]
     runs = [base, *updated(128, base.run_id)]
     for made, of in ((runs, updates), (pair(), report())):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from infini import records
 from infini.errors import InputError
-from infini.report.load import draw, load_report
+from infini.report.footprint import MemoryReport
+from infini.report.load import draw, load_report, report_of_runs
 from infini.report.passkey import PasskeyReport
 from infini.report.selection import Report, select_runs
 from infini.schema import groups
@@ -29,10 +30,10 @@ def run(cfg: Config, overrides: list[str]) -> int:
         from infini.config import compose
 
         others = [text for text in overrides if not text.startswith("report.")]
-        configs = [compose([*others, f"report={name}"]).report for name in groups()["report"]]
+        reports = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]
     else:
-        configs = [cfg.report]
-    drawn = [_draw(load_report(config), cfg) for config in configs]
+        reports = [report_of_runs(cfg.report, "draw")]
+    drawn = [_draw(report, cfg) for report in reports if not isinstance(report, MemoryReport)]
     if not any(drawn):
         which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
         raise InputError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from infini import records
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
-from infini.report.load import draw, load_report, render
+from infini.report.load import draw, render, report_of_runs
 from infini.report.passkey import PasskeyReport
 from infini.report.render import write_report
 from infini.report.selection import Report, select_runs
@@ -25,7 +25,7 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     Raises:
         InputError: a run is unknown or must not be published, or there is nothing to publish.
     """
-    report = load_report(cfg.report)
+    report = report_of_runs(cfg.report, "publish")
     results_dir = Path(cfg.results_dir)
     if not ids:
         if not any(override.split("=")[0].lstrip("+") == "report" for override in overrides):

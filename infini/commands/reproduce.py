@@ -12,7 +12,7 @@ from infini.commands.train import train
 from infini.config import EVALUATION_KEYS, Config, cache_root, compose, config_hash, data_root
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.load import load_report
+from infini.report.load import report_of_runs
 from infini.report.passkey import PasskeyReport
 from infini.schema import groups
 from infini.training.checkpoint import checkpoint_folder
@@ -24,7 +24,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     A cell is done when a record of its configuration is in results_dir: a stopped reproduction picks up where it was.
     """
     console = Console(stderr=True)
-    report = load_report(cfg.report)
+    report = report_of_runs(cfg.report, "reproduce")
     if report.task != cfg.task.name:
         raise InputError(f"task={cfg.task.name}: report={report.name} is about task={report.task}")
     if isinstance(report, PasskeyReport):

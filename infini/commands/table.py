@@ -9,6 +9,7 @@ from rich.console import Console
 
 from infini import records
 from infini.errors import InputError
+from infini.report.footprint import MemoryReport
 from infini.report.load import load_report, render
 from infini.report.render import print_report, write_report
 
@@ -23,8 +24,15 @@ def run(cfg: Config, overrides: list[str]) -> int:
     results_dir = Path(cfg.results_dir)
     if not results_dir.is_dir() and any(text.startswith("results_dir=") for text in overrides):
         raise InputError(f"results_dir={cfg.results_dir!r}: no such folder")
-    published = records.load_records(records.published_dir())
-    report = render(load_report(cfg.report), cfg.scale.name, published, records.load_records(results_dir))
+    declared = load_report(cfg.report)
+    if isinstance(declared, MemoryReport):
+        # Only this table builds models, which are slow to import.
+        from infini.commands.table_memory import measure_report
+
+        report = measure_report(declared, cfg, overrides)
+    else:
+        published = records.load_records(records.published_dir())
+        report = render(declared, cfg.scale.name, published, records.load_records(results_dir))
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH_WITHOUT_TERMINAL)

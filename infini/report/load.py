@@ -6,16 +6,33 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from infini.errors import InputError
 from infini.records import RunRecord
+from infini.report.footprint import MemoryReport
 from infini.report.passkey import PasskeyReport, build_passkey_report
 from infini.report.selection import Report, Selection
 from infini.report.tables import RenderedReport, build_report
 
+AnyKind = Report | PasskeyReport | MemoryReport
 
-def load_report(config: Any) -> Report | PasskeyReport:
+
+def load_report(config: Any) -> AnyKind:
     """A report from the `report` group of a configuration; InputError for a key or value that is not allowed."""
-    is_passkey = isinstance(config, Mapping) and "rows" in config
-    return PasskeyReport.from_config(config) if is_passkey else Report.from_config(config)
+    # The key that only reports of that kind have.
+    kinds: dict[str, type[AnyKind]] = {"rows": PasskeyReport, "segments": MemoryReport}
+    for key, kind in kinds.items():
+        if isinstance(config, Mapping) and key in config:
+            return kind.from_config(config)
+    return Report.from_config(config)
+
+
+def report_of_runs(config: Any, verb: str) -> Report | PasskeyReport:
+    """load_report for a verb that needs runs; InputError for a report that is counted and not run."""
+    report = load_report(config)
+    if isinstance(report, MemoryReport):
+        hint = f"`infini table report={report.name}`"
+        raise InputError(f"report={report.name}: nothing to {verb}, it needs no runs; print it with {hint}")
+    return report
 
 
 def render(

@@ -15,7 +15,7 @@ from infini.report.stats import Effect, knockout_cost, paired_difference
 DASH = "\N{EM DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
-Origin = Literal["measured", "quoted", "missing"]
+Origin = Literal["measured", "quoted", "computed", "missing"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""`infini table report=table1_memory`: Table 1 with the floats counted in models that have read whole segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from infini.config import Config, compose
+from infini.models import build_model
+from infini.progress import progress_bar
+from infini.report.footprint import Measured, MemoryReport, Symbols, build_memory_report
+from infini.report.tables import RenderedReport
+from infini.state import memory_floats
+
+VOCABULARY = 16
+"""What tokens there are changes nothing that is counted."""
+
+
+def measure_report(report: MemoryReport, cfg: Config, overrides: list[str]) -> RenderedReport:
+    """Build every model of the report at the configuration's sizes, let it read, and count what it carries."""
+    measured: dict[str, Measured] = {}
+    with progress_bar("counting", len(report.models)) as advance:
+        for model in report.models:
+            own = compose([*(text for text in overrides if not text.startswith("model=")), f"model={model}"])
+            measured[model] = measure(own, report.segments or own.recipe.segments_per_sequence)
+            advance(1)
+    return build_memory_report(report, cfg.scale.name, measured)
+
+
+@torch.no_grad()
+def measure(cfg: Config, segments: int) -> Measured:
+    """The model of a configuration, after so many whole segments."""
+    model = build_model(cfg.model, cfg.dims, VOCABULARY).eval()
+    N = cfg.dims.segment_length
+    ids = torch.arange(segments * N)[None] % VOCABULARY
+    state = model.absorb(ids, model.init_state(1))
+    return Measured(
+        symbols(cfg, model, segments),
+        model.state_floats(segments),
+        memory_floats(state),
+        model.receptive_field(segments),
+    )
+
+
+def symbols(cfg: Config, model: Any, segments: int) -> Symbols:
+    """The symbols of Table 1 for a model and its configuration."""
+    dims, options = cfg.dims, cfg.model
+    return Symbols(
+        N=dims.segment_length,
+        S=segments,
+        l=dims.n_layers,
+        H=dims.n_heads,
+        G=dims.n_heads if dims.n_kv_heads is None else dims.n_kv_heads,
+        d_model=dims.d_model,
+        d_key=dims.d_key,
+        d_value=dims.d_key if dims.d_value is None else dims.d_value,
+        c=options.get("compressed_segments", 0) * dims.segment_length,
+        r=options.get("rate", 1),
+        p=getattr(model, "memory_tokens", 0) or getattr(model, "summary_tokens", 0),
+        m=options.get("accumulated", 0),
+    )

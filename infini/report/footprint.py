@@ -1,0 +1,280 @@
+"""Table 1 of the paper: what each model's memory holds and how far it reaches, by the paper's formulas and by ours.
+
+The paper's formulas stand here as it prints them, each beside the formula of what a model of this project carries from
+segment to segment; where the two differ, `carried` says how, and docs/paper.md why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from infini.errors import InputError, did_you_mean
+from infini.report.selection import Selection, checked
+from infini.report.tables import DASH, MISSING, Cell, RenderedReport, Row, Table
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """The symbols of Table 1. H: query heads. G: key-value heads, an addition (the paper has G = H)."""
+
+    N: int
+    """Tokens a segment."""
+    S: int
+    """Segments."""
+    l: int  # noqa: E741 the paper's letter
+    """Layers."""
+    H: int
+    G: int
+    d_model: int
+    d_key: int
+    d_value: int
+    c: int = 0
+    """Compressed memories of the Compressive Transformer."""
+    r: int = 1
+    """Tokens to a compressed memory."""
+    p: int = 0
+    """Summary vectors of a segment."""
+    m: int = 0
+    """Segments whose summary vectors are accumulated."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of Table 1, and what a model of this project carries instead where that is not the same."""
+
+    title: str
+    footprint: str
+    context: str
+    update: str
+    retrieval: str
+    floats: Callable[[Symbols], int]
+    """`footprint`, evaluated."""
+    tokens: Callable[[Symbols], int]
+    """`context`, evaluated."""
+    carried: str
+    """Formula of the numbers that are carried. M: tokens of a large memory."""
+    why: str = ""
+    """What is to be said of the difference."""
+
+
+def _whole(s: Symbols) -> int:
+    return s.N * s.S
+
+
+TABLE1: dict[str, Entry] = {
+    "transformer_xl": Entry(
+        "Transformer-XL",
+        "(d_key + d_value) x H x N x l",
+        "N x l",
+        "Discarded",
+        "Dot-product attention",
+        lambda s: (s.d_key + s.d_value) * s.H * s.N * s.l,
+        lambda s: s.N * s.l,
+        "(d_key + d_value) x G x N x l",
+        "Transformer-XL with positions=dai2019 carries layer inputs, d_model x N x l.",
+    ),
+    "compressive": Entry(
+        "Compressive Transformer",
+        "d_model x (c + N) x l",
+        "(c x r + N) x l",
+        "Discarded",
+        "Dot-product attention",
+        lambda s: s.d_model * (s.c + s.N) * s.l,
+        lambda s: (s.c * s.r + s.N) * s.l,
+        "d_model x (c + N) x l",
+        "The Compressive Transformer's memory is one segment long, as the formula has it.",
+    ),
+    "memorizing": Entry(
+        "Memorizing Transformers",
+        "(d_key + d_value) x H x N x S",
+        "N x S",
+        "None",
+        "kNN + dot-product attention",
+        lambda s: (s.d_key + s.d_value) * s.H * s.N * s.S,
+        _whole,
+        "(d_key + d_value) x G x (M + N x l)",
+        "Memorizing Transformers keep the last M tokens in one layer (the paper counts N x S of them, without bound) "
+        "and an XL cache in every layer, which Table 1 leaves out and the printed 183M counts.",
+    ),
+    "rmt": Entry(
+        "RMT",
+        "d_model x p x l x 2",
+        "N x S",
+        "Discarded",
+        "Soft-prompt input",
+        lambda s: s.d_model * s.p * s.l * 2,
+        _whole,
+        "d_model x p",
+        "RMT and AutoCompressors carry what the last layer wrote, nothing else; Table 1 counts it in every layer, "
+        "RMT's read and write vectors apart, AutoCompressors' with those of the segment that is read.",
+    ),
+    "autocompressor": Entry(
+        "AutoCompressors",
+        "d_model x p x (m + 1) x l",
+        "N x S",
+        "Discarded",
+        "Soft-prompt input",
+        lambda s: s.d_model * s.p * (s.m + 1) * s.l,
+        _whole,
+        "d_model x p x m",
+    ),
+    "infini_linear": Entry(
+        "Infini-Transformer (Linear)",
+        "d_key x (d_value + 1) x H x l",
+        "N x S",
+        "Incremental",
+        "Linear attention",
+        lambda s: s.d_key * (s.d_value + 1) * s.H * s.l,
+        _whole,
+        "d_key x (d_value + 1) x G x l",
+        "With grouped-query attention (G < H) there is one memory a key-value head, not one a query head.",
+    ),
+}
+TABLE1["infini_delta"] = replace(TABLE1["infini_linear"], title="Infini-Transformer (Linear + Delta)")
+
+PAPER = Symbols(N=2048, S=16, l=12, H=8, G=8, d_model=1024, d_key=128, d_value=128, p=100)
+"""The sizes of the paper's experiments."""
+PLAIN = Symbols(N=1, S=1, l=1, H=1, G=1, d_model=1, d_key=1, d_value=1)
+ENTRIES_65K = 65_000
+"""Table 2's "65K": with 65,536 the printed 183M would be 185M."""
+
+
+def printed() -> list[tuple[str, str, float, str]]:
+    """What Table 2 prints of memory sizes: model, the print, the number, and what has to be assumed for it."""
+    xl = TABLE1["transformer_xl"].floats(PAPER)
+    memorizing = (PAPER.d_key + PAPER.d_value) * PAPER.H * ENTRIES_65K + xl
+    rmt, infini = TABLE1["rmt"].floats(PAPER), TABLE1["infini_linear"].floats(PAPER)
+    return [
+        ("transformer_xl", "50M", xl, "N = 2,048"),
+        ("memorizing", "183M", memorizing, "65K is 65,000, and the XL cache of all 12 layers counts"),
+        ("rmt", "2.5M", rmt, "p = 100, in and out of every layer"),
+        ("infini_linear", "1.6M", infini, "none"),
+        ("transformer_xl", "3.7x", 183 / 50, "quotient of the rounded 183 and 50"),
+        ("rmt", "73x", 183 / 2.5, "quotient of the rounded 183 and 2.5"),
+        ("infini_linear", "114x", 183 / 1.6, "quotient of the rounded 183 and 1.6"),
+    ]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model at the sizes of a configuration, after reading s.S segments."""
+
+    s: Symbols
+    declared: int
+    """Numbers that it says it carries (state_floats)."""
+    carried: int
+    """Numbers in its memory leaves."""
+    context: int
+    """Tokens that can change its last segment's output (receptive_field)."""
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The report of Table 1, as `conf/report/<name>.yaml` declares it. segments: how many are read; None: those of a
+    training sequence."""
+
+    name: str
+    title: str
+    task: str
+    models: list[str] = field(default_factory=lambda: list(TABLE1))
+    segments: int | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for model in self.models:
+            if model not in TABLE1:
+                raise InputError(f"report.models: Table 1 has no {model!r}{did_you_mean(model, TABLE1)}")
+        if self.segments is not None and (not isinstance(self.segments, int) or self.segments < 1):
+            raise InputError(f"report.segments={self.segments!r}: a number from 1 on, or null")
+
+    @classmethod
+    def from_config(cls, config: Any) -> MemoryReport:
+        """A report from the `report` group; InputError: a key is missing, unknown or has a value not allowed."""
+        report: MemoryReport = checked(cls, config, "title", "task", "segments")
+        return report
+
+
+def build_memory_report(report: MemoryReport, scale: str, measured: Mapping[str, Measured]) -> RenderedReport:
+    """The paper's Table 1, its formulas beside what was measured, and the sizes that Table 2 prints."""
+    tables = (_formulas(report.models), _numbers(measured), _prints())
+    why = dict.fromkeys(filter(None, (TABLE1[model].why for model in report.models)))
+    notes = tuple(filter(None, [report.note, " ".join(why), _sizes(measured)]))
+    empty = Selection({}, {})
+    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tables, notes, empty, None)
+
+
+def _quoted(*texts: str) -> tuple[Cell, ...]:
+    return tuple(Cell(text, "quoted", source="paper") for text in texts)
+
+
+def _number(value: float, form: str = ",.0f", source: str = "computed") -> Cell:
+    return Cell(format(value, form), "measured" if source == "measured" else "computed", float(value))
+
+
+def _formulas(models: Sequence[str]) -> Table:
+    columns = (
+        "Memory footprint",
+        "Carried, as built here",
+        "Context length",
+        "Memory update",
+        "Memory retrieval",
+    )
+    rows = []
+    for model in models:
+        entry = TABLE1[model]
+        footprint, *rest = _quoted(entry.footprint, entry.context, entry.update, entry.retrieval)
+        rows.append(Row(model, entry.title, (footprint, Cell(entry.carried, "computed"), *rest)))
+    return Table("Table 1 of the paper, and what is carried from segment to segment here", columns, tuple(rows))
+
+
+def _numbers(measured: Mapping[str, Measured]) -> Table:
+    columns = (
+        "Floats: the paper's formula",
+        "our formula",
+        "measured",
+        "Times Infini-Transformer",
+        "Tokens of context: the paper's formula",
+        "ours",
+    )
+    infini = next((found.carried for model, found in measured.items() if model.startswith("infini")), None)
+    rows = []
+    for model, found in measured.items():
+        entry = TABLE1[model]
+        cells = (
+            _number(entry.floats(found.s)),
+            _number(found.declared),
+            _number(found.carried, source="measured"),
+            MISSING if infini is None else _number(found.carried / infini, ".2f"),
+            _number(entry.tokens(found.s)),
+            _number(found.context),
+        )
+        rows.append(Row(model, entry.title, cells))
+    some = next(iter(measured.values()), None)
+    read = DASH if some is None else f"{some.s.S} segments of {some.s.N} tokens"
+    return Table(f"Evaluated and measured at these sizes, after {read}", columns, tuple(rows))
+
+
+def _prints() -> Table:
+    rows = tuple(
+        Row(
+            model,
+            TABLE1[model].title,
+            (*_quoted(text), _number(value, ".1f" if text.endswith("x") else ",.0f"), Cell(assumption, "computed")),
+        )
+        for model, text, value, assumption in printed()
+    )
+    return Table("Sizes that the paper prints, by its own sizes (12 layers)", ("Printed", "Number", "If"), rows)
+
+
+def _sizes(measured: Mapping[str, Measured]) -> str:
+    """The values of the symbols: those of all models, then those that one model has."""
+    own = ("c", "r", "p", "m")
+    shared = next(({k: v for k, v in vars(found.s).items() if k not in own} for found in measured.values()), {})
+    parts = [", ".join(f"{name} {value:,}" for name, value in shared.items())]
+    for model, found in measured.items():
+        some = {name: getattr(found.s, name) for name in own if getattr(found.s, name) != getattr(PLAIN, name)}
+        if some:
+            parts.append(f"{TABLE1[model].title}: " + ", ".join(f"{name} {value:,}" for name, value in some.items()))
+    return f"Sizes: {'; '.join(parts)}."
