@@ -45,6 +45,7 @@ clean:
 
 gpu: $(STAMP)
 	$(BIN)/infini bench suite=paper recipe.batch_size=1
+	$(BIN)/infini bench suite=paper_models recipe.batch_size=1 recipe.segments_per_sequence=16
 	$(BIN)/infini reproduce report=table2_lm scale=gpu
 	$(BIN)/infini reproduce report=table3_passkey scale=gpu dims=paper_12l dims.segment_length=512 task.examples=50 \
 		report.run=[linear_zero_shot,delta_zero_shot,linear_finetuned,delta_finetuned]

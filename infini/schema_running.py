@@ -44,7 +44,9 @@ class SuiteConfig:
     """What `infini bench` measures."""
 
     name: str
-    """train, stream, decode, all or paper."""
+    """train, models, stream, decode, all, paper or paper_models."""
+    models: list[str]
+    """Models whose training step is measured; `local`, with which the others are compared, is one."""
     repeats: int
     """Interleaved repeats of a training step of each model; 0 leaves the training step out."""
     stream_short_tokens: int
@@ -55,6 +57,8 @@ class SuiteConfig:
     """Whether training steps are also measured with activations computed again in the backward pass."""
     oracle_tokens: int
     """Tokens on which one layer is compared with the slow reference in float64; 0 leaves the comparison out."""
+    agreement_tokens: int
+    """Tokens on which every model on this device is compared with itself on the processor; 0 leaves that out."""
     decode_tokens: int
     """Tokens read one by one after a short and after a long text; 0 leaves decoding out."""
     decode_short_tokens: int
@@ -63,9 +67,10 @@ class SuiteConfig:
     """Length of the long one."""
 
     def __post_init__(self) -> None:
-        at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens", "decode_tokens")
+        at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens", "agreement_tokens", "decode_tokens")
         at_least("suite", self, 1, "stream_short_tokens", "decode_short_tokens")
         at_least("suite", self, self.decode_short_tokens, "decode_long_tokens")
+        require("local" in self.models, "suite.models", self.models, "local and others to compare with it")
         fits = self.stream_tokens % self.stream_short_tokens == 0 and self.stream_tokens != self.stream_short_tokens
         allowed = f"0, or a multiple of suite.stream_short_tokens={self.stream_short_tokens}, at least twice it"
         require(fits, "suite.stream_tokens", self.stream_tokens, allowed)

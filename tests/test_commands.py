@@ -423,13 +423,23 @@ def test_init_from_starts_with_those_weights(with_model: Runner) -> None:
 
 
 def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_matrix_product_rate", lambda device: 1e12)
+    monkeypatch.setattr(bench, "matrix_product_rate", lambda precision, device: (1e12, "float32"))
+    trained = ["local", "infini_linear", "memorizing", "rmt"]
     decode = ["suite.decode_tokens=5", "suite.decode_short_tokens=20", "suite.decode_long_tokens=100"]
-    out = infini("bench", "suite.repeats=2", "suite.stream_short_tokens=64", "suite.stream_tokens=256", *decode)
+    asked = [f"suite.models=[{','.join(trained)}]", "suite.agreement_tokens=20"]
+    out = infini("bench", *asked, "suite.repeats=2", "suite.stream_short_tokens=64", "suite.stream_tokens=256", *decode)
     (run,) = infini.records()
     assert run.verb == "bench"
-    assert set(run.series["train"]["models"]) == set(bench.MODELS)
-    assert run.series["train"]["models"]["local"]["ratio_to_local"][1] == 1.0
+    steps = run.series["train"]["models"]
+    assert set(steps) == set(trained)
+    assert steps["local"]["ratio_to_local"][1] == 1.0
+    # 2 layers of 2 heads: 8 x 9 for a memory; vectors of 16; see tiny_runs.
+    floats = {name: entry["state_floats"] for name, entry in steps.items()}
+    assert floats["local"] == 0 and floats["infini_linear"] == 2 * 8 * 9
+    assert all(entry["parameters"] > 0 for entry in steps.values())
+    # On the processor itself, in its own format.
+    assert set(run.series["agreement"]) == set(trained)
+    assert all(error < 0.05 for error in run.series["agreement"].values())
     streams = run.series["stream"]["models"]
     for entry in streams.values():
         assert entry["state_bytes"]["64"] == entry["state_bytes"]["256"] > 0
@@ -437,13 +447,13 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
             assert {length: len(values) for length, values in per_part.items()} == {"64": 4, "256": 4}
         assert entry["ratio"] == sorted(entry["ratio"]) and entry["ratio"][0] > 0
     decoded = run.series["decode"]["models"]
-    assert set(decoded) == set(bench.MODELS)
+    assert set(decoded) == set(bench.DECODED)
     for name, entry in decoded.items():
         # Both texts end where a segment does; the window of `full` is two segments.
         assert entry["tokens_before"] == ([32, 128] if name == "full" else [32, 112])
         assert entry["ratio"] == sorted(entry["ratio"]) and entry["ratio"][0] > 0
         assert all(len(quartiles) == 3 and quartiles[0] > 0 for quartiles in entry["milliseconds"])
-    for name in (*bench.MODELS, "state bytes", "ms a token"):
+    for name in (*bench.DECODED, *trained, "parameters", "state bytes", "ms a token"):
         assert name in out
     infini("bench", "suite.repeats=0", "suite.stream_tokens=0", "suite.decode_tokens=0")
-    assert set(infini.records()[-1].series) == {"matrix_product_flops"}
+    assert set(infini.records()[-1].series) == {"matrix_product_flops", "matrix_product_format"}

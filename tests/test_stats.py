@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from report_runs import TOKENS, make_eval
 
-from infini.commands import bench
+from infini.commands import bench_training
 from infini.errors import InputError
 from infini.report import stats
 
@@ -86,5 +86,5 @@ def test_knockouts_are_compared_with_the_same_model_on_the_same_tokens() -> None
 
 
 def test_quartiles() -> None:
-    assert bench._quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
-    assert bench._quartiles([7.0]) == (7.0, 7.0, 7.0)
+    assert bench_training.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert bench_training.quartiles([7.0]) == (7.0, 7.0, 7.0)

@@ -1,10 +1,9 @@
-"""`infini bench`: what the memory costs. A training step beside `local`, a long stream beside a short one, and a token
-read alone after much text beside one after little."""
+"""`infini bench`: what the memory costs. A training step beside `local` (bench_training), a long stream beside a short
+one, and a token read alone after much text beside one after little."""
 
 from __future__ import annotations
 
 import copy
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -15,21 +14,26 @@ from rich.console import Console
 from rich.table import Table
 
 from infini import records
+from infini.commands.bench_training import (
+    VOCABULARY,
+    Setting,
+    agreement,
+    matrix_product_rate,
+    quartiles,
+    training_steps,
+)
 from infini.commands.common import keep_large_buffers, start_record
 from infini.commands.table import WIDTH_WITHOUT_TERMINAL
 from infini.config import Config
 from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes, reset_peak_memory
-from infini.models import build_model, option_names
-from infini.ops.cross_entropy import summed_cross_entropy
 from infini.precision import autocast, pick_device
 from infini.progress import progress_bar
 from infini.state import State, state_bytes
 
-VOCABULARY = 4096
 STREAM_CALL = 512
 """Tokens of a call when streaming, about: what a call works on takes memory too."""
-MODELS = ("local", "infini_linear", "infini_delta", "full")
+DECODED = ("local", "infini_linear", "infini_delta", "full")
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -40,32 +44,25 @@ def run(cfg: Config, overrides: list[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH_WITHOUT_TERMINAL)
-    peak = _matrix_product_rate(device)
-    console.print(f"matrix products: {peak / 1e12:.3f} TFLOP/s in bfloat16 on this machine", highlight=False)
-    record.series["matrix_product_flops"] = peak
+    peak, used = matrix_product_rate(cfg.parallel.precision, device)
+    console.print(f"matrix products: {peak / 1e12:.3f} TFLOP/s in {used} on this machine", highlight=False)
+    record.series["matrix_product_flops"], record.series["matrix_product_format"] = peak, used
+    setting = Setting(cfg, overrides, device, console)
     if cfg.suite.oracle_tokens:
         record.series["oracle"] = _oracle_error(cfg, device, console)
     if cfg.suite.repeats:
         for again in (False, True) if cfg.suite.checkpointing else (cfg.recipe.checkpoint_activations,):
             key = "train_checkpointed" if again else "train"
-            record.series[key] = _training(cfg, device, console, peak, again)
+            record.series[key] = training_steps(setting, peak, again)
+    if cfg.suite.agreement_tokens:
+        record.series["agreement"] = agreement(setting)
     if cfg.suite.stream_tokens:
-        record.series["stream"] = _streaming(cfg, device, console)
+        record.series["stream"] = _streaming(setting)
     if cfg.suite.decode_tokens:
-        record.series["decode"] = _decoding(cfg, device, console)
+        record.series["decode"] = _decoding(setting)
     path = records.write_record(record, cfg.results_dir)
     console.print(f"record: {path}", markup=False, soft_wrap=True)
     return 0
-
-
-def _build(cfg: Config, name: str, device: torch.device) -> Any:
-    options: dict[str, Any] = {"name": name}
-    if "update_rule" in option_names(name):
-        options["update_rule"] = name.removeprefix("infini_")
-    if name == "full":
-        options["window_segments"] = cfg.recipe.segments_per_sequence
-    torch.manual_seed(cfg.seed)
-    return build_model(options, cfg.dims, VOCABULARY).to(device)
 
 
 def _oracle_error(cfg: Config, device: torch.device, console: Console) -> dict[str, dict[str, float]]:
@@ -115,87 +112,13 @@ def _oracle_error(cfg: Config, device: torch.device, console: Console) -> dict[s
     return errors
 
 
-def _training(cfg: Config, device: torch.device, console: Console, peak: float, again: bool) -> dict[str, Any]:
-    """Interleaved repeats of one training step (forward, loss, backward) for each model, in one process."""
-    tokens = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
-    ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, tokens), device=device)
-    models = {name: _build(cfg, name, device) for name in MODELS}
-    for model in models.values():
-        model.checkpoint_activations = again
-    seconds: dict[str, list[float]] = {name: [] for name in MODELS}
-    memory: dict[str, int] = {}
-    what = f"{cfg.suite.repeats + 1} training steps of each of {', '.join(MODELS)}"
-    with progress_bar(what, (cfg.suite.repeats + 1) * len(models), console.is_terminal, between=True) as advance:
-        for repeat in range(cfg.suite.repeats + 1):
-            for name, model in models.items():
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                    torch.cuda.reset_peak_memory_stats()
-                begin = time.perf_counter()
-                with autocast(cfg.parallel.precision, device):
-                    out = model(ids)
-                    total, count = summed_cross_entropy(out.hidden_BTD, model.output_weight, ids, cfg.recipe.loss_chunk)
-                (total / count).backward()
-                for parameter in model.parameters():
-                    parameter.grad = None
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                    memory[name] = torch.cuda.max_memory_allocated()
-                if repeat:  # the first warms up
-                    seconds[name].append(time.perf_counter() - begin)
-                advance(1)
-    title = f"training step, {ids.shape[0]} x {tokens:,} tokens{', activations computed again' if again else ''}"
-    table = Table(
-        "model",
-        "median s",
-        "quartiles",
-        "/ local",
-        "quartiles of ratio",
-        "tokens/s",
-        "of peak",
-        "peak memory (GB)",
-        title=title,
-    )
-    rows = {}
-    for name, model in models.items():
-        ratios = [a / b for a, b in zip(seconds[name], seconds["local"], strict=True)]
-        low, median, high = _quartiles(seconds[name])
-        ratio_low, ratio, ratio_high = _quartiles(ratios)
-        matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2) - model.embedding.weight.numel()
-        share = 6 * matrices * ids.numel() / median / peak
-        rows[name] = {
-            "seconds": [low, median, high],
-            "ratio_to_local": [ratio_low, ratio, ratio_high],
-            "tokens_per_second": ids.numel() / median,
-            "share_of_peak": share,
-            "peak_memory_bytes": memory.get(name),
-        }
-        table.add_row(
-            name,
-            f"{median:.3f}",
-            f"{low:.3f}-{high:.3f}",
-            f"{ratio:.3f}",
-            f"{ratio_low:.3f}-{ratio_high:.3f}",
-            f"{ids.numel() / median:,.0f}",
-            f"{share:.0%}",
-            f"{memory[name] / 2**30:.1f}" if name in memory else "",
-        )
-    console.print(table)
-    return {
-        "models": rows,
-        "batch_size": ids.shape[0],
-        "tokens": tokens,
-        "segment_length": cfg.dims.segment_length,
-        "repeats": cfg.suite.repeats,
-    }
-
-
-def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str, Any]:
+def _streaming(setting: Setting) -> dict[str, Any]:
     """One row streamed for a short and a long text: tokens/s, peak memory above the model, bytes of the state.
 
     The long text is read in parts as long as the short one, which is read before each of them: the ratio is the median
     over these pairs, so that neither the machine's drift nor a moment's interruption decides it.
     """
+    cfg, device, console = setting.cfg, setting.device, setting.console
     N = cfg.dims.segment_length
     call = max(1, STREAM_CALL // N) * N
     short, long = cfg.suite.stream_short_tokens, cfg.suite.stream_tokens
@@ -203,7 +126,7 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
     rows = {}
     for name in ("infini_linear", "infini_delta"):
         what = f"streaming {long:,} tokens through {name}, and {short:,} between its parts"
-        model = _build(cfg, name, device).eval()
+        model = setting.build(name).eval()
         # One call first: what the libraries set up once, like the bar, is no part of streaming.
         generator = torch.Generator().manual_seed(cfg.seed)
         _stream(cfg, model, call, call, None, generator, device)
@@ -231,7 +154,7 @@ def _streaming(cfg: Config, device: torch.device, console: Console) -> dict[str,
                 peaks[long].append(peak_memory_bytes(device) - base)
                 bytes_of[long] = state_bytes(state)
                 advance(1)
-        low, ratio, high = _quartiles([b / a for a, b in zip(rates[short], rates[long], strict=True)])
+        low, ratio, high = quartiles([b / a for a, b in zip(rates[short], rates[long], strict=True)])
         rows[name] = {
             "tokens_per_second": {str(n): rates[n] for n in rates},
             "ratio": [low, ratio, high],
@@ -279,18 +202,19 @@ def _stream(
     return n_tokens / (time.perf_counter() - begin), state
 
 
-def _decoding(cfg: Config, device: torch.device, console: Console) -> dict[str, Any]:
+def _decoding(setting: Setting) -> dict[str, Any]:
     """Milliseconds a token read alone, after a short text and after a long one.
 
     Both texts end at the same place of a segment, and their tokens are read in turn: each pair is at one place, and the
     ratio is the median over the pairs.
     """
+    cfg, device, console = setting.cfg, setting.device, setting.console
     suite = cfg.suite
     generator = torch.Generator().manual_seed(cfg.seed)
     table = Table("model", "tokens before", "median ms a token", "quartiles", "ratio", "quartiles of ratio")
     rows = {}
-    for name in MODELS:
-        model = _build(cfg, name, device).eval()
+    for name in DECODED:
+        model = setting.build(name).eval()
         # A window of `full` is several segments.
         N = model.segment_length
         call = max(1, STREAM_CALL // N) * N
@@ -304,14 +228,14 @@ def _decoding(cfg: Config, device: torch.device, console: Console) -> dict[str, 
                 rate, states[which] = _stream(cfg, model, 1, 1, state, generator, device)
                 if step >= 3:  # the first warm up
                     seconds[which].append(1.0 / rate)
-        ratios = _quartiles([long / short for short, long in zip(*seconds, strict=True)])
+        ratios = quartiles([long / short for short, long in zip(*seconds, strict=True)])
         rows[name] = {
             "tokens_before": lengths,
-            "milliseconds": [[1000 * value for value in _quartiles(found)] for found in seconds],
+            "milliseconds": [[1000 * value for value in quartiles(found)] for found in seconds],
             "ratio": list(ratios),
         }
         for length, found in zip(lengths, seconds, strict=True):
-            low, median, high = (1000 * value for value in _quartiles(found))
+            low, median, high = (1000 * value for value in quartiles(found))
             last = length == lengths[1]
             table.add_row(
                 name,
@@ -323,27 +247,3 @@ def _decoding(cfg: Config, device: torch.device, console: Console) -> dict[str, 
             )
     console.print(table)
     return {"models": rows, "tokens": suite.decode_tokens}
-
-
-def _matrix_product_rate(device: torch.device) -> float:
-    """Operations a second of a large bfloat16 matrix product, the median of ten."""
-    size = 8192 if device.type == "cuda" else 2048
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    seconds = []
-    for _ in range(13):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        begin = time.perf_counter()
-        a @ b
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    gc.collect()
-    return 2 * size**3 / statistics.median(seconds[3:])
-
-
-def _quartiles(values: list[float]) -> tuple[float, float, float]:
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, median, high
