@@ -58,7 +58,7 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
     with progress_bar(what, rounds * len(models), console.is_terminal, between=True) as advance:
         for repeat in range(rounds):
             for name, model in models.items():
-                # The first warms up, the last shows its memory: what is freed is given back before it, which takes time.
+                # The first warms up, the last shows its memory: freed memory is given back before it, which takes time.
                 base = _start_peak(device) if repeat == rounds - 1 else None
                 begin = time.perf_counter()
                 _step(setting, model, ids)
