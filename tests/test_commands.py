@@ -17,6 +17,7 @@ from tiny_runs import DOCUMENTS, TINY, write_corpus
 import cli
 from infini import records
 from infini.commands import bench, reproduce
+from infini.precision import has_fast_bfloat16
 from infini.records import RunRecord
 from tasks import document_evaluation
 from tasks import text as text_module
@@ -117,6 +118,8 @@ def test_a_record_tells_what_was_typed_and_no_place_of_the_source(with_model: Ru
     assert run.command.startswith("infini train dims.d_model=16 ")
     assert run.overrides[0] == "dims.d_model=16"
     assert run.config["dims"]["d_model"] == 16
+    ran = {key: run.environment[key] for key in ("threads", "device", "bfloat16")}
+    assert ran == {"threads": 1, "device": "cpu", "bfloat16": has_fast_bfloat16(torch.device("cpu"))}
     assert str(project_root) not in json.dumps(run.environment)
     for part in (run.data, run.cost, run.results, run.series, run.documents):
         assert str(project_root) not in json.dumps(part)

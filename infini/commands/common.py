@@ -16,6 +16,7 @@ import torch
 from infini import records
 from infini.config import Config, config_hash
 from infini.errors import InputError
+from infini.precision import pick_device, uses_bfloat16
 from infini.records import RunRecord
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder
 
@@ -95,6 +96,13 @@ def start_record(verb: str, cfg: Config, overrides: list[str], parent: str | Non
     """
     _check_writable(cfg.results_dir)
     model = str(cfg.model["name"])
+    device = pick_device(cfg.parallel.accelerator)
+    running = {
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+        # What `auto` came to.
+        "bfloat16": uses_bfloat16(cfg.parallel.precision, device),
+    }
     return RunRecord(
         run_id=records.new_run_id(verb, cfg.task.name, model, cfg.seed),
         verb=verb,
@@ -108,5 +116,5 @@ def start_record(verb: str, cfg: Config, overrides: list[str], parent: str | Non
         config=asdict(cfg),
         config_hash=config_hash(cfg),
         started=records.utc_now(),
-        environment={**records.environment(), "threads": torch.get_num_threads()},
+        environment={**records.environment(), **running},
     )
