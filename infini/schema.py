@@ -96,7 +96,7 @@ class PasskeyConfig(TaskConfig):
         require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every prompt stands alone")
 
 
-TASK_CONFIGS: dict[str, type[TaskConfig]] = {"pg19": TaskConfig, "passkey": PasskeyConfig}
+TASK_CONFIGS: dict[str, type[TaskConfig]] = {"pg19": TaskConfig, "arxiv_math": TaskConfig, "passkey": PasskeyConfig}
 """Task name -> the dataclass of its keys."""
 
 

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +21,40 @@ from urllib.parse import urlsplit
 from infini.errors import InputError
 
 PROBE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """A data set whose own loading script `datasets` no longer runs: files of JSON lines, and which rows count.
+
+    Lines are read as text: the fields of `meta` differ from row to row, for which there is no common schema.
+    """
+
+    files: Mapping[str, str]
+    """Split -> the address of its files."""
+    config: str
+    """Rows with another meta.config are of other sources."""
+
+    def text_of(self, line: str) -> str | None:
+        """The text of a row, None when the row is of another source."""
+        row = json.loads(line)
+        meta = row["meta"]
+        meta = json.loads(meta) if isinstance(meta, str) else meta
+        return row["text"] if meta.get("config") == self.config else None
+
+
+_PROOF_PILE = "hf://datasets/hoskinson-center/proof-pile"
+JSON_LINES: dict[str, JsonLines] = {
+    "hoskinson-center/proof-pile": JsonLines(
+        {
+            "train": f"{_PROOF_PILE}/train/*.jsonl.gz",
+            "validation": f"{_PROOF_PILE}/dev/*.jsonl.gz",
+            "test": f"{_PROOF_PILE}/test/*.jsonl.gz",
+        },
+        "arxiv",
+    )
+}
+"""Hub id -> how it is read."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +70,8 @@ class HubTexts:
 def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None) -> HubTexts:
     """The texts of a split of `hub_id`, which must have a column `text`; with a `limit`, the first so many.
 
-    A whole train split lies in the cache of `datasets`. Anything less is streamed, since `datasets` would fetch the
+    Of a data set of JSON_LINES the rows of one source count. A whole train split of any other lies in the cache of
+    `datasets`. Anything less is streamed, since `datasets` would fetch the
     files of all splits to read one, and kept below `cache_dir`/hub (None: in memory): from then on no network is
     needed. Without a network the caches are all there is.
 
@@ -44,7 +79,7 @@ def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None
         InputError: the data set has no column `text`.
         Exception: of many kinds, when the texts can be had neither from the hub nor from a cache.
     """
-    if split == "train" and limit is None:
+    if split == "train" and limit is None and hub_id not in JSON_LINES:
         return _whole(hub_id, split)
     if cache_dir is None:
         rows = list(_rows(hub_id, split, limit))
@@ -119,6 +154,9 @@ def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str
     """(name, text) of each document: streamed, or without a network from a data set that was once loaded whole."""
     import datasets
 
+    if hub_id in JSON_LINES:
+        yield from _lines(JSON_LINES[hub_id], split, limit)
+        return
     online = reachable()
     with nullcontext() if online else caches_only():
         dataset = datasets.load_dataset(hub_id, split=split, streaming=online)
@@ -129,6 +167,17 @@ def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str
     for index, row in enumerate(islice(rows, limit)):
         _check_columns(hub_id, list(row))
         yield _name(split, index, row.get("url")), row["text"]
+
+
+def _lines(source: JsonLines, split: str, limit: int | None) -> Iterator[tuple[str, str]]:
+    """(name, text) of each row that counts, streamed; a name is the row's place in the whole split."""
+    import datasets
+
+    files = {split: source.files[split]}
+    with nullcontext() if reachable() else caches_only():
+        lines = datasets.load_dataset("text", data_files=files, split=split, streaming=True)
+        found = ((_name(split, index, None), source.text_of(row["text"])) for index, row in enumerate(lines))
+        yield from islice(((name, text) for name, text in found if text is not None), limit)
 
 
 def _check_columns(hub_id: str, columns: Sequence[str]) -> None:

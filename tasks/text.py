@@ -24,7 +24,8 @@ SPLITS = ("train", "validation", "test")
 SYNTHETIC = "synthetic"
 BOS, PAD = "<s>", "<pad>"
 
-_LAYOUT = "{train,validation,test}/*.txt, one UTF-8 file a book"
+_SUFFIXES = (".txt", ".tex")
+_LAYOUT = "{train,validation,test}/*.txt or *.tex, one UTF-8 file a document"
 _SAMPLE_CHARACTERS = 16 << 20
 _PIECE_CHARACTERS = 1 << 16
 _ENCODE_CHARACTERS = 1 << 14
@@ -99,9 +100,10 @@ def load_documents(
 
 def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache_dir: Path | None) -> Documents:
     folder = data_dir / split
-    paths = sorted(folder.glob("*.txt"), key=lambda path: path.name) if folder.is_dir() else []
+    found = [path for path in folder.iterdir() if path.suffix in _SUFFIXES] if folder.is_dir() else []
+    paths = sorted(found, key=lambda path: path.name)
     if not paths:
-        problem = "holds no .txt file" if folder.is_dir() else "does not exist"
+        problem = "holds no .txt or .tex file" if folder.is_dir() else "does not exist"
         raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{_LAYOUT}")
 
     def read(index: int) -> str:

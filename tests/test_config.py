@@ -176,7 +176,7 @@ def test_what_is_wrong_is_said_in_one_line(override: str, expected: str) -> None
 
 
 def test_a_group_cannot_be_left_out() -> None:
-    assert message("~task") == "'~task': a group cannot be left out; choose one of passkey, pg19"
+    assert message("~task") == "'~task': a group cannot be left out; choose one of arxiv_math, passkey, pg19"
 
 
 @pytest.mark.parametrize("key", ["results_dir", "cache_dir"])
@@ -199,7 +199,7 @@ def test_a_recipe_nobody_wrote_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         raise MissingConfigException("In 'config': Could not find it", missing_cfg_file="recipe/pg19_lap")
 
     monkeypatch.setattr("infini.config._hydra_compose", missing)
-    assert message().startswith("recipe='pg19_lap': must be one of passkey_gpu,")
+    assert message().startswith("recipe='pg19_lap': must be one of arxiv_math_gpu,")
     assert message().endswith("did you mean 'pg19_laptop'?")
 
 

@@ -1,5 +1,8 @@
 """Documents of the Hugging Face hub: how much of it is fetched, what is kept, and what happens without a network."""
 
+import gzip
+import json
+import shutil
 import socket
 import threading
 import time
@@ -270,3 +273,59 @@ class TestReachable:
         monkeypatch.setattr(socket, "create_connection", lambda *_: pytest.fail("connected"))
         with caches_only():
             assert not reachable()
+
+
+ARTICLE = "\\section{One}\nLet $x$ be naïve.\u2028So"
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def proof_pile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The files as the hub has them, every one with rows of several sources whose `meta` differ."""
+    folder = tmp_path / "pile"
+    rows: list[dict[str, Any]] = [
+        {"text": "A wiki page.", "meta": {"config": "wiki", "title": "A"}},
+        {
+            "text": ARTICLE,
+            "meta": {"config": "arxiv", "file": "math/1.tex", "n": 1},
+        },
+        {"text": "theorem foo", "meta": {"config": "formal", "n": [1, 2]}},
+        {"text": "Two.", "meta": json.dumps({"config": "arxiv"})},
+    ]
+    write_lines(folder / "train" / "proofpile_train_0.jsonl.gz", rows)
+    write_lines(folder / "train" / "proofpile_train_1.jsonl.gz", rows[1:2])
+    write_lines(folder / "dev" / "proofpile_dev.jsonl.gz", rows[:2])
+    ((hub_id, there),) = hub.JSON_LINES.items()
+    files = {split: address.replace(hub._PROOF_PILE, str(folder)) for split, address in there.files.items()}
+    monkeypatch.setitem(hub.JSON_LINES, hub_id, hub.JsonLines(files, there.config))
+    monkeypatch.setattr(hub, "reachable", lambda: True)
+    return folder
+
+
+def arxiv(split: str, cache_dir: Path | None = None, limit: int | None = None) -> Documents:
+    return load_documents("arxiv_math", split, None, compose(["task=arxiv_math"]).task.hub_id, cache_dir, limit)
+
+
+def test_of_the_proof_pile_the_rows_of_arxiv_count(proof_pile: Path, tmp_path: Path) -> None:
+    documents = arxiv("train", tmp_path / "cache")
+    assert texts(documents) == [ARTICLE, "Two.", ARTICLE]
+    assert list(documents.names) == ["train-1", "train-3", "train-4"]
+    assert texts(arxiv("train", None, limit=1)) == [ARTICLE]
+    assert texts(arxiv("validation", tmp_path / "cache")) == [ARTICLE]
+
+
+def test_the_proof_pile_is_fetched_once(proof_pile: Path, tmp_path: Path) -> None:
+    before = arxiv("train", tmp_path / "cache")
+    shutil.rmtree(proof_pile)
+    after = arxiv("train", tmp_path / "cache")
+    assert (texts(after), after.revision) == (texts(before), before.revision)
+
+
+def test_without_a_network_the_proof_pile_is_one_line(no_hub: None, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no data for arxiv_math: set INFINI_DATA_DIR to a folder .* or take"):
+        arxiv("test", tmp_path)

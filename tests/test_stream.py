@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from infini.config import Config, compose
 from infini.errors import InputError
-from tasks.pg19 import PG19DataModule
+from tasks.document_data import DocumentDataModule
 from tasks.stream import IGNORED, DocumentStream, StreamDataset
 from tasks.token_cache import TokenisedSplit
 
@@ -193,7 +193,7 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def test_a_training_setup_prepares_train_and_validation_only(cfg: Config) -> None:
-    module = PG19DataModule(cfg)
+    module = DocumentDataModule(cfg)
     module.setup("fit")
     assert module.data_record("train")["documents"] == 3
     assert module.data_record("validation")["tokenizer"] == module.tokenizer.name
@@ -222,7 +222,7 @@ def fit(cfg: Config, steps: int, checkpoint: Path | None = None) -> tuple[lightn
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(accelerator="cpu", max_steps=steps, enable_checkpointing=False, **quiet)
     model = Recorder()
-    trainer.fit(model, datamodule=PG19DataModule(cfg), ckpt_path=checkpoint, weights_only=True)
+    trainer.fit(model, datamodule=DocumentDataModule(cfg), ckpt_path=checkpoint, weights_only=True)
     return trainer, model
 
 

@@ -99,7 +99,7 @@ def test_a_damaged_hash_memo_is_made_anew(corpus: Path) -> None:
 def test_missing_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as error:
         load_documents("pg19", "train", tmp_path / "nowhere", HUB_ID)
-    assert_one_line(error, str(tmp_path / "nowhere" / "train"), "{train,validation,test}/*.txt")
+    assert_one_line(error, str(tmp_path / "nowhere" / "train"), "{train,validation,test}/*.txt or *.tex")
     assert str(error.value).startswith(f"task.data_dir={str(tmp_path / 'nowhere')!r}: ")
     monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path))
     with pytest.raises(InputError) as error:
@@ -109,7 +109,7 @@ def test_missing_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "pg19" / "test").mkdir(parents=True)
     with pytest.raises(InputError) as error:
         load_documents("pg19", "test", None, HUB_ID)
-    assert_one_line(error, "holds no .txt file")
+    assert_one_line(error, "holds no .txt or .tex file")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from infini.records import RunRecord
 from infini.schema import groups
 from infini.state import leaves
 from infini.training.module import LanguageModelModule
-from tasks.pg19 import PG19DataModule
+from tasks.document_data import DocumentDataModule
 from tasks.stream import DocumentStream, StreamDataset
 
 MODELS = sorted(registered())
@@ -285,7 +285,7 @@ def test_a_training_can_be_stopped_again_and_again(
             stop_at(patch, step)
             train(corpus, stopped, *overrides)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(PG19DataModule, "validate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(DocumentDataModule, "validate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         train(corpus, stopped, *overrides)
     assert_same_training((stopped, train(corpus, stopped, *overrides)), (tmp_path / "straight", straight))
 
