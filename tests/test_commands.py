@@ -332,6 +332,27 @@ def test_reproduce_fills_the_table_once(infini: Runner) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "tasks"),
+    [([], ["pg19", "arxiv_math"]), (["task=arxiv_math"], ["arxiv_math"]), (["task.data_dir=synthetic"], ["pg19"])],
+)
+def test_reproduce_runs_every_task_of_the_report_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, corpus: Path, tmp_path: Path, words: list[str], tasks: list[str]
+) -> None:
+    for task in ("pg19", "arxiv_math"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / task).symlink_to(corpus)
+    monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path / "data"))
+    cells = []
+    monkeypatch.setattr(
+        reproduce, "_fill", lambda cfg, *_: cells.append((cfg.seed, cfg.task.name, cfg.recipe.name, cfg.model["name"]))
+    )
+    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    assert cli.main(["reproduce", "report=table2_lm", "seed=1,2", *words]) == 0
+    expected = [(seed, task, f"{task}_laptop", model) for seed in (1, 2) for task in tasks for model in MODELS]
+    assert cells == expected
+
+
 def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = reproduce.evaluate
 

@@ -75,6 +75,20 @@ def test_scales_splits_and_other_tasks_do_not_mix(report: Report) -> None:
     assert [run.run_id for run in chosen.all_runs] == ["eval-local-1"]
 
 
+def test_every_task_fills_its_own_columns(report: Report) -> None:
+    """Books and mathematics are different data in one table, and are no rivals for a cell."""
+    books, mathematics = make_eval("local", 1, 4.0), make_eval("local", 1, 2.0, run_id="m", task="arxiv_math")
+    mathematics.data |= {"revision": "other", "name": "arxiv_math"}
+    rendered = build_report(report, "laptop", [books], [mathematics])
+    main = rendered.tables[0]
+    assert main.cell("local", "PG19 published").run_ids == ("eval-local-1",)
+    assert main.cell("local", "Arxiv-math yours").run_ids == ("m",)
+    for column in ("PG19 yours", "Arxiv-math published"):
+        assert main.cell("local", column).origin == "missing"
+    assert [table.title.split(":")[0] for table in rendered.tables[1:]] == ["PG19", "Arxiv-math"]
+    assert [part.name for part in report.parts] == ["table2_lm", "table2_lm_arxiv_math"]
+
+
 def test_a_report_with_an_unknown_key_or_value_is_refused(report_config: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"report\.agregate.*did you mean 'aggregate'"):
         Report.from_config({**report_config, "agregate": "mean"})
@@ -82,6 +96,8 @@ def test_a_report_with_an_unknown_key_or_value_is_refused(report_config: dict[st
         Report.from_config({**report_config, "aggregate": "median"})
     with pytest.raises(InputError, match=r"report\.baseline='locl'.*did you mean 'local'"):
         Report.from_config({**report_config, "baseline": "locl"})
+    with pytest.raises(InputError, match=r"report\.task='pg-19'.*did you mean 'pg19'"):
+        Report.from_config({**report_config, "task": "pg-19"})
 
 
 def test_missing_cells_print_as_a_dash_and_paper_values_as_the_paper_prints_them(report: Report) -> None:
@@ -146,7 +162,7 @@ def test_terminal_table_fits_120_columns(report: Report) -> None:
     assert isinstance(console.file, io.StringIO)
     printed = console.file.getvalue()
     assert max(map(len, printed.splitlines())) <= 120
-    assert re.search(r"Infini-Transformer \(Linear \+.*9\.67", printed)
+    assert re.search(r"Infini-Transformer +1\.6M \(114x\).*9\.67", printed)
     assert "Transformer-XL" in printed
     assert "synthetic" not in printed.lower()
 
@@ -174,7 +190,7 @@ def test_latex_is_escaped(report: Report) -> None:
         assert not re.search(r"(?<!\\)[_%#]", line)
         if "tabular" not in line:
             ends = line.rstrip().endswith(r"\\")
-            assert len(re.findall(r"(?<!\\)&", line)) in ((7, 5, 8) if ends else (0,))
+            assert len(re.findall(r"(?<!\\)&", line)) in ((9, 5, 8) if ends else (0,))
     assert r"\toprule" in text
     assert r"$\pm$" in text
     assert text.isascii()

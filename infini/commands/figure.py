@@ -46,14 +46,18 @@ def _draw(report: Report | PasskeyReport, cfg: Config) -> list[Path]:
     """The figures of one report; what was drawn is printed."""
     results_dir = Path(cfg.results_dir)
     for folder in (results_dir, records.published_dir()):
-        selection = select_runs(report, cfg.scale.name, records.load_records(folder))
-        paths = draw(report, cfg.scale.name, selection, results_dir / "figures")
+        known = records.load_records(folder)
+        selections = [(part, select_runs(part, cfg.scale.name, known)) for part in report.parts]
+        paths = [
+            path for part, found in selections for path in draw(part, cfg.scale.name, found, results_dir / "figures")
+        ]
         if paths:
             if folder != results_dir:
                 print(f"{report.name}: no runs of yours, drawn from the published ones")
             for path in paths:
                 print(path)
-            if isinstance(report, Report) and report.baseline and report.baseline not in selection.runs:
-                print(f"no gap by position: it needs an evaluation of model={report.baseline} with the same seed")
+            for part, found in selections:
+                if isinstance(part, Report) and part.baseline and found.runs and part.baseline not in found.runs:
+                    print(f"{part.task}: no gap by position, which needs model={part.baseline} with the same seed")
             return paths
     return []

@@ -30,7 +30,8 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     if not ids:
         if not any(override.split("=")[0].lstrip("+") == "report" for override in overrides):
             raise InputError("publish what? `infini publish <run id> ...`, or `infini publish report=<name>`")
-        runs = select_runs(report, cfg.scale.name, records.load_records(results_dir)).all_runs
+        known = records.load_records(results_dir)
+        runs = [run for part in report.parts for run in select_runs(part, cfg.scale.name, known).all_runs]
         if not runs:
             raise InputError(f"{results_dir}: no runs of {report.name} at scale {cfg.scale.name} to publish")
         ids = [run.run_id for run in runs]
@@ -60,15 +61,16 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
     """
     before = {record.run_id: record for record in records.load_records(published_dir)}
     chosen = with_parents(ids, results_dir, before)
-    if other := {chosen[run_id].task for run_id in ids} - {report.task}:
-        of = ", ".join(sorted(other))
-        raise InputError(f"report={report.name} is about task={report.task}, not {of}; choose its tables with report=")
+    tasks = [part.task for part in report.parts]
+    if other := {chosen[run_id].task for run_id in ids} - set(tasks):
+        of, about = ", ".join(sorted(other)), " or ".join(tasks)
+        raise InputError(f"report={report.name} is about task={about}, not {of}; choose its tables with report=")
     for record in chosen.values():
         _check_publishable(record)
         if record.run_id in before and before[record.run_id] != record:
             raise InputError(f"run {record.run_id} is published already, with another content")
     after = list({**before, **chosen}.values())
-    scales = sorted({record.scale for record in after if record.verb == "eval" and record.task == report.task})
+    scales = sorted({record.scale for record in after if record.verb == "eval" and record.task in tasks})
     rendered = [render(report, scale, after) for scale in scales]
 
     written: list[Path] = []
@@ -82,7 +84,8 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
                 written.append(target.with_suffix(made.suffix))
     for tables in rendered:
         written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
-        written += draw(report, tables.scale, tables.published, published_dir / "figures")
+        for part in report.parts:
+            written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
     return written
 
 

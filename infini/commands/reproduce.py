@@ -21,24 +21,32 @@ from infini.training.checkpoint import checkpoint_folder
 def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     """Train and evaluate every model of the report for every seed, a cell at a time, then print the table.
 
+    Of a report about several tasks all are run, unless one is named, or the folder of its data.
     A cell is done when a record of its configuration is in results_dir: a stopped reproduction picks up where it was.
     """
     console = Console(stderr=True)
     report = report_of_runs(cfg.report, "reproduce")
-    if report.task != cfg.task.name:
-        raise InputError(f"task={cfg.task.name}: report={report.name} is about task={report.task}")
+    tasks = [part.task for part in report.parts]
+    if cfg.task.name not in tasks:
+        raise InputError(f"task={cfg.task.name}: report={report.name} is about task={' or '.join(tasks)}")
     if isinstance(report, PasskeyReport):
         from infini.commands.reproduce_passkey import run_rows
 
         run_rows(report, cfg, overrides, seeds, console)
         return table.run(cfg, overrides)
-    overrides = [*overrides, *_corpus_override(cfg, console)]
+    # A folder of data is one task's.
+    one = any(text.startswith(("task=", "task.data_dir=")) for text in overrides)
+    others = [text for text in overrides if not text.startswith(("task=", "model="))]
+    of_task = {}
+    for task in [cfg.task.name] if one else tasks:
+        chosen = [f"task={task}", *others]
+        of_task[task] = [*chosen, *_corpus_override(compose(chosen), console)]
     # A report also has rows that are only quoted from the paper.
     models = [str(model) for model in cfg.report["models"] if model in groups()["model"]]
-    cells = [(seed, model) for seed in seeds for model in models]
-    for number, (seed, model) in enumerate(cells, 1):
-        cell = [*(text for text in overrides if not text.startswith("model=")), f"model={model}", f"seed={seed}"]
-        console.rule(f"{number} of {len(cells)}: {model}, seed {seed}")
+    cells = [(seed, task, model) for seed in seeds for task in of_task for model in models]
+    for number, (seed, task, model) in enumerate(cells, 1):
+        cell = [*of_task[task], f"model={model}", f"seed={seed}"]
+        console.rule(f"{number} of {len(cells)}: {task}, {model}, seed {seed}")
         _fill(compose(cell), cell, console)
     return table.run(cfg, overrides)
 

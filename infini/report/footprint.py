@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infini.errors import InputError, did_you_mean
-from infini.report.selection import Selection, checked
+from infini.report.selection import checked
 from infini.report.tables import DASH, MISSING, Cell, RenderedReport, Row, Table
 
 
@@ -201,8 +201,7 @@ def build_memory_report(report: MemoryReport, scale: str, measured: Mapping[str,
     tables = (_formulas(report.models), _numbers(measured), _prints())
     why = dict.fromkeys(filter(None, (TABLE1[model].why for model in report.models)))
     notes = tuple(filter(None, [report.note, " ".join(why), _sizes(measured)]))
-    empty = Selection({}, {})
-    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tables, notes, empty, None)
+    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tables, notes)
 
 
 def _quoted(*texts: str) -> tuple[Cell, ...]:

@@ -133,6 +133,11 @@ class PasskeyReport:
         return ("largest",)
 
     @property
+    def parts(self) -> tuple[PasskeyReport, ...]:
+        """The report itself: it is about one task."""
+        return (self,)
+
+    @property
     def titles(self) -> Mapping[str, str]:
         return {name: row.title for name, row in self.rows.items()}
 
@@ -264,9 +269,7 @@ def build_passkey_report(
     notes += [_provenance(source, selection) for source, selection in sources.items()]
     notes += _left_out(report, scale, known.get("yours", ()), sources.get("yours"))
     title = f"{report.title}, scale {scale}"
-    return RenderedReport(
-        report.name, scale, title, tuple(tables), tuple(notes), sources["published"], sources.get("yours")
-    )
+    return RenderedReport(report.name, scale, title, tuple(tables), tuple(notes))
 
 
 def _label(label: str, source: str, runs: list[RunRecord]) -> Cell:

@@ -42,7 +42,11 @@ def print_report(report: RenderedReport, console: Console) -> None:
         grid.add_column("Model")
         columns = [[row.cells[index].text for row in table.rows] for index in range(len(table.columns))]
         room = console.width - NARROWEST_MODEL
-        if sum(2 + max(map(len, cells), default=0) for cells in columns) > room:
+        # A heading is broken at spaces, so a column is as wide as its longest word at least.
+        needed = [
+            max(map(len, (*cells, *heading.split()))) for heading, cells in zip(table.columns, columns, strict=True)
+        ]
+        if sum(2 + width for width in needed) > room:
             columns = [[_folded(text, NARROWEST_CELL) for text in cells] for cells in columns]
         for heading, cells in zip(table.columns, columns, strict=True):
             lines = [line for cell in cells for line in cell.split("\n")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from infini.errors import InputError, did_you_mean
@@ -41,6 +41,11 @@ class AnyReport(Protocol):
         ...
 
     @property
+    def task(self) -> str:
+        """The task whose runs fill the cells."""
+        ...
+
+    @property
     def one_corpus(self) -> bool:
         """Whether all rows must have been measured on the same data with the same tokenizer, or each by itself."""
         ...
@@ -71,11 +76,12 @@ class Report:
     name: str
     title: str
     task: str
+    """The task that `infini reproduce` takes where none is named."""
     split: str
     models: dict[str, str]
     """Model name -> title of its row, in the order of the rows."""
     benchmarks: dict[str, str]
-    """Task name -> title of its column; paper values of tasks other than `task` are quoted only."""
+    """Task name -> title of its columns."""
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Model name -> what the paper prints: memory, xl_cache, segment_length and one value a benchmark."""
     aggregate: str | None = None
@@ -90,6 +96,9 @@ class Report:
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
+        if self.task not in self.benchmarks:
+            hint = did_you_mean(self.task, self.benchmarks)
+            raise InputError(f"report.task={self.task!r}: a task of report.benchmarks{hint}")
         if self.baseline is not None and self.baseline not in self.models:
             hint = did_you_mean(self.baseline, self.models)
             raise InputError(f"report.baseline={self.baseline!r}: a model of report.models{hint}")
@@ -97,6 +106,14 @@ class Report:
     @property
     def titles(self) -> Mapping[str, str]:
         return self.models
+
+    @property
+    def parts(self) -> tuple[Report, ...]:
+        """The report of each task by itself: its runs are chosen, and its figures drawn, apart from the others'."""
+        return tuple(
+            replace(self, task=task, name=self.name if task == self.task else f"{self.name}_{task}")
+            for task in self.benchmarks
+        )
 
     @property
     def one_corpus(self) -> bool:

@@ -69,8 +69,6 @@ class RenderedReport:
     title: str
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
-    published: Selection
-    yours: Selection | None
 
     @property
     def stem(self) -> str:
@@ -92,25 +90,31 @@ def build_report(
     Raises:
         InputError: there are two candidates for a cell, see `select_runs`.
     """
-    sources = {"published": select_runs(report, scale, [run for run in published if not run.synthetic])}
+    known = {"published": [run for run in published if not run.synthetic]}
     if yours is not None:
-        sources["yours"] = select_runs(report, scale, yours)
-    # What was measured beside perplexity is shown for one set of runs, so that pairs are pairs of one set.
-    beside = "yours" if yours is not None and sources["yours"].runs else "published"
+        known["yours"] = list(yours)
+    # Task -> whose -> runs.
+    chosen = {
+        part.task: {source: select_runs(part, scale, found) for source, found in known.items()} for part in report.parts
+    }
     title = f"{report.title}, scale {scale}"
-    if any(selection.synthetic for selection in sources.values()):
+    if any(selection.synthetic for sources in chosen.values() for selection in sources.values()):
         title += " [SYNTHETIC CORPUS: shows that the pipeline works, says nothing about the models]"
-    tables = [_main_table(report, sources)]
-    if sources[beside].runs:
-        tables += [_measures_table(report, beside, sources[beside]), _memory_table(report, beside, sources[beside])]
-    tables = [table for table in tables if table.rows]
+    tables = [_main_table(report, chosen)]
     notes = [report.note] if report.note else []
     notes.append(f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets; {DASH} not available.")
-    for source, selection in sources.items():
-        notes.append(provenance(source, selection, report))
-    return RenderedReport(
-        report.name, scale, title, tuple(tables), tuple(notes), sources["published"], sources.get("yours")
-    )
+    for part in report.parts:
+        sources = chosen[part.task]
+        # What was measured beside perplexity is shown for one set of runs, so that pairs are pairs of one set.
+        beside = "yours" if yours is not None and sources["yours"].runs else "published"
+        if sources[beside].runs:
+            tables += [_measures_table(part, beside, sources[beside]), _memory_table(part, beside, sources[beside])]
+        notes += [
+            provenance(f"{report.benchmarks[part.task]}, {source}", selection, part)
+            for source, selection in sources.items()
+            if selection.runs or part.task == report.task
+        ]
+    return RenderedReport(report.name, scale, title, tuple(table for table in tables if table.rows), tuple(notes))
 
 
 def over_seeds(runs: Sequence[RunRecord], value: Callable[[RunRecord], Any], form: str, source: str) -> Cell:
@@ -153,23 +157,20 @@ def _quoted(value: Any) -> Cell:
     return Cell(str(value), "quoted", number, source="paper")
 
 
-def _main_table(report: Report, sources: dict[str, Selection]) -> Table:
+def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Table:
     columns = ["Memory size (comp.)", "XL cache", "Segment length"]
     for task, benchmark in report.benchmarks.items():
-        columns.append(f"{benchmark} paper")
-        if task == report.task:
-            columns += [f"{benchmark} {source}" for source in sources]
+        columns += [f"{benchmark} paper", *(f"{benchmark} {source}" for source in chosen[task])]
     rows = []
     for model, title in report.models.items():
         paper = report.paper.get(model, {})
         cells = [_quoted(paper.get(name)) for name in ("memory", "xl_cache", "segment_length")]
-        for task in report.benchmarks:
+        for task, sources in chosen.items():
             cells.append(_quoted(paper.get(task)))
-            if task == report.task:
-                cells += [
-                    over_seeds(selection.runs.get(model, ()), lambda run: run.metric("perplexity"), ".2f", source)
-                    for source, selection in sources.items()
-                ]
+            cells += [
+                over_seeds(selection.runs.get(model, ()), lambda run: run.metric("perplexity"), ".2f", source)
+                for source, selection in sources.items()
+            ]
         rows.append(Row(model, title, tuple(cells)))
     return Table("Perplexity per token", tuple(columns), tuple(rows))
 
@@ -194,7 +195,7 @@ def _measures_table(report: Report, source: str, selection: Selection) -> Table:
         )
         for model, runs in selection.runs.items()
     )
-    return Table(f"Other measures ({_whose(source)})", tuple(measures), rows)
+    return Table(f"{report.benchmarks[report.task]}: other measures ({_whose(source)})", tuple(measures), rows)
 
 
 def _memory_table(report: Report, source: str, selection: Selection) -> Table:
@@ -218,7 +219,8 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
             cells.append(measured_cell(text, source, counts[-1], None, "", found[-1].n_seeds, ids))
         rows.append(Row(model, report.models[model], tuple(cells)))
     title = (
-        f"What the memory is worth, in nats a token {PLUS_MINUS} standard error clustered by book ({_whose(source)}): "
+        f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token {PLUS_MINUS} standard error "
+        f"clustered by book ({_whose(source)}): "
         "loss gained by resetting it at every segment, loss gained by another book's memory"
     )
     if report.baseline:
