@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import make_train
+from report_runs import make_train, pair
 from rich.console import Console
 
 from infini.config import compose
@@ -23,83 +22,6 @@ def report(**changes: Any) -> PasskeyReport:
     loaded = load_report({**compose(["report=table3_passkey"]).report, **changes})
     assert isinstance(loaded, PasskeyReport)
     return loaded
-
-
-def pair(
-    model: str = "infini_linear",
-    recipe: str = "passkey_laptop",
-    seed: int = 1,
-    accuracy: float = 1.0,
-    lengths: Any = (2**15, 2**17, 2**18, 2**19, 2**20),
-    name: str = "",
-    examples: int = 50,
-    tokenizer: str = "wordlevel-57",
-    trained: dict[str, Any] | None = None,
-    asked: dict[str, Any] | None = None,
-) -> list[RunRecord]:
-    """A training run and an evaluation of it. trained, asked: dotted settings of either that differ from the row's."""
-    task = {
-        "name": "passkey",
-        "digits": 5,
-        "distractors": 0,
-        "filler": "block",
-        "knockout": "none",
-        "examples": examples,
-    }
-    config: dict[str, Any] = {
-        "task": task if recipe != "pg19_laptop" else {"name": "pg19"},
-        "model": {"name": model, "gate_init": "specialised"},
-        "dims": {"segment_length": 128},
-        "recipe": {
-            "name": recipe,
-            "segments_per_sequence": 5,
-            "curriculum": [[128, 256]],
-            "length_extension": 1e4 if recipe.endswith(("_extended", "_updates")) else None,
-            "sparse_writes": 0.1 if recipe.endswith(("passkey_laptop", "_extended", "_updates")) else None,
-        },
-        "optimizer": {"gate_lr": 0.03},
-        "init_from": None,
-        "seed": seed,
-    }
-    change(config, trained)
-    stem = f"{name}{model}-{recipe}-{seed}"
-    data = {**make_train(model, seed).data, "tokenizer": tokenizer}
-    training = make_train(model, seed, run_id=f"train-{stem}", config=config, task=config["task"]["name"], data=data)
-    evaluation = copy.deepcopy(config) | {"task": copy.deepcopy(task)}
-    change(evaluation, asked)
-    cells = [
-        {
-            "length": length,
-            "depth": depth,
-            "token_accuracy": accuracy,
-            "exact_match": accuracy,
-            "examples": examples,
-            "same_segment": float(depth == "end"),
-        }
-        for length in lengths
-        for depth in ("start", "middle", "end")
-    ]
-    made = make_train(
-        model,
-        seed,
-        run_id=f"eval-{stem}",
-        verb="eval",
-        parent=training.run_id,
-        task="passkey",
-        config=evaluation,
-        data=data,
-        series={"cells": cells},
-    )
-    return [training, made]
-
-
-def change(config: dict[str, Any], settings: dict[str, Any] | None) -> None:
-    for key, value in (settings or {}).items():
-        group, _, name = key.partition(".")
-        if name:
-            config[group] = {**config[group], name: value}
-        else:
-            config[group] = value
 
 
 BOOKS = make_train("infini_linear", 1, run_id="books")

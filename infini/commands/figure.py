@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from infini import records
 from infini.errors import InputError
-from infini.report.footprint import MemoryReport
 from infini.report.load import draw, load_report, report_of_runs
 from infini.report.passkey import PasskeyReport
 from infini.report.selection import Report, select_runs
@@ -33,7 +32,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
         reports = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]
     else:
         reports = [report_of_runs(cfg.report, "draw")]
-    drawn = [_draw(report, cfg) for report in reports if not isinstance(report, MemoryReport)]
+    drawn = [_draw(report, cfg) for report in reports if isinstance(report, Report | PasskeyReport)]
     if not any(drawn):
         which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
         raise InputError(

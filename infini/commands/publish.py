@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini import records
+from infini.commands.claims import write_claims
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
 from infini.report.load import draw, render, report_of_runs
@@ -17,6 +18,9 @@ from infini.report.selection import Report, select_runs
 
 if TYPE_CHECKING:
     from infini.config import Config
+
+CLAIMS_SCALE = "laptop"
+"""The scale at which CLAIMS.md judges."""
 
 
 def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
@@ -41,7 +45,8 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
 
 
 def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: Report | PasskeyReport) -> list[Path]:
-    """Copy runs and the training runs they came from into `published_dir`, then renew tables and figures there.
+    """Copy runs and the training runs they came from into `published_dir`, then renew tables, figures and
+    CLAIMS.md there.
 
     Everything is checked before the first file is written.
 
@@ -86,6 +91,7 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
         for part in report.parts:
             written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
+    written.append(write_claims(CLAIMS_SCALE, after, published_dir))
     return written
 
 

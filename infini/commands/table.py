@@ -9,6 +9,7 @@ from rich.console import Console
 
 from infini import records
 from infini.errors import InputError
+from infini.report.claims import ClaimsReport
 from infini.report.footprint import MemoryReport
 from infini.report.load import load_report, render
 from infini.report.render import print_report, write_report
@@ -30,6 +31,10 @@ def run(cfg: Config, overrides: list[str]) -> int:
         from infini.commands.table_memory import measure_report
 
         report = measure_report(declared, cfg, overrides)
+    elif isinstance(declared, ClaimsReport):
+        from infini.commands.claims import judged
+
+        report = judged(declared, cfg.scale.name, records.load_records(records.published_dir()))
     else:
         published = records.load_records(records.published_dir())
         report = render(declared, cfg.scale.name, published, records.load_records(results_dir))

@@ -24,8 +24,8 @@ _CSV_HEADER = (*_CSV_PLACE, *_CSV_CELL)
 
 
 NARROWEST_MODEL, NARROWEST_CELL = 24, 12
-"""Where a table is too wide for the terminal, cells are broken at spaces, to so many characters, before a model's title
-gets fewer than that."""
+"""Where a table is too wide for the terminal, cells are broken at spaces, to so many characters or more, before a title
+of a row gets fewer than that."""
 
 
 def print_report(report: RenderedReport, console: Console) -> None:
@@ -39,7 +39,7 @@ def print_report(report: RenderedReport, console: Console) -> None:
         console.print()
         console.print(escape(table.title), style="italic", highlight=False)
         grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-        grid.add_column("Model")
+        grid.add_column(table.rows_are)
         columns = [[row.cells[index].text for row in table.rows] for index in range(len(table.columns))]
         room = console.width - NARROWEST_MODEL
         # A heading is broken at spaces, so a column is as wide as its longest word at least.
@@ -47,7 +47,8 @@ def print_report(report: RenderedReport, console: Console) -> None:
             max(map(len, (*cells, *heading.split()))) for heading, cells in zip(table.columns, columns, strict=True)
         ]
         if sum(2 + width for width in needed) > room:
-            columns = [[_folded(text, NARROWEST_CELL) for text in cells] for cells in columns]
+            width = max(NARROWEST_CELL, room // len(columns) - 2)
+            columns = [[_folded(text, width) for text in cells] for cells in columns]
         for heading, cells in zip(table.columns, columns, strict=True):
             lines = [line for cell in cells for line in cell.split("\n")]
             grid.add_column(escape(_folded(heading, max(map(len, lines), default=0))), justify="right", no_wrap=True)
@@ -75,7 +76,7 @@ def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) 
     lines = [f"# {_markdown(report.title)}", ""]
     for table in report.tables:
         lines += [f"**{_markdown(table.title)}**", ""]
-        lines.append("| " + " | ".join(["Model", *map(_markdown, table.columns)]) + " |")
+        lines.append("| " + " | ".join([table.rows_are, *map(_markdown, table.columns)]) + " |")
         lines.append("| " + " | ".join(["---", *["---:"] * len(table.columns)]) + " |")
         for row in table.rows:
             lines.append(
@@ -142,7 +143,7 @@ def to_latex(report: RenderedReport) -> str:
             r"  \centering\small",
             rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
             r"    \toprule",
-            "    " + " & ".join(["Model", *map(latex_escape, table.columns)]) + r" \\",
+            "    " + " & ".join([table.rows_are, *map(latex_escape, table.columns)]) + r" \\",
             r"    \midrule",
         ]
         for row in table.rows:

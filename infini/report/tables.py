@@ -53,6 +53,8 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
+    rows_are: str = "Model"
+    """Heading of the column of the rows' titles."""
 
     def cell(self, model: str, column: str) -> Cell:
         """The cell of a model in a column, both by name."""
