@@ -107,7 +107,7 @@ def pair(
     trained: dict[str, Any] | None = None,
     asked: dict[str, Any] | None = None,
 ) -> list[RunRecord]:
-    """A passkey training and an evaluation of it. trained, asked: dotted settings in which either differs from the row."""
+    """A passkey training and its evaluation. trained, asked: dotted settings in which either differs from the row."""
     task = {
         "name": "passkey",
         "digits": 5,
