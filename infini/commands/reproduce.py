@@ -12,8 +12,9 @@ from infini.commands.train import train
 from infini.config import EVALUATION_KEYS, Config, cache_root, compose, config_hash, data_root
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.load import report_of_runs
+from infini.report.load import load_report, report_of_runs
 from infini.report.passkey import PasskeyReport
+from infini.report.search import SearchReport
 from infini.schema import groups
 from infini.training.checkpoint import checkpoint_folder
 
@@ -25,6 +26,12 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     A cell is done when a record of its configuration is in results_dir: a stopped reproduction picks up where it was.
     """
     console = Console(stderr=True)
+    declared = load_report(cfg.report)
+    if isinstance(declared, SearchReport):
+        from infini.commands.search import run_search
+
+        run_search(declared, cfg, overrides, console)
+        return table.run(cfg, overrides)
     report = report_of_runs(cfg.report, "reproduce")
     tasks = [part.task for part in report.parts]
     if cfg.task.name not in tasks:

@@ -13,6 +13,7 @@ from infini.report.claims import ClaimsReport
 from infini.report.footprint import MemoryReport
 from infini.report.load import load_report, render
 from infini.report.render import print_report, write_report
+from infini.report.search import SearchReport
 
 if TYPE_CHECKING:
     from infini.config import Config
@@ -31,6 +32,10 @@ def run(cfg: Config, overrides: list[str]) -> int:
         from infini.commands.table_memory import measure_report
 
         report = measure_report(declared, cfg, overrides)
+    elif isinstance(declared, SearchReport):
+        from infini.commands.search import table_of_search
+
+        report = table_of_search(declared, cfg, overrides)
     elif isinstance(declared, ClaimsReport):
         from infini.commands.claims import judged
 

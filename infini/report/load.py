@@ -11,16 +11,22 @@ from infini.records import RunRecord
 from infini.report.claims import ClaimsReport
 from infini.report.footprint import MemoryReport
 from infini.report.passkey import PasskeyReport, build_passkey_report
+from infini.report.search import SearchReport
 from infini.report.selection import Report, Selection
 from infini.report.tables import RenderedReport, build_report
 
-AnyKind = Report | PasskeyReport | MemoryReport | ClaimsReport
+AnyKind = Report | PasskeyReport | MemoryReport | ClaimsReport | SearchReport
 
 
 def load_report(config: Any) -> AnyKind:
     """A report from the `report` group of a configuration; InputError for a key or value that is not allowed."""
     # The key that only reports of that kind have.
-    kinds: dict[str, type[AnyKind]] = {"rows": PasskeyReport, "segments": MemoryReport, "tables": ClaimsReport}
+    kinds: dict[str, type[AnyKind]] = {
+        "rows": PasskeyReport,
+        "segments": MemoryReport,
+        "tables": ClaimsReport,
+        "rates": SearchReport,
+    }
     for key, kind in kinds.items():
         if isinstance(config, Mapping) and key in config:
             return kind.from_config(config)
@@ -30,7 +36,7 @@ def load_report(config: Any) -> AnyKind:
 def report_of_runs(config: Any, verb: str) -> Report | PasskeyReport:
     """load_report for a verb that needs runs; InputError for a report that has none of its own."""
     report = load_report(config)
-    if isinstance(report, MemoryReport | ClaimsReport):
+    if not isinstance(report, Report | PasskeyReport):
         hint = f"`infini table report={report.name}`"
         raise InputError(f"report={report.name}: nothing to {verb}, it has no runs of its own; print it with {hint}")
     return report

@@ -1,0 +1,93 @@
+"""`infini reproduce report=lr_search`: every model at the same learning rates, and files for conf/tuned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from infini import records
+from infini.commands.train import train
+from infini.config import Config, compose, config_hash
+from infini.errors import InputError
+from infini.records import RunRecord, write_atomically
+from infini.report.search import KEY, SearchReport, best_rate, build_search, extended, tuned_yaml
+from infini.report.tables import RenderedReport
+
+Found = dict[str, dict[float, RunRecord | None]]
+"""Model -> rate -> its training, None where there is none yet."""
+
+
+def run_search(report: SearchReport, cfg: Config, overrides: list[str], console: Console) -> None:
+    """Train what is missing, extend the grid while a model's best rate is at its edge, write files for conf/tuned.
+
+    Of the tasks of the report all are searched, unless one is named.
+    """
+    search = _Search(report, cfg, overrides)
+    for task in search.tasks():
+        found = search.grid(task, console)
+        edges = {min(next(iter(found.values()))), max(next(iter(found.values())))}
+        for model, losses in found.items():
+            if best_rate(losses) in edges:
+                console.print(f"{task}, {model}: the best of {len(losses)} rates is still at the edge", style="yellow")
+            text = tuned_yaml(losses)
+            if text is not None:
+                path = Path(cfg.results_dir) / "tuned" / f"{task}_{cfg.scale.name}_{model}.yaml"
+                write_atomically(path, text.encode())
+                console.print(f"{path}: copy it to conf/tuned", markup=False, highlight=False, soft_wrap=True)
+
+
+def table_of_search(report: SearchReport, cfg: Config, overrides: list[str]) -> RenderedReport:
+    """The losses that are on record, as far as the grid has been extended; nothing is trained."""
+    search = _Search(report, cfg, overrides)
+    return build_search(report, cfg.scale.name, {task: search.grid(task, None) for task in search.tasks()})
+
+
+class _Search:
+    """The trainings of a search; those on record are looked up once."""
+
+    def __init__(self, report: SearchReport, cfg: Config, overrides: list[str]) -> None:
+        if cfg.task.name not in report.benchmarks:
+            of = " or ".join(report.benchmarks)
+            raise InputError(f"task={cfg.task.name}: report={report.name} is about task={of}")
+        self.report, self.cfg, self.overrides = report, cfg, overrides
+        self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
+        self.known = {
+            config_hash(run.config): run for run in records.load_records(cfg.results_dir) if run.verb == "train"
+        }
+
+    def tasks(self) -> list[str]:
+        """The task that is named, or whose folder of data is; else all of the report."""
+        one = any(text.startswith(("task=", "task.data_dir=")) for text in self.overrides)
+        return [self.cfg.task.name] if one else list(self.report.benchmarks)
+
+    def grid(self, task: str, console: Console | None) -> Found:
+        """Every model at every rate, the grid extended while a best rate is at its edge.
+
+        console: what is missing is trained, and announced there; None looks up only what is on record.
+        """
+        rates = list(self.report.rates)
+        while True:
+            found: Found = {
+                model: {rate: self._run(task, model, rate, console) for rate in rates} for model in self.report.models
+            }
+            wider = extended(rates, [best_rate(losses) for losses in found.values()], self.report.factor)
+            new = set(wider) - set(rates)
+            if not new or len(wider) > self.report.most:
+                return found
+            if console is None and not any(self._run(task, model, rate, None) for model in found for rate in new):
+                return found
+            rates = wider
+
+    def _run(self, task: str, model: str, rate: float, console: Console | None) -> RunRecord | None:
+        cell = task, model, rate
+        if cell not in self.cells:
+            others = [text for text in self.overrides if not text.startswith(("task=", "model=", f"{KEY}="))]
+            words = [f"task={task}", f"model={model}", *others, f"{KEY}={rate:g}"]
+            self.cells[cell] = words, compose(words)
+        words, cfg = self.cells[cell]
+        key = config_hash(cfg)
+        if key not in self.known and console is not None:
+            console.rule(f"{task}, {model}, {KEY}={rate:g}")
+            self.known[key] = train(cfg, words)
+        return self.known.get(key)

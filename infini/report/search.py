@@ -1,0 +1,118 @@
+"""The search for learning rates: every model at the same rates, judged by the loss on the validation documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.report.selection import checked
+from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
+
+KEY = "optimizer.lr"
+METRIC = "validation_nll_per_token"
+
+
+@dataclass(frozen=True)
+class SearchReport:
+    """A search, as `conf/report/<name>.yaml` declares it."""
+
+    name: str
+    title: str
+    task: str
+    """The task that `infini reproduce` takes where none is named."""
+    models: list[str]
+    benchmarks: dict[str, str]
+    """Task name -> title of its table."""
+    rates: list[float] = field(default_factory=list)
+    """Rates that every model is trained at first, ascending."""
+    factor: float = 2.0
+    """Between a rate and the next where the grid is extended, for all models: the best of none may be at its edge."""
+    most: int = 9
+    """Rates at most."""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        rates = self.rates
+        if len(rates) < 3 or any(not isinstance(rate, float | int) or rate <= 0 for rate in rates):
+            raise InputError(f"report.rates={rates}: three rates above 0, or more")
+        if sorted(set(rates)) != list(rates):
+            raise InputError(f"report.rates={rates}: must ascend")
+        if not self.factor > 1:
+            raise InputError(f"report.factor={self.factor}: must be above 1")
+
+    @classmethod
+    def from_config(cls, config: Any) -> SearchReport:
+        """A report from the `report` group; InputError: a key is missing, unknown or has a value not allowed."""
+        report: SearchReport = checked(cls, config, "title", "task", "models", "benchmarks", "rates")
+        return report
+
+
+Losses = Mapping[float, RunRecord | None]
+"""Rate -> the training at it; None where there is none yet."""
+
+
+def loss_of(run: RunRecord | None) -> float:
+    """Validation loss of a training in nats a token; infinite where it has none."""
+    value = None if run is None else run.metric(METRIC)
+    return math.inf if value is None or not math.isfinite(value) else float(value)
+
+
+def best_rate(found: Losses) -> float | None:
+    """The rate with the lowest loss; None before every rate has been tried."""
+    if not found or any(run is None for run in found.values()):
+        return None
+    rate = min(found, key=lambda rate: loss_of(found[rate]))
+    return rate if math.isfinite(loss_of(found[rate])) else None
+
+
+def extended(rates: Sequence[float], best: Sequence[float | None], factor: float) -> list[float]:
+    """The grid with one more rate below or above where a model's best is at that edge."""
+    grid = list(rates)
+    if rates[0] in best:
+        grid.insert(0, float(f"{rates[0] / factor:.6g}"))
+    if rates[-1] in best:
+        grid.append(float(f"{rates[-1] * factor:.6g}"))
+    return grid
+
+
+def tuned_yaml(found: Losses) -> str | None:
+    """A file for conf/tuned that sets the best rate and names the runs it was found by; None where there is none."""
+    best = best_rate(found)
+    if best is None:
+        return None
+    tried = [f"# {rate:g}: {loss_of(run):.4f} ({run.run_id})" for rate, run in found.items() if run is not None]
+    head = ["# @package _global_", f"# Best of {KEY} by the loss on the validation documents, in nats a token:", *tried]
+    return "\n".join([*head, "optimizer:", f"  lr: {best:g}", ""])
+
+
+def build_search(report: SearchReport, scale: str, found: Mapping[str, Mapping[str, Losses]]) -> RenderedReport:
+    """Losses by model and rate. found: task -> model -> rate -> run."""
+    tables = []
+    for task, models in found.items():
+        rates = sorted({rate for losses in models.values() for rate in losses})
+        rows = []
+        for model, losses in models.items():
+            best = best_rate(losses)
+            cells = [_cell(losses.get(rate), rate == best) for rate in rates]
+            edge = best in (rates[0], rates[-1])
+            chosen = MISSING if best is None else Cell(f"{best:g}{' (at the edge)' if edge else ''}", "computed", best)
+            rows.append(Row(model, model, (*cells, chosen)))
+        columns = (*(f"{rate:g}" for rate in rates), "Best")
+        tables.append(
+            Table(f"{report.benchmarks[task]}: validation loss in nats a token by {KEY}", columns, tuple(rows))
+        )
+    notes = tuple(filter(None, [report.note, "*: the lowest of its row."]))
+    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tuple(tables), notes)
+
+
+def _cell(run: RunRecord | None, best: bool) -> Cell:
+    if run is None:
+        return MISSING
+    value = loss_of(run)
+    return Cell(
+        f"{value:.4f}{'*' if best else ''}", "measured", value, n_seeds=1, run_ids=(run.run_id,), source="yours"
+    )

@@ -1,0 +1,133 @@
+"""The search for learning rates: as many runs for every model, no best rate at the edge, files that name their runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from report_runs import make_train
+
+from cli import main
+from infini import records
+from infini.commands import search
+from infini.config import compose, config_hash
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.report.load import load_report
+from infini.report.search import SearchReport, best_rate, build_search, extended, tuned_yaml
+
+
+def run(loss: float | None, model: str = "rmt") -> RunRecord:
+    made = make_train(model, 1, run_id=f"{model}-{loss}")
+    made.results = {"validation_nll_per_token": {"value": loss, "n": 1}}
+    return made
+
+
+def test_the_best_rate_is_known_when_every_rate_was_tried() -> None:
+    assert best_rate({0.1: run(4.0), 0.2: run(3.0), 0.4: run(5.0)}) == 0.2
+    assert best_rate({0.1: run(4.0), 0.2: None}) is None
+    # A training that went wrong is no candidate.
+    assert best_rate({0.1: run(None), 0.2: run(3.0)}) == 0.2
+    assert best_rate({0.1: run(None), 0.2: run(None)}) is None
+
+
+def test_the_grid_grows_where_a_best_rate_is_at_its_edge() -> None:
+    assert extended([0.1, 0.2, 0.4], [0.2, None], 2.0) == [0.1, 0.2, 0.4]
+    assert extended([0.1, 0.2, 0.4], [0.2, 0.4], 2.0) == [0.1, 0.2, 0.4, 0.8]
+    assert extended([0.1, 0.2, 0.4], [0.1, 0.4], 2.0) == [0.05, 0.1, 0.2, 0.4, 0.8]
+
+
+def test_a_file_of_the_best_rate_is_a_configuration_that_names_its_runs() -> None:
+    text = tuned_yaml({0.1: run(4.0), 0.2: run(3.0), 0.4: run(5.0)})
+    assert text is not None and text.startswith("# @package _global_\n")
+    assert yaml.safe_load(text) == {"optimizer": {"lr": 0.2}}
+    assert "# 0.2: 3.0000 (rmt-3.0)" in text
+    assert tuned_yaml({0.1: None}) is None
+
+
+def test_the_table_marks_the_lowest_and_says_what_is_at_the_edge() -> None:
+    report = load_report(compose(["report=lr_search"]).report)
+    assert isinstance(report, SearchReport)
+    found: dict[str, dict[str, dict[float, RunRecord | None]]] = {
+        "pg19": {
+            "rmt": {0.1: run(4.0), 0.2: run(3.0), 0.4: run(5.0)},
+            "local": {0.1: run(2.0, "local"), 0.2: run(3.0, "local"), 0.4: None},
+            "full": {0.1: run(2.0, "full"), 0.2: run(3.0, "full"), 0.4: run(4.0, "full")},
+        }
+    }
+    (table,) = build_search(report, "laptop", found).tables
+    assert table.cell("rmt", "0.2").text == "3.0000*" and table.cell("rmt", "Best").text == "0.2"
+    assert table.cell("local", "0.4").origin == table.cell("local", "Best").origin == "missing"
+    assert table.cell("full", "Best").text == "0.1 (at the edge)"
+    assert table.cell("rmt", "0.4").run_ids == ("rmt-5.0",)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+    """What was trained: (model, rate). RMT's loss falls up to a rate of 0.04, that of the others up to 0.01."""
+    done: list[tuple[str, float]] = []
+
+    def train(cfg: Any, overrides: list[str]) -> RunRecord:
+        model, rate = cfg.model["name"], cfg.optimizer.lr
+        done.append((model, rate))
+        best = 0.04 if model == "rmt" else 0.01
+        made = run(4.0 + abs(rate - best), model)
+        made.run_id = f"{model}-{len(done)}"
+        made.config = compose_config(overrides)
+        made.config_hash = config_hash(cfg)
+        records.write_record(made, cfg.results_dir)
+        return made
+
+    monkeypatch.setattr(search, "train", train)
+    return done
+
+
+def compose_config(overrides: list[str]) -> dict[str, Any]:
+    return asdict(compose(overrides))
+
+
+WORDS = ["report=lr_search", "task=pg19", "report.models=[rmt,local]"]
+
+
+def test_every_model_gets_as_many_runs_and_a_second_search_none(
+    trained: list[tuple[str, float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, f"results_dir={tmp_path}"]
+    assert main(["reproduce", *words]) == 0
+    rates = [0.005, 0.01, 0.02, 0.04, 0.08]
+    assert sorted(trained) == sorted((model, rate) for model in ("rmt", "local") for rate in rates)
+    assert "4.0000*" in capfd.readouterr().out
+    assert yaml.safe_load((tmp_path / "tuned" / "pg19_laptop_rmt.yaml").read_text()) == {"optimizer": {"lr": 0.04}}
+    assert yaml.safe_load((tmp_path / "tuned" / "pg19_laptop_local.yaml").read_text()) == {"optimizer": {"lr": 0.01}}
+    assert main(["reproduce", *words]) == main(["table", *words]) == 0
+    assert len(trained) == 2 * len(rates)
+    assert capfd.readouterr().out.count("0.08") == 2
+
+
+def test_a_grid_that_may_not_grow_says_so(
+    trained: list[tuple[str, float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *WORDS, "report.most=3", f"results_dir={tmp_path}"]) == 0
+    assert len(trained) == 6
+    assert "pg19, rmt: the best of 3 rates is still at the edge" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("report.rates=[0.1,0.2]", r"report.rates=\[0.1, 0.2\]: three rates above 0, or more"),
+        ("report.rates=[0.1,0.3,0.2]", "must ascend"),
+        ("report.factor=1", "report.factor=1.*: must be above 1"),
+    ],
+)
+def test_what_is_wrong_is_one_line(override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_report(compose(["report=lr_search", override]).report)
+
+
+def test_another_task_is_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["reproduce", "report=lr_search", "task=passkey", f"results_dir={tmp_path}"]) == 2
+    assert "task=passkey: report=lr_search is about task=pg19 or arxiv_math" in capfd.readouterr().err
