@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_runs import make_eval
+from report_runs import make_eval, make_train, report_settings
 
 from infini.errors import InputError
-from infini.report import figures
+from infini.report import costs, figures
+from infini.report.selection import Report, Selection, select_runs
 
 
 def test_figures_are_the_same_bytes_when_drawn_twice(tmp_path: Path) -> None:
@@ -53,3 +54,38 @@ def test_a_record_without_gates_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'local'"):
         figures.gap_by_position([make_eval("infini_linear", 1)], tmp_path / "gap")
     assert list(tmp_path.iterdir()) == []
+
+
+def selected() -> Selection:
+    """Two models of two seeds; the trainings of one took 10 and 20 seconds, those of the other are not known."""
+    runs = [make_eval(model, seed, loss) for model, loss in (("infini_linear", 3.9), ("local", 4.0)) for seed in (1, 2)]
+    trainings = [make_train("infini_linear", seed) for seed in (1, 2)]
+    for run in runs:
+        run.cost["state_floats"] = 0 if run.model == "local" else 1000
+    for training, seconds in zip(trainings, (10.0, 20.0), strict=True):
+        training.cost["wall_seconds"] = seconds
+    return select_runs(Report.from_config(report_settings()), "laptop", [*runs, *trainings])
+
+
+def test_a_point_is_a_model_with_the_reach_of_its_seeds() -> None:
+    points = costs.memory_points(selected())
+    assert {model: point.cost for model, point in points.items()} == {"infini_linear": 1000, "local": 0}
+    linear = points["infini_linear"]
+    assert linear.lowest < linear.perplexity < linear.highest < points["local"].lowest
+    assert {model: point.cost for model, point in costs.training_points(selected()).items()} == {"infini_linear": 15.0}
+
+
+def test_costs_are_drawn_where_there_is_something_to_compare(tmp_path: Path) -> None:
+    report = Report.from_config(report_settings())
+    written = costs.draw_costs(report, "laptop", selected(), tmp_path / "one")
+    # One model's trainings alone are no figure.
+    assert [path.name for path in written] == [
+        f"table2_lm_laptop_perplexity_by_memory.{kind}" for kind in ("png", "svg")
+    ]
+    again = costs.draw_costs(report, "laptop", selected(), tmp_path / "two")
+    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
+
+
+def test_no_two_of_nine_curves_look_alike() -> None:
+    assert len({(str(style), marker) for style, marker, _ in figures.LINES}) == len(figures.LINES) == 9
+    assert len({marker for _, marker, _ in figures.LINES}) == 9

@@ -23,9 +23,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Told apart without colour: by line style and marker first, by darkness second.
-LINES = (("-", "o", "0.0"), ("--", "s", "0.35"), (":", "^", "0.5"), ("-.", "D", "0.2"))
+LINES: tuple[tuple[Any, str, str], ...] = (
+    ("-", "o", "0.0"),
+    ("--", "s", "0.35"),
+    (":", "^", "0.5"),
+    ("-.", "D", "0.2"),
+    ((0, (6, 1)), "v", "0.45"),
+    ((0, (1, 1)), "P", "0.1"),
+    ((0, (4, 1, 1, 1, 1, 1)), "X", "0.3"),
+    ((0, (8, 2, 2, 2)), "*", "0.55"),
+    ((0, (2, 3)), "h", "0.25"),
+)
 _BIN_GROWTH = math.sqrt(2)
-_SYNTHETIC = " [synthetic corpus]"
+SYNTHETIC_MARK = " [synthetic corpus]"
 
 
 def paper_style() -> AbstractContextManager[None]:
@@ -82,7 +92,7 @@ def gate_heatmap(record: RunRecord, path: Path, title: str | None = None) -> lis
         axes.tick_params(which="minor", length=0)
         axes.set_xlabel("head")
         axes.set_ylabel("layer")
-        synthetic = _SYNTHETIC if record.synthetic else ""
+        synthetic = SYNTHETIC_MARK if record.synthetic else ""
         axes.set_title(f"{title or record.model}{synthetic}\nscale {record.scale}, seed {record.seed}", fontsize=9)
         bar = figure.colorbar(image, ax=axes, ticks=[0.0, 0.5, 1.0])
         bar.set_label("sigmoid(β): 0 local, 1 memory")
@@ -146,7 +156,7 @@ def gap_by_position(
         axes.set_xlabel("position in the book (tokens)")
         axes.set_ylabel(f"loss minus loss of {baseline}\n(nats a token, below 0: better)")
         n_seeds = len({run.seed for run in at_zero})
-        synthetic = _SYNTHETIC if any(run.synthetic for run in runs) else ""
+        synthetic = SYNTHETIC_MARK if any(run.synthetic for run in runs) else ""
         axes.set_title(
             f"Gap by position to {named.get(baseline, baseline)}, {n_seeds} seed{'s' * (n_seeds != 1)}{synthetic}\n"
             "mean over books and seeds, band: one standard error clustered by book",

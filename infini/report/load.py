@@ -57,6 +57,7 @@ def render(
 def draw(report: Report | PasskeyReport, scale: str, selection: Selection, folder: Path) -> list[Path]:
     """All figures of a report, written to `folder`; the paths of the files."""
     # matplotlib is slow to load and only figures need it.
+    from infini.report.costs import draw_costs
     from infini.report.curves import draw_curves
     from infini.report.figures import draw_report
     from infini.report.passkey_figures import draw_passkey
@@ -64,7 +65,7 @@ def draw(report: Report | PasskeyReport, scale: str, selection: Selection, folde
     if isinstance(report, PasskeyReport):
         written = draw_passkey(report, scale, selection, folder)
     else:
-        written = draw_report(report, scale, selection, folder)
+        written = draw_report(report, scale, selection, folder) + draw_costs(report, scale, selection, folder)
     heading = f"{report.title}, scale {scale}: training"
     if selection.synthetic:
         heading += " [synthetic corpus]"

@@ -1,0 +1,105 @@
+"""What a perplexity costs: a point a model, against the numbers in its memory and the seconds of its training."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infini.records import RunRecord
+from infini.report.figures import LINES, SYNTHETIC_MARK, paper_style, save
+from infini.report.selection import Report, Selection
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model: means over its seeds, and how far the seeds' perplexities reach."""
+
+    cost: float
+    perplexity: float
+    lowest: float
+    highest: float
+
+
+def memory_points(selection: Selection) -> dict[str, Point]:
+    """Model -> perplexity against the numbers that a row carries in memory."""
+    return _points(selection, lambda run: run.cost.get("state_floats"))
+
+
+def training_points(selection: Selection) -> dict[str, Point]:
+    """Model -> perplexity against the seconds of its training."""
+
+    def seconds(run: RunRecord) -> float | None:
+        training = selection.training(run)
+        return None if training is None else training.cost.get("wall_seconds")
+
+    return _points(selection, seconds)
+
+
+def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> dict[str, Point]:
+    points = {}
+    for model, runs in selection.runs.items():
+        pairs = [(cost(run), run.metric("perplexity")) for run in runs]
+        known = [(c, p) for c, p in pairs if c is not None and p is not None]
+        if known:
+            perplexities = [p for _, p in known]
+            mean = statistics.fmean(perplexities)
+            points[model] = Point(statistics.fmean(c for c, _ in known), mean, min(perplexities), max(perplexities))
+    return points
+
+
+def draw_costs(report: Report, scale: str, selection: Selection, folder: Path) -> list[Path]:
+    """Both figures, `<report>_<scale>_perplexity_by_{memory,seconds}`; none where fewer than two models have a point.
+
+    Returns:
+        Paths of the files written.
+    """
+    heading = f"{report.benchmarks[report.task]}, scale {scale}{SYNTHETIC_MARK if selection.synthetic else ''}"
+    kinds = {
+        "memory": (memory_points(selection), "numbers carried in memory (0: none, or a window of tokens)"),
+        "seconds": (training_points(selection), "seconds of training"),
+    }
+    written: list[Path] = []
+    for kind, (points, label) in kinds.items():
+        if len(points) > 1:
+            path = folder / f"{report.name}_{scale}_perplexity_by_{kind}"
+            written += scatter(points, report.models, path, label, f"Perplexity a token: {heading}")
+    return written
+
+
+def scatter(points: Mapping[str, Point], titles: Mapping[str, str], path: Path, label: str, heading: str) -> list[Path]:
+    """Draw the points, a marker a model, bars from the best to the worst seed; the cost on a logarithmic scale
+    where it spans more than a factor of 20."""
+    with paper_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 3.8))
+        axes = figure.add_subplot()
+        for index, (model, point) in enumerate(points.items()):
+            _, marker, shade = LINES[index % len(LINES)]
+            below, above = point.perplexity - point.lowest, point.highest - point.perplexity
+            axes.errorbar(
+                point.cost,
+                point.perplexity,
+                [[below], [above]],
+                fmt=marker,
+                color=shade,
+                markersize=7,
+                capsize=3,
+                label=titles.get(model, model),
+            )
+        costs = [point.cost for point in points.values()]
+        if min(costs) > max(costs) / 20:
+            axes.set_xlim(0, 1.08 * max(costs))
+        elif min(costs) > 0:
+            axes.set_xscale("log")
+        else:
+            # A model without a memory has its place left of the others.
+            smallest = min((cost for cost in costs if cost > 0), default=1.0)
+            axes.set_xscale("symlog", linthresh=smallest)
+        axes.set_xlabel(label)
+        axes.set_ylabel("perplexity a token (lower: better)")
+        axes.set_title(f"{heading}\nmean over seeds, bars: best and worst seed", fontsize=9)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return save(figure, path)
