@@ -107,6 +107,11 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
+    if arguments == ["--version"]:
+        from infini import __version__
+
+        print(f"infini {__version__}")
+        return 0
     if arguments[0] == "completion":
         from infini.completion import script
 

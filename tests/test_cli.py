@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import types
 import venv
 from pathlib import Path
@@ -116,6 +117,12 @@ def test_examples_compose() -> None:
         words = verb.example.split()
         assert words[:2] == ["infini", name]
         compose([word for word in words[2:] if "=" in word and not word.startswith("seed=")])
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], project_root: Path) -> None:
+    assert cli.main(["--version"]) == 0
+    stated = tomllib.loads((project_root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert capsys.readouterr().out == f"infini {stated}\n"
 
 
 def test_help_of_a_verb_lists_groups_choices_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
