@@ -34,6 +34,8 @@ class JsonLines:
     """Split -> the address of its files."""
     config: str
     """Rows with another meta.config are of other sources."""
+    most: int
+    """Documents of the validation and of the test split at most: the first so many."""
 
     def text_of(self, line: str) -> str | None:
         """The text of a row, None when the row is of another source."""
@@ -52,6 +54,8 @@ JSON_LINES: dict[str, JsonLines] = {
             "test": f"{_PROOF_PILE}/test/*.jsonl.gz",
         },
         "arxiv",
+        # As many as PG19's test split has.
+        100,
     )
 }
 """Hub id -> how it is read."""
@@ -155,6 +159,8 @@ def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str
     import datasets
 
     if hub_id in JSON_LINES:
+        if split != "train":
+            limit = min(limit or JSON_LINES[hub_id].most, JSON_LINES[hub_id].most)
         yield from _lines(JSON_LINES[hub_id], split, limit)
         return
     online = reachable()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from report_runs import make_eval, make_train, pair
 
-from infini.commands.claims import judged, write_claims
+from infini.commands.claims import claims_text, judged
 from infini.config import compose
+from infini.errors import InputError
 from infini.lengths import format_length
 from infini.records import RunRecord
+from infini.report import claims
 from infini.report.claims import ClaimsReport
 from infini.report.load import load_report
+
+
+@pytest.fixture(autouse=True)
+def three_books_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as these records have."""
+    monkeypatch.setattr(claims, "FEWEST_DOCUMENTS", 3)
 
 
 def verdicts(runs: list[RunRecord]) -> dict[str, tuple[str, str]]:
@@ -49,10 +56,22 @@ def test_a_lower_perplexity_is_a_lower_loss_on_the_same_books(loss: float, verdi
 
 
 def test_a_difference_within_its_error_is_none() -> None:
-    """Better on one book and worse on the others: two standard errors are more than the mean."""
+    """Worse on one book and better on the others: two standard errors are more than the mean."""
     runs = [make_eval("memorizing", 1), make_eval("infini_linear", 1, 3.99)]
     runs[1].documents[0]["nll"] += 0.05 * runs[1].documents[0]["tokens"]
-    assert verdicts(runs)["pg19_infini_linear_memorizing"][0] == "does not hold"
+    verdict, measured = verdicts(runs)["pg19_infini_linear_memorizing"]
+    assert verdict == "does not hold" and "no sure difference" in measured
+
+
+def test_few_documents_and_unequal_tokens_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [make_eval("memorizing", 1), make_eval("infini_linear", 1, 3.0)]
+    trainings = [make_train("memorizing", 1), make_train("infini_linear", 1)]
+    name = "pg19_infini_linear_memorizing"
+    assert verdicts([*runs, *trainings])[name][0] == "holds"
+    trainings[0].cost["tokens_seen"] = 7
+    assert verdicts([*runs, *trainings])[name] == ("not measured yet", "trained on different numbers of tokens")
+    monkeypatch.setattr(claims, "FEWEST_DOCUMENTS", 4)
+    assert verdicts(runs)[name] == ("not measured yet", "on 3 documents only")
 
 
 @pytest.mark.parametrize(("loss", "verdict"), [(3.5, "holds"), (4.009, "holds"), (4.02, "does not hold")])
@@ -64,8 +83,10 @@ def test_delta_may_be_worse_by_a_hundredth(loss: float, verdict: str) -> None:
 @pytest.mark.parametrize(
     ("gates", "short", "kinds"),
     [
-        ([[0.05, 0.5], [0.02, 0.45]], "holds", "holds"),
-        ([[0.05, 0.5], [0.3, 0.45]], "does not hold", "holds"),
+        ([[0.05, 0.55], [0.02, 0.45]], "holds", "holds"),
+        ([[0.05, 0.55], [0.3, 0.45]], "does not hold", "holds"),
+        # A gate that never left 0.5 is no mixer.
+        ([[0.05, 0.5], [0.02, 0.501]], "holds", "does not hold"),
         ([[0.05, 0.3], [0.02, 0.95]], "holds", "does not hold"),
     ],
 )
@@ -87,32 +108,63 @@ def test_made_up_books_count_for_nothing() -> None:
     assert verdicts(runs)["pg19_infini_linear_memorizing"][0] == "not measured yet"
 
 
-@pytest.mark.parametrize(
-    ("changes", "verdict"),
-    [({}, "holds"), ({"512K": (95.0, 100.0, 100.0)}, "holds"), ({"1M": (96.0, 91.9, 100.0)}, "does not hold")],
-)
-def test_a_passkey_claim_is_the_papers_row_with_a_little_slack(changes: dict[str, Any], verdict: str) -> None:
-    runs = pair()
-    for cell in runs[-1].series["cells"]:
-        accuracies = changes.get(format_length(cell["length"]))
+def three_seeds(changes: dict[str, tuple[float, ...]] | None = None, **options: Any) -> list[RunRecord]:
+    """The runs of a row at three seeds; of the first the accuracies of some lengths are others."""
+    runs = [run for seed in (1, 2, 3) for run in pair(seed=seed, **options)]
+    for cell in runs[1].series["cells"]:
+        accuracies = (changes or {}).get(format_length(cell["length"]))
         if accuracies is not None:
             cell["token_accuracy"] = accuracies[["start", "middle", "end"].index(cell["depth"])] / 100
-    assert verdicts(runs)["passkey_linear"][0] == verdict
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "holds"),
+        # A mean of 98.3 where the paper has 100; and one of 91.7 where it has 94.
+        ({"128K": (95.0, 100.0, 100.0)}, "holds"),
+        ({"128K": (93.0, 100.0, 100.0)}, "does not hold"),
+        ({"1M": (100.0, 75.0, 100.0)}, "does not hold"),
+    ],
+)
+def test_a_passkey_claim_is_the_papers_row_with_a_little_slack(
+    changes: dict[str, tuple[float, ...]], verdict: str
+) -> None:
+    assert verdicts(three_seeds(changes))["passkey_linear"][0] == verdict
+
+
+def test_few_seeds_or_examples_prove_nothing_but_what_is_far_behind() -> None:
+    for runs in (pair(), three_seeds(examples=10)):
+        assert verdicts(runs)["passkey_linear"][0] == "not measured yet"
+    assert verdicts(pair(accuracy=0.7))["passkey_linear"][0] == "does not hold"
+    # The row without the penalty on writes is held to the same numbers.
+    found = verdicts(pair(recipe="passkey_laptop_plain", accuracy=0.7))
+    assert found["passkey_linear_plain"][0] == "does not hold"
+    assert found["passkey_linear"][0] == "not measured yet"
 
 
 def test_length_extension_proves_nothing_about_the_paper() -> None:
-    found = verdicts(pair(recipe="passkey_laptop_extended"))
+    found = verdicts(three_seeds(recipe="passkey_laptop_extended"))
     assert {verdict for name, (verdict, _) in found.items() if name.startswith("passkey_")} == {"not measured yet"}
 
 
 def test_a_length_that_is_missing_leaves_the_claim_open() -> None:
-    runs = pair()
-    runs[-1].series["cells"] = [cell for cell in runs[-1].series["cells"] if cell["length"] < 1_000_000]
+    runs = three_seeds()
+    for run in runs[1::2]:
+        run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] < 1_000_000]
     assert verdicts(runs)["passkey_linear"][0] == "not measured yet"
 
 
-def test_the_claims_are_written_with_the_runs_behind_them(tmp_path: Path) -> None:
-    runs = [make_eval("memorizing", 1), make_eval("infini_linear", 1, 3.9)]
-    text = write_claims("laptop", runs, tmp_path).read_text(encoding="utf-8")
+def test_the_claims_are_written_with_the_runs_behind_them() -> None:
+    text = claims_text("laptop", [make_eval("memorizing", 1), make_eval("infini_linear", 1, 3.9)])
     assert "| Claim | Where | Test | Measured | Verdict |" in text
     assert "[`eval-infini_linear-1`](runs/eval-infini_linear-1.json)" in text
+
+
+@pytest.mark.parametrize("tables", [["table2_lm"], ["table3_passkey"], []])
+def test_claims_need_both_tables(tables: list[str]) -> None:
+    report = load_report({**compose(["report=claims"]).report, "tables": tables})
+    assert isinstance(report, ClaimsReport)
+    with pytest.raises(InputError, match="report.tables=.*must name a report of text and one of the passkey task"):
+        judged(report, "laptop", [])

@@ -281,7 +281,7 @@ ARTICLE = "\\section{One}\nLet $x$ be naïve.\u2028So"
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 @pytest.fixture
@@ -299,10 +299,10 @@ def proof_pile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ]
     write_lines(folder / "train" / "proofpile_train_0.jsonl.gz", rows)
     write_lines(folder / "train" / "proofpile_train_1.jsonl.gz", rows[1:2])
-    write_lines(folder / "dev" / "proofpile_dev.jsonl.gz", rows[:2])
+    write_lines(folder / "dev" / "proofpile_dev.jsonl.gz", [*rows, *rows])
     ((hub_id, there),) = hub.JSON_LINES.items()
     files = {split: address.replace(hub._PROOF_PILE, str(folder)) for split, address in there.files.items()}
-    monkeypatch.setitem(hub.JSON_LINES, hub_id, hub.JsonLines(files, there.config))
+    monkeypatch.setitem(hub.JSON_LINES, hub_id, hub.JsonLines(files, there.config, most=2))
     monkeypatch.setattr(hub, "reachable", lambda: True)
     return folder
 
@@ -316,7 +316,8 @@ def test_of_the_proof_pile_the_rows_of_arxiv_count(proof_pile: Path, tmp_path: P
     assert texts(documents) == [ARTICLE, "Two.", ARTICLE]
     assert list(documents.names) == ["train-1", "train-3", "train-4"]
     assert texts(arxiv("train", None, limit=1)) == [ARTICLE]
-    assert texts(arxiv("validation", tmp_path / "cache")) == [ARTICLE]
+    # Of validation and test the first so many.
+    assert texts(arxiv("validation", tmp_path / "cache")) == [ARTICLE, "Two."]
 
 
 def test_the_proof_pile_is_fetched_once(proof_pile: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_restored_optimizer_goes_on_exactly(steps_before: int) -> None:
 
 
 def test_without_fast_bfloat16_the_step_is_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The iterations are then done in float32: in bfloat16 they take a third of a training step."""
+    """The iterations are then done in float32: in bfloat16 they take a quarter of a training step."""
     moved, formats = {}, {}
     for fast in (True, False):
         monkeypatch.setattr(optimizers, "has_fast_bfloat16", lambda device, fast=fast: fast)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -100,8 +104,10 @@ def test_every_model_gets_as_many_runs_and_a_second_search_none(
     rates = [0.005, 0.01, 0.02, 0.04, 0.08]
     assert sorted(trained) == sorted((model, rate) for model in ("rmt", "local") for rate in rates)
     assert "4.0000*" in capfd.readouterr().out
-    assert yaml.safe_load((tmp_path / "tuned" / "pg19_laptop_rmt.yaml").read_text()) == {"optimizer": {"lr": 0.04}}
-    assert yaml.safe_load((tmp_path / "tuned" / "pg19_laptop_local.yaml").read_text()) == {"optimizer": {"lr": 0.01}}
+    assert yaml.safe_load((tmp_path / "tuned" / "pg19_laptop_rmt_muon.yaml").read_text()) == {"optimizer": {"lr": 0.04}}
+    assert yaml.safe_load((tmp_path / "tuned" / "pg19_laptop_local_muon.yaml").read_text()) == {
+        "optimizer": {"lr": 0.01}
+    }
     assert main(["reproduce", *words]) == 0
     assert len(trained) == 2 * len(rates)
     assert "0.08" in capfd.readouterr().out
@@ -118,14 +124,69 @@ def test_a_grid_that_may_not_grow_says_so(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("report.rates=[0.1,0.2]", r"report.rates=\[0.1, 0.2\]: three rates above 0, or more"),
+        ("report.rates=[0.1,0.2]", r"report.rates=\[0.1, 0.2\]: must be three rates above 0, or more"),
         ("report.rates=[0.1,0.3,0.2]", "must ascend"),
+        ("report.rates=0.01", "report.rates=0.01: must be three rates above 0, or more"),
         ("report.factor=1", "report.factor=1.*: must be above 1"),
+        ("report.factor=abc", "report.factor='abc': must be above 1"),
+        ("report.most=2", "report.most=2: must be at least the 3 rates"),
     ],
 )
 def test_what_is_wrong_is_one_line(override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_report(compose(["report=lr_search", override]).report)
+
+
+def test_a_rate_that_diverges_or_is_refused_is_no_candidate_and_stops_nothing(
+    trained: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    below = search.train
+
+    def diverging(cfg: Any, overrides: list[str]) -> RunRecord:
+        if cfg.model["name"] == "rmt" and cfg.optimizer.lr > 0.03:
+            raise InputError(f"optimizer.lr={cfg.optimizer.lr}: the loss is not finite")
+        return below(cfg, overrides)
+
+    monkeypatch.setattr(search, "train", diverging)
+    assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
+    text = (tmp_path / "tuned" / "pg19_laptop_rmt_muon.yaml").read_text()
+    assert yaml.safe_load(text) == {"optimizer": {"lr": 0.02}} and "# 0.04: optimizer.lr=0.04: the loss" in text
+
+
+def test_other_mistakes_stop_a_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def failing(cfg: Any, overrides: list[str]) -> RunRecord:
+        raise InputError("no data for pg19")
+
+    monkeypatch.setattr(search, "train", failing)
+    assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 2
+
+
+def test_the_seed_that_is_named_is_the_one_that_is_trained(
+    trained: list[tuple[str, float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, "report.most=3", f"results_dir={tmp_path}"]
+    assert main(["reproduce", *words, "seed=7"]) == 0
+    assert {run.config["seed"] for run in records.load_records(tmp_path)} == {7}
+    assert main(["reproduce", *words, "seed=7,8"]) == 2
+    assert "seed=7,8: a search takes one" in capfd.readouterr().err
+
+
+def test_a_tuned_rate_is_of_one_optimizer(project_root: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "conf"
+    shutil.copytree(project_root / "conf", copied)
+    (copied / "tuned").mkdir(exist_ok=True)
+    text = tuned_yaml({0.1: run(4.0), 0.2: run(3.0), 0.4: run(5.0)})
+    assert text is not None
+    (copied / "tuned" / "pg19_laptop_rmt_muon.yaml").write_text(text)
+    code = (
+        "import sys; from infini.config import compose\nfor w in sys.argv[1:]: print(compose(w.split()).optimizer.lr)"
+    )
+    words = ["model=rmt", "model=local", "model=rmt optimizer=adamw", "model=rmt optimizer.lr=0.5"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{project_root}"}
+    call = [sys.executable, "-c", code, *words]
+    # From there, because the folder one is in comes before all others.
+    found = subprocess.run(call, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["0.2", "0.01", "0.004", "0.5"]
 
 
 def test_another_task_is_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import replace
 
 from infini.config import compose
-from infini.records import RunRecord, write_atomically
+from infini.errors import InputError
+from infini.records import RunRecord
 from infini.report.claims import ClaimsReport, Evidence, build_claims
 from infini.report.load import load_report
 from infini.report.passkey import PasskeyReport
@@ -21,8 +22,12 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
     """The claims, tested on the published runs at a scale. InputError: two candidates for a cell of a table."""
     known = [run for run in published if not run.synthetic]
     reports = [load_report(compose([f"report={name}"]).report) for name in report.tables]
-    text = next(found for found in reports if isinstance(found, Report))
-    passkey = next(found for found in reports if isinstance(found, PasskeyReport))
+    text = next((found for found in reports if isinstance(found, Report)), None)
+    passkey = next((found for found in reports if isinstance(found, PasskeyReport)), None)
+    if text is None or passkey is None:
+        raise InputError(f"report.tables={report.tables}: must name a report of text and one of the passkey task")
+    # Which of a cell's rivals its table shows is that table's affair; claims take the newest.
+    text = replace(text, aggregate="newest")
     evidence = Evidence(
         {part.task: select_runs(part, scale, known) for part in text.parts},
         passkey,
@@ -31,10 +36,8 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
     return build_claims(report, scale, evidence, text.benchmarks)
 
 
-def write_claims(scale: str, published: Iterable[RunRecord], folder: Path) -> Path:
-    """Write the claims at a scale to `folder`/CLAIMS.md; its path."""
+def claims_text(scale: str, published: Iterable[RunRecord]) -> str:
+    """CLAIMS.md: the claims at a scale, with links to the records beside it."""
     report = load_report(compose(["report=claims"]).report)
     assert isinstance(report, ClaimsReport)
-    path = folder / FILE
-    write_atomically(path, to_markdown(judged(report, scale, published), links={"published": "runs"}).encode())
-    return path
+    return to_markdown(judged(report, scale, published), links={"published": "runs"})

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini import records
-from infini.commands.claims import write_claims
+from infini.commands.claims import FILE as CLAIMS_FILE
+from infini.commands.claims import claims_text
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
 from infini.report.load import draw, render, report_of_runs
@@ -35,7 +36,10 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
         if not any(override.split("=")[0].lstrip("+") == "report" for override in overrides):
             raise InputError("publish what? `infini publish <run id> ...`, or `infini publish report=<name>`")
         known = records.load_records(results_dir)
-        runs = [run for part in report.parts for run in select_runs(part, cfg.scale.name, known).all_runs]
+        chosen = [select_runs(part, cfg.scale.name, known) for part in report.parts]
+        # Where one corpus is real, the runs on a made-up one stay behind.
+        real = [selection for selection in chosen if selection.runs and not selection.synthetic]
+        runs = [run for selection in real or chosen for run in selection.all_runs]
         if not runs:
             raise InputError(f"{results_dir}: no runs of {report.name} at scale {cfg.scale.name} to publish")
         ids = [run.run_id for run in runs]
@@ -77,6 +81,7 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
     after = list({**before, **chosen}.values())
     scales = sorted({record.scale for record in after if record.verb == "eval" and record.task in tasks})
     rendered = [render(report, scale, after) for scale in scales]
+    claims = claims_text(CLAIMS_SCALE, after)
 
     written: list[Path] = []
     for run_id in chosen:
@@ -91,8 +96,8 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
         for part in report.parts:
             written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
-    written.append(write_claims(CLAIMS_SCALE, after, published_dir))
-    return written
+    records.write_atomically(published_dir / CLAIMS_FILE, claims.encode())
+    return [*written, published_dir / CLAIMS_FILE]
 
 
 def with_parents(ids: Iterable[str], results_dir: Path, published: dict[str, RunRecord]) -> dict[str, RunRecord]:

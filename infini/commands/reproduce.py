@@ -22,7 +22,7 @@ from infini.training.checkpoint import checkpoint_folder
 def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     """Train and evaluate every model of the report for every seed, a cell at a time, then print the table.
 
-    Of a report about several tasks all are run, unless one is named, or the folder of its data.
+    Of a report about several tasks all are run whose data is there, unless one is named, or something of its data.
     A cell is done when a record of its configuration is in results_dir: a stopped reproduction picks up where it was.
     """
     console = Console(stderr=True)
@@ -30,7 +30,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     if isinstance(declared, SearchReport):
         from infini.commands.search import run_search
 
-        run_search(declared, cfg, overrides, console)
+        run_search(declared, cfg, overrides, seeds, console)
         return table.run(cfg, overrides)
     report = report_of_runs(cfg.report, "reproduce")
     tasks = [part.task for part in report.parts]
@@ -41,13 +41,18 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
 
         run_rows(report, cfg, overrides, seeds, console)
         return table.run(cfg, overrides)
-    # A folder of data is one task's.
-    one = any(text.startswith(("task=", "task.data_dir=")) for text in overrides)
+    # What is said of a task's data is said of one task.
+    one = any(text.startswith(("task=", "task.")) for text in overrides)
     others = [text for text in overrides if not text.startswith(("task=", "model="))]
     of_task = {}
     for task in [cfg.task.name] if one else tasks:
         chosen = [f"task={task}", *others]
-        of_task[task] = [*chosen, *_corpus_override(compose(chosen), console)]
+        composed = compose(chosen)
+        folder = data_root(composed.task)
+        if task != report.task and folder is not None and not folder.is_dir():
+            console.print(f"{folder}: no such folder; going on without {task}", style="yellow", markup=False)
+            continue
+        of_task[task] = [*chosen, *_corpus_override(composed, console)]
     # A report also has rows that are only quoted from the paper.
     models = [str(model) for model in cfg.report["models"] if model in groups()["model"]]
     cells = [(seed, task, model) for seed in seeds for task in of_task for model in models]

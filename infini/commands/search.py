@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -10,19 +12,22 @@ from infini import records
 from infini.commands.train import train
 from infini.config import Config, compose, config_hash
 from infini.errors import InputError
-from infini.records import RunRecord, write_atomically
-from infini.report.search import KEY, SearchReport, best_rate, build_search, extended, tuned_yaml
+from infini.records import write_atomically
+from infini.report.search import KEY, Outcome, SearchReport, best_rate, build_search, extended, tuned_yaml
 from infini.report.tables import RenderedReport
 
-Found = dict[str, dict[float, RunRecord | None]]
-"""Model -> rate -> its training, None where there is none yet."""
+T = TypeVar("T")
+Found = dict[str, dict[float, Outcome]]
+"""Model -> rate -> what became of it."""
 
 
-def run_search(report: SearchReport, cfg: Config, overrides: list[str], console: Console) -> None:
+def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> None:
     """Train what is missing, extend the grid while a model's best rate is at its edge, write files for conf/tuned.
 
     Of the tasks of the report all are searched, unless one is named.
     """
+    if len(seeds) > 1:
+        raise InputError(f"seed={','.join(map(str, seeds))}: a search takes one")
     search = _Search(report, cfg, overrides)
     for task in search.tasks():
         found = search.grid(task, console)
@@ -32,7 +37,7 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], console:
                 console.print(f"{task}, {model}: the best of {len(losses)} rates is still at the edge", style="yellow")
             text = tuned_yaml(losses)
             if text is not None:
-                path = Path(cfg.results_dir) / "tuned" / f"{task}_{cfg.scale.name}_{model}.yaml"
+                path = Path(cfg.results_dir) / "tuned" / f"{task}_{cfg.scale.name}_{model}_{cfg.optimizer.name}.yaml"
                 write_atomically(path, text.encode())
                 console.print(f"{path}: copy it to conf/tuned", markup=False, highlight=False, soft_wrap=True)
 
@@ -51,14 +56,15 @@ class _Search:
             of = " or ".join(report.benchmarks)
             raise InputError(f"task={cfg.task.name}: report={report.name} is about task={of}")
         self.report, self.cfg, self.overrides = report, cfg, overrides
-        self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
+        self.cells: dict[tuple[str, str, float], tuple[list[str], Config | str]] = {}
+        self.failed: dict[str, str] = {}
         self.known = {
             config_hash(run.config): run for run in records.load_records(cfg.results_dir) if run.verb == "train"
         }
 
     def tasks(self) -> list[str]:
-        """The task that is named, or whose folder of data is; else all of the report."""
-        one = any(text.startswith(("task=", "task.data_dir=")) for text in self.overrides)
+        """The task that is named, or of which something is set; else all of the report."""
+        one = any(text.startswith(("task=", "task.")) for text in self.overrides)
         return [self.cfg.task.name] if one else list(self.report.benchmarks)
 
     def grid(self, task: str, console: Console | None) -> Found:
@@ -79,15 +85,33 @@ class _Search:
                 return found
             rates = wider
 
-    def _run(self, task: str, model: str, rate: float, console: Console | None) -> RunRecord | None:
+    def _run(self, task: str, model: str, rate: float, console: Console | None) -> Outcome:
         cell = task, model, rate
         if cell not in self.cells:
-            others = [text for text in self.overrides if not text.startswith(("task=", "model=", f"{KEY}="))]
-            words = [f"task={task}", f"model={model}", *others, f"{KEY}={rate:g}"]
-            self.cells[cell] = words, compose(words)
+            set_here = ("task=", "model=", "seed=", f"{KEY}=")
+            others = [text for text in self.overrides if not text.startswith(set_here)]
+            words = [f"task={task}", f"model={model}", *others, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
+            self.cells[cell] = words, _unless_refused(lambda: compose(words))
         words, cfg = self.cells[cell]
+        if isinstance(cfg, str):
+            return cfg
         key = config_hash(cfg)
-        if key not in self.known and console is not None:
+        if key not in self.known and key not in self.failed and console is not None:
             console.rule(f"{task}, {model}, {KEY}={rate:g}")
-            self.known[key] = train(cfg, words)
-        return self.known.get(key)
+            made = _unless_refused(lambda: train(cfg, words))
+            if isinstance(made, str):
+                console.print(made, style="yellow", markup=False)
+                self.failed[key] = made
+            else:
+                self.known[key] = made
+        return self.known.get(key) or self.failed.get(key)
+
+
+def _unless_refused(make: Callable[[], T]) -> T | str:
+    """What `make` gives; what is wrong with the rate where it is refused, or where the training diverged."""
+    try:
+        return make()
+    except InputError as error:
+        if not str(error).startswith(f"{KEY}="):
+            raise
+        return str(error)

@@ -1,7 +1,7 @@
-"""What the paper claims, the test that each claim was put to before its runs were made, and the verdict.
+"""What the paper claims, the test that each claim is put to, and the verdict.
 
-A verdict rests on published records alone, and a claim about the passkey task on the rows that did what the paper did:
-never on rows with length extension.
+A verdict rests on published records alone. A claim about the passkey task is judged by rows whose inputs are no longer
+than the paper's, never by rows with length extension; what a row has beside that is said with it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from infini.errors import InputError
 from infini.lengths import format_length, parse_depths, parse_lengths
 from infini.records import RunRecord
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1
@@ -21,17 +22,21 @@ from infini.report.tables import MISSING, PLUS_MINUS, Cell, RenderedReport, Row,
 
 Verdict = Literal["holds", "does not hold", "not testable at this scale", "not measured yet"]
 
-SURE = 2.0
-"""Standard errors, clustered by book, that a difference must be away from 0."""
+SURE, FEWEST_DOCUMENTS = 2.5, 7
+"""Standard errors, clustered by document, that a difference must be away from 0: with so many documents or more that is
+Student's t at 95 %."""
 NO_WORSE = 0.01
 """Nats a token by which Linear + Delta may be worse than Linear and still count as no worse: the paper's own values
 are 0.002 apart on PG19 and 0.004 on Arxiv-math."""
-SLACK = 2.0
-"""Per cent of token accuracy that a passkey cell may stay behind the paper's."""
+SLACK, FAR = 2.0, 20.0
+"""Points of token accuracy that a passkey cell, the mean over seeds, may stay behind the paper's; and so far behind
+that a claim does not hold however few the seeds."""
+FEWEST_SEEDS, FEWEST_EXAMPLES = 3, 50
+"""Less is no answer, but for what is far behind."""
 CHANCE, LOCAL = 25.0, 90.0
 """Zero-shot: at most so many per cent where memory is needed (the paper has 3 to 14), at least so many at the end."""
-SPECIALISED, MIXER = (0.1, 0.9), (0.4, 0.6)
-"""Gates beyond the first pair are specialised, those within the second are mixers."""
+SPECIALISED, MIXER, MOVED = (0.1, 0.9), (0.4, 0.6), 0.01
+"""Gates beyond the first pair are specialised, those within the second are mixers, if they have left 0.5 by so much."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +110,19 @@ def claims(passkey: PasskeyReport, benchmarks: Mapping[str, str]) -> list[Claim]
 
 def _memory_ratio() -> Claim:
     def judge(evidence: Evidence) -> Finding:
-        xl = TABLE1["transformer_xl"].floats(PAPER)
-        memorizing = (PAPER.d_key + PAPER.d_value) * PAPER.H * ENTRIES_65K + xl
-        ratio = memorizing / TABLE1["infini_linear"].floats(PAPER)
-        return Finding("holds" if ratio >= 114 else "does not hold", f"{ratio:.1f}x, by the paper's own sizes")
+        infini = TABLE1["infini_linear"].floats(PAPER)
+        large = (PAPER.d_key + PAPER.d_value) * PAPER.H * ENTRIES_65K
+        ratio = (large + TABLE1["transformer_xl"].floats(PAPER)) / infini
+        formula = TABLE1["memorizing"].floats(PAPER) / infini
+        measured = f"{ratio:.1f}x; without the cache {large / infini:.1f}x, by Table 1's formula {formula:.1f}x"
+        return Finding("holds" if ratio >= 114 else "does not hold", measured)
 
     return Claim(
         "memory_ratio",
         "114x less memory than Memorizing Transformers",
         "Section 3.1, Table 2",
-        "the quotient of the two memories by Table 1's formulas and the paper's sizes is 114 or more",
+        "arithmetic, no run: 65,000 entries in one layer and the cache of all 12 layers, which is how the printed 183M "
+        "comes out, are 114 times Infini-Transformer's memory or more",
         judge,
     )
 
@@ -135,7 +143,7 @@ def _language_modelling(benchmarks: Mapping[str, str]) -> list[Claim]:
                     f"{task}_{a}_{b}",
                     f"{title}: {names[a]} has a lower perplexity than {names[b]}",
                     "Table 2",
-                    f"loss lower by more than {SURE:g} standard errors, paired by seed and book, equal tokens",
+                    f"loss lower by more than {SURE:g} standard errors, paired by seed and document, equal tokens",
                     _lower(task, a, b),
                 )
             )
@@ -153,7 +161,7 @@ def _language_modelling(benchmarks: Mapping[str, str]) -> list[Claim]:
                 f"{task}_perplexity",
                 f"{title}: the perplexities themselves",
                 "Table 2",
-                "none: other data, another tokenizer, models a thousand times smaller",
+                "none: other data, another tokenizer, other sizes",
                 lambda evidence: Finding("not testable at this scale"),
             )
         )
@@ -161,31 +169,34 @@ def _language_modelling(benchmarks: Mapping[str, str]) -> list[Claim]:
 
 
 def _lower(task: str, a: str, b: str) -> Callable[[Evidence], Finding]:
-    def judge(evidence: Evidence) -> Finding:
-        effect = paired_difference(*(evidence.text[task].runs.get(model, []) for model in (a, b)))
-        if effect is None:
-            return Finding("not measured yet")
-        verdict: Verdict = "holds" if effect.mean + SURE * effect.se < 0 else "does not hold"
-        return Finding(verdict, _difference(effect), effect.run_ids)
-
-    return judge
+    return lambda evidence: _compared(evidence, task, a, b, 0.0)
 
 
 def _no_worse(task: str) -> Callable[[Evidence], Finding]:
-    def judge(evidence: Evidence) -> Finding:
-        runs = evidence.text[task].runs
-        effect = paired_difference(runs.get("infini_delta", []), runs.get("infini_linear", []))
-        if effect is None:
-            return Finding("not measured yet")
-        verdict: Verdict = "holds" if effect.mean + SURE * effect.se < NO_WORSE else "does not hold"
-        return Finding(verdict, _difference(effect), effect.run_ids)
-
-    return judge
+    return lambda evidence: _compared(evidence, task, "infini_delta", "infini_linear", NO_WORSE)
 
 
-def _difference(effect: Any) -> str:
+def _compared(evidence: Evidence, task: str, a: str, b: str, margin: float) -> Finding:
+    """Whether the loss of a is surely below that of b plus the margin."""
+    selection = evidence.text[task]
+    pair = [selection.runs.get(model, []) for model in (a, b)]
+    try:
+        effect = paired_difference(*pair)
+    except InputError as error:
+        return Finding("not measured yet", str(error))
+    if effect is None:
+        return Finding("not measured yet")
+    if effect.n_books < FEWEST_DOCUMENTS:
+        return Finding("not measured yet", f"on {effect.n_books} documents only")
+    trainings = [selection.training(run) for runs in pair for run in runs]
+    if len({None if run is None else run.cost.get("tokens_seen") for run in trainings}) > 1:
+        return Finding("not measured yet", "trained on different numbers of tokens")
+    surely = effect.mean + SURE * effect.se < margin
+    measured = f"{effect.mean:+.4f} {PLUS_MINUS} {effect.se:.4f} nats a token"
+    if abs(effect.mean) <= SURE * effect.se:
+        measured += ", no sure difference"
     counts = f"{effect.n_books} documents, {effect.n_seeds} seeds"
-    return f"{effect.mean:+.4f} {PLUS_MINUS} {effect.se:.4f} nats a token ({counts})"
+    return Finding("holds" if surely else "does not hold", f"{measured} ({counts})", effect.run_ids)
 
 
 def _gates() -> list[Claim]:
@@ -196,12 +207,12 @@ def _gates() -> list[Claim]:
             for selection in evidence.text.values()
             for model in ("infini_linear", "infini_delta")
             for run in selection.runs.get(model, [])
-            if selection.training_config(run).get("model", {}).get("gate_init") in ("zeros", "normal", "spread")
+            if selection.training_config(run).get("model", {}).get("gate_init") == "zeros"
         ]
         return runs, [layer for run in runs for layer in run.series.get("gates") or ()]
 
     def begun(evidence: Evidence) -> Finding:
-        return Finding("not measured yet", "the published models' gates begin specialised (model.gate_init)")
+        return Finding("not measured yet", "the published models' gates do not begin at 0.5 (model.gate_init=zeros)")
 
     def short_range(evidence: Evidence) -> Finding:
         runs, layers = gates(evidence)
@@ -217,7 +228,7 @@ def _gates() -> list[Claim]:
             return begun(evidence)
         values = [value for layer in layers for value in layer]
         specialised = sum(not SPECIALISED[0] <= value <= SPECIALISED[1] for value in values)
-        mixers = sum(MIXER[0] <= value <= MIXER[1] for value in values)
+        mixers = sum(MIXER[0] <= value <= MIXER[1] and abs(value - 0.5) > MOVED for value in values)
         verdict: Verdict = (
             "holds" if specialised and mixers and specialised + mixers > len(values) / 2 else "does not hold"
         )
@@ -225,7 +236,7 @@ def _gates() -> list[Claim]:
         return Finding(verdict, measured, tuple(run.run_id for run in runs))
 
     low, high = SPECIALISED
-    of = "models whose gates begin at 0.5 or evenly spread"
+    of = "models whose gates begin at 0.5 (model.gate_init=zeros)"
     return [
         Claim(
             "short_range_heads",
@@ -245,7 +256,7 @@ def _gates() -> list[Claim]:
             "interleaving",
             "Long- and short-term retrievals are interleaved throughout the layers",
             "Section 3.1, figure of gates",
-            "none: three layers are too few",
+            "none: the paper gives no measure of it",
             lambda evidence: Finding("not testable at this scale"),
         ),
     ]
@@ -253,42 +264,60 @@ def _gates() -> list[Claim]:
 
 def _passkey(report: PasskeyReport) -> list[Claim]:
     places = " / ".join(parse_depths(report.depths))
+    # A row without the paper's numbers beside it, but of a model and kind that another has them for, is held to those.
+    scratch = {row.model: row.paper for row in report.rows.values() if row.paper and row.recipe and not row.start}
     found = []
     for name, row in report.rows.items():
-        if not row.paper:
+        plain = not (row.extended or row.start or row.knockout != "none" or row.frozen_gates)
+        paper = row.paper or (scratch.get(row.model) if plain else None)
+        if not paper:
             continue
         if row.recipe:
-            test = f"every length at every place ({places}) at most {SLACK:g} points behind the paper's"
+            test = (
+                f"every length and place ({places}), mean over seeds, at most {SLACK:g} points behind the paper's; "
+                f"{FEWEST_SEEDS} seeds of {FEWEST_EXAMPLES} examples, fewer where a cell is {FAR:g} points behind"
+            )
         else:
             test = f"no more than {CHANCE:g} % where memory is needed, {LOCAL:g} % or more at the end, at every length"
-        found.append(
-            Claim(f"passkey_{name}", f"Passkey: {row.title}", "Table of the passkey task", test, _accuracies(name))
-        )
+        beside = ", with a penalty on what is written, which the paper does not name" if row.sparse else ""
+        says = f"Passkey at a million tokens: {row.title}{beside}"
+        found.append(Claim(f"passkey_{name}", says, "Table of the passkey task", test, _accuracies(name, paper)))
     return found
 
 
-def _accuracies(name: str) -> Callable[[Evidence], Finding]:
+def _accuracies(name: str, paper: Mapping[str, Any]) -> Callable[[Evidence], Finding]:
     def judge(evidence: Evidence) -> Finding:
         report = evidence.passkey_report
         row, depths = report.rows[name], parse_depths(report.depths)
         cells = chosen_cells(report, evidence.passkey.runs.get(name, []))
         parts: list[str] = []
         used: dict[str, None] = {}
-        good = True
+        behind: list[float] = []
+        as_zero_shot, seeds, examples = True, set[int](), set[int]()
         for length in parse_lengths(report.lengths):
-            paper = row.paper.get(format_length(length))
+            printed = paper.get(format_length(length))
             found = [
-                [pair for (_, at, place), pair in cells.items() if (at, place) == (length, depth)] for depth in depths
+                {seed: pair for (seed, at, place), pair in cells.items() if (at, place) == (length, depth)}
+                for depth in depths
             ]
-            if paper is None or not all(found):
+            if printed is None or not all(found):
                 return Finding("not measured yet")
-            ours = [100 * statistics.fmean(cell["token_accuracy"] for _, cell in pairs) for pairs in found]
-            used |= {run.run_id: None for pairs in found for run, _ in pairs}
-            parts.append(f"{format_length(length)} {'/'.join(map(percent, ours))} (paper {paper})")
-            if row.recipe:
-                good &= all(a >= float(b) - SLACK for a, b in zip(ours, str(paper).split("/"), strict=True))
-            else:
-                good &= ours[-1] >= LOCAL and max(ours[:-1]) <= CHANCE
-        return Finding("holds" if good else "does not hold", "; ".join(parts), tuple(used))
+            ours = [100 * statistics.fmean(cell["token_accuracy"] for _, cell in of.values()) for of in found]
+            behind += [float(b) - a for a, b in zip(ours, str(printed).split("/"), strict=True)]
+            as_zero_shot &= ours[-1] >= LOCAL and max(ours[:-1]) <= CHANCE
+            for of in found:
+                seeds = set(of) if not seeds else seeds & set(of)
+                examples |= {cell["examples"] for _, cell in of.values()}
+                used |= {run.run_id: None for run, _ in of.values()}
+            parts.append(f"{format_length(length)} {'/'.join(map(percent, ours))} (paper {printed})")
+        measured = f"{'; '.join(parts)}; {len(seeds)} seeds of {min(examples)} examples"
+        enough = len(seeds) >= FEWEST_SEEDS and min(examples) >= FEWEST_EXAMPLES
+        if not row.recipe:
+            return Finding("holds" if as_zero_shot else "does not hold", measured, tuple(used))
+        if max(behind) > FAR:
+            return Finding("does not hold", measured, tuple(used))
+        if not enough:
+            return Finding("not measured yet", measured, tuple(used))
+        return Finding("holds" if max(behind) <= SLACK else "does not hold", measured, tuple(used))
 
     return judge

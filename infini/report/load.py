@@ -38,7 +38,7 @@ def report_of_runs(config: Any, verb: str) -> Report | PasskeyReport:
     report = load_report(config)
     if not isinstance(report, Report | PasskeyReport):
         hint = f"`infini table report={report.name}`"
-        raise InputError(f"report={report.name}: nothing to {verb}, it has no runs of its own; print it with {hint}")
+        raise InputError(f"report={report.name}: nothing to {verb} of this kind of report; print it with {hint}")
     return report
 
 

@@ -37,12 +37,14 @@ class SearchReport:
 
     def __post_init__(self) -> None:
         rates = self.rates
-        if len(rates) < 3 or any(not isinstance(rate, float | int) or rate <= 0 for rate in rates):
-            raise InputError(f"report.rates={rates}: three rates above 0, or more")
+        if not isinstance(rates, list) or len(rates) < 3 or any(not _number(rate) or rate <= 0 for rate in rates):
+            raise InputError(f"report.rates={rates}: must be three rates above 0, or more")
         if sorted(set(rates)) != list(rates):
             raise InputError(f"report.rates={rates}: must ascend")
-        if not self.factor > 1:
-            raise InputError(f"report.factor={self.factor}: must be above 1")
+        if not _number(self.factor) or not self.factor > 1:
+            raise InputError(f"report.factor={self.factor!r}: must be above 1")
+        if not isinstance(self.most, int) or self.most < len(rates):
+            raise InputError(f"report.most={self.most!r}: must be at least the {len(rates)} rates")
 
     @classmethod
     def from_config(cls, config: Any) -> SearchReport:
@@ -51,13 +53,19 @@ class SearchReport:
         return report
 
 
-Losses = Mapping[float, RunRecord | None]
-"""Rate -> the training at it; None where there is none yet."""
+def _number(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
-def loss_of(run: RunRecord | None) -> float:
+Outcome = RunRecord | str | None
+"""A training, why there can be none (it diverged, or the rate is refused), or None where there is none yet."""
+Losses = Mapping[float, Outcome]
+"""Rate -> what became of it."""
+
+
+def loss_of(run: Outcome) -> float:
     """Validation loss of a training in nats a token; infinite where it has none."""
-    value = None if run is None else run.metric(METRIC)
+    value = run.metric(METRIC) if isinstance(run, RunRecord) else None
     return math.inf if value is None or not math.isfinite(value) else float(value)
 
 
@@ -84,7 +92,10 @@ def tuned_yaml(found: Losses) -> str | None:
     best = best_rate(found)
     if best is None:
         return None
-    tried = [f"# {rate:g}: {loss_of(run):.4f} ({run.run_id})" for rate, run in found.items() if run is not None]
+    tried = [
+        f"# {rate:g}: {loss_of(run):.4f} ({run.run_id})" if isinstance(run, RunRecord) else f"# {rate:g}: {run}"
+        for rate, run in found.items()
+    ]
     head = ["# @package _global_", f"# Best of {KEY} by the loss on the validation documents, in nats a token:", *tried]
     return "\n".join([*head, "optimizer:", f"  lr: {best:g}", ""])
 
@@ -109,9 +120,11 @@ def build_search(report: SearchReport, scale: str, found: Mapping[str, Mapping[s
     return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tuple(tables), notes)
 
 
-def _cell(run: RunRecord | None, best: bool) -> Cell:
+def _cell(run: Outcome, best: bool) -> Cell:
     if run is None:
         return MISSING
+    if isinstance(run, str):
+        return Cell("failed", "computed")
     value = loss_of(run)
     return Cell(
         f"{value:.4f}{'*' if best else ''}", "measured", value, n_seeds=1, run_ids=(run.run_id,), source="yours"

@@ -96,6 +96,11 @@ class Report:
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
+        for key in ("models", "benchmarks", "paper"):
+            if not isinstance(getattr(self, key), Mapping):
+                raise InputError(
+                    f"report.{key}={getattr(self, key)!r}: names with what belongs to each, {{a: ..., b: ...}}"
+                )
         if self.task not in self.benchmarks:
             hint = did_you_mean(self.task, self.benchmarks)
             raise InputError(f"report.task={self.task!r}: a task of report.benchmarks{hint}")

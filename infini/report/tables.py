@@ -100,8 +100,11 @@ def build_report(
         part.task: {source: select_runs(part, scale, found) for source, found in known.items()} for part in report.parts
     }
     title = f"{report.title}, scale {scale}"
-    if any(selection.synthetic for sources in chosen.values() for selection in sources.values()):
-        title += " [SYNTHETIC CORPUS: shows that the pipeline works, says nothing about the models]"
+    made_up = [task for task, sources in chosen.items() if any(found.synthetic for found in sources.values())]
+    if made_up:
+        with_runs = [task for task, sources in chosen.items() if any(found.runs for found in sources.values())]
+        where = "" if made_up == with_runs else f" in {', '.join(report.benchmarks[task] for task in made_up)}"
+        title += f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
     tables = [_main_table(report, chosen)]
     notes = [report.note] if report.note else []
     notes.append(f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets; {DASH} not available.")

@@ -101,8 +101,8 @@ class MuonBesideAdamW(torch.optim.Optimizer):
 class _Float32Iterations(TorchFunctionMode):
     """What torch's Muon turns into bfloat16, its Newton-Schulz iterations, is done in float32.
 
-    A processor that does not multiply bfloat16 itself takes a hundred times as long over a product of such matrices: a
-    third of a training step of the passkey models.
+    A processor that does not multiply bfloat16 itself takes more than fifty times as long over a product of such
+    matrices: a quarter of a training step of the passkey models (results/LOG.md, 67).
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
