@@ -41,7 +41,7 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
         *pair("infini_delta", "passkey_laptop_plain"),
         *pair("infini_delta", "passkey_laptop_finetune", trained={"init_from": "books"}),
         *pair("infini_delta", "pg19_laptop"),
-        *pair("local"),
+        *pair("local", trained={"recipe.curriculum": None}),
         *pair(recipe="passkey_laptop_extended", asked={"task.knockout": "reset"}, name="reset-"),
         *pair(recipe="passkey_laptop_extended", trained=FROZEN, name="frozen-"),
     ]
