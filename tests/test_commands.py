@@ -353,6 +353,22 @@ def test_reproduce_runs_every_task_of_the_report_unless_one_is_named(
     assert cells == expected
 
 
+def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "pg19").symlink_to(corpus)
+    monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path / "data"))
+    cells = []
+    monkeypatch.setattr(reproduce, "_fill", lambda cfg, *_: cells.append(cfg.task.name))
+    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    assert cli.main(["reproduce", "report=table2_lm"]) == 0
+    assert cells == ["pg19"] * len(MODELS)
+    assert "arxiv_math: no such folder; going on without" in capfd.readouterr().err.replace("\n", "")
+    assert cli.main(["reproduce", "report=table2_lm", "task=arxiv_math"]) == 0
+    assert set(cells) == {"pg19", "arxiv_math"}, "where it is named, its absence is the training's to say"
+
+
 def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = reproduce.evaluate
 

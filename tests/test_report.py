@@ -210,7 +210,9 @@ def test_csv_holds_one_line_a_cell_with_unrounded_numbers_and_runs(report: Repor
 
 def test_synthetic_runs_are_labelled_step_back_for_real_ones_and_are_never_published_cells(report: Report) -> None:
     runs = [synthetic(make_eval("local", 1))]
-    assert "SYNTHETIC" in build_report(report, "laptop", [], runs).title
+    assert "[SYNTHETIC CORPUS: shows" in build_report(report, "laptop", [], runs).title
+    mixed = [*runs, make_eval("local", 1, run_id="mathematics", task="arxiv_math")]
+    assert "[SYNTHETIC CORPUS in PG19: shows" in build_report(report, "laptop", [], mixed).title
     rendered = build_report(report, "laptop", runs, [*runs, make_eval("local", 1, run_id="real")])
     assert "SYNTHETIC" not in rendered.title
     assert rendered.tables[0].cell("local", "PG19 published").origin == "missing"

@@ -159,6 +159,29 @@ def test_publish_refuses_runs_that_another_report_is_about(cfg: Any, published: 
     assert not published.exists()
 
 
+def test_a_corpus_that_was_made_up_keeps_no_real_one_from_being_published(cfg: Any, published: Path) -> None:
+    made_up = synthetic(make_eval("local", 1, run_id="made-up", task="arxiv_math"))
+    fill(Path(cfg.results_dir), make_eval("local", 1), made_up)
+    publish.run(cfg, ["report=table2_lm"], [])
+    assert sorted(path.stem for path in (published / "runs").iterdir()) == ["eval-local-1", "train-local-1"]
+
+
+def test_claims_are_judged_before_anything_is_written(
+    cfg: Any, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> str:
+        raise InputError("two runs for a cell")
+
+    fill(Path(cfg.results_dir), make_eval("local", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "claims_text", failing)
+        with pytest.raises(InputError, match="two runs"):
+            publish.run(cfg, ["report=table2_lm"], [])
+    assert not published.exists()
+    publish.run(cfg, ["report=table2_lm"], [])
+    assert "| Claim |" in (published / "CLAIMS.md").read_text(encoding="utf-8")
+
+
 def test_a_table_of_a_folder_that_is_not_there_makes_none(cfg: Any, published: Path) -> None:
     cfg.results_dir = str(Path(cfg.results_dir) / "typo")
     with pytest.raises(InputError, match="results_dir=.*typo'?: no such folder"):

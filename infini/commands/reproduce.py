@@ -49,7 +49,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
         chosen = [f"task={task}", *others]
         composed = compose(chosen)
         folder = data_root(composed.task)
-        if task != report.task and folder is not None and not folder.is_dir():
+        if not one and task != report.task and folder is not None and not folder.is_dir():
             console.print(f"{folder}: no such folder; going on without {task}", style="yellow", markup=False)
             continue
         of_task[task] = [*chosen, *_corpus_override(composed, console)]
