@@ -58,10 +58,11 @@ def test_figure_command_draws_or_says_how_to_get_runs(cfg: Any, published: Path)
     with pytest.raises(InputError, match="infini reproduce scale=laptop"):
         figure.run(cfg, [])
     fill(Path(cfg.results_dir), make_eval("infini_linear", 1), make_eval("local", 1, series={}))
-    gates = [f"figures/table2_lm_laptop_gates_infini_linear.{suffix}" for suffix in ("png", "svg")]
+    kinds = ("gates_infini_linear", "perplexity_by_memory")
+    drawn = [f"figures/table2_lm_laptop_{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")]
     for words in (["report=table2_lm"], []):
         assert figure.run(cfg, words) == 0
-        assert [name for name in files(Path(cfg.results_dir)) if name.startswith("figures")] == gates
+        assert [name for name in files(Path(cfg.results_dir)) if name.startswith("figures")] == drawn
 
 
 def test_where_nothing_is_yours_the_published_runs_are_drawn(
@@ -107,7 +108,8 @@ def test_publish_copies_run_and_parent_and_renews_tables_and_figures(cfg: Any, p
 
     assert publish.run(cfg, ["report=table2_lm"], []) == 0
     assert len(files(published / "runs")) == 4
-    assert len(files(published / "figures")) == 6
+    # The gap, the gates of both, and perplexity by memory.
+    assert len(files(published / "figures")) == 8
     before = {name: (published / name).read_bytes() for name in files(published)}
     assert publish.run(cfg, ["report=table2_lm"], []) == 0
     assert before == {name: (published / name).read_bytes() for name in files(published)}
