@@ -1,10 +1,16 @@
 """What all tests share: few threads, a cache of their own, no data folder and no network."""
 
+import itertools
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_runner import Runner
+from tiny_runs import TINY, write_corpus
+
+import cli
 
 # Read when the hub's libraries are imported, so set before any test module is.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -35,3 +41,42 @@ def environment_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def project_root() -> Path:
     """The checkout the tests belong to."""
     return PROJECT_ROOT
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few pages of made-up words, laid out as books are."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Away from the checkout, whose published results are not these tests' business."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("infini.records.published_dir", lambda: tmp_path / "published")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second between runs: several of these end within one, which is how finely records tell their times."""
+    minutes = itertools.count()
+    monkeypatch.setattr("infini.records.utc_now", lambda: f"2100-01-01T00:{next(minutes):02d}:00Z")
+
+
+@pytest.fixture
+def infini(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Runner:
+    return Runner(corpus, tmp_path / "results", capfd)
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of one training, made once; tests work on a copy."""
+    results = tmp_path_factory.mktemp("trained")
+    assert cli.main(["train", *TINY, "logger=none", f"task.data_dir={corpus}", f"results_dir={results}"]) == 0
+    return results
+
+
+@pytest.fixture
+def with_model(infini: Runner, trained: Path) -> Runner:
+    shutil.copytree(trained, infini.results)
+    return infini

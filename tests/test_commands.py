@@ -2,98 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from tiny_runs import DOCUMENTS, TINY, write_corpus
+from command_runner import Runner
+from tiny_runs import DOCUMENTS
 
 import cli
-from infini import records
-from infini.commands import bench, reproduce
+from infini.commands import bench
 from infini.precision import has_fast_bfloat16
-from infini.records import RunRecord
 from tasks import document_evaluation
 from tasks import text as text_module
 from tasks.text import TextTokenizer, bpe_tokenizer
 
-MODELS = ["transformer_xl", "memorizing", "rmt", "infini_linear", "infini_delta", "local", "full"]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Away from the checkout, whose published results are not these tests' business."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(records, "published_dir", lambda: tmp_path / "published")
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second between runs: several of these end within one, which is how finely records tell their times."""
-    minutes = itertools.count()
-    monkeypatch.setattr(records, "utc_now", lambda: f"2100-01-01T00:{next(minutes):02d}:00Z")
-
-
-class Runner:
-    """Runs command lines on a corpus and a results folder; `error` is for those that must fail with one line."""
-
-    def __init__(self, corpus: Path, results: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        self.results, self.capfd = results, capfd
-        self.settings = [*TINY, "logger=none", f"task.data_dir={corpus}", f"results_dir={results}"]
-        self.out = self.err = ""
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        self.capfd.readouterr()
-        returned = cli.main([words[0], *self.settings, *words[1:]])
-        self.out, self.err = self.capfd.readouterr()
-        assert returned == code, self.err
-        return self.out
-
-    def error(self, *words: str) -> str:
-        self(*words, code=2)
-        lines = [line for line in self.err.splitlines() if line.startswith("infini: error: ")]
-        assert len(lines) == 1 and "Traceback" not in self.err
-        assert self.err.splitlines()[-1] == lines[0]
-        return lines[0].removeprefix("infini: error: ")
-
-    def records(self, verb: str | None = None) -> list[RunRecord]:
-        return [run for run in records.load_records(self.results) if verb in (None, run.verb)]
-
-    def checkpoint(self, run: RunRecord) -> Path:
-        return self.results / "checkpoints" / run.run_id
-
-    def weights(self, run: RunRecord) -> dict[str, torch.Tensor]:
-        return load_file(self.checkpoint(run) / "model.safetensors")
-
-
-@pytest.fixture
-def infini(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Runner:
-    return Runner(corpus, tmp_path / "results", capfd)
-
-
-@pytest.fixture(scope="module")
-def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of one training, made once; tests work on a copy."""
-    results = tmp_path_factory.mktemp("trained")
-    assert cli.main(["train", *TINY, "logger=none", f"task.data_dir={corpus}", f"results_dir={results}"]) == 0
-    return results
-
-
-@pytest.fixture
-def with_model(infini: Runner, trained: Path) -> Iterator[Runner]:
-    shutil.copytree(trained, infini.results)
-    yield infini
+pytestmark = pytest.mark.usefixtures("elsewhere", "clock")
 
 
 def test_train_writes_record_and_checkpoint(with_model: Runner, corpus: Path) -> None:
@@ -315,135 +241,6 @@ def test_a_sweep_makes_a_record_for_each_combination(infini: Runner) -> None:
 def test_a_sweep_with_a_wrong_value_trains_nothing(infini: Runner) -> None:
     assert "model='infini'" in infini.error("train", "-m", "model=infini_linear,infini")
     assert infini.records() == []
-
-
-def test_reproduce_fills_the_table_once(infini: Runner) -> None:
-    out = infini("reproduce")
-    assert [run.model for run in infini.records("train")] == MODELS
-    assert {run.parent for run in infini.records("eval")} == {run.run_id for run in infini.records("train")}
-    for label in ("Infini-Transformer (Linear + Delta)", "Local attention only", "Full attention", "RMT"):
-        assert label in out
-    assert (infini.results / "tables").is_dir()
-    assert infini("reproduce") == out
-    assert len(infini.records()) == 2 * len(MODELS)
-    infini("reproduce", "seed=1,2")
-    assert sorted((run.model, run.seed) for run in infini.records("eval")) == sorted(
-        (model, seed) for model in MODELS for seed in (1, 2)
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "tasks"),
-    [([], ["pg19", "arxiv_math"]), (["task=arxiv_math"], ["arxiv_math"]), (["task.data_dir=synthetic"], ["pg19"])],
-)
-def test_reproduce_runs_every_task_of_the_report_unless_one_is_named(
-    monkeypatch: pytest.MonkeyPatch, corpus: Path, tmp_path: Path, words: list[str], tasks: list[str]
-) -> None:
-    for task in ("pg19", "arxiv_math"):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "data" / task).symlink_to(corpus)
-    monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path / "data"))
-    cells = []
-    monkeypatch.setattr(
-        reproduce, "_fill", lambda cfg, *_: cells.append((cfg.seed, cfg.task.name, cfg.recipe.name, cfg.model["name"]))
-    )
-    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
-    assert cli.main(["reproduce", "report=table2_lm", "seed=1,2", *words]) == 0
-    expected = [(seed, task, f"{task}_laptop", model) for seed in (1, 2) for task in tasks for model in MODELS]
-    assert cells == expected
-
-
-def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(
-    monkeypatch: pytest.MonkeyPatch, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "pg19").symlink_to(corpus)
-    monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path / "data"))
-    cells = []
-    monkeypatch.setattr(reproduce, "_fill", lambda cfg, *_: cells.append(cfg.task.name))
-    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
-    assert cli.main(["reproduce", "report=table2_lm"]) == 0
-    assert cells == ["pg19"] * len(MODELS)
-    assert "arxiv_math: no such folder; going on without" in capfd.readouterr().err.replace("\n", "")
-    assert cli.main(["reproduce", "report=table2_lm", "task=arxiv_math"]) == 0
-    assert set(cells) == {"pg19", "arxiv_math"}, "where it is named, its absence is the training's to say"
-
-
-def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = reproduce.evaluate
-
-    def interrupted(cfg: Any, *arguments: Any) -> RunRecord:
-        if cfg.model["name"] == "infini_delta":
-            raise KeyboardInterrupt
-        return evaluate(cfg, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "evaluate", interrupted)
-        infini("reproduce", code=130)
-    assert "runs that had finished kept their records" in infini.err
-    done = [(run.verb, run.model) for run in infini.records()]
-    begun = MODELS[: MODELS.index("infini_delta") + 1]
-    assert done == [(verb, name) for name in begun for verb in ("train", "eval")][:-1]
-    infini("reproduce")
-    assert len(infini.records()) == 2 * len(MODELS)
-    assert infini.err.count("trained before") == len(begun)
-
-
-def test_reproduce_trains_again_what_has_lost_its_model(with_model: Runner) -> None:
-    (run,) = with_model.records()
-    shutil.rmtree(with_model.checkpoint(run))
-    with_model("reproduce")
-    assert [run.model for run in with_model.records("train")] == ["infini_linear", *MODELS]
-
-
-def test_without_data_reproduce_goes_on_with_a_labelled_synthetic_corpus(
-    infini: Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def small(split: str) -> text_module.Documents:
-        texts = [f"The {word} of the {split} corpus. " * 40 for word in ("first", "second", "third")]
-        return text_module.Documents("synthetic", split, "synthetic", split, list("abc"), texts.__getitem__)
-
-    monkeypatch.setattr(text_module, "synthetic_documents", small)
-    monkeypatch.setattr(records, "git_state", lambda root: ("0" * 40, False))
-    # Set while the command runs, to be undone after it.
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    out = infini("reproduce", "task.data_dir=null")
-    assert "SYNTHETIC" in infini.err and "INFINI_DATA_DIR" in infini.err
-    assert "synthetic" in out.lower()
-    assert len(infini.records()) == 2 * len(MODELS)
-    assert all(run.synthetic for run in infini.records())
-    infini("reproduce", "task.data_dir=null")
-    assert len(infini.records()) == 2 * len(MODELS)
-    assert len({run.config_hash for run in infini.records()}) == len(MODELS)
-    for run in infini.records("eval"):
-        assert "its data is synthetic" in infini.error("publish", run.run_id)
-
-
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [((None, None), "the commit it was made from is not known"), (("0" * 40, True), "uncommitted changes")],
-    ids=["none", "dirty"],
-)
-def test_publish_refuses_what_cannot_be_repeated(
-    infini: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: tuple[Any, Any], reason: str
-) -> None:
-    monkeypatch.setattr(records, "git_state", lambda root: state)
-    infini("train")
-    infini("eval")
-    (run,) = infini.records("eval")
-    assert reason in infini.error("publish", run.run_id)
-    assert not (tmp_path / "published").exists()
-
-
-def test_publish_copies_what_can_be_repeated(infini: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(records, "git_state", lambda root: ("0" * 40, False))
-    infini("train")
-    infini("eval")
-    (run,) = infini.records("eval")
-    infini("publish", run.run_id)
-    published = {path.stem for path in (tmp_path / "published" / "runs").iterdir()}
-    assert published == {run.run_id, str(run.parent)}
-    assert "Infini-Transformer (Linear)" in infini("table")
 
 
 def test_init_from_starts_with_those_weights(with_model: Runner) -> None:

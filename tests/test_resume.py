@@ -8,16 +8,14 @@ import random
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import killed
 import numpy as np
 import pytest
 import torch
-from tiny_runs import TINY, write_corpus
+from tiny_runs import STEPS, outcome, words
 
 import cli
 from infini import records
@@ -28,22 +26,6 @@ from infini.records import RunRecord
 from infini.training import resume
 from infini.training.module import LanguageModelModule
 from infini.training.resume import UnfinishedRun, random_states, set_random_states
-
-STEPS = 7
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-def words(corpus: Path, results: Path, task: str = "pg19") -> list[str]:
-    made = [*TINY, "logger=none", f"recipe.steps={STEPS}", "recipe.save_every=2", f"results_dir={results}"]
-    if task == "pg19":
-        return [*made, f"task.data_dir={corpus}", "model=infini_linear"]
-    stages = ["recipe.curriculum=[[32,192]]", "recipe.advance_below=100", "recipe.segments_per_sequence=8"]
-    lengthened = ["recipe.length_extension=50", "recipe.length_extension_share=0.5"]
-    return [*made, "task=passkey", "model=infini_delta", "dims.segment_length=32", *stages, *lengthened]
 
 
 def train(corpus: Path, results: Path) -> RunRecord:
@@ -68,13 +50,6 @@ def stopped_training(corpus: Path, results: Path, step: int = STEPS) -> list[Pat
         stop_in(patch, step)
         train(corpus, results)
     return sorted(results.glob("unfinished/*/step-*.ckpt"))
-
-
-def outcome(results: Path) -> tuple[Any, bytes]:
-    """Loss curve and weights of the one finished run below `results`."""
-    (run,) = (run for run in records.load_records(results) if run.verb == "train")
-    weights = results / "checkpoints" / run.run_id / "model.safetensors"
-    return run.series["loss_curve"], weights.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -412,57 +387,3 @@ def begun(run_id: str, revision: str = "e" * 40) -> RunRecord:
         started=run_id,
         environment={"git_revision": revision, "git_dirty": False},
     )
-
-
-def kill(moment: str, occurrence: int, arguments: list[str]) -> int:
-    """Exit code of a process that kills itself at that moment, or ends because it never came to it."""
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here.parent), str(here)])
-    done = subprocess.run(
-        [sys.executable, str(here / "killed.py"), moment, str(occurrence), "train", *arguments],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode
-
-
-def killed_and_finished(arguments: list[str], moments: list[tuple[str, int]]) -> Counter[str]:
-    """Kill a training at these moments, one process after the other, then let it end; how often each was hit."""
-    hit: Counter[str] = Counter()
-    for moment, occurrence in moments:
-        if kill(moment, occurrence, arguments) == 0:
-            return hit
-        hit[moment] += 1
-    assert kill("in a step", 10**6, arguments) == 0
-    return hit
-
-
-def test_killed_while_it_saves(corpus: Path, tmp_path: Path) -> None:
-    # In a process of its own too, for with other threads the last bits are others.
-    assert kill("in a step", 10**6, words(corpus, tmp_path / "straight")) == 0
-    moments = [("before a point's rename", 2), ("in the weights' write", 1), ("before the record", 1)]
-    hit = killed_and_finished(words(corpus, tmp_path / "killed"), moments)
-    assert sum(hit.values()) == len(moments)
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["pg19", "passkey"])
-def test_ten_kills_at_random_moments(corpus: Path, tmp_path: Path, task: str) -> None:
-    expected = words(corpus, tmp_path / "straight", task)
-    assert kill("in a step", 10**6, expected) == 0
-    # Every moment once, in an order that lets the training come to it, and one more at random.
-    rng = random.Random(task)
-    early = [*killed.MOMENTS[:5], rng.choice(killed.MOMENTS[:5])]
-    rng.shuffle(early)
-    moments = [(moment, 1) for moment in early] + [(moment, 1) for moment in killed.MOMENTS[5:]]
-    hit = killed_and_finished(words(corpus, tmp_path / "killed", task), moments)
-    print(f"{task}: {dict(hit)}")
-    assert sum(hit.values()) == len(moments) == 10
-    curve, weights = outcome(tmp_path / "killed")
-    assert curve == outcome(tmp_path / "straight")[0]
-    assert weights == outcome(tmp_path / "straight")[1]
-    assert len(curve) == STEPS

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from infini import records
 
 DOCUMENTS = {"train": 4, "validation": 2, "test": 3}
 TINY = (
@@ -36,3 +39,24 @@ def write_corpus(folder: Path) -> Path:
             text = " ".join(rng.choice(words, size=500 + 40 * number))
             (folder / split / f"{split}{number}.txt").write_text(text, encoding="utf-8")
     return folder
+
+
+STEPS = 7
+"""Steps of the trainings below."""
+
+
+def words(corpus: Path, results: Path, task: str = "pg19") -> list[str]:
+    """A training that leaves a point every two steps, as words of the command line."""
+    made = [*TINY, "logger=none", f"recipe.steps={STEPS}", "recipe.save_every=2", f"results_dir={results}"]
+    if task == "pg19":
+        return [*made, f"task.data_dir={corpus}", "model=infini_linear"]
+    stages = ["recipe.curriculum=[[32,192]]", "recipe.advance_below=100", "recipe.segments_per_sequence=8"]
+    lengthened = ["recipe.length_extension=50", "recipe.length_extension_share=0.5"]
+    return [*made, "task=passkey", "model=infini_delta", "dims.segment_length=32", *stages, *lengthened]
+
+
+def outcome(results: Path) -> tuple[Any, bytes]:
+    """Loss curve and weights of the one finished run below `results`."""
+    (run,) = (run for run in records.load_records(results) if run.verb == "train")
+    weights = results / "checkpoints" / run.run_id / "model.safetensors"
+    return run.series["loss_curve"], weights.read_bytes()

@@ -66,6 +66,11 @@ def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:
     return tokenizer
 
 
+def names_a_task(overrides: list[str]) -> bool:
+    """Whether a task is named, or something of it set: what is said of one task's data is said of no other's."""
+    return any(text.startswith(("task=", "task.")) for text in overrides)
+
+
 def find_training(cfg: Config) -> RunRecord | None:
     """The newest training run of exactly this configuration whose model is still there."""
     runs = [

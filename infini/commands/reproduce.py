@@ -6,7 +6,7 @@ from rich.console import Console
 
 from infini import records
 from infini.commands import table
-from infini.commands.common import find_training
+from infini.commands.common import find_training, names_a_task
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import EVALUATION_KEYS, Config, cache_root, compose, config_hash, data_root
@@ -41,8 +41,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
 
         run_rows(report, cfg, overrides, seeds, console)
         return table.run(cfg, overrides)
-    # What is said of a task's data is said of one task.
-    one = any(text.startswith(("task=", "task.")) for text in overrides)
+    one = names_a_task(overrides)
     others = [text for text in overrides if not text.startswith(("task=", "model="))]
     of_task = {}
     for task in [cfg.task.name] if one else tasks:

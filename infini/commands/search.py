@@ -9,6 +9,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from infini import records
+from infini.commands.common import names_a_task
 from infini.commands.train import train
 from infini.config import Config, compose, config_hash
 from infini.errors import InputError
@@ -64,8 +65,7 @@ class _Search:
 
     def tasks(self) -> list[str]:
         """The task that is named, or of which something is set; else all of the report."""
-        one = any(text.startswith(("task=", "task.")) for text in self.overrides)
-        return [self.cfg.task.name] if one else list(self.report.benchmarks)
+        return [self.cfg.task.name] if names_a_task(self.overrides) else list(self.report.benchmarks)
 
     def grid(self, task: str, console: Console | None) -> Found:
         """Every model at every rate, the grid extended while a best rate is at its edge.

@@ -1,0 +1,149 @@
+"""Tables that are filled by one command, gone on with, and published."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_runner import Runner
+
+import cli
+from infini import records
+from infini.commands import reproduce
+from infini.records import RunRecord
+from tasks import text as text_module
+
+MODELS = ["transformer_xl", "memorizing", "rmt", "infini_linear", "infini_delta", "local", "full"]
+
+pytestmark = pytest.mark.usefixtures("elsewhere", "clock")
+
+
+def test_reproduce_fills_the_table_once(infini: Runner) -> None:
+    out = infini("reproduce")
+    assert [run.model for run in infini.records("train")] == MODELS
+    assert {run.parent for run in infini.records("eval")} == {run.run_id for run in infini.records("train")}
+    for label in ("Infini-Transformer (Linear + Delta)", "Local attention only", "Full attention", "RMT"):
+        assert label in out
+    assert (infini.results / "tables").is_dir()
+    assert infini("reproduce") == out
+    assert len(infini.records()) == 2 * len(MODELS)
+    infini("reproduce", "seed=1,2")
+    assert sorted((run.model, run.seed) for run in infini.records("eval")) == sorted(
+        (model, seed) for model in MODELS for seed in (1, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "tasks"),
+    [([], ["pg19", "arxiv_math"]), (["task=arxiv_math"], ["arxiv_math"]), (["task.data_dir=synthetic"], ["pg19"])],
+)
+def test_reproduce_runs_every_task_of_the_report_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, corpus: Path, tmp_path: Path, words: list[str], tasks: list[str]
+) -> None:
+    for task in ("pg19", "arxiv_math"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / task).symlink_to(corpus)
+    monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path / "data"))
+    cells = []
+    monkeypatch.setattr(
+        reproduce, "_fill", lambda cfg, *_: cells.append((cfg.seed, cfg.task.name, cfg.recipe.name, cfg.model["name"]))
+    )
+    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    assert cli.main(["reproduce", "report=table2_lm", "seed=1,2", *words]) == 0
+    expected = [(seed, task, f"{task}_laptop", model) for seed in (1, 2) for task in tasks for model in MODELS]
+    assert cells == expected
+
+
+def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "pg19").symlink_to(corpus)
+    monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path / "data"))
+    cells = []
+    monkeypatch.setattr(reproduce, "_fill", lambda cfg, *_: cells.append(cfg.task.name))
+    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    assert cli.main(["reproduce", "report=table2_lm"]) == 0
+    assert cells == ["pg19"] * len(MODELS)
+    assert "arxiv_math: no such folder; going on without" in capfd.readouterr().err.replace("\n", "")
+    assert cli.main(["reproduce", "report=table2_lm", "task=arxiv_math"]) == 0
+    assert set(cells) == {"pg19", "arxiv_math"}, "where it is named, its absence is the training's to say"
+
+
+def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = reproduce.evaluate
+
+    def interrupted(cfg: Any, *arguments: Any) -> RunRecord:
+        if cfg.model["name"] == "infini_delta":
+            raise KeyboardInterrupt
+        return evaluate(cfg, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce, "evaluate", interrupted)
+        infini("reproduce", code=130)
+    assert "runs that had finished kept their records" in infini.err
+    done = [(run.verb, run.model) for run in infini.records()]
+    begun = MODELS[: MODELS.index("infini_delta") + 1]
+    assert done == [(verb, name) for name in begun for verb in ("train", "eval")][:-1]
+    infini("reproduce")
+    assert len(infini.records()) == 2 * len(MODELS)
+    assert infini.err.count("trained before") == len(begun)
+
+
+def test_reproduce_trains_again_what_has_lost_its_model(with_model: Runner) -> None:
+    (run,) = with_model.records()
+    shutil.rmtree(with_model.checkpoint(run))
+    with_model("reproduce")
+    assert [run.model for run in with_model.records("train")] == ["infini_linear", *MODELS]
+
+
+def test_without_data_reproduce_goes_on_with_a_labelled_synthetic_corpus(
+    infini: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(split: str) -> text_module.Documents:
+        texts = [f"The {word} of the {split} corpus. " * 40 for word in ("first", "second", "third")]
+        return text_module.Documents("synthetic", split, "synthetic", split, list("abc"), texts.__getitem__)
+
+    monkeypatch.setattr(text_module, "synthetic_documents", small)
+    monkeypatch.setattr(records, "git_state", lambda root: ("0" * 40, False))
+    # Set while the command runs, to be undone after it.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    out = infini("reproduce", "task.data_dir=null")
+    assert "SYNTHETIC" in infini.err and "INFINI_DATA_DIR" in infini.err
+    assert "synthetic" in out.lower()
+    assert len(infini.records()) == 2 * len(MODELS)
+    assert all(run.synthetic for run in infini.records())
+    infini("reproduce", "task.data_dir=null")
+    assert len(infini.records()) == 2 * len(MODELS)
+    assert len({run.config_hash for run in infini.records()}) == len(MODELS)
+    for run in infini.records("eval"):
+        assert "its data is synthetic" in infini.error("publish", run.run_id)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [((None, None), "the commit it was made from is not known"), (("0" * 40, True), "uncommitted changes")],
+    ids=["none", "dirty"],
+)
+def test_publish_refuses_what_cannot_be_repeated(
+    infini: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: tuple[Any, Any], reason: str
+) -> None:
+    monkeypatch.setattr(records, "git_state", lambda root: state)
+    infini("train")
+    infini("eval")
+    (run,) = infini.records("eval")
+    assert reason in infini.error("publish", run.run_id)
+    assert not (tmp_path / "published").exists()
+
+
+def test_publish_copies_what_can_be_repeated(infini: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(records, "git_state", lambda root: ("0" * 40, False))
+    infini("train")
+    infini("eval")
+    (run,) = infini.records("eval")
+    infini("publish", run.run_id)
+    published = {path.stem for path in (tmp_path / "published" / "runs").iterdir()}
+    assert published == {run.run_id, str(run.parent)}
+    assert "Infini-Transformer (Linear)" in infini("table")
