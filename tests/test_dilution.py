@@ -4,10 +4,15 @@ import statistics
 
 import pytest
 import torch
-from helpers import SEGMENT, make_model, random_ids
+from helpers import SEGMENT, make_model, random_ids, tiny_dims
 
 from infini.dilution import half_dilution
+from infini.models import build_model
 from infini.ops.reference import sigma
+from tasks.passkey import measure
+from tasks.passkey.measure import measure_dilution
+from tasks.passkey.prompt import PasskeyTemplate
+from tasks.passkey.tokenizer import word_tokenizer
 
 
 @pytest.mark.parametrize("n_kv_heads", [None, 1])
@@ -39,3 +44,26 @@ def test_a_model_without_memory_has_none():
     model = make_model({"name": "local", "rope_base": 10000.0})
     mask = torch.ones(1, 4, dtype=torch.bool)
     assert half_dilution(model, random_ids(1, 4), mask, mask, mask) == []
+
+
+@pytest.mark.parametrize("segment", [16, 100])
+def test_filler_that_saw_the_key_is_not_filler(segment, monkeypatch):
+    """What stands behind the key in its own segment writes of the key, and does not grow with the prompt."""
+    masks: dict[str, torch.Tensor] = {}
+
+    def keep_masks(model, ids_BT, needle_BT, filler_BT, query_BT):
+        masks.update(needle=needle_BT, filler=filler_BT, query=query_BT)
+        return []
+
+    monkeypatch.setattr(measure, "half_dilution", keep_masks)
+    tokenizer = word_tokenizer()
+    template = PasskeyTemplate(tokenizer.encode, digits=5)
+    model = build_model({"name": "infini_linear"}, tiny_dims(segment_length=segment), tokenizer.vocab_size)
+    measure_dilution(template, model, tokenizer.bos_id, seed=1)
+    for row in range(len(masks["filler"])):
+        segments = {name: set((mask[row].nonzero().flatten() // segment).tolist()) for name, mask in masks.items()}
+        assert segments["filler"], "there is some filler"
+        assert max(segments["needle"]) < min(segments["filler"])
+        assert max(segments["filler"]) < min(segments["query"])
+        for number in segments["filler"]:
+            assert masks["filler"][row, number * segment : (number + 1) * segment].all()

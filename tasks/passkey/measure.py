@@ -128,7 +128,8 @@ def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: i
         begin = prompt.key_position + 1
         end = begin + len(template.key_tokens(prompt.key))
         needle_BT[row, begin:end] = True
-        filler_BT[row, end : (len(prompt) // N - 1) * N] = True
+        # Not the rest of the key's own segment: it saw the key, writes of it, and does not grow with the prompt.
+        filler_BT[row, -(-end // N) * N : (len(prompt) // N - 1) * N] = True
         query_BT[row, len(prompt) : len(ids)] = True
     masks = (torch.from_numpy(array).to(next(model.parameters()).device) for array in (needle_BT, filler_BT, query_BT))
     return half_dilution(model, torch.from_numpy(ids_BT).to(next(model.parameters()).device), *masks)
