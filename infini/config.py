@@ -160,9 +160,9 @@ def compose(overrides: Sequence[str]) -> Config:
 
 def normalise(overrides: Sequence[str]) -> list[str]:
     """The same overrides, each in Hydra's grammar: a plain value it cannot read, as a path with `=`, gets quotes."""
-    # An optional group without any file does not exist for Hydra, so choosing none of it cannot be left to Hydra.
-    absent = {f"{group}=null" for group in OPTIONAL_GROUPS if group not in groups()}
-    return [_normalise(text) for text in overrides if text not in absent]
+    # Hydra takes no null for a group. One without files does not exist for it; of experiments there is none at first.
+    none = {f"{group}=null" for group in OPTIONAL_GROUPS if group not in groups() or group == "experiment"}
+    return ["~tuned" if text == "tuned=null" else _normalise(text) for text in overrides if text not in none]
 
 
 def _normalise(text: str) -> str:

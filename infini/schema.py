@@ -211,6 +211,8 @@ class RecipeConfig:
     """Where the cosine ends, as a fraction of the highest rate."""
     checkpoint_activations: bool
     """Whether activations are computed again in the backward pass instead of kept: less memory, same gradients."""
+    checkpoint_segments: int | None
+    """The same, this many segments at a time: memory then grows with them instead of with the sequence. None: never."""
     loss_chunk: int
     """Tokens whose logits exist at the same time."""
     save_every: int | None
@@ -234,7 +236,7 @@ class RecipeConfig:
 
     def __post_init__(self) -> None:
         names = ("batch_size", "segments_per_sequence", "excerpt_tokens", "steps", "loss_chunk", "save_every")
-        at_least("recipe", self, 1, *names)
+        at_least("recipe", self, 1, *names, "checkpoint_segments")
         at_least("recipe", self, 0, "warmup_steps")
         within = self.warmup_steps <= self.steps
         require(within, "recipe.warmup_steps", self.warmup_steps, f"must be at most recipe.steps={self.steps}")
@@ -289,6 +291,9 @@ class Config:
     """What `infini bench` measures."""
     decoding: DecodingConfig
     """How `infini generate` draws."""
+    variant: str | None
+    """Name of the report whose variant of a model this is: the run fills that report's cells and no other's. None: a
+    run of the model as it is."""
     seed: int
     """Decides initial values, data order and what is drawn."""
     checkpoint: str | None
@@ -317,9 +322,6 @@ class Config:
         parse_lengths(self.length)
         parse_depths(self.depth)
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
-        if self.recipe.length_extension is not None and self.task.carry_state:
-            # The carried memory would be multiplied again in every sequence.
-            raise InputError(f"recipe.length_extension={self.recipe.length_extension!r}: needs task.carry_state=false")
         if self.optimizer.name == "adafactor":
             self._check_adafactor_cap()
 

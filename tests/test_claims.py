@@ -96,9 +96,24 @@ def test_gates_are_judged_where_they_did_not_begin_so(gates: list[list[float]], 
     training.config["model"] = {"name": "infini_linear", "gate_init": "specialised"}
     found = verdicts([training, run])
     assert {found[name][0] for name in ("short_range_heads", "two_kinds_of_heads")} == {"not measured yet"}
-    training.config["model"]["gate_init"] = "zeros"
+    training.config["model"]["gate_init"], run.config["variant"] = "zeros", "lm_gates"
     found = verdicts([training, run])
     assert (found["short_range_heads"][0], found["two_kinds_of_heads"][0]) == (short, kinds)
+
+
+@pytest.mark.parametrize(("loss", "verdict"), [(3.5, "holds"), (4.0, "does not hold"), (4.2, "does not hold")])
+def test_longer_training_must_lower_the_loss(loss: float, verdict: str) -> None:
+    runs = []
+    for seed, (segments, at) in enumerate(((24, 4.0), (75, loss))):
+        training, run = make_train("infini_linear", seed, task="arxiv_math"), make_eval("infini_linear", seed, at)
+        run.task = "arxiv_math"
+        recipe = training.config["recipe"]
+        recipe |= {"segments_per_sequence": segments, "batch_size": 2, "steps": 2080, "checkpoint_segments": 25}
+        runs += [training, run]
+    assert verdicts(runs)["linear_100k"][0] == "not measured yet", "no seed is shared"
+    for record in runs:
+        record.seed = 1
+    assert verdicts(runs)["linear_100k"][0] == verdict
 
 
 def test_made_up_books_count_for_nothing() -> None:

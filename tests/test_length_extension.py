@@ -6,7 +6,7 @@ import torch
 from helpers import SEGMENT, assert_close, make_model, random_ids, variants
 
 from infini.state import detach, leaves, scale_memory
-from infini.training.length_extension import draw, extended_call
+from infini.training.length_extension import carried_call, draw, extended_call
 
 WITH_MEMORY = [options for options in variants() if options["name"].startswith("infini")]
 IDS = [pytest.param(options, id=f"{options['name']}-{options['first_segment']}") for options in WITH_MEMORY]
@@ -77,6 +77,33 @@ def test_only_memory_leaves_are_scaled_each_row_by_its_own():
         assert torch.equal(before[0], after[0])
         factor = 10 if "memory" in path else 1
         assert torch.allclose(before[1] * factor, after[1])
+
+
+@pytest.mark.parametrize("options", IDS)
+def test_what_is_carried_on_is_what_was_read(options):
+    """Hidden states and gradients as with the factor, the state as without: it must not grow with every sequence."""
+    model = make_model(options)
+    factor, cut = torch.tensor([50.0, 4000.0], dtype=torch.float64), 2 * SEGMENT
+    ids = random_ids(2, 4 * SEGMENT)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[1, 4 * SEGMENT - 3 :] = False
+    reset = torch.zeros_like(mask)
+    reset[1, 3 * SEGMENT] = True
+    state = detach(model(random_ids(2, 3 * SEGMENT, seed=3)).state)
+    carried = carried_call(model, ids, state, mask, reset, cut, factor)
+    extended = extended_call(model, ids, state, mask, reset, cut, factor)
+    assert_close(carried.hidden_BTD[mask], extended.hidden_BTD[mask], 1e-9, "hidden")
+    plain = model(ids, state, mask_BT=mask, reset_BT=reset)
+    assert (carried.hidden_BTD - plain.hidden_BTD)[mask].abs().max() > 1e-4
+    for (path, leaf), (_, expected) in zip(leaves(carried.state), leaves(plain.state), strict=True):
+        assert_close(leaf, expected, 1e-10, path)
+    weights = [p for n, p in model.named_parameters() if n != "unembedding.weight"]
+    probe = torch.randn(extended.hidden_BTD.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ours, theirs = (
+        torch.autograd.grad((out.hidden_BTD * probe * mask[..., None]).sum(), weights) for out in (carried, extended)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a, b, 1e-8, "gradient")
 
 
 def test_gradients_pass_the_boundary():

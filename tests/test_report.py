@@ -144,7 +144,7 @@ def full_report(report: Report) -> RenderedReport:
 
 def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
     rendered = full_report(report)
-    _, measures, memory = rendered.tables
+    _, measures, memory, by_position = rendered.tables
     assert [row.model for row in memory.rows] == ["infini_linear", "infini_delta"]
     cell = memory.cell("infini_linear", "Minus local")
     assert cell.value == pytest.approx(-0.1 - 30 / 14000)
@@ -154,6 +154,46 @@ def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
     assert memory.cell("infini_delta", "Books").text == "3"
     assert measures.cell("local", "Training tokens").text == "1,000,000"
     assert measures.cell("local", "State (floats)").text == "12,345"
+    assert by_position.columns == ("0 to 250", "250 to 1000", "1000 to 4000")
+    assert [row.model for row in by_position.rows] == ["infini_linear", "infini_delta"]
+    cell = by_position.cell("infini_delta", "1000 to 4000")
+    assert cell.text == "-0.0800 ± 0.0000"
+    assert set(cell.run_ids) == {f"eval-{model}-{seed}" for model in ("infini_delta", "local") for seed in (1, 2)}
+
+
+def variants_report(settings: dict[str, object]) -> Report:
+    """Table 2 with a second Linear row."""
+    rows = {"infini_linear": "Linear", "other": "Linear, otherwise", "local": "Local"}
+    variant = {"model": "infini_linear", "settings": settings}
+    return Report.from_config(
+        report_settings() | {"models": rows, "paper": {}, "name": "others", "variants": {"other": variant}}
+    )
+
+
+def test_a_variant_is_known_by_its_settings_and_fills_no_usual_cell(report: Report) -> None:
+    usual, other = make_eval("infini_linear", 1), make_eval("infini_linear", 2)
+    parents = [make_train("infini_linear", seed) for seed in (1, 2)]
+    parents[1].config["recipe"]["length_extension"] = 100.0
+    other.config["variant"] = "others"
+    others = variants_report({"laptop": ["recipe.length_extension=100"]})
+    found = select_runs(others, "laptop", [usual, other, *parents])
+    assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1], "other": [2]}
+    found = select_runs(report, "laptop", [usual, other, *parents])
+    assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1]}
+
+
+def test_a_variant_is_trained_with_its_settings_and_named_after_its_report() -> None:
+    others = variants_report({"laptop": ["recipe.length_extension=100"]})
+    assert others.settings_of("other", "laptop") == ["recipe.length_extension=100", "variant=others"]
+    assert others.settings_of("other", "paper") is None
+    assert others.settings_of("infini_linear", "paper") == []
+    assert (others.model_of("other"), others.model_of("local")) == ("infini_linear", "local")
+
+
+@pytest.mark.parametrize("settings", [[], {"laptop": "a=1"}, {"laptop": []}, {"laptop": ["a"]}, None])
+def test_a_variant_that_sets_nothing_is_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"report\.variants\.other=.*key=value"):
+        variants_report(settings)
 
 
 def test_terminal_table_fits_120_columns(report: Report) -> None:
@@ -190,7 +230,7 @@ def test_latex_is_escaped(report: Report) -> None:
         assert not re.search(r"(?<!\\)[_%#]", line)
         if "tabular" not in line:
             ends = line.rstrip().endswith(r"\\")
-            assert len(re.findall(r"(?<!\\)&", line)) in ((9, 5, 8) if ends else (0,))
+            assert len(re.findall(r"(?<!\\)&", line)) in ((9, 5, 8, 3) if ends else (0,))
     assert r"\toprule" in text
     assert r"$\pm$" in text
     assert text.isascii()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,22 @@ def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(
     assert "arxiv_math: no such folder; going on without" in capfd.readouterr().err.replace("\n", "")
     assert cli.main(["reproduce", "report=table2_lm", "task=arxiv_math"]) == 0
     assert set(cells) == {"pg19", "arxiv_math"}, "where it is named, its absence is the training's to say"
+
+
+def test_an_experiment_fills_its_own_rows_and_no_other_tables(infini: Runner) -> None:
+    out = infini("reproduce", "experiment=lm_history_scaling")
+    trained = infini.records("train")
+    extended = [run.config["recipe"]["length_extension"] for run in trained]
+    assert [run.model for run in trained] == ["infini_linear"] * 2 + ["infini_delta"] * 2 + ["local"]
+    assert extended == [None, 100.0, None, 100.0, None]
+    assert [run.config["variant"] for run in trained] == [made and "lm_history_scaling" for made in extended]
+    usual, lengthened = (next(run for run in infini.records("eval") if run.parent == trained[i].run_id) for i in (0, 1))
+    infini("table", "task=pg19")
+    own, table2 = (infini.results / "tables" / f"{name}_laptop.md" for name in ("lm_history_scaling", "table2_lm"))
+    assert {usual.run_id, lengthened.run_id} <= set(re.findall(r"[\w-]+-eval-[\w-]+", own.read_text()))
+    assert usual.run_id in table2.read_text() and lengthened.run_id not in table2.read_text()
+    assert "gap_by_position.png" in infini("figure", "experiment=lm_history_scaling")
+    assert infini("reproduce", "experiment=lm_history_scaling") == out and len(infini.records()) == 10
 
 
 def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,13 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
         {part.task: select_runs(part, scale, known) for part in text.parts},
         passkey,
         select_runs(passkey, scale, known),
+        {
+            found.name: {
+                part.task: select_runs(part, scale, known) for part in replace(found, aggregate="newest").parts
+            }
+            for found in reports
+            if isinstance(found, Report) and found.variants
+        },
     )
     return build_claims(report, scale, evidence, text.benchmarks)
 

@@ -42,7 +42,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
         run_rows(report, cfg, overrides, seeds, console)
         return table.run(cfg, overrides)
     one = names_a_task(overrides)
-    others = [text for text in overrides if not text.startswith(("task=", "model="))]
+    others = [text for text in overrides if not text.startswith(("task=", "model=", "variant="))]
     of_task = {}
     for task in [cfg.task.name] if one else tasks:
         chosen = [f"task={task}", *others]
@@ -52,14 +52,19 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
             console.print(f"{folder}: no such folder; going on without {task}", style="yellow", markup=False)
             continue
         of_task[task] = [*chosen, *_corpus_override(composed, console)]
-    # A report also has rows that are only quoted from the paper.
-    models = [str(model) for model in cfg.report["models"] if model in groups()["model"]]
-    cells = [(seed, task, model) for seed in seeds for task in of_task for model in models]
-    for number, (seed, task, model) in enumerate(cells, 1):
-        cell = [*of_task[task], f"model={model}", f"seed={seed}"]
-        console.rule(f"{number} of {len(cells)}: {task}, {model}, seed {seed}")
+    # A report also has rows that are only quoted from the paper, and rows that are not of this scale.
+    rows = {row: report.settings_of(row, cfg.scale.name) for row in report.models}
+    made = {row: settings for row, settings in rows.items() if settings is not None and _is_ours(report.model_of(row))}
+    cells = [(seed, task, row) for seed in seeds for task in of_task for row in made]
+    for number, (seed, task, row) in enumerate(cells, 1):
+        cell = [*of_task[task], f"model={report.model_of(row)}", *made[row], f"seed={seed}"]
+        console.rule(f"{number} of {len(cells)}: {task}, {report.models[row]}, seed {seed}")
         _fill(compose(cell), cell, console)
     return table.run(cfg, overrides)
+
+
+def _is_ours(model: str) -> bool:
+    return model in groups()["model"]
 
 
 def _fill(cfg: Config, overrides: list[str], console: Console) -> None:
@@ -86,6 +91,8 @@ def _evaluated(cfg: Config, parent: str) -> RunRecord | None:
         and run.parent == parent
         and run.data.get("split") == cfg.report["split"]
         and asked == {key: run.config["scale"].get(key) for key in asked}
+        # What was run as another report's variant fills no cell of a report without it.
+        and (cfg.variant is not None or not run.config.get("variant"))
     ]
     return fitting[-1] if fitting else None
 

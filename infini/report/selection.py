@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import yaml
+
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
 
@@ -70,6 +72,28 @@ class AnyReport(Protocol):
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A row that is a model with settings other than its usual ones."""
+
+    model: str
+    settings: Mapping[str, Sequence[str]]
+    """Scale -> the settings, as the command line takes them; at a scale that is not named there is no such row."""
+
+    def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
+        """Whether the run is of this model and was trained with these settings."""
+        wanted = [text.partition("=") for text in self.settings.get(run.scale, ())]
+        same = all(_at(trained, key) == yaml.safe_load(value) for key, _, value in wanted)
+        return bool(wanted) and run.model == self.model and same
+
+
+def _at(config: Any, dotted: str) -> Any:
+    """What a nested mapping holds at a dotted key; None where it has no such key."""
+    for key in dotted.split("."):
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
+
+
+@dataclass(frozen=True)
 class Report:
     """A table of running text, as `conf/report/<name>.yaml` declares it."""
 
@@ -82,6 +106,8 @@ class Report:
     """Model name -> title of its row, in the order of the rows."""
     benchmarks: dict[str, str]
     """Task name -> title of its columns."""
+    variants: dict[str, Variant] = field(default_factory=dict)
+    """Name of a row -> its Variant; the rows that are not named here are models with their usual settings."""
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Model name -> what the paper prints: memory, xl_cache, segment_length and one value a benchmark."""
     aggregate: str | None = None
@@ -96,11 +122,14 @@ class Report:
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
-        for key in ("models", "benchmarks", "paper"):
+        for key in ("models", "benchmarks", "paper", "variants"):
             if not isinstance(getattr(self, key), Mapping):
                 raise InputError(
                     f"report.{key}={getattr(self, key)!r}: names with what belongs to each, {{a: ..., b: ...}}"
                 )
+        for name in self.variants:
+            if name not in self.models:
+                raise InputError(f"report.variants: no row {name!r} in report.models{did_you_mean(name, self.models)}")
         if self.task not in self.benchmarks:
             hint = did_you_mean(self.task, self.benchmarks)
             raise InputError(f"report.task={self.task!r}: a task of report.benchmarks{hint}")
@@ -129,8 +158,25 @@ class Report:
         return ("newest", "mean")
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        fits = run.task == self.task and run.data.get("split") == self.split and run.model in self.models
-        return run.model if fits else None
+        if run.task != self.task or run.data.get("split") != self.split:
+            return None
+        trained = known.training_config(run)
+        for name, variant in self.variants.items():
+            if variant.fits(run, trained):
+                return name
+        usual = run.model in self.models and run.model not in self.variants and not run.config.get("variant")
+        return run.model if usual else None
+
+    def model_of(self, row: str) -> str:
+        """The model of a row."""
+        return self.variants[row].model if row in self.variants else row
+
+    def settings_of(self, row: str, scale: str) -> list[str] | None:
+        """What is set for a row beside its model; None where it has no place at this scale."""
+        if row not in self.variants:
+            return []
+        settings = self.variants[row].settings.get(scale)
+        return None if settings is None else [*settings, f"variant={self.name}"]
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset({"all"})
@@ -142,7 +188,21 @@ class Report:
         Raises:
             InputError: a key is missing, unknown or has a value that is not allowed.
         """
-        return checked(cls, config, "title", "task", "split", "models", "benchmarks")
+        report: Report = checked(cls, config, "title", "task", "split", "models", "benchmarks")
+        return replace(report, variants={name: _variant(name, given) for name, given in report.variants.items()})
+
+
+def _variant(name: str, given: Any) -> Variant:
+    settings = given.get("settings") if isinstance(given, Mapping) else None
+    listed = isinstance(settings, Mapping) and all(
+        isinstance(texts, list) and texts and all("=" in str(text) for text in texts) for texts in settings.values()
+    )
+    if not listed or not isinstance(given, Mapping) or set(given) != {"model", "settings"}:
+        allowed = "{model: name, settings: {scale: [key=value, ...]}}"
+        raise InputError(f"report.variants.{name}={given!r}: must be {allowed}")
+    return Variant(
+        str(given["model"]), {scale: [str(text) for text in given["settings"][scale]] for scale in given["settings"]}
+    )
 
 
 def checked(cls: Any, config: Any, *required: str) -> Any:

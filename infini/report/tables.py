@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from infini.lengths import format_length
 from infini.records import RunRecord
+from infini.report.positions import gap
 from infini.report.selection import Report, Selection, select_runs
 from infini.report.stats import Effect, knockout_cost, paired_difference
+
+BIN_GROWTH = 4.0
+"""Of the positions in a table: each column ends at about this many times where it begins."""
 
 DASH = "\N{EM DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
@@ -113,7 +118,8 @@ def build_report(
         # What was measured beside perplexity is shown for one set of runs, so that pairs are pairs of one set.
         beside = "yours" if yours is not None and sources["yours"].runs else "published"
         if sources[beside].runs:
-            tables += [_measures_table(part, beside, sources[beside]), _memory_table(part, beside, sources[beside])]
+            builders = (_measures_table, _memory_table, _position_table)
+            tables += [build(part, beside, sources[beside]) for build in builders]
         notes += [
             provenance(f"{report.benchmarks[part.task]}, {source}", selection, part)
             for source, selection in sources.items()
@@ -231,6 +237,39 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     if report.baseline:
         title += f", and loss minus the loss of {report.baseline} (below 0: better), paired by seed and book"
     return Table(title, tuple(columns), tuple(rows))
+
+
+def _position_table(report: Report, source: str, selection: Selection) -> Table:
+    """Whether what a row gains over the baseline goes on growing with the position in the document."""
+    baseline = selection.runs.get(report.baseline or "", [])
+    gaps = {row: gap(runs, baseline, BIN_GROWTH) for row, runs in selection.runs.items() if row != report.baseline}
+    bins = sorted({(first, last) for points in gaps.values() for first, last, _, _ in points.tolist()})
+    rows = []
+    for row, points in gaps.items():
+        runs = [run for run in (*selection.runs[row], *baseline) if "nll_by_position" in run.series]
+        shared = {run.seed for run in selection.runs[row]} & {run.seed for run in baseline}
+        found = {
+            (first, last): measured_cell(
+                f"{mean:+.4f} {PLUS_MINUS} {error:.4f}",
+                source,
+                mean,
+                error,
+                "se",
+                len(shared),
+                [run.run_id for run in runs if run.seed in shared],
+            )
+            for first, last, mean, error in points.tolist()
+        }
+        if found:
+            rows.append(Row(row, report.models[row], tuple(found.get(at, MISSING) for at in bins)))
+    columns = tuple(
+        f"{format_length(int(first)) if first else 0} to {format_length(int(last))}" for first, last in bins
+    )
+    title = (
+        f"{report.benchmarks[report.task]}: loss minus the loss of {report.baseline} by position in the document, in "
+        f"nats a token {PLUS_MINUS} standard error clustered by document ({_whose(source)})"
+    )
+    return Table(title, columns, tuple(rows))
 
 
 def _effect_cells(effect: Effect | None, source: str) -> list[Cell]:

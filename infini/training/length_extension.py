@@ -9,11 +9,12 @@ if c times as many tokens had been read. Training with that asks keys and querie
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from infini.protocols import LanguageModel, ModelOutput
+from infini.protocols import ModelOutput
 from infini.state import State, scale_memory
 
 
@@ -25,7 +26,7 @@ def draw(rng: np.random.Generator, n_rows: int, n_segments: int, highest: float)
 
 
 def extended_call(
-    model: LanguageModel,
+    model: Callable[..., ModelOutput],
     ids_BT: torch.Tensor,
     state: State | None,
     mask_BT: torch.Tensor | None,
@@ -44,3 +45,30 @@ def extended_call(
     weight_BT[:, :cut] = factor_B[:, None]
     before = None if state is None else scale_memory(state, factor_B)
     return model(ids_BT, before, mask_BT=mask_BT, reset_BT=reset_BT, write_weight_BT=weight_BT.to(ids_BT.device))
+
+
+def carried_call(
+    model: Callable[..., ModelOutput],
+    ids_BT: torch.Tensor,
+    state: State | None,
+    mask_BT: torch.Tensor | None,
+    reset_BT: torch.Tensor | None,
+    cut: int,
+    factor_B: torch.Tensor,
+) -> ModelOutput:
+    """The hidden states and losses of extended_call, and the state of a plain call: what a next sequence goes on from.
+
+    The factor is for this sequence alone: carried on, it would be multiplied in every sequence, and what was written
+    since would weigh less for ever. What follows the cut is therefore read once more, without gradients.
+    """
+
+    def part(tensor_BT: torch.Tensor | None, later: bool) -> torch.Tensor | None:
+        return None if tensor_BT is None else tensor_BT[:, cut:] if later else tensor_BT[:, :cut]
+
+    first = model(ids_BT[:, :cut], state, mask_BT=part(mask_BT, False), reset_BT=part(reset_BT, False))
+    rest = {"mask_BT": part(mask_BT, True), "reset_BT": part(reset_BT, True)}
+    second = model(ids_BT[:, cut:], scale_memory(first.state, factor_B), **rest)
+    with torch.no_grad():
+        carried = model(ids_BT[:, cut:], first.state, **rest).state
+    hidden_BTD = torch.cat([first.hidden_BTD, second.hidden_BTD], 1)
+    return ModelOutput(hidden_BTD, carried, first.aux_loss + second.aux_loss)

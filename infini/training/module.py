@@ -20,6 +20,7 @@ from infini.training import length_extension
 from infini.training.non_finite import first_not_finite
 from infini.training.optimizers import build_optimizer
 from infini.training.resume import random_states, set_random_states
+from infini.training.segment_groups import grouped
 from infini.training.sparse_writes import penalty
 
 SMOOTHING = 0.98
@@ -104,14 +105,20 @@ class LanguageModelModule(lightning.LightningModule):
         ids_BT = batch["ids_BT"]
         mask_BT = None if bool(batch["mask_BT"].all()) else batch["mask_BT"]
         reset_BT = batch["reset_BT"] if bool(batch["reset_BT"].any()) else None
-        segments = -(-ids_BT.shape[1] // self.model.segment_length)
-        if self.recipe.length_extension is not None and self.in_last_stage and segments > 1:
+        N = self.model.segment_length
+        segments = -(-ids_BT.shape[1] // N)
+        group = self.recipe.checkpoint_segments
+        model = self.model if group is None or group >= segments else grouped(self.model, group * N)
+        # Memories of other models are not sums that can be scaled.
+        extended = self.recipe.length_extension is not None and getattr(self.model, "has_memory", False)
+        if extended and self.in_last_stage and segments > 1:
+            assert self.recipe.length_extension is not None
             rng = np.random.default_rng([self.seed, _EXTENSION_STREAM, self.global_step])
             if rng.random() < self.recipe.length_extension_share:
                 boundary, factor_B = length_extension.draw(rng, ids_BT.shape[0], segments, self.recipe.length_extension)
-                cut = boundary * self.model.segment_length
-                return length_extension.extended_call(self.model, ids_BT, state, mask_BT, reset_BT, cut, factor_B)
-        out: ModelOutput = self.model(ids_BT, state, mask_BT=mask_BT, reset_BT=reset_BT)
+                call = length_extension.carried_call if self.carry_state else length_extension.extended_call
+                return call(model, ids_BT, state, mask_BT, reset_BT, boundary * N, factor_B)
+        out: ModelOutput = model(ids_BT, state, mask_BT=mask_BT, reset_BT=reset_BT)
         return out
 
     def _loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,82 @@
+"""What a row's loss is below or above that of another, by position in the document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.report.stats import by_seed, check_same_books, clustered_ratio
+
+
+def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float = math.sqrt(2)) -> np.ndarray:
+    """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, standard error).
+
+    Over the seeds that both have, paired by seed and document, the error clustered by document; bins end at about
+    `growth` times their start. Positions that fewer than two documents reach are left out; no rows where no run of a
+    seed has its losses by position (the series `nll_by_position`).
+    """
+    known = [[run for run in side if "nll_by_position" in run.series] for side in (runs, baseline)]
+    mine, theirs = (by_seed(side) for side in known)
+    shared = sorted(mine.keys() & theirs.keys())
+    if not shared:
+        return np.empty((0, 4))
+    reference = mine[shared[0]][0]
+    edges = np.asarray(reference.series["nll_by_position"]["edges"], dtype=np.float64)
+    starts = _growing_bins(edges, growth)
+    differences, tokens, names = [], [], []
+    for seed in shared:
+        nll_a, counts = _binned(mine[seed], reference, starts)
+        nll_b, _ = _binned(theirs[seed], reference, starts)
+        differences.append(nll_a - nll_b)
+        tokens.append(counts)
+        names += [str(document["name"]) for document in reference.documents]
+    difference, weight = np.concatenate(differences), np.concatenate(tokens)
+    bounds = np.append(edges[starts], edges[-1])
+    points = []
+    for index in range(len(starts)):
+        reached = np.flatnonzero(weight[:, index] > 0)
+        books = [names[row] for row in reached]
+        if len(set(books)) < 2:
+            continue
+        mean, error = clustered_ratio(list(difference[reached, index]), list(weight[reached, index]), books)
+        if math.isfinite(mean):
+            points.append((bounds[index], bounds[index + 1], mean, error))
+    return np.array(points).reshape(-1, 4)
+
+
+def _growing_bins(edges: np.ndarray, growth: float) -> list[int]:
+    """Indices of the edges that open bins of which each ends at about `growth` times its start."""
+    starts = [0]
+    for index in range(1, len(edges) - 1):
+        if edges[index] >= edges[starts[-1]] * growth:
+            starts.append(index)
+    return starts
+
+
+def _binned(runs: Sequence[RunRecord], reference: RunRecord, starts: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Loss in nats, averaged over `runs`, and tokens: one row a document of `reference`, one column a bin."""
+    losses = []
+    counts = np.empty((0, 0))
+    edges = reference.series["nll_by_position"]["edges"]
+    for run in runs:
+        check_same_books(run, reference)
+        series = run.series["nll_by_position"]
+        if series["edges"] != edges:
+            raise InputError(f"runs {run.run_id} and {reference.run_id} have losses at different positions")
+        rows = {document["name"]: row for row, document in enumerate(run.documents)}
+        order = [rows[document["name"]] for document in reference.documents]
+        loss, counts = (
+            np.add.reduceat(_grid(series[name], len(edges) - 1)[order], starts, axis=1) for name in ("nll", "tokens")
+        )
+        losses.append(loss)
+    return np.mean(losses, axis=0), counts
+
+
+def _grid(rows: Sequence[Sequence[Any]], width: int) -> np.ndarray:
+    """Rows of one width: documents may stop before the last bin, and a loss that is null becomes NaN."""
+    return np.array([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=np.float64)

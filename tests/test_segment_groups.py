@@ -1,0 +1,70 @@
+"""Groups of segments that are computed again: same outputs, state, losses and gradients, and less memory."""
+
+import pytest
+import torch
+from helpers import SEGMENT, assert_close, make_model, random_ids, variant_id, variants
+
+from infini.state import detach, leaves
+from infini.training.segment_groups import grouped
+
+
+@pytest.mark.parametrize("segments", [1, 2, 5])
+@pytest.mark.parametrize("options", variants(), ids=variant_id)
+def test_a_model_called_by_groups_is_the_model(options, segments):
+    model = make_model(options).train()
+    ids = random_ids(2, 4 * SEGMENT + 3)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[1, 4 * SEGMENT :] = False
+    reset = torch.zeros_like(mask)
+    reset[1, 2 * SEGMENT] = True
+    state = detach(model(random_ids(2, 3 * SEGMENT, seed=3)).state)
+    weights = [p for n, p in model.named_parameters() if n != "unembedding.weight"]
+    found = []
+    for call in (model, grouped(model, segments * SEGMENT)):
+        out = call(ids, state, mask_BT=mask, reset_BT=reset)
+        probe = torch.randn(out.hidden_BTD.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        loss = (out.hidden_BTD * probe * mask[..., None]).sum()
+        found.append((out, torch.autograd.grad(loss, weights, allow_unused=True)))
+    (plain, expected), (ours, gradients) = found
+    assert_close(ours.hidden_BTD[mask], plain.hidden_BTD[mask], 1e-10, "hidden")
+    for (path, leaf), (_, leaf_expected) in zip(leaves(ours.state), leaves(plain.state), strict=True):
+        assert_close(leaf, leaf_expected, 1e-10, path)
+    for a, b in zip(gradients, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            assert_close(a, b, 1e-9, "gradient")
+
+
+def test_auxiliary_losses_are_averaged_by_tokens():
+    model = make_model({"name": "compressive"}).train()
+    ids, cut = random_ids(2, 6 * SEGMENT), 4 * SEGMENT
+    first = model(ids[:, :cut])
+    second = model(ids[:, cut:], first.state)
+    assert first.aux_loss.item() > 0 and second.aux_loss.item() > 0
+    expected = (4 * first.aux_loss + 2 * second.aux_loss) / 6
+    ours = grouped(model, cut)(ids).aux_loss
+    assert_close(ours, expected, 1e-12, "loss")
+    ours.backward()
+    assert any(p.grad is not None and p.grad.any() for n, p in model.named_parameters() if "compress_proj" in n)
+
+
+def kept_for_backward(call, length):
+    """Numbers that autograd keeps for the backward pass of a call, weights aside."""
+    kept: dict[int, int] = {}
+
+    def count(tensor):
+        if not tensor.requires_grad or not tensor.is_leaf:
+            kept[tensor.data_ptr()] = max(kept.get(tensor.data_ptr(), 0), tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        call(random_ids(1, length))
+    return sum(kept.values())
+
+
+def test_what_is_kept_hardly_grows_with_the_sequence():
+    model = make_model({"name": "infini_linear"}).train()
+    segments = [16, 48]
+    plain = [kept_for_backward(model, n * SEGMENT) for n in segments]
+    ours = [kept_for_backward(grouped(model, 4 * SEGMENT), n * SEGMENT) for n in segments]
+    assert ours[1] - ours[0] < 0.2 * (plain[1] - plain[0])
