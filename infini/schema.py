@@ -96,7 +96,34 @@ class PasskeyConfig(TaskConfig):
         require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every prompt stands alone")
 
 
-TASK_CONFIGS: dict[str, type[TaskConfig]] = {"pg19": TaskConfig, "arxiv_math": TaskConfig, "passkey": PasskeyConfig}
+@dataclass
+class BooksumConfig(TaskConfig):
+    """A summary of a whole book."""
+
+    split: str
+    """Books that an evaluation summarises: test, or validation, on which choices are made."""
+    input_length: str | int
+    """Tokens of a book that an evaluation reads, as 500K, where no `length` is given; the rest of it is left out."""
+    summary_tokens: int
+    """Tokens of a summary at most in training; longer ones are cut."""
+    references: str
+    """Of several summaries of a book: mean, the mean of the scores against each; or max."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("task.split", self.split, ("validation", "test"))
+        one_of("task.references", self.references, ("mean", "max"))
+        parse_lengths([self.input_length])
+        at_least("task", self, 1, "summary_tokens")
+        require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every book stands alone")
+
+
+TASK_CONFIGS: dict[str, type[TaskConfig]] = {
+    "pg19": TaskConfig,
+    "arxiv_math": TaskConfig,
+    "passkey": PasskeyConfig,
+    "booksum": BooksumConfig,
+}
 """Task name -> the dataclass of its keys."""
 
 

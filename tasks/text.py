@@ -98,6 +98,19 @@ def load_documents(
     return _hub_documents(name, split, hub_id, max_documents if split == "train" else None, cache_dir)
 
 
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file as it lies; InputError naming the file when it is not that."""
+    # Bytes are decoded by hand: text mode would turn \r\n into \n.
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (byte {error.start}): convert or remove it") from None
+    # UTF-16 of plain English is UTF-8 too, by its letter; no text has zeros.
+    if (zero := text.find("\0")) >= 0:
+        raise InputError(f"{path} is not text (character {zero} is a zero byte): convert or remove it")
+    return text
+
+
 def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache_dir: Path | None) -> Documents:
     folder = data_dir / split
     found = [path for path in folder.iterdir() if path.suffix in _SUFFIXES] if folder.is_dir() else []
@@ -107,15 +120,7 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
         raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{_LAYOUT}")
 
     def read(index: int) -> str:
-        # Bytes are decoded by hand: text mode would turn \r\n into \n, and the text must come back as it lies.
-        try:
-            text = paths[index].read_bytes().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{paths[index]} is not UTF-8 (byte {error.start}): convert or remove it") from None
-        # UTF-16 of plain English is UTF-8 too, by its letter; no text has zeros.
-        if (zero := text.find("\0")) >= 0:
-            raise InputError(f"{paths[index]} is not text (character {zero} is a zero byte): convert or remove it")
-        return text
+        return read_text(paths[index])
 
     revision = hashlib.sha256()
     for path, digest in zip(paths, _file_hashes(folder, paths, cache_dir), strict=True):

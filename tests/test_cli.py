@@ -74,6 +74,7 @@ def test_frozen_surface() -> None:
         "logger",
         "suite",
         "decoding",
+        "variant",
         "seed",
         "checkpoint",
         "init_from",

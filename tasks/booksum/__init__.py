@@ -1,0 +1,89 @@
+"""Summaries of whole books: a book of up to 500K tokens is streamed in, and a summary is drawn."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader
+
+from infini.config import cache_root
+from infini.ops.cross_entropy import summed_cross_entropy
+from infini.precision import autocast
+from infini.schema import BooksumConfig
+from infini.training.checkpoint import TOKENIZER, named_folder
+from tasks.booksum.books import BookSplit, open_books
+from tasks.booksum.data import SEPARATOR, BatchStream, SummaryBatches
+from tasks.booksum.evaluation import evaluate
+from tasks.data_module import ResumableDataModule
+from tasks.text import TextTokenizer, bpe_tokenizer, hub_tokenizer
+from tasks.token_cache import TokenisedSplit, tokenise
+
+__all__ = ["BooksumDataModule", "DataModule", "evaluate"]
+
+
+class BooksumDataModule(ResumableDataModule):
+    """Beginnings of books with their summaries."""
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the model that the training starts from, else of the scale; a BPE is trained on the books of
+        the train split."""
+        if self.cfg.init_from is not None:
+            return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
+        if self.cfg.scale.tokenizer != "bpe":
+            return hub_tokenizer(self.cfg.scale.tokenizer)
+        return bpe_tokenizer(open_books(self.cfg, "train").documents, self.cfg.scale.vocab_size, cache_root(self.cfg))
+
+    def _tokens(self, books: BookSplit) -> TokenisedSplit:
+        return tokenise(books.documents, self.tokenizer, cache_root(self.cfg))
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read books and summaries. Raises InputError (one line) when they cannot be had or an example has no room."""
+        self._train = open_books(self.cfg, "train")
+        self._opened = self._tokens(self._train)
+        self.batches = self._batches(self._train, self._opened)
+
+    def _batches(self, books: BookSplit, opened: TokenisedSplit) -> SummaryBatches:
+        cfg = self.cfg
+        return SummaryBatches(
+            opened.tokens,
+            [[self.tokenizer.encode(text) for text in texts] for texts in books.summaries],
+            self.tokenizer.encode(SEPARATOR),
+            self.tokenizer.bos_id,
+            cfg.recipe.segments_per_sequence * cfg.dims.segment_length,
+            cast(BooksumConfig, cfg.task).summary_tokens,
+            cfg.recipe.batch_size,
+            cfg.seed,
+        )
+
+    @property
+    def identity(self) -> str:
+        """What a training has read: part of the name under which it can be resumed."""
+        return f"{self._train.revision[:8]}-{self.tokenizer.hash[:8]}"
+
+    def train_dataloader(self) -> DataLoader[dict[str, Any]]:
+        """Whole batches, as they were made."""
+        return DataLoader(BatchStream(self.batches, self._first_batch), batch_size=None, num_workers=0)
+
+    def data_record(self, split: str) -> dict[str, Any]:
+        """What a run record says about its data."""
+        return {**self._opened.data_record(), "revision": self._train.revision, "examples": len(self.batches.pairs)}
+
+    @torch.no_grad()
+    def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
+        """Loss on the summaries of the validation books, each after as much of its book as in training."""
+        books = open_books(self.cfg, "validation")
+        total = count = 0.0
+        with autocast(self.cfg.parallel.precision, device):
+            for batch in self._batches(books, self._tokens(books)).all_once():
+                ids_BT, targets_BT, mask_BT = (batch[name].to(device) for name in ("ids_BT", "targets_BT", "mask_BT"))
+                hidden_BTD = model(ids_BT, None, mask_BT=mask_BT).hidden_BTD
+                loss, n = summed_cross_entropy(hidden_BTD, model.output_weight, targets_BT, self.cfg.recipe.loss_chunk)
+                total, count = total + float(loss), count + n
+        entry = {"value": total / count, "n": int(count), "unit": "nats a token", "higher_is_better": False}
+        return {"validation_summary_nll": entry}
+
+
+DataModule = BooksumDataModule

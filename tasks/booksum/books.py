@@ -1,0 +1,147 @@
+"""Whole books with summaries written by people: a folder of JSON lines, the hub, or a made-up corpus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infini.config import Config, cache_root
+from infini.errors import InputError
+from tasks.text import SPLITS, SYNTHETIC, Documents, read_text, synthetic_documents
+
+NAME = "booksum"
+HUB_CONFIG = "books"
+"""The part of the hub's data set that has whole books."""
+_LAYOUT = (
+    "{train,validation,test}.jsonl, one JSON object a book with bid, title, summary (a list of {text}), and its text "
+    "in `text`, or in `book` the path of a UTF-8 file, relative to the folder above"
+)
+_OPENING = re.compile(r"[^\n]*?[.!?](?=\s)")
+
+
+@dataclass(frozen=True)
+class BookSplit:
+    """The books of one split and their summaries."""
+
+    documents: Documents
+    """The texts; names are the books' numbers (`bid`)."""
+    titles: Sequence[str]
+    summaries: Sequence[tuple[str, ...]]
+    """Each book's summaries, one at least."""
+    revision: str
+    """Content hash of texts and summaries."""
+
+
+def open_books(cfg: Config, split: str) -> BookSplit:
+    """load_books for the task of a configuration."""
+    return load_books(split, cfg.task.data_dir, cfg.task.hub_id, cache_root(cfg), cfg.scale.hub_train_documents)
+
+
+def load_books(
+    split: str, data_dir: str | Path | None, hub_id: str, cache_dir: Path | None = None, limit: int | None = None
+) -> BookSplit:
+    """The books of `split`, from the first of: `data_dir`, $INFINI_DATA_DIR/booksum, the hub's `hub_id`.
+
+    `data_dir` "synthetic" selects made-up books, whose summaries are sentences of theirs. Of the hub's train split the
+    first `limit` books are used (None: all). Raises InputError (one line) when a folder or a field is missing, or when
+    neither folder nor hub can be had.
+    """
+    if split not in SPLITS:
+        raise InputError(f"split={split!r}: one of {', '.join(SPLITS)}")
+    if data_dir == SYNTHETIC:
+        return _synthetic(split)
+    setting = f"task.data_dir={str(data_dir)!r}"
+    if data_dir is None and (root := os.environ.get("INFINI_DATA_DIR")):
+        data_dir, setting = Path(root) / NAME, f"INFINI_DATA_DIR={root!r}"
+    if data_dir is not None:
+        return _of_folder(split, Path(data_dir).expanduser(), setting)
+    return _of_hub(split, hub_id, limit if split == "train" else None, cache_dir)
+
+
+def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
+    path = data_dir / f"{split}.jsonl"
+    if not path.is_file():
+        raise InputError(f"{setting}: {path} does not exist; the layout is {data_dir}/{_LAYOUT}")
+    rows = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+            _check(rows[-1])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}, line {number}: not a book ({error}); the layout is {_LAYOUT}") from error
+    if not rows:
+        raise InputError(f"{path} holds no book; the layout is {_LAYOUT}")
+
+    def text_of(row: Mapping[str, Any]) -> str:
+        if "text" in row:
+            return str(row["text"])
+        file = data_dir.parent / row["book"]
+        if not file.is_file():
+            raise InputError(f"{path}: the file of book {row['bid']}, {file}, does not exist")
+        return read_text(file)
+
+    return _split(split, "folder", rows, lambda index: text_of(rows[index]))
+
+
+def _check(row: Any) -> None:
+    """Raises ValueError, KeyError or TypeError for a row that is no book with a summary."""
+    if "text" not in row and "book" not in row:
+        raise ValueError("neither text nor book")
+    texts = [summary["text"] for summary in row["summary"]]
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError("no summary, or an empty one")
+    row["bid"], row["title"]
+
+
+def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> BookSplit:
+    import datasets
+
+    from tasks.hub import caches_only, reachable
+
+    try:
+        with nullcontext() if reachable() else caches_only():
+            # 187 books: the cache of `datasets` takes them whole.
+            found = datasets.load_dataset(
+                hub_id, HUB_CONFIG, split=split, cache_dir=None if cache_dir is None else str(cache_dir / "hub")
+            )
+            rows = [dict(row) for row in (found if limit is None else found.select(range(min(limit, len(found)))))]
+        for row in rows:
+            _check(row)
+    except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
+        raise InputError(
+            f"no data for {NAME}: set INFINI_DATA_DIR to a folder that holds {NAME}/{_LAYOUT}, give {hub_id} of the "
+            f"Hugging Face hub a network ({type(error).__name__}), or take task.data_dir=synthetic to try things"
+        ) from error
+    return _split(split, "hub", rows, lambda index: str(rows[index]["text"]))
+
+
+def _synthetic(split: str) -> BookSplit:
+    """Made-up books; a summary is the first sentence of every eighth paragraph."""
+    made = synthetic_documents(split)
+    rows = []
+    for document in made:
+        openings = [_OPENING.match(paragraph) for paragraph in document.text.split("\n\n")[::8]]
+        summary = " ".join(match.group() for match in openings if match)
+        rows.append({"bid": document.name, "title": document.name, "summary": [{"text": summary}]})
+    return _split(split, SYNTHETIC, rows, made.read)
+
+
+def _split(split: str, source: str, rows: Sequence[Mapping[str, Any]], read: Callable[[int], str]) -> BookSplit:
+    summaries = [tuple(str(summary["text"]) for summary in row["summary"]) for row in rows]
+    names = [str(row["bid"]) for row in rows]
+    texts, all_of_it = hashlib.sha256(), hashlib.sha256()
+    for index, name in enumerate(names):
+        digest = hashlib.sha256(read(index).encode()).hexdigest()
+        texts.update(f"{name}\0{digest}\n".encode())
+        all_of_it.update(json.dumps([name, digest, summaries[index]]).encode())
+    documents = Documents(SYNTHETIC if source == SYNTHETIC else NAME, split, source, texts.hexdigest(), names, read)
+    return BookSplit(documents, [str(row["title"]) for row in rows], summaries, all_of_it.hexdigest())

@@ -1,0 +1,99 @@
+"""Training examples of the summarisation task: the beginning of a book, a separator, a summary, which is the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from infini.errors import InputError
+from infini.ops.cross_entropy import IGNORE
+
+SEPARATOR = "\n\nSummary of the whole book:\n\n"
+"""Between a book and its summary."""
+_ORDER_STREAM = 5
+"""Which stream of a seed's random numbers the order of the examples comes from."""
+
+
+class SummaryBatches:
+    """Batch number i: examples in the order of the seed, every one once before any comes again.
+
+    books: token ids of each book. summaries: token ids of each book's summaries; a book with two makes two examples.
+    length: tokens of a whole example. A summary is cut after `summary_tokens`, then the book to what is left.
+    separator: token ids between the two. bos_id: the mark before a book, and the one that ends a summary.
+
+    Raises InputError where an example has no room for a book.
+    """
+
+    def __init__(
+        self,
+        books: Sequence[np.ndarray],
+        summaries: Sequence[Sequence[np.ndarray]],
+        separator: np.ndarray,
+        bos_id: int,
+        length: int,
+        summary_tokens: int,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self.books, self.separator, self.bos_id, self.seed = books, separator, bos_id, seed
+        self.length, self.batch_size = length, batch_size
+        self.pairs = [(book, np.asarray(ids[:summary_tokens])) for book, found in enumerate(summaries) for ids in found]
+        longest = max(len(summary) for _, summary in self.pairs)
+        if (room := length - 1 - len(separator) - longest) < 1:
+            raise InputError(
+                f"recipe.segments_per_sequence x dims.segment_length: {length} tokens leave no room for a book beside "
+                f"a summary of {longest}; take {1 - room} more, or less task.summary_tokens"
+            )
+
+    def example(self, pair: int) -> tuple[np.ndarray, int]:
+        """Token ids of an example, mark, book, separator, summary and the mark that ends it, and where the summary
+        begins among them."""
+        book, summary = self.pairs[pair]
+        room = self.length - 1 - len(self.separator) - len(summary)
+        parts = ([self.bos_id], self.books[book][:room], self.separator, summary, [self.bos_id])
+        ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+        return ids, len(ids) - 1 - len(summary)
+
+    def batch(self, index: int) -> dict[str, Any]:
+        """ids_BT, targets_BT (the summary and its end; IGNORE elsewhere), mask_BT and reset_BT."""
+        first = index * self.batch_size
+        return self._of([self._pair(number) for number in range(first, first + self.batch_size)])
+
+    def all_once(self) -> Iterator[dict[str, Any]]:
+        """Every example once, in the order of the books."""
+        for first in range(0, len(self.pairs), self.batch_size):
+            yield self._of(range(first, min(first + self.batch_size, len(self.pairs))))
+
+    def _pair(self, number: int) -> int:
+        epoch, place = divmod(number, len(self.pairs))
+        return int(np.random.default_rng([self.seed, _ORDER_STREAM, epoch]).permutation(len(self.pairs))[place])
+
+    def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
+        shape = len(pairs), self.length
+        ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
+        targets_BT = np.full(shape, IGNORE, dtype=np.int64)
+        mask_BT = np.zeros(shape, dtype=bool)
+        for row, pair in enumerate(pairs):
+            ids, begin = self.example(pair)
+            ids_BT[row, : len(ids) - 1] = ids[:-1]
+            mask_BT[row, : len(ids) - 1] = True
+            targets_BT[row, begin - 1 : len(ids) - 1] = ids[begin:]
+        arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+class BatchStream(IterableDataset[dict[str, Any]]):
+    """Batches first, first + 1, ... without end."""
+
+    def __init__(self, batches: SummaryBatches, first: int) -> None:
+        self.batches, self.first = batches, first
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        number = self.first
+        while True:
+            yield self.batches.batch(number)
+            number += 1

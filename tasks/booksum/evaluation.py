@@ -1,0 +1,144 @@
+"""The evaluation of the summarisation task: each book is streamed in, a summary drawn and compared with people's."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from infini.config import Config, cache_root
+from infini.decoding import Reader, generate
+from infini.lengths import format_length, parse_lengths
+from infini.memory_use import peak_memory_bytes
+from infini.precision import autocast
+from infini.progress import progress_bar
+from infini.records import RunRecord
+from infini.schema import BooksumConfig
+from tasks.booksum.books import BookSplit, open_books
+from tasks.booksum.data import SEPARATOR
+from tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge
+from tasks.kept import KeptEntries, kept_path, line_of
+from tasks.text import TextTokenizer
+from tasks.token_cache import tokenise
+
+TOKENS_PER_CALL = 4096
+_FIELDS = ("summary", "tokens_read", "tokens_drawn", "read_seconds", "draw_seconds", "peak_memory_bytes")
+
+
+def evaluate(
+    cfg: Config, model: Any, tokenizer: TextTokenizer, record: RunRecord, device: torch.device
+) -> tuple[dict[str, bytes], Callable[[], None]]:
+    """Summarise every book of `task.split` from its first tokens, as many as each length says, and fill the record.
+
+    Returns what is to lie beside the record by suffix (the summaries), and what to call when both are on the disk.
+    Every summary is kept as soon as it is there; started again with the same configuration, the evaluation goes on with
+    the books that are missing. Raises InputError when the data cannot be had.
+    """
+    task = cast(BooksumConfig, cfg.task)
+    books = open_books(cfg, task.split)
+    opened = tokenise(books.documents, tokenizer, cache_root(cfg))
+    lengths = parse_lengths(cfg.length if _asked_for(record, "length") else [task.input_length])
+    separator = tokenizer.encode(SEPARATOR)
+    decides = (record.parent, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, books.revision)
+    drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
+    kept = KeptEntries(kept_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS)
+    wanted = [(length, index) for length in lengths for index in range(len(opened))]
+    missing = [(length, index) for length, index in wanted if _name(length, opened.names[index]) not in kept.entries]
+    console = Console(stderr=True)
+    console.print(
+        f"summarising with {record.parent}: {len(missing)} summaries"
+        + (f" ({len(wanted) - len(missing)} were there before)" if len(missing) < len(wanted) else ""),
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    total = sum(min(length, int(opened.n_tokens[index]) + len(separator)) for length, index in missing)
+    with (
+        kept,
+        progress_bar(f"{cfg.model['name']} on {task.name}", max(total, 1), console.is_terminal) as advance,
+        autocast(cfg.parallel.precision, device),
+    ):
+        for length, index in missing:
+            ids = opened.ids(index)[: max(0, length - len(separator))]
+            seed = _seed(cfg.seed, opened.names[index])
+            entry = summarise(model, tokenizer, [ids, separator], cfg, seed, advance)
+            entry["peak_memory_bytes"] = peak_memory_bytes(device)
+            kept.add(_name(length, opened.names[index]), entry)
+    cells = [_cell(length, books, kept, task.references) for length in lengths]
+    longest = max(cells, key=lambda cell: int(cell["length"]))
+    record.data = opened.data_record() | {"revision": books.revision}
+    record.results = {
+        name: {"value": longest[name], "n": len(opened), "unit": "per cent", "higher_is_better": True}
+        for name in (OVERALL, *TYPES)
+    }
+    record.series["cells"] = cells
+    entries = [kept.entries[_name(length, opened.names[index])] for length, index in wanted]
+    record.cost = {
+        "tokens_seen": sum(entry["tokens_read"] for entry in entries),
+        "tokens_drawn": sum(entry["tokens_drawn"] for entry in entries),
+        "state_floats": model.state_floats(max(lengths) // cfg.dims.segment_length),
+        "resumed": len(missing) < len(wanted),
+    }
+    beside = {".jsonl": b"".join(map(line_of, entries))}
+    return beside, lambda: kept.drop(entry["name"] for entry in entries)
+
+
+def summarise(
+    model: Any,
+    tokenizer: TextTokenizer,
+    chunks: Sequence[np.ndarray],
+    cfg: Config,
+    seed: int,
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> dict[str, Any]:
+    """Read the chunks (a book and the separator), draw a summary as `cfg.decoding` says: the summary, how many tokens
+    were read and drawn, and the seconds of both."""
+    started = time.perf_counter()
+    reader = Reader.begin(model, tokenizer.bos_id).read(chunks, TOKENS_PER_CALL, advance)
+    read_seconds = time.perf_counter() - started
+    options = cfg.decoding
+    generator = torch.Generator().manual_seed(seed)
+    started = time.perf_counter()
+    drawn = generate(reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.bos_id)
+    tokens = [token for token, _ in drawn]
+    return {
+        "summary": tokenizer.decode(tokens),
+        "tokens_read": sum(map(len, chunks)),
+        "tokens_drawn": len(tokens),
+        "read_seconds": round(read_seconds, 3),
+        "draw_seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def _cell(length: int, books: BookSplit, kept: KeptEntries, references: str) -> dict[str, Any]:
+    """The scores at one input length: means over books with their intervals, and each book's."""
+    scored = []
+    for name, texts in zip(books.documents.names, books.summaries, strict=True):
+        entry = kept.entries[_name(length, name)]
+        scores = {metric: round(value, 4) for metric, value in rouge(entry["summary"], texts, references).items()}
+        scored.append({"name": name, "tokens_read": entry["tokens_read"], **scores})
+    means = over_books(scored)
+    return {
+        "length": length,
+        **{metric: round(value, 4) for metric, (value, _, _) in means.items()},
+        **{f"{metric}_interval": [round(low, 4), round(high, 4)] for metric, (_, low, high) in means.items()},
+        "books": scored,
+    }
+
+
+def _name(length: int, book: str) -> str:
+    return f"{format_length(length)}/{book}"
+
+
+def _seed(seed: int, book: str) -> int:
+    """A book's own seed, whatever the other books are."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{book}".encode()).digest()[:6], "big")
+
+
+def _asked_for(record: RunRecord, key: str) -> bool:
+    return any(text.lstrip("+").startswith(f"{key}=") for text in record.overrides)

@@ -1,0 +1,185 @@
+"""The summarisation task: books and summaries, training examples, ROUGE, and its evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_runner import Runner
+from tiny_runs import TINY
+
+from infini.errors import InputError
+from infini.ops.cross_entropy import IGNORE
+from tasks.booksum.books import load_books
+from tasks.booksum.data import SummaryBatches
+from tasks.booksum.metrics import OVERALL, TYPES, over_books, overall, rouge, sentences
+
+PAPER = {
+    "BART": (36.4, 7.6, 15.3, 16.2),
+    "BART + Unlimiformer": (36.8, 8.3, 15.7, 16.9),
+    "PRIMERA": (38.6, 7.2, 15.6, 16.3),
+    "PRIMERA + Unlimiformer": (37.9, 8.2, 16.3, 17.2),
+    "Infini (Linear)": (37.9, 8.7, 17.6, 18.0),
+    "Infini (Linear + Delta)": (40.0, 8.8, 17.9, 18.5),
+}
+
+
+@pytest.mark.parametrize("system", PAPER)
+def test_the_papers_overall_is_the_geometric_mean_of_its_columns(system: str) -> None:
+    *columns, printed = PAPER[system]
+    assert overall(*columns) == pytest.approx(printed, abs=0.1)
+
+
+def write_books(folder: Path, **changes: Any) -> Path:
+    """Three splits of two books; the second has two summaries and its text in a file of its own."""
+    data = folder / "booksum"
+    data.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.txt").write_text(" ".join(f"{split} tells of dogs and cats." for _ in range(80)), "utf-8")
+        rows: list[dict[str, Any]] = [
+            {"bid": 1, "title": "One", "text": "A man goes. A dog runs. " * 60, "summary": [{"text": "A man goes."}]},
+            {"bid": "2", "title": "Two", "book": f"{split}.txt", "summary": [{"text": "Dogs."}, {"text": "And cats."}]},
+        ]
+        rows[0] |= changes
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return data
+
+
+def test_books_come_with_all_their_summaries(tmp_path: Path) -> None:
+    books = load_books("test", write_books(tmp_path), "none/none")
+    assert list(books.documents.names) == ["1", "2"] and list(books.titles) == ["One", "Two"]
+    assert books.documents[1].text.startswith("test tells of dogs")
+    assert books.summaries == [("A man goes.",), ("Dogs.", "And cats.")]
+    other = write_books(tmp_path / "other", summary=[{"text": "Another."}])
+    assert load_books("test", other, "none/none").revision != books.revision
+    assert load_books("test", other, "none/none").documents.revision == books.documents.revision
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"summary": []}, r"test\.jsonl, line 1: not a book \(no summary"),
+        ({"summary": [{"text": " "}]}, "no summary, or an empty one"),
+        ({"summary": "none"}, "not a book"),
+        ({"text": "a\0b"}, None),
+    ],
+)
+def test_a_row_that_is_no_book_is_named(tmp_path: Path, changes: dict[str, Any], message: str | None) -> None:
+    data = write_books(tmp_path, **changes)
+    if message is None:
+        assert load_books("test", data, "none/none").documents.names[0] == "1"
+        return
+    with pytest.raises(InputError, match=message):
+        load_books("test", data, "none/none")
+
+
+def test_a_missing_file_or_folder_is_one_line(tmp_path: Path) -> None:
+    data = write_books(tmp_path)
+    (tmp_path / "test.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="not UTF-8"):
+        load_books("test", data, "none/none")
+    (tmp_path / "test.txt").unlink()
+    with pytest.raises(InputError, match=r"the file of book 2, .*test\.txt, does not exist"):
+        load_books("test", data, "none/none")
+    with pytest.raises(InputError, match=r"train\.jsonl does not exist; the layout is"):
+        load_books("train", tmp_path, "none/none")
+
+
+def batches(length: int = 12, summary_tokens: int = 4, seed: int = 1) -> SummaryBatches:
+    books = [np.arange(100, 130), np.arange(200, 203)]
+    summaries = [[np.arange(10, 13)], [np.arange(20, 26), np.arange(30, 31)]]
+    return SummaryBatches(books, summaries, np.array([7, 8]), 0, length, summary_tokens, 2, seed)
+
+
+def test_an_example_is_mark_book_separator_summary_mark() -> None:
+    made = batches()
+    first, second, third = (made.example(index) for index in range(3))
+    assert first[0].tolist() == [0, *range(100, 106), 7, 8, 10, 11, 12, 0] and first[1] == 9
+    # A long summary is cut, a short book is not filled up.
+    assert second[0].tolist() == [0, 200, 201, 202, 7, 8, 20, 21, 22, 23, 0]
+    assert third[0].tolist() == [0, 200, 201, 202, 7, 8, 30, 0]
+
+
+def test_the_loss_is_on_the_summary_and_its_end_alone() -> None:
+    made = batches()
+    batch = next(made.all_once())
+    for row in range(2):
+        ids, begin = made.example(row)
+        targets = batch["targets_BT"][row]
+        asked = (targets != IGNORE).nonzero().flatten().tolist()
+        assert asked == list(range(begin - 1, len(ids) - 1))
+        assert targets[asked].tolist() == ids[begin:].tolist()
+        # Each target is the token after its input.
+        assert batch["ids_BT"][row, : len(ids) - 1].tolist() == ids[:-1].tolist()
+        assert batch["mask_BT"][row].tolist() == [True] * (len(ids) - 1) + [False] * (13 - len(ids))
+
+
+def test_every_example_comes_once_before_any_comes_again() -> None:
+    made = batches()
+    numbers = [made._pair(number) for number in range(9)]
+    assert all(sorted(numbers[start : start + 3]) == [0, 1, 2] for start in (0, 3, 6))
+    assert [batches(seed=seed)._pair(0) for seed in range(20)] != [0] * 20
+    assert torch.equal(made.batch(2)["ids_BT"], batches().batch(2)["ids_BT"])
+
+
+def test_an_example_without_room_for_a_book_is_refused() -> None:
+    with pytest.raises(InputError, match=r"6 tokens leave no room .* take 2 more"):
+        batches(length=6)
+
+
+def test_rouge_is_the_mean_or_the_maximum_over_references() -> None:
+    same, other = "The cat sat on the mat. It ran.", "Dogs bark."
+    assert rouge(same, [same]) == pytest.approx(dict.fromkeys(TYPES, 100.0))
+    assert rouge("", [same]) == dict.fromkeys(TYPES, 0.0)
+    assert rouge(same, [same, other]) == pytest.approx(dict.fromkeys(TYPES, 50.0))
+    assert rouge(same, [same, other], "max") == pytest.approx(dict.fromkeys(TYPES, 100.0))
+    # Two of three words on either side are shared; stems count.
+    assert rouge("cats sat here", ["cat sat there"])["rouge1"] == pytest.approx(200 / 3)
+    with pytest.raises(ValueError, match="references"):
+        rouge(same, [])
+
+
+def test_sentences_of_r_lsum_end_at_full_stops_questions_and_exclamations() -> None:
+    assert sentences("One two.  Three?\nFour! Mr. X went") == ["One two.", "Three?", "Four!", "Mr.", "X went"]
+    # The order of sentences matters to R-L, not to R-Lsum.
+    scores = rouge("It ran away. The cat sat.", ["The cat sat. It ran away."])
+    assert scores["rougeLsum"] == pytest.approx(100.0) and scores["rougeL"] < 70
+
+
+def test_overall_is_of_the_means_and_intervals_hold_them() -> None:
+    scores = [dict.fromkeys(TYPES, value) | {"rouge2": value / 4} for value in (10.0, 20.0, 30.0)]
+    found = over_books(scores)
+    assert found["rouge1"][0] == pytest.approx(20.0)
+    assert found[OVERALL][0] == pytest.approx(math.prod((20.0, 5.0, 20.0)) ** (1 / 3))
+    for mean, low, high in found.values():
+        assert low < mean < high
+    one = over_books(scores[:1])
+    assert one["rouge1"] == pytest.approx((10.0, 10.0, 10.0))
+
+
+SUMMARIES = (*TINY, "recipe.segments_per_sequence=4", "task.summary_tokens=8", "decoding.max_new_tokens=6")
+
+
+def test_train_and_summarise(infini: Runner, tmp_path: Path) -> None:
+    words = ["task=booksum", *SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}"]
+    infini("train", *words)
+    (training,) = infini.records("train")
+    assert training.data["examples"] == 3 and training.results["validation_summary_nll"]["n"] > 6
+    infini("eval", *words, "length=64,1K")
+    (run,) = infini.records("eval")
+    cells = run.series["cells"]
+    assert [cell["length"] for cell in cells] == [64, 1024]
+    assert [book["tokens_read"] for book in cells[0]["books"]] == [64, 64]
+    assert run.results["overall"]["value"] == cells[1]["overall"]
+    kept = (infini.results / "runs" / f"{run.run_id}.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["name"] for line in kept] == ["64/1", "64/2", "1K/1", "1K/2"]
+    assert all(json.loads(line)["tokens_drawn"] <= 6 for line in kept)
+    # Whole books where no length is given; the same seeds draw the same summary, whatever else was read.
+    infini("eval", *words, "task.input_length=64")
+    again = infini.records("eval")[-1]
+    assert again.series["cells"][0]["books"] == cells[0]["books"]
