@@ -70,13 +70,17 @@ T = TypeVar("T")
 _NOUNS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
 
 
+def _may_be(value: Any, kind: Any) -> bool:
+    return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+
+
 def _convert(key: str, value: Any, hint: Any) -> Any:
     """`value` as the annotated type `hint`; InputError naming `key` otherwise. An int is a fine float."""
     if get_origin(hint) in (Union, types.UnionType):
         if value is None and type(None) in get_args(hint):
             return None
         arms = [arm for arm in get_args(hint) if arm is not type(None)]
-        fitting = [arm for arm in arms if isinstance(value, arm) and not isinstance(value, bool)] if arms[1:] else arms
+        fitting = [arm for arm in arms if _may_be(value, arm)] if arms[1:] else arms
         require(bool(fitting), key, value, f"must be {' or '.join(_NOUNS[arm] for arm in arms if arm in _NOUNS)}")
         hint = fitting[0]
     if get_origin(hint) is list:

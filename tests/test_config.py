@@ -237,6 +237,12 @@ def test_optional_groups_can_be_switched_off(group: str) -> None:
     assert compose([f"{group}=null"]).seed == 1
 
 
+def test_a_depth_may_be_a_whole_number() -> None:
+    assert parse_depths(compose(["task=passkey", "depth=[0,0.5,1]"]).depth) == {"0": 0.0, "0.5": 0.5, "1": 1.0}
+    assert parse_depths(compose(["task=passkey", "depth=1"]).depth) == {"1": 1.0}
+    assert message("depth=true").startswith("depth=True: must be a string or a finite number")
+
+
 def test_expand_sweep_lists_every_job() -> None:
     assert expand_sweep(["model=full,local", "seed=1,2", "checkpoint=/a=b"]) == [
         ["model=full", "seed=1", "checkpoint='/a=b'"],
