@@ -153,7 +153,7 @@ def test_help_of_a_verb_explains_every_key_of_its_groups(verb: str, capsys: pyte
 def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "task=passkey", "recipe.steps=777", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "recipe=passkey_laptop:" in shown and "recipe.steps=777 " in shown and "task.few_digit_share=0.5" in shown
+    assert "recipe=passkey_laptop:" in shown and "recipe.steps=777 " in shown and "task.few_digit_share=0.8" in shown
 
 
 @pytest.mark.parametrize(
