@@ -46,6 +46,9 @@ VERBS = {
     "generate": Verb(
         "generate", "go on from a prompt of any length", "infini generate prompt=@book.txt decoding.temperature=0"
     ),
+    "summarize": Verb(
+        "summarize", "sum up a book of any length, text or EPUB", "infini summarize book.txt output=summary.txt"
+    ),
     "table": Verb("table", "print a table from the records, the paper's numbers beside ours", "infini table"),
     "figure": Verb("figure", "draw a report's figures from the records", "infini figure"),
     "reproduce": Verb("reproduce", "run what a table still needs, then print it", "infini reproduce seed=1,2,3"),
@@ -124,6 +127,7 @@ def _dispatch(arguments: list[str]) -> int:
         from infini.help import verb_help
 
         settings = [_bracketed(word) for word in rest if "=" in word]
+        settings = ["task=booksum", *settings] if name == "summarize" else settings
         print(verb_help(name, VERBS[name].description, VERBS[name].example, settings))
         return 0
     multirun = bool({"-m", "--multirun"} & set(rest))
@@ -136,6 +140,11 @@ def _dispatch(arguments: list[str]) -> int:
     if name == "generate":
         texts, words = _take_texts(words)
         return _run(name, words, texts=texts)
+    if name == "summarize":
+        texts, settings = _take_texts([word for word in words if "=" in word])
+        paths = [word for word in words if "=" not in word]
+        # The task is what a model was trained for, and says how summaries are drawn.
+        return _run(name, ["task=booksum", *settings], texts=texts, paths=paths)
     words = [_bracketed(word) for word in words]
     if name == "publish":
         ids = [word for word in words if "=" not in word]

@@ -30,6 +30,10 @@ USES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("decoding", "task", "model", "scale", "parallel"),
         ("prompt", "checkpoint", "save_state", "load_state", "seed", "results_dir"),
     ),
+    "summarize": (
+        ("decoding", "model", "scale", "parallel"),
+        ("checkpoint", "output", "seed", "results_dir"),
+    ),
     "table": (("report", "scale"), ("results_dir",)),
     "figure": (("report", "scale"), ("results_dir",)),
     "reproduce": (("report", *_TRAINING), ("seed", "length", "depth", *_PLACES)),

@@ -20,7 +20,7 @@ from infini.schema_running import DecodingConfig, LoggerConfig, ParallelConfig, 
 
 LISTS = ("length", "depth")
 """Root keys that are lists; one value is a list of one."""
-TEXTS = ("prompt", "save_state", "load_state")
+TEXTS = ("prompt", "save_state", "load_state", "output")
 """Root keys of `infini generate` whose values are taken as they are typed, without the grammar of the others."""
 OPTIONAL_GROUPS = ("tuned", "experiment")
 """Groups that may be absent and have no dataclass: their files set values of the other groups."""
@@ -108,11 +108,20 @@ class BooksumConfig(TaskConfig):
     """Tokens of a summary at most in training; longer ones are cut."""
     references: str
     """Of several summaries of a book: mean, the mean of the scores against each; or max."""
+    reference: str | None
+    """An evaluation of summaries without a model: lead, the book's first words; random, sentences of it; oracle,
+    sentences picked with a person's summary at hand; human, a second person's summary against the first's. None: a
+    model's."""
+    reference_words: int
+    """Words of such a summary (but for human) at most."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("task.split", self.split, ("validation", "test"))
         one_of("task.references", self.references, ("mean", "max"))
+        if self.reference is not None:
+            one_of("task.reference", self.reference, ("lead", "random", "oracle", "human"))
+        at_least("task", self, 1, "reference_words")
         parse_lengths([self.input_length])
         at_least("task", self, 1, "summary_tokens")
         require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every book stands alone")
@@ -337,6 +346,8 @@ class Config:
     """File that takes the state of a prompt that was read, to go on from as often as one likes."""
     load_state: str | None
     """File of such a state; a prompt is read after it."""
+    output: str | None
+    """File that takes what `infini summarize` says; None prints it."""
     results_dir: str
     """Where records and checkpoints go."""
     cache_dir: str | None

@@ -56,6 +56,7 @@ def test_frozen_surface() -> None:
         "train",
         "eval",
         "generate",
+        "summarize",
         "table",
         "figure",
         "reproduce",
@@ -83,6 +84,7 @@ def test_frozen_surface() -> None:
         "prompt",
         "save_state",
         "load_state",
+        "output",
         "results_dir",
         "cache_dir",
     ]

@@ -94,13 +94,15 @@ def _check_writable(results_dir: str) -> None:
         ) from error
 
 
-def start_record(verb: str, cfg: Config, overrides: list[str], parent: str | None = None) -> RunRecord:
-    """A record with everything that is known when a run starts.
+def start_record(
+    verb: str, cfg: Config, overrides: list[str], parent: str | None = None, model: str | None = None
+) -> RunRecord:
+    """A record with everything that is known when a run starts. model: what it is of, where not of cfg.model.
 
     Raises InputError when results_dir cannot be written: better known now than after the run.
     """
     _check_writable(cfg.results_dir)
-    model = str(cfg.model["name"])
+    model = model or str(cfg.model["name"])
     device = pick_device(cfg.parallel.accelerator)
     running = {
         "threads": torch.get_num_threads(),

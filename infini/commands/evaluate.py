@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from infini.training.checkpoint import load_model
 
 def run(cfg: Config, overrides: list[str]) -> int:
     """Evaluate and print the metrics."""
-    record = evaluate(cfg, overrides, find_checkpoint(cfg, overrides))
+    if (reference := getattr(cfg.task, "reference", None)) is not None:
+        record = evaluate_reference(cfg, overrides, reference)
+    else:
+        record = evaluate(cfg, overrides, find_checkpoint(cfg, overrides))
     console = Console()
     for name, entry in record.results.items():
         console.print(f"{name:<18} {entry['value']:>12.4f}  {entry['unit']}  (n = {entry['n']:,})", highlight=False)
@@ -52,6 +56,22 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
         "peak_memory_bytes": peak_memory_bytes(device),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
+    return _write(record, cfg, beside, finish)
+
+
+def evaluate_reference(cfg: Config, overrides: list[str], reference: str) -> records.RunRecord:
+    """Measure what needs no model, as its task makes it, and write the record under the name of the reference."""
+    record = start_record("eval", cfg, overrides, model=reference)
+    started = time.perf_counter()
+    task = importlib.import_module(f"tasks.{cfg.task.name}")
+    beside = task.evaluate_reference(cfg, record)
+    record.cost = {"wall_seconds": time.perf_counter() - started}
+    return _write(record, cfg, beside, lambda: None)
+
+
+def _write(
+    record: records.RunRecord, cfg: Config, beside: dict[str, bytes], finish: Callable[[], None]
+) -> records.RunRecord:
     path = records.record_path(cfg.results_dir, record.run_id)
     for suffix, content in beside.items():
         records.write_atomically(path.with_suffix(suffix), content)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from infini import records
 from infini.errors import InputError
-from infini.report.load import draw, load_report, report_of_runs
-from infini.report.passkey import PasskeyReport
+from infini.report.load import OfRuns, draw, load_report, report_of_runs
 from infini.report.selection import Report, select_runs
 from infini.schema import groups
 
@@ -32,7 +31,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
         reports = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]
     else:
         reports = [report_of_runs(cfg.report, "draw")]
-    drawn = [_draw(report, cfg) for report in reports if isinstance(report, Report | PasskeyReport)]
+    drawn = [_draw(report, cfg) for report in reports if isinstance(report, OfRuns)]
     if not any(drawn):
         which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
         raise InputError(
@@ -41,7 +40,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     return 0
 
 
-def _draw(report: Report | PasskeyReport, cfg: Config) -> list[Path]:
+def _draw(report: OfRuns, cfg: Config) -> list[Path]:
     """The figures of one report; what was drawn is printed."""
     results_dir = Path(cfg.results_dir)
     for folder in (results_dir, records.published_dir()):

@@ -36,7 +36,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
         raise InputError("prompt=null: give a text, @ and a file, or - for standard input; or load_state=<file>")
     text, size = _open(cfg.prompt)
     if cfg.save_state is not None:
-        _check_writable(Path(cfg.save_state))
+        check_writable("save_state", Path(cfg.save_state))
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     # Here the seed decides what is drawn, not which model goes on.
@@ -90,22 +90,26 @@ def _open(prompt: str | None) -> tuple[Iterator[str], int]:
             return iter((prompt,)), len(prompt.encode())
         except UnicodeEncodeError as error:
             raise InputError(f"prompt={prompt!r}: is not UTF-8 text") from error
-    path = Path(prompt[1:])
+    return open_text(Path(prompt[1:]), f"prompt={prompt!r}")
+
+
+def open_text(path: Path, where: str) -> tuple[Iterator[str], int]:
+    """A UTF-8 file in pieces, and its bytes. where: what messages call it. Raises InputError for a bad file."""
     try:
         size = path.stat().st_size
         file = open(path, encoding="utf-8", newline="")  # noqa: SIM115 - it is read while it is streamed
     except OSError as error:
-        raise InputError(f"prompt={prompt!r}: cannot be read ({error.strerror})") from error
-    return _pieces(file, f"prompt={prompt!r}"), size
+        raise InputError(f"{where}: cannot be read ({error.strerror})") from error
+    return _pieces(file, where), size
 
 
-def _check_writable(path: Path) -> None:
-    """Before a long prompt is read: raises InputError where a file of this name cannot be made."""
+def check_writable(key: str, path: Path) -> None:
+    """Before a long text is read: raises InputError where the file that `key` names cannot be made."""
     standing = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir() or not standing.is_dir():
-        raise InputError(f"save_state={str(path)!r}: {path if path.is_dir() else standing} is in the way; name a file")
+        raise InputError(f"{key}={str(path)!r}: {path if path.is_dir() else standing} is in the way; name a file")
     if not os.access(standing, os.W_OK):
-        raise InputError(f"save_state={str(path)!r}: {standing} may not be written")
+        raise InputError(f"{key}={str(path)!r}: {standing} may not be written")
 
 
 def _pieces(file: object, where: str) -> Iterator[str]:

@@ -12,10 +12,9 @@ from infini.commands.claims import FILE as CLAIMS_FILE
 from infini.commands.claims import claims_text
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
-from infini.report.load import draw, render, report_of_runs
-from infini.report.passkey import PasskeyReport
+from infini.report.load import OfRuns, draw, render, report_of_runs
 from infini.report.render import write_report
-from infini.report.selection import Report, select_runs
+from infini.report.selection import select_runs
 
 if TYPE_CHECKING:
     from infini.config import Config
@@ -48,7 +47,7 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     return 0
 
 
-def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: Report | PasskeyReport) -> list[Path]:
+def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: OfRuns) -> list[Path]:
     """Copy runs and the training runs they came from into `published_dir`, then renew tables, figures and
     CLAIMS.md there.
 

@@ -15,6 +15,7 @@ from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
 from infini.report.passkey import PasskeyReport
 from infini.report.search import SearchReport
+from infini.report.summaries import SummaryReport
 from infini.schema import groups
 from infini.training.checkpoint import checkpoint_folder
 
@@ -40,6 +41,11 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
         from infini.commands.reproduce_passkey import run_rows
 
         run_rows(report, cfg, overrides, seeds, console)
+        return table.run(cfg, overrides)
+    if isinstance(report, SummaryReport):
+        from infini.commands.reproduce_booksum import run_systems
+
+        run_systems(report, cfg, overrides, seeds, console)
         return table.run(cfg, overrides)
     one = names_a_task(overrides)
     others = [text for text in overrides if not text.startswith(("task=", "model=", "variant="))]

@@ -13,9 +13,11 @@ from infini.report.footprint import MemoryReport
 from infini.report.passkey import PasskeyReport, build_passkey_report
 from infini.report.search import SearchReport
 from infini.report.selection import Report, Selection
+from infini.report.summaries import SummaryReport, build_summary_report
 from infini.report.tables import RenderedReport, build_report
 
-AnyKind = Report | PasskeyReport | MemoryReport | ClaimsReport | SearchReport
+OfRuns = Report | PasskeyReport | SummaryReport
+AnyKind = OfRuns | MemoryReport | ClaimsReport | SearchReport
 
 
 def load_report(config: Any) -> AnyKind:
@@ -26,6 +28,7 @@ def load_report(config: Any) -> AnyKind:
         "segments": MemoryReport,
         "tables": ClaimsReport,
         "rates": SearchReport,
+        "systems": SummaryReport,
     }
     for key, kind in kinds.items():
         if isinstance(config, Mapping) and key in config:
@@ -33,17 +36,17 @@ def load_report(config: Any) -> AnyKind:
     return Report.from_config(config)
 
 
-def report_of_runs(config: Any, verb: str) -> Report | PasskeyReport:
+def report_of_runs(config: Any, verb: str) -> OfRuns:
     """load_report for a verb that needs runs; InputError for a report that has none of its own."""
     report = load_report(config)
-    if not isinstance(report, Report | PasskeyReport):
+    if not isinstance(report, OfRuns):
         hint = f"`infini table report={report.name}`"
         raise InputError(f"report={report.name}: nothing to {verb} of this kind of report; print it with {hint}")
     return report
 
 
 def render(
-    report: Report | PasskeyReport,
+    report: OfRuns,
     scale: str,
     published: Iterable[RunRecord],
     yours: Iterable[RunRecord] | None = None,
@@ -51,19 +54,24 @@ def render(
     """The tables of a report at one scale; see build_report."""
     if isinstance(report, PasskeyReport):
         return build_passkey_report(report, scale, published, yours)
+    if isinstance(report, SummaryReport):
+        return build_summary_report(report, scale, published, yours)
     return build_report(report, scale, published, yours)
 
 
-def draw(report: Report | PasskeyReport, scale: str, selection: Selection, folder: Path) -> list[Path]:
+def draw(report: OfRuns, scale: str, selection: Selection, folder: Path) -> list[Path]:
     """All figures of a report, written to `folder`; the paths of the files."""
     # matplotlib is slow to load and only figures need it.
     from infini.report.costs import draw_costs
     from infini.report.curves import draw_curves
     from infini.report.figures import draw_report
     from infini.report.passkey_figures import draw_passkey
+    from infini.report.summary_figures import draw_summaries
 
     if isinstance(report, PasskeyReport):
         written = draw_passkey(report, scale, selection, folder)
+    elif isinstance(report, SummaryReport):
+        written = draw_summaries(report, scale, selection, folder)
     else:
         written = draw_report(report, scale, selection, folder) + draw_costs(report, scale, selection, folder)
     heading = f"{report.title}, scale {scale}: training"

@@ -15,12 +15,12 @@ from infini.schema import BooksumConfig
 from infini.training.checkpoint import TOKENIZER, named_folder
 from tasks.booksum.books import BookSplit, open_books
 from tasks.booksum.data import SEPARATOR, BatchStream, SummaryBatches
-from tasks.booksum.evaluation import evaluate
+from tasks.booksum.evaluation import evaluate, evaluate_reference
 from tasks.data_module import ResumableDataModule
 from tasks.text import TextTokenizer, bpe_tokenizer, hub_tokenizer
 from tasks.token_cache import TokenisedSplit, tokenise
 
-__all__ = ["BooksumDataModule", "DataModule", "evaluate"]
+__all__ = ["BooksumDataModule", "DataModule", "evaluate", "evaluate_reference"]
 
 
 class BooksumDataModule(ResumableDataModule):

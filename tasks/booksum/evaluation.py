@@ -13,12 +13,14 @@ from rich.console import Console
 
 from infini.config import Config, cache_root
 from infini.decoding import Reader, generate
+from infini.errors import InputError
 from infini.lengths import format_length, parse_lengths
 from infini.memory_use import peak_memory_bytes
 from infini.precision import autocast
 from infini.progress import progress_bar
 from infini.records import RunRecord
 from infini.schema import BooksumConfig
+from tasks.booksum import references
 from tasks.booksum.books import BookSplit, open_books
 from tasks.booksum.data import SEPARATOR
 from tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge
@@ -72,10 +74,7 @@ def evaluate(
     cells = [_cell(length, books, kept, task.references) for length in lengths]
     longest = max(cells, key=lambda cell: int(cell["length"]))
     record.data = opened.data_record() | {"revision": books.revision}
-    record.results = {
-        name: {"value": longest[name], "n": len(opened), "unit": "per cent", "higher_is_better": True}
-        for name in (OVERALL, *TYPES)
-    }
+    record.results = _results(longest, len(opened))
     record.series["cells"] = cells
     entries = [kept.entries[_name(length, opened.names[index])] for length, index in wanted]
     record.cost = {
@@ -86,6 +85,53 @@ def evaluate(
     }
     beside = {".jsonl": b"".join(map(line_of, entries))}
     return beside, lambda: kept.drop(entry["name"] for entry in entries)
+
+
+def evaluate_reference(cfg: Config, record: RunRecord) -> dict[str, bytes]:
+    """Score the summaries that `task.reference` says, which need no model, and fill the record.
+
+    Returns what is to lie beside the record: nothing, for the texts are the books'. Books whose summaries it cannot be
+    made for (a second person's where there is one) are left out. Raises InputError when none is left.
+    """
+    task = cast(BooksumConfig, cfg.task)
+    assert task.reference is not None
+    books = open_books(cfg, task.split)
+    scored = []
+    with progress_bar(f"{task.reference} on {task.name}", len(books.documents)) as advance:
+        for index, document in enumerate(books.documents):
+            texts = books.summaries[index]
+            if task.reference != "human":
+                made = _without_model(task, document.text, texts, _seed(cfg.seed, document.name))
+                scores = rouge(made, texts, task.references)
+            elif len(texts) > 1:
+                scores = rouge(texts[1], texts[:1])
+            else:
+                advance(1)
+                continue
+            scored.append({"name": document.name, **{metric: round(value, 4) for metric, value in scores.items()}})
+            advance(1)
+    if not scored:
+        raise InputError(f"task.reference={task.reference!r}: no book of {task.split} has two summaries")
+    record.data = {
+        "name": books.documents.name,
+        "split": task.split,
+        "source": books.documents.source,
+        "revision": books.revision,
+        "documents": len(books.documents),
+    }
+    cell = _means(scored)
+    record.series["cells"] = [cell]
+    record.results = _results(cell, len(scored))
+    return {}
+
+
+def _without_model(task: BooksumConfig, text: str, texts: Sequence[str], seed: int) -> str:
+    if task.reference == "lead":
+        return references.lead(text, task.reference_words)
+    if task.reference == "random":
+        return references.random_sentences(text, task.reference_words, seed)
+    # The first summary is the one it is made for.
+    return references.oracle(text, texts[0], task.reference_words)
 
 
 def summarise(
@@ -122,13 +168,21 @@ def _cell(length: int, books: BookSplit, kept: KeptEntries, references: str) -> 
         entry = kept.entries[_name(length, name)]
         scores = {metric: round(value, 4) for metric, value in rouge(entry["summary"], texts, references).items()}
         scored.append({"name": name, "tokens_read": entry["tokens_read"], **scores})
+    return {"length": length, **_means(scored)}
+
+
+def _means(scored: list[dict[str, Any]]) -> dict[str, Any]:
     means = over_books(scored)
     return {
-        "length": length,
         **{metric: round(value, 4) for metric, (value, _, _) in means.items()},
         **{f"{metric}_interval": [round(low, 4), round(high, 4)] for metric, (_, low, high) in means.items()},
         "books": scored,
     }
+
+
+def _results(cell: dict[str, Any], n: int) -> dict[str, dict[str, Any]]:
+    entry = {"n": n, "unit": "per cent", "higher_is_better": True}
+    return {name: {"value": cell[name], **entry} for name in (OVERALL, *TYPES)}
 
 
 def _name(length: int, book: str) -> str:

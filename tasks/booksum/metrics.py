@@ -27,6 +27,12 @@ def sentences(text: str) -> list[str]:
     return [sentence for sentence in _SENTENCE_END.split(joined) if sentence]
 
 
+def words(text: str) -> list[str]:
+    """The words that ROUGE counts: lower case, without punctuation, stemmed."""
+    found: list[str] = _scorer()._tokenizer.tokenize(text)
+    return found
+
+
 @cache
 def _scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer

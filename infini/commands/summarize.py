@@ -1,0 +1,111 @@
+"""`infini summarize`: a book of the user's own, of any length, is streamed through a trained model and summed up."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer
+from infini.commands.generate import TOKENS_PER_CALL, check_writable, open_text
+from infini.config import Config
+from infini.decoding import Reader, generate
+from infini.errors import InputError
+from infini.precision import autocast, pick_device
+from infini.progress import progress_bar
+from infini.records import write_atomically
+from infini.training.checkpoint import load_model
+
+EPUB = ".epub"
+BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "blockquote")
+"""Elements of an EPUB's pages that hold text."""
+
+
+def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, str | None]) -> int:
+    """Print the summary of a book, or write it to a file; what was read goes to standard error.
+
+    paths: the book. texts: `output` as it was typed.
+    Raises InputError when there is not one book, or it, the checkpoint or the output cannot be had.
+    """
+    if len(paths) != 1:
+        raise InputError(f"{' '.join(paths)!r}: give one book, a text or an EPUB: infini summarize book.txt")
+    from tasks.booksum.data import SEPARATOR
+
+    output = texts.get("output")
+    text, size = _book(Path(paths[0]))
+    if output is not None:
+        check_writable("output", Path(output))
+    keep_large_buffers()
+    device = pick_device(cfg.parallel.accelerator)
+    # Here the seed decides what is drawn, not which model it is.
+    folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
+    model, description = load_model(folder, device)
+    tokenizer = load_tokenizer(folder, description)
+    with autocast(cfg.parallel.precision, device):
+        reader, read = Reader.begin(model, tokenizer.bos_id), 0
+        with progress_bar(f"reading {paths[0]}", max(size, 1), shown=sys.stderr.isatty()) as advance:
+            for ids, part in tokenizer.encode_stream(text):
+                reader = reader.read([ids], TOKENS_PER_CALL)
+                read += len(ids)
+                advance(len(part.encode()))
+        if not read:
+            raise InputError(f"{paths[0]}: there is nothing in it")
+        reader = reader.read([tokenizer.encode(SEPARATOR)], TOKENS_PER_CALL)
+        options, generator = cfg.decoding, torch.Generator().manual_seed(cfg.seed)
+        speak, said = tokenizer.speaker(), []
+        for token, _ in generate(
+            reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.bos_id
+        ):
+            said.append(speak(token))
+            if output is None:
+                print(said[-1], end="", flush=True)
+    if output is None:
+        print()
+    else:
+        write_atomically(Path(output), ("".join(said).strip() + "\n").encode())
+    where = f"; summary in {output}" if output is not None else ""
+    print(f"{read:,} tokens read by {description['run_id']}{where}", file=sys.stderr)
+    return 0
+
+
+def _book(path: Path) -> tuple[Iterator[str], int]:
+    """The text of a book in pieces, and its bytes as far as they are known. Raises InputError for a bad file."""
+    if path.suffix.lower() != EPUB:
+        return open_text(path, repr(str(path)))
+    text = epub_text(path)
+    return iter([text]), len(text.encode())
+
+
+def epub_text(path: Path) -> str:
+    """The text of an EPUB's chapters in the order of reading, a blank line between paragraphs.
+
+    Raises InputError when the library for it is not installed, or the file is no EPUB.
+    """
+    try:
+        from ebooklib import ITEM_DOCUMENT, epub
+        from lxml import etree, html
+    except ImportError as error:
+        raise InputError(f"{str(path)!r}: to read an EPUB, `pip install 'infini[epub]'`") from error
+    if not path.is_file():
+        raise InputError(f"{str(path)!r}: cannot be read (No such file or directory)")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            book = epub.read_epub(str(path), {"ignore_ncx": True})
+        chapters = [book.get_item_with_id(name) for name, _ in book.spine]
+        paragraphs = []
+        for chapter in chapters:
+            if chapter is None or chapter.get_type() != ITEM_DOCUMENT:
+                continue
+            tree = html.fromstring(chapter.get_content())
+            for element in tree.iter(*BLOCKS):
+                # What has blocks within it is told by them.
+                if next(element.iterdescendants(*BLOCKS), None) is None:
+                    paragraphs.append(" ".join(element.text_content().split()))
+    except (epub.EpubException, etree.LxmlError, KeyError, ValueError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{str(path)!r}: cannot be read as an EPUB ({reason})") from error
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)

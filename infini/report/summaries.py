@@ -1,0 +1,207 @@
+"""The table of summaries: ROUGE of every system, the paper's beside ours, and ROUGE by length of the input."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infini.errors import InputError, did_you_mean
+from infini.lengths import format_length, parse_lengths
+from infini.records import RunRecord, value_at
+from infini.report.selection import Selection, checked, select_runs
+from infini.report.tables import (
+    DASH,
+    MISSING,
+    PLUS_MINUS,
+    Cell,
+    RenderedReport,
+    Row,
+    Table,
+    commit_of,
+    hardware_of,
+    measured_cell,
+)
+
+COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
+"""Metric -> heading."""
+REFERENCES = ("lead", "random", "oracle", "human")
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """A system: `model` of this project, or, without one, only what the paper prints."""
+
+    title: str
+    model: str | None = None
+    paper: tuple[float, ...] = ()
+    """R-1, R-2, R-L and Overall as printed."""
+
+
+@dataclass(frozen=True)
+class SummaryReport:
+    """A table of summaries, as `conf/report/<name>.yaml` declares it."""
+
+    name: str
+    title: str
+    task: str
+    split: str
+    input_lengths: list[str | int]
+    """Tokens of a book that the systems read. Several make a column each, of the overall value."""
+    systems: dict[str, SummaryRow]
+    """Row name -> the system, in the order of the rows."""
+    run: list[str] | str = "all"
+    """Rows that `infini reproduce` makes, of those with a model; or all."""
+    aggregate: str | None = None
+    """What several runs of one row and seed are: null (an error) or newest."""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.aggregate not in (None, "newest"):
+            raise InputError(f"report.aggregate={self.aggregate!r}: null or newest")
+        parse_lengths(self.input_lengths)
+        if not isinstance(self.systems, Mapping):
+            raise InputError(f"report.systems={self.systems!r}: names with what belongs to each, {{a: ..., b: ...}}")
+        for name in [] if self.run == "all" else self.run:
+            if name not in self.systems:
+                allowed = ", ".join(self.systems)
+                raise InputError(f"report.run={name!r}: all, or names of {allowed}{did_you_mean(name, self.systems)}")
+
+    @property
+    def parts(self) -> tuple[SummaryReport, ...]:
+        """The report itself: it is about one task."""
+        return (self,)
+
+    @property
+    def one_corpus(self) -> bool:
+        """Systems have tokenizers of their own; the books are the same by their revision."""
+        return False
+
+    @property
+    def ways_to_choose(self) -> tuple[str, ...]:
+        return ("newest",)
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        return {name: row.title for name, row in self.systems.items()}
+
+    @property
+    def to_run(self) -> list[str]:
+        """The rows that `infini reproduce` makes, in the order of the table."""
+        return [name for name, row in self.systems.items() if row.model and (self.run == "all" or name in self.run)]
+
+    def row_of(self, run: RunRecord, known: Selection) -> str | None:
+        if run.task != self.task or run.data.get("split") != self.split or not self.cells_of(run):
+            return None
+        # The mean over references and the maximum are no one column.
+        if value_at(run.config, "task.references") != "mean":
+            return None
+        return next((name for name, row in self.systems.items() if row.model == run.model), None)
+
+    def cells_of(self, run: RunRecord) -> frozenset[Any]:
+        return frozenset(cell.get("length") for cell in run.series.get("cells", ()) if self._counts(cell))
+
+    def _counts(self, cell: Mapping[str, Any]) -> bool:
+        # What needs no model reads no length.
+        return cell.get("length") is None or cell["length"] in parse_lengths(self.input_lengths)
+
+    @classmethod
+    def from_config(cls, config: Any) -> SummaryReport:
+        """A report from the `report` group; InputError for a key or value that is not allowed."""
+        report: SummaryReport = checked(cls, config, "title", "task", "split", "input_lengths", "systems")
+        return replace(report, systems={name: _row(name, values) for name, values in dict(report.systems).items()})
+
+
+def _row(name: str, values: Any) -> SummaryRow:
+    try:
+        made = SummaryRow(**values)
+    except TypeError as error:
+        raise InputError(f"report.systems.{name}: {error}") from error
+    if len(made.paper) not in (0, 4):
+        raise InputError(f"report.systems.{name}.paper={made.paper!r}: must be R-1, R-2, R-L and Overall, or empty")
+    return replace(made, paper=tuple(made.paper))
+
+
+def build_summary_report(
+    report: SummaryReport, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None
+) -> RenderedReport:
+    """The table, a line for each row and source. Raises InputError: there are two candidates for a cell."""
+    known = {"published": [run for run in published if not run.synthetic]}
+    if yours is not None:
+        known["yours"] = list(yours)
+    sources = {source: select_runs(report, scale, found) for source, found in known.items()}
+    lengths = parse_lengths(report.input_lengths)
+    several = len(lengths) > 1
+    heads = [format_length(length) for length in lengths] if several else list(COLUMNS.values())
+    rows = []
+    for name, row in report.systems.items():
+        if row.paper and not several:
+            by_metric = dict(zip(("rouge1", "rouge2", "rougeL", "overall"), row.paper, strict=True))
+            quoted = [
+                Cell(str(by_metric[m]), "quoted", by_metric[m], source="paper") if m in by_metric else MISSING
+                for m in COLUMNS
+            ]
+            rows.append(Row(f"{name}/paper", row.title, (Cell("paper", "quoted", source="paper"), MISSING, *quoted)))
+        for source, selection in sources.items():
+            runs = selection.runs.get(name, [])
+            if not runs and (source == "yours" or row.paper or not row.model):
+                continue
+            label = measured_cell(source, source, 0.0, None, "", 0, [run.run_id for run in runs])
+            wanted = [("overall", length) for length in lengths] if several else [(m, lengths[0]) for m in COLUMNS]
+            cells = tuple(_score(runs, metric, length, source) for metric, length in wanted)
+            read = MISSING if several else _books(runs, lengths[0], source)
+            rows.append(Row(f"{name}/{source}", row.title, (label, *([] if several else [read]), *cells)))
+    what = "Overall, geometric mean of R-1, R-2 and R-L, by tokens read" if several else "ROUGE, F-measure in per cent"
+    columns = ("Source", *heads) if several else ("Source", "Books", *heads)
+    made_up = any(selection.synthetic for selection in sources.values())
+    title = f"{report.title}, scale {scale}{' [SYNTHETIC BOOKS: says nothing about the systems]' if made_up else ''}"
+    notes = [report.note] if report.note else []
+    notes.append(f"In brackets the bootstrap interval over books, 95 %, of the first seed; {DASH}: not available.")
+    notes += [_provenance(source, selection) for source, selection in sources.items()]
+    return RenderedReport(report.name, scale, title, (Table(what, columns, tuple(rows), "System"),), tuple(notes))
+
+
+def cells_at(runs: Iterable[RunRecord], length: int) -> list[tuple[RunRecord, dict[str, Any]]]:
+    """The runs that have scores at an input length (what needs no model has the same at all), with these."""
+    found = [(run, cell) for run in runs for cell in run.series.get("cells", ())]
+    return [(run, cell) for run, cell in found if cell.get("length") in (None, length)]
+
+
+def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> Cell:
+    found = cells_at(runs, length)
+    if not found:
+        return MISSING
+    values = [float(cell[metric]) for _, cell in found]
+    mean = statistics.fmean(values)
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    low, high = found[0][1][f"{metric}_interval"]
+    text = f"{mean:.1f}" + (f" {PLUS_MINUS} {spread:.1f} ({len(values)})" if spread is not None else "")
+    ids = [run.run_id for run, _ in found]
+    return measured_cell(
+        f"{text} [{low:.1f}, {high:.1f}]", source, mean, spread, "sd" if spread else "", len(found), ids
+    )
+
+
+def _books(runs: Iterable[RunRecord], length: int, source: str) -> Cell:
+    found = cells_at(runs, length)
+    if not found:
+        return MISSING
+    count = len(found[0][1]["books"])
+    return measured_cell(str(count), source, count, None, "", len(found), [run.run_id for run, _ in found])
+
+
+def _provenance(source: str, selection: Selection) -> str:
+    runs = selection.all_runs
+    if not runs:
+        return f"{source}: no runs"
+
+    def distinct(values: Iterable[Any]) -> str:
+        return " | ".join(dict.fromkeys(map(str, values)))
+
+    books = distinct(f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs)
+    tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
+    return (
+        f"{source}: {len(runs)} evaluation runs; {books}; tokenizer {tokenizers or DASH}; "
+        f"hardware {distinct(hardware_of(run) for run in runs)}; commit {distinct(commit_of(run) for run in runs)}"
+    )

@@ -1,0 +1,83 @@
+"""Figures of the summarisation task, from run records."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from infini.lengths import format_length, parse_lengths
+from infini.records import RunRecord
+from infini.report.figures import LINES, SYNTHETIC_MARK, gate_heatmap, paper_style, save
+from infini.report.selection import Selection
+from infini.report.summaries import SummaryReport, cells_at
+
+
+def overall_by_length(report: SummaryReport, scale: str, selection: Selection, path: Path) -> list[Path]:
+    """Draw the overall value (geometric mean of R-1, R-2 and R-L) against the tokens of a book that were read; the mean
+    over seeds, bars the bootstrap interval over books of the first seed.
+
+    Returns:
+        Paths of the PNG and the SVG; empty where no system was asked at two lengths.
+    """
+    curves = {name: _points(report, runs) for name, runs in selection.runs.items()}
+    if not any(len(points) > 1 for points in curves.values()):
+        return []
+    with paper_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 3.8))
+        axes = figure.add_subplot()
+        for index, (name, points) in enumerate(curves.items()):
+            style, marker, shade = LINES[index % len(LINES)]
+            x, mean, low, high = zip(*points, strict=True)
+            bars = [[m - a for m, a in zip(mean, low, strict=True)], [b - m for m, b in zip(mean, high, strict=True)]]
+            # Side by side, where bars would cover each other.
+            moved = [value * 1.03**index for value in x]
+            axes.errorbar(
+                moved,
+                mean,
+                [[max(0.0, value) for value in side] for side in bars],
+                fmt=marker,
+                linestyle=style,
+                color=shade,
+                markersize=4,
+                capsize=2,
+                linewidth=1.2,
+                label=report.systems[name].title,
+            )
+        ticks = parse_lengths(report.input_lengths)
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [format_length(tick) for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("tokens of the book that were read")
+        axes.set_ylabel("overall ROUGE (per cent)")
+        made_up = SYNTHETIC_MARK if selection.synthetic else ""
+        axes.set_title(
+            f"{report.title}\nscale {scale}, {report.split} books, bars: 95 % over books{made_up}", fontsize=9
+        )
+        axes.legend(frameon=False)
+        return save(figure, path)
+
+
+def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[int, float, float, float]]:
+    """(tokens read, overall, its interval) at every length that was asked."""
+    points = []
+    for length in parse_lengths(report.input_lengths):
+        cells = [cell for _, cell in cells_at(runs, length)]
+        if cells:
+            low, high = cells[0]["overall_interval"]
+            points.append((length, statistics.fmean(cell["overall"] for cell in cells), low, high))
+    return points
+
+
+def draw_summaries(report: SummaryReport, scale: str, selection: Selection, folder: Path) -> list[Path]:
+    """The overall value by length where there are several, and the gates of each model at its first seed."""
+    written: list[Path] = []
+    if len(report.input_lengths) > 1:
+        written += overall_by_length(report, scale, selection, folder / f"{report.name}_{scale}_overall_by_length")
+    for name, runs in selection.runs.items():
+        with_gates = [run for run in runs if run.series.get("gates")]
+        if with_gates:
+            path = folder / f"{report.name}_{scale}_gates_{name}"
+            written += gate_heatmap(with_gates[0], path, report.systems[name].title)
+    return written

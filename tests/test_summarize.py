@@ -1,0 +1,94 @@
+"""`infini summarize`: a book of the user's own, text or EPUB, and what it says when there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_runner import Runner
+from test_booksum import SUMMARIES, write_books
+
+BOOK = "The dog ran to the sea.\n\nIt came back with a fish; nobody knew whose."
+
+
+@pytest.fixture
+def summarizer(infini: Runner, tmp_path: Path) -> Runner:
+    """With a trained model."""
+    infini("train", "task=booksum", *SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}")
+    return infini
+
+
+def write_epub(path: Path, chapters: list[str]) -> Path:
+    from ebooklib import epub
+
+    book = epub.EpubBook()
+    book.set_identifier("made-up")
+    book.set_title("Made up")
+    items = []
+    for number, body in enumerate(chapters):
+        item = epub.EpubHtml(title=f"Chapter {number}", file_name=f"{number}.xhtml")
+        item.content = f"<html><body>{body}</body></html>"
+        book.add_item(item)
+        items.append(item)
+    book.add_item(epub.EpubNcx())
+    book.add_item(epub.EpubNav())
+    # Read in another order than stored.
+    book.spine = items[::-1]
+    epub.write_epub(str(path), book)
+    return path
+
+
+def test_a_book_is_summed_up_to_the_terminal_or_a_file(summarizer: Runner, tmp_path: Path) -> None:
+    book = tmp_path / "my book.txt"
+    book.write_text(BOOK, "utf-8")
+    said = summarizer("summarize", str(book), "decoding.max_new_tokens=6")
+    assert "tokens read by" in summarizer.err
+    target = tmp_path / "out" / "summary=1.txt"
+    assert summarizer("summarize", str(book), "decoding.max_new_tokens=6", f"output={target}") == ""
+    assert target.read_text("utf-8").strip() == said.strip()
+    assert str(target) in summarizer.err.replace("\n", "")
+    other = summarizer("summarize", str(book), "decoding.max_new_tokens=6", "seed=2")
+    assert other != said, "the seed decides what is drawn"
+
+
+def test_an_epub_is_its_chapters_in_the_order_of_reading(tmp_path: Path) -> None:
+    from infini.commands.summarize import epub_text
+
+    pages = ["<h1>Two</h1><p>Last <em>words</em>.</p>", "<h1>One</h1><ul><li><p>First.</p></li></ul><p>é</p>"]
+    text = epub_text(write_epub(tmp_path / "book.epub", pages))
+    assert text == "One\n\nFirst.\n\né\n\nTwo\n\nLast words."
+
+
+def test_an_epub_and_its_text_have_one_summary(summarizer: Runner, tmp_path: Path) -> None:
+    paragraphs = BOOK.split("\n\n")
+    epub = write_epub(tmp_path / "book.epub", ["".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)])
+    (tmp_path / "book.txt").write_text(BOOK, "utf-8")
+    assert summarizer("summarize", str(epub)) == summarizer("summarize", str(tmp_path / "book.txt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "cannot be read (No such file or directory)"),
+        ("none.epub", None, "cannot be read (No such file or directory)"),
+        ("empty.txt", b"", "there is nothing in it"),
+        ("bad.txt", b"abc\xff\xfe", "is not UTF-8 text (byte 3)"),
+        ("bad.epub", b"PK no archive", "cannot be read as an EPUB"),
+    ],
+)
+def test_a_book_that_is_none_is_one_line(
+    summarizer: Runner, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    summarizer("summarize", str(tmp_path / name), f"output={tmp_path / 'summary'}", code=2)
+    assert message in summarizer.err and summarizer.err.count("\n") == 1 and name in summarizer.err
+    assert not (tmp_path / "summary").exists()
+
+
+def test_one_book_is_asked_for(infini: Runner, tmp_path: Path) -> None:
+    for words in ((), ("a.txt", "b.txt")):
+        infini("summarize", *words, code=2)
+        assert "give one book" in infini.err
+    infini("summarize", str(tmp_path / "a.txt"), code=2)
+    assert "cannot be read" in infini.err
