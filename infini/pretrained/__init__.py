@@ -1,0 +1,1 @@
+"""Encoder-decoder systems on transformers' own classes."""

@@ -1,0 +1,228 @@
+"""Unlimiformer: an encoder-decoder that reads an input of any length in windows, and whose decoder attends, in every
+layer and head, to the k encoder states that answer its query best.
+
+Bertsch et al., "Unlimiformer: Long-Range Transformers with Unlimited Length Input". A score q . (W h + b) is
+(W^T q) . h + q . b, and q . b is the same for all states h: so one index of the states themselves serves all heads of
+all layers, searched with W^T q. Weights are unchanged; with k at least the number of states it is full cross-attention.
+
+Letters: B rows, T decoder tokens, S encoder states, D their width, H heads, K size of a head, R retrieved states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from infini.errors import one_of
+
+SEARCHES = ("exact", "approximate")
+STATES_PER_CALL = 1 << 14
+"""Encoder states whose scores exist at the same time, where few queries ask many states."""
+
+
+class Window(NamedTuple):
+    """A window of the input and which of its states are kept, all as [start, stop) of the whole input."""
+
+    start: int
+    stop: int
+    keep_start: int
+    keep_stop: int
+
+
+def windows(n_tokens: int, size: int) -> list[Window]:
+    """Windows that overlap by half, of each of which the middle half is kept; the first keeps its beginning too, the
+    last, which ends with the input, its end. Every token is kept once. size: even, at least 2."""
+    if size < 2 or size % 2:
+        raise ValueError(f"size={size}: must be even and at least 2")
+    if n_tokens <= size:
+        return [Window(0, n_tokens, 0, n_tokens)]
+    starts = list(range(0, n_tokens - size, size // 2))
+    # The last window is whole, too: it begins where it must to end with the input.
+    starts.append(n_tokens - size)
+    kept = 0
+    found = []
+    for index, start in enumerate(starts):
+        last = index == len(starts) - 1
+        keep_stop = n_tokens if last else start + size // 2 + size // 4
+        found.append(Window(start, start + size, kept, keep_stop))
+        kept = keep_stop
+    return found
+
+
+def encode(encoder: Callable[..., Any], ids_BS: torch.Tensor, size: int, **options: Any) -> torch.Tensor:
+    """Encoder states [B, S, D] of an input of any length, each from the window that keeps it.
+
+    encoder: as of a transformers model; options go into its calls, attention_mask and global_attention_mask ([B, S])
+    window by window. Without gradients but where the caller has them on.
+    """
+    states = []
+    for window in windows(ids_BS.shape[1], size):
+        here = slice(window.start, window.stop)
+        given = {
+            name: value[:, here] if isinstance(value, torch.Tensor) and value.shape[:2] == ids_BS.shape else value
+            for name, value in options.items()
+        }
+        made = encoder(input_ids=ids_BS[:, here], **given).last_hidden_state
+        states.append(made[:, window.keep_start - window.start : window.keep_stop - window.start])
+    return torch.cat(states, 1)
+
+
+class _Index(Protocol):
+    def search(self, queries_QD: Any, k: int) -> tuple[Any, Any]: ...
+
+
+class StateIndex:
+    """An approximate index (faiss, HNSW by inner product) of the encoder states that were asked last, one a row; all
+    layers of a model share it."""
+
+    def __init__(self) -> None:
+        self._states: torch.Tensor | None = None
+        self._rows: list[_Index] = []
+
+    def nearest(self, states_BSD: torch.Tensor, queries_BQD: torch.Tensor, k: int) -> torch.Tensor:
+        """Indices [B, Q, k] of states with about the largest inner products."""
+        # The tensor is kept, so that no other can come to lie at its place.
+        if self._states is not states_BSD:
+            self._states, self._rows = states_BSD, [_hnsw(rows_SD) for rows_SD in states_BSD]
+        found = []
+        for index, queries_QD in zip(self._rows, queries_BQD, strict=True):
+            found.append(torch.from_numpy(index.search(queries_QD.detach().float().cpu().numpy(), k)[1]))
+        # -1 where the search found fewer: the first state, once more, is masked by the caller.
+        return torch.stack(found).to(states_BSD.device)
+
+
+def _hnsw(states_SD: torch.Tensor) -> _Index:
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError("search='approximate' needs faiss: pip install 'infini[index]'") from error
+    index = faiss.IndexHNSWFlat(states_SD.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction, index.hnsw.efSearch = 80, 128
+    index.add(states_SD.detach().float().cpu().numpy())
+    made: _Index = index
+    return made
+
+
+class UnlimiformerAttention(nn.Module):
+    """The cross-attention of one decoder layer, over the `k` states of all `key_value_states` that each head's query
+    answers best to.
+
+    base: the layer's own cross-attention, whose projections it takes over under their names: a checkpoint of the model
+    is one of the extended model. index: for an approximate search; None searches all states. results: how many values
+    the layer expects back.
+    """
+
+    def __init__(self, base: Any, k: int, index: StateIndex | None = None, results: int = 2) -> None:
+        super().__init__()
+        self.k, self.index, self.results = k, index, results
+        self.num_heads, self.head_dim, self.scaling = base.num_heads, base.head_dim, base.scaling
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = base.q_proj, base.k_proj, base.v_proj, base.out_proj
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        key_value_states: torch.Tensor,
+        past_key_values: Any = None,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Hidden states [B, T, D] of the decoder and all encoder states [B, S, D] -> [B, T, D]; no cache is needed."""
+        heads = (self.num_heads, self.head_dim)
+        q_BHTK = self.q_proj(hidden_states).unflatten(-1, heads).transpose(1, 2) * self.scaling
+        weight_HKD = self.k_proj.weight.unflatten(0, heads)
+        # What asks the states themselves; q . b moves all scores alike, and the softmax does not see it.
+        asking_BHTD = torch.einsum("bhtk,hkd->bhtd", q_BHTK, weight_HKD)
+        mask_BTS = _additive(attention_mask, asking_BHTD.dtype)
+        S = key_value_states.shape[1]
+        if self.k >= S or (self.index is None and hidden_states.shape[1] > 1):
+            read_BHTD = self._over_all(asking_BHTD, key_value_states, mask_BTS)
+        else:
+            read_BHTD = self._over_best(asking_BHTD, key_value_states, mask_BTS)
+        # Weights add up to 1, so the value projection and its bias can come after the mean.
+        value_HKD = self.v_proj.weight.unflatten(0, heads)
+        o_BTHK = torch.einsum("bhtd,hkd->bthk", read_BHTD, value_HKD)
+        if self.v_proj.bias is not None:
+            o_BTHK = o_BTHK + self.v_proj.bias.unflatten(0, heads)
+        out = self.out_proj(o_BTHK.flatten(-2))
+        return (out, None, past_key_values)[: self.results]
+
+    def _over_all(
+        self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Scores of all states, of which the best k count: for training, where many queries ask few states."""
+        scores = torch.einsum("bhtd,bsd->bhts", asking_BHTD, states_BSD)
+        if mask_BTS is not None:
+            scores = scores + mask_BTS[:, None]
+        if self.k < scores.shape[-1]:
+            lowest = scores.topk(self.k, -1).values[..., -1:]
+            scores = scores.masked_fill(scores < lowest, -torch.inf)
+        return torch.einsum("bhts,bsd->bhtd", scores.softmax(-1), states_BSD)
+
+    def _over_best(
+        self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The same for few queries and many states: these are searched, and only the best are gathered."""
+        B, H, T, D = asking_BHTD.shape
+        row = torch.arange(B, device=states_BSD.device)[:, None, None, None]
+        if self.index is None:
+            best_BHTR = self._best(asking_BHTD, states_BSD, mask_BTS)
+        else:
+            best_BHTR = self.index.nearest(states_BSD, asking_BHTD.flatten(1, 2), self.k).unflatten(1, (H, T))
+        none_BHTR = best_BHTR < 0
+        best_BHTR = best_BHTR.clamp(min=0)
+        found_BHTRD = states_BSD[row, best_BHTR]
+        scores = torch.einsum("bhtd,bhtrd->bhtr", asking_BHTD, found_BHTRD).masked_fill(none_BHTR, -torch.inf)
+        if mask_BTS is not None:
+            scores = scores + mask_BTS[:, None].expand(B, H, T, -1).gather(-1, best_BHTR)
+        return torch.einsum("bhtr,bhtrd->bhtd", scores.softmax(-1), found_BHTRD)
+
+    def _best(self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None) -> torch.Tensor:
+        """Indices [B, H, T, k] of the states with the largest scores, by a part of the states at a time."""
+        best_scores = best = None
+        with torch.no_grad():
+            for start in range(0, states_BSD.shape[1], STATES_PER_CALL):
+                part = states_BSD[:, start : start + STATES_PER_CALL]
+                scores = torch.einsum("bhtd,bsd->bhts", asking_BHTD, part)
+                if mask_BTS is not None:
+                    scores = scores + mask_BTS[:, None, :, start : start + STATES_PER_CALL]
+                index = torch.arange(start, start + part.shape[1], device=part.device).expand(scores.shape)
+                if best is not None and best_scores is not None:
+                    scores, index = torch.cat([best_scores, scores], -1), torch.cat([best, index], -1)
+                best_scores, places = scores.topk(min(self.k, scores.shape[-1]), -1)
+                best = index.gather(-1, places)
+        assert best is not None
+        return best
+
+
+def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A mask [B, 1, T, S] as transformers makes it, true or 0 where a state counts, as [B, T, S] to be added."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)[:, 0]
+    return mask[:, 0].to(dtype)
+
+
+def extend(model: Any, k: int, search: str = "exact") -> Any:
+    """Give every cross-attention of an encoder-decoder model of transformers (BART, LED) the k best states; the same
+    model, changed in place. Its weights stay what and where they were.
+
+    search: exact, or approximate, with an index that all layers and heads share. Raises ValueError (an InputError) for
+    another search, for k below 1, and for a model that is neither.
+    """
+    one_of("search", search, SEARCHES)
+    if k < 1:
+        raise ValueError(f"k={k}: must be at least 1")
+    layers = getattr(model.get_decoder(), "layers", None) if hasattr(model, "get_decoder") else None
+    if layers is None or not all(hasattr(layer, "encoder_attn") for layer in layers):
+        raise ValueError(f"{type(model).__name__}: no encoder-decoder with cross-attention")
+    index = StateIndex() if search == "approximate" else None
+    for layer in layers:
+        base = layer.encoder_attn
+        # LED's layers expect the cache back, BART's do not.
+        results = getattr(base, "results", 3 if type(base).__name__.startswith("LED") else 2)
+        layer.encoder_attn = UnlimiformerAttention(base, k, index, results)
+    return model
