@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+SUBJECTS = ("checkpoint", "init_from", "length", "depth", *TEXTS)
+"""Keys that say what a verb works on: where it does not, the user meant something else."""
 UNUSABLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of a disk that is full or may not be written: the user's to mend."""
 
@@ -82,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return USAGE_ERROR
     except KeyboardInterrupt as stopped:
-        said = str(stopped) or "runs that had finished kept their records"
+        goes_on = ", and the same command goes on behind them" if arguments[0] in ("eval", "reproduce") else ""
+        said = str(stopped) or f"runs that had finished kept their records{goes_on}"
         print(f"infini: interrupted; {said}", file=sys.stderr)
         return INTERRUPTED
 
@@ -152,7 +155,19 @@ def _dispatch(arguments: list[str]) -> int:
     if name == "reproduce":
         seeds, words = _take_seeds(words)
         return _run(name, words, first_seed=seeds[:1], seeds=seeds)
+    _refuse_unread(name, words)
     return _run(name, words)
+
+
+def _refuse_unread(name: str, words: Sequence[str]) -> None:
+    """Raises InputError for a key that says what to work on and that this verb never looks at."""
+    from infini.help import USES
+
+    for word in words:
+        key = word.lstrip("+").partition("=")[0]
+        if key in SUBJECTS and key not in USES[name][1]:
+            reading = ", ".join(verb for verb, (_, keys) in USES.items() if key in keys)
+            raise InputError(f"{word}: infini {name} does not read {key}; verbs that do: {reading}")
 
 
 def _command(name: str) -> Callable[..., int | None]:

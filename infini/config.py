@@ -115,7 +115,11 @@ def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
     siblings = [name for name in known if name.rpartition(".")[0] == parent]
     if not siblings:
         parent, siblings = "", [name for name in known if "." not in name]
-    hint = did_you_mean(key, siblings) or did_you_mean(key, known)
+    last = key.rpartition(".")[2]
+    same = [name for name in known if "." in name and name.rpartition(".")[2] == last]
+    having = [name for name, config in TASK_CONFIGS.items() if parent == "task" and last in get_type_hints(config)]
+    hint = f"; did you mean {same[0]!r}?" if same else did_you_mean(key, siblings) or did_you_mean(key, known)
+    hint = f"; of task={', task='.join(having)}" if having else hint
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
     return f"{key}={value!r}: no such key{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}"
 

@@ -50,6 +50,27 @@ def run_cli(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.
     return subprocess.run(command, cwd=cwd or root, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["train", "checkpoint=x"],
+            "checkpoint=x: infini train does not read checkpoint; verbs that do: eval, generate",
+        ),
+        (["train", "prompt=a b"], "infini train does not read prompt; verbs that do: generate"),
+        (["table", "length=1M"], "infini table does not read length; verbs that do: eval, reproduce"),
+        (["eval", "length=2K"], "task=pg19 does not read it; add task=passkey or task=booksum"),
+        (["eval", "task=booksum", "depth=start"], "task=booksum does not read it; add task=passkey"),
+        (["train", "parallel.strategy=foo", "task.data_dir=synthetic"], "parallel.strategy='foo': must be one of auto"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main([*words, f"results_dir={tmp_path}"]) == 2
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_frozen_surface() -> None:
     """Users type these words: changing them is a decision."""
     assert list(cli.VERBS) == [

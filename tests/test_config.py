@@ -237,6 +237,11 @@ def test_optional_groups_can_be_switched_off(group: str) -> None:
     assert compose([f"{group}=null"]).seed == 1
 
 
+def test_a_key_of_another_place_is_found_there() -> None:
+    assert message("steps=20").endswith("did you mean 'recipe.steps'?")
+    assert message("task.examples=1").endswith("; of task=passkey")
+
+
 def test_a_depth_may_be_a_whole_number() -> None:
     assert parse_depths(compose(["task=passkey", "depth=[0,0.5,1]"]).depth) == {"0": 0.0, "0.5": 0.5, "1": 1.0}
     assert parse_depths(compose(["task=passkey", "depth=1"]).depth) == {"1": 1.0}

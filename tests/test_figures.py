@@ -29,6 +29,15 @@ def test_figures_are_the_same_bytes_when_drawn_twice(tmp_path: Path) -> None:
     assert b"<dc:date>" not in (tmp_path / "first" / "gap.svg").read_bytes()
 
 
+def test_the_gap_of_every_model_of_the_table_can_be_drawn(tmp_path: Path) -> None:
+    """Of nine line styles some are patterns, which no format string can say."""
+    rows = {
+        f"model{number}": [make_eval("infini_linear", 1, 3.0 + number / 10)] for number in range(len(figures.LINES))
+    }
+    figures.gap_by_position(rows | {"local": [make_eval("local", 1)]}, tmp_path / "gap")
+    assert (tmp_path / "gap.png").is_file()
+
+
 def test_gap_is_paired_by_book_and_weighed_by_tokens() -> None:
     runs, baseline = [make_eval("infini_linear", 1, 3.9)], [make_eval("local", 1, 4.0)]
     runs[0].series["nll_by_position"]["nll"][0][0] += 250 * 0.03

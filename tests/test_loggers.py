@@ -70,7 +70,9 @@ def test_wandb_goes_offline_where_nobody_is_logged_in(
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_MODE", "offline")
+    # Set and taken away, so that what the logger sets is gone after the test.
+    monkeypatch.setenv("WANDB_MODE", "")
+    monkeypatch.delenv("WANDB_MODE")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     for seed in (1, 2):
         assert train(corpus, tmp_path / "results", "logger=wandb", f"seed={seed}") == 0

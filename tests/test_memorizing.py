@@ -10,6 +10,7 @@ import torch
 from helpers import SEGMENT, assert_close, assert_same_gradients, layer_in_calls, make_model, random_ids
 from test_transformer_xl import bucket_of
 
+from infini.errors import InputError
 from infini.models.memorizing import MemorizingAttention, NormalisedAttention
 from infini.ops import nearest as search
 from infini.ops.relative import T5_BUCKETS
@@ -158,7 +159,7 @@ def test_the_approximate_search_finds_most_of_it() -> None:
 def test_without_its_package_the_approximate_search_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     q, k, low, high = asked()
-    with pytest.raises(ValueError, match="search='approximate': needs the package faiss-cpu, or exact"):
+    with pytest.raises(InputError, match="model.search='approximate': needs the package faiss-cpu; or take exact"):
         search.nearest(q, k, low, high, 6, "approximate")
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.strategies import StrategyRegistry
 from rich.console import Console
 
 from infini import records
 from infini.commands.common import keep_large_buffers, load_data_module, start_record
 from infini.config import Config, config_hash
-from infini.errors import InputError
+from infini.errors import InputError, one_of
 from infini.memory_use import peak_memory_bytes
 from infini.models import build_model
 from infini.precision import pick_device, uses_bfloat16
@@ -198,6 +199,8 @@ def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints)
         callbacks.append(RichProgressBar(refresh_rate=1))
     else:
         callbacks.append(_PlainProgress(cfg.recipe.steps, console))
+    strategies = StrategyRegistry.available_strategies()
+    one_of("parallel.strategy", cfg.parallel.strategy, ("auto", *strategies))
     return lightning.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=cfg.parallel.devices,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infini.decoder import Decoder
+from infini.errors import require
 from infini.layers import GateInit, InfiniAttention
 from infini.models import register
 from infini.protocols import Dimensions
@@ -28,6 +29,12 @@ class InfiniConfig:
     rope_base: float = 10000.0
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        # A run is filed under its model's name, which says the rule.
+        rule = "delta" if isinstance(self, InfiniDeltaConfig) else "linear"
+        allowed = f"must be {rule} for infini_{rule}; take the other model"
+        require(self.update_rule == rule, "model.update_rule", self.update_rule, allowed)
 
 
 @dataclass

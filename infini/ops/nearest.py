@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 
+from infini.errors import InputError
+
 Search = Literal["exact", "approximate"]
 BLOCK = 1024
 """Keys that are scored at a time: the full matrix of scores never exists."""
@@ -24,7 +26,7 @@ def nearest(
     """Indices [B, S, Q, H, R] of the R = min(n, L) keys with the highest q k among those in [low, high) of a segment;
     -1 where there are fewer.
 
-    "approximate" needs the package faiss. Raises ValueError without it.
+    "approximate" needs the package faiss. Raises InputError without it.
     """
     n = min(n, k_BLGK.shape[1])
     find = _exact if search == "exact" else _approximate
@@ -59,7 +61,7 @@ def _approximate(
     try:
         import faiss
     except ImportError as error:
-        raise ValueError("search='approximate': needs the package faiss-cpu, or exact") from error
+        raise InputError("model.search='approximate': needs the package faiss-cpu; or take exact") from error
     B, S, Q, H, K = q_BSQHK.shape
     L, G = k_BLGK.shape[1:3]
     found = torch.full((B, S, Q, H, n), -1, dtype=torch.long)

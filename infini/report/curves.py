@@ -45,7 +45,7 @@ def training_curves(
             for index, run in enumerate(runs):
                 style, _, shade = LINES[index % len(LINES)]
                 step, loss = smoothed(run.series["loss_curve"])
-                axes.plot(step, loss, style, color=shade, linewidth=1.0, label=f"seed {run.seed}")
+                axes.plot(step, loss, linestyle=style, color=shade, linewidth=1.0, label=f"seed {run.seed}")
                 for end in run.series.get("stage_steps", ()):
                     axes.axvline(end, color=shade, linewidth=0.6, linestyle=":")
             axes.set_title("\n".join(_halves(titles[name])), fontsize=8)
@@ -57,7 +57,8 @@ def training_curves(
             panels[0].set_yscale("log")
         for axes in panels[len(trained) :]:
             axes.set_axis_off()
-        figure.supxlabel("optimizer step", fontsize=8)
+        staged = any(run.series.get("stage_steps") for runs in trained.values() for run in runs)
+        figure.supxlabel("optimizer step" + " (dotted: a stage of the curriculum ends)" * staged, fontsize=8)
         figure.supylabel("training loss (nats a token)", fontsize=8)
         figure.suptitle(heading, fontsize=9)
         return save(figure, path)

@@ -150,7 +150,16 @@ def gap_by_position(
             first, last, mean, error = curve.T
             position = (first + last) / 2
             label = named.get(row, row)
-            axes.plot(position, mean, style, marker=marker, markersize=3.5, color=shade, linewidth=1.2, label=label)
+            axes.plot(
+                position,
+                mean,
+                linestyle=style,
+                marker=marker,
+                markersize=3.5,
+                color=shade,
+                linewidth=1.2,
+                label=label,
+            )
             axes.fill_between(position, mean - error, mean + error, color=shade, alpha=0.15, linewidth=0)
         axes.set_xscale("log")
         axes.set_xlabel("position in the book (tokens)")
@@ -162,7 +171,11 @@ def gap_by_position(
             "mean over books and seeds, band: one standard error clustered by book",
             fontsize=9,
         )
-        axes.legend(frameon=False)
+        # Many curves leave no room for it.
+        if len(drawn) > 3:
+            axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        else:
+            axes.legend(frameon=False)
         return save(figure, path)
 
 

@@ -50,7 +50,7 @@ def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Pat
         axes.set_xlabel("length in tokens")
         axes.set_ylabel("place of the key")
         seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
-        axes.set_title(f"{title}\nscale {runs[0].scale}, seed {seeds}", fontsize=9)
+        axes.set_title(f"Pass key: {title}\nscale {runs[0].scale}, seed {seeds}", fontsize=9)
         figure.colorbar(image, ax=axes, ticks=[0, 50, 100]).set_label("token accuracy in per cent")
         return save(figure, path)
 
@@ -82,7 +82,8 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
             line, marker, shade = LINES[index % len(LINES)]
             x = sorted(updates)
             y = [statistics.fmean(updates[count]) for count in x]
-            axes.plot(x, y, line, marker=marker, markersize=4, color=shade, label=f"{model}, {format_length(length)}")
+            label = f"{model}, {format_length(length)}"
+            axes.plot(x, y, linestyle=line, marker=marker, markersize=4, color=shade, label=label)
         axes.set_xscale("log", base=2)
         axes.set_ylim(-3, 103)
         axes.axhline(10, color="0.7", linewidth=0.8)
@@ -104,5 +105,5 @@ def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder
         title = report.rows[name].title
         written += accuracy_heatmap(report, runs, folder / f"{report.name}_{scale}_accuracy_{name}", title)
         if runs[0].series.get("gates") and report.rows[name].knockout == "none":
-            written += gate_heatmap(runs[0], folder / f"{report.name}_{scale}_gates_{name}", title)
+            written += gate_heatmap(runs[0], folder / f"{report.name}_{scale}_gates_{name}", f"Pass key: {title}")
     return written

@@ -46,7 +46,12 @@ def _wandb(folder: Path, run_id: str) -> Any:
     from lightning.pytorch.loggers import WandbLogger
 
     os.environ.setdefault("WANDB_SILENT", "true")
-    if "WANDB_MODE" not in os.environ and not wandb.api.api_key:
-        os.environ["WANDB_MODE"] = "offline"
     folder.mkdir(parents=True, exist_ok=True)
-    return WandbLogger(name=run_id, id=run_id, project="infini", save_dir=folder, resume="allow")
+    options: dict[str, Any] = {}
+    if "WANDB_MODE" not in os.environ and not wandb.api.api_key:
+        # Asked for the key, wandb has read its settings: for this process the environment comes too late.
+        os.environ["WANDB_MODE"] = "offline"
+    # Lightning's logger writes the older name for it.
+    if os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
+        options = {"offline": True, "settings": wandb.Settings(mode="offline")}
+    return WandbLogger(name=run_id, id=run_id, project="infini", save_dir=folder, resume="allow", **options)
