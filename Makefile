@@ -5,9 +5,10 @@ STAMP := .venv/.installed
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help test test-slow reproduce gpu lint types clean
+.PHONY: help env test test-slow reproduce gpu lint types clean
 
 help:
+	@echo "make env        the environment alone, in .venv"
 	@echo "make test       tests, a few minutes"
 	@echo "make reproduce  train on short passkey inputs, ask in up to a million tokens, print the table"
 	@echo "make gpu        the paper's sizes measured, and the tables at GPU scale (one GPU)"
@@ -22,6 +23,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+env: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

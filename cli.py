@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-SUBJECTS = ("checkpoint", "init_from", "length", "depth", *TEXTS)
+SUBJECTS = ("checkpoint", "init_from", *TEXTS)
 """Keys that say what a verb works on: where it does not, the user meant something else."""
 UNUSABLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of a disk that is full or may not be written: the user's to mend."""
@@ -44,7 +44,9 @@ class Verb:
 
 VERBS = {
     "train": Verb("train", "train a model and write its record", "infini train task=pg19 model=infini_linear", True),
-    "eval": Verb("evaluate", "stream the test documents through a trained model", "infini eval task=pg19", True),
+    "eval": Verb(
+        "evaluate", "ask a trained model for a pass key, or for the test documents", "infini eval task=pg19", True
+    ),
     "generate": Verb(
         "generate", "go on from a prompt of any length", "infini generate prompt=@book.txt decoding.temperature=0"
     ),
@@ -52,7 +54,7 @@ VERBS = {
         "summarize", "sum up a book of any length, text or EPUB", "infini summarize book.txt output=summary.txt"
     ),
     "table": Verb("table", "print a table from the records, the paper's numbers beside ours", "infini table"),
-    "figure": Verb("figure", "draw a report's figures from the records", "infini figure"),
+    "figure": Verb("figure", "draw the figures of all reports, or of one, from the records", "infini figure"),
     "reproduce": Verb("reproduce", "run what a table still needs, then print it", "infini reproduce seed=1,2,3"),
     "publish": Verb(
         "publish", "copy finished records into results/, for others to see", "infini publish report=table2_lm"
@@ -117,6 +119,9 @@ def _dispatch(arguments: list[str]) -> int:
         from infini import __version__
 
         print(f"infini {__version__}")
+        return 0
+    if arguments[0] == "completion" and {"-h", "--help"} & set(arguments[1:]):
+        print('infini completion bash (or zsh): a script for the shell; eval "$(infini completion bash)" in ~/.bashrc')
         return 0
     if arguments[0] == "completion":
         from infini.completion import script

@@ -63,6 +63,7 @@ def verb_help(name: str, description: str, example: str, overrides: Sequence[str
             also = f"Also: {', '.join(others)}."
             lines += textwrap.wrap(also, WIDTH, initial_indent="  ", subsequent_indent="  ")
         if group == "report":
+            lines += _report_entries(cfg[group])
             continue
         explained = _option_meanings(group, str(chosen)) | _meanings(_schema_of(group, str(chosen)))
         for key, value in cfg[group].items():
@@ -70,6 +71,17 @@ def verb_help(name: str, description: str, example: str, overrides: Sequence[str
                 lines += _entry(f"{group}.{key}", value, explained.get(key, ""))
     lines += ["", "Choices change defaults: add them, as task=passkey, to see theirs."]
     return "\n".join(lines)
+
+
+def _report_entries(report: dict[str, Any]) -> list[str]:
+    """The keys of a report that a command line sets."""
+    rows = report.get("rows") or report.get("systems") or {}
+    meanings = {
+        "run": f"Rows that `infini reproduce` makes: all, or names of {', '.join(rows)}.",
+        "aggregate": "Of several runs for one cell: null refuses; newest, mean or largest (most examples) choose.",
+    }
+    found = [_entry(f"report.{key}", report[key], text) for key, text in meanings.items() if key in report]
+    return [line for entry in found for line in entry]
 
 
 def _lower(text: str) -> str:

@@ -58,7 +58,6 @@ def run_cli(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.
             "checkpoint=x: infini train does not read checkpoint; verbs that do: eval, generate",
         ),
         (["train", "prompt=a b"], "infini train does not read prompt; verbs that do: generate"),
-        (["table", "length=1M"], "infini table does not read length; verbs that do: eval, reproduce"),
         (["eval", "length=2K"], "task=pg19 does not read it; add task=passkey or task=booksum"),
         (["eval", "task=booksum", "depth=start"], "task=booksum does not read it; add task=passkey"),
         (["train", "parallel.strategy=foo", "task.data_dir=synthetic"], "parallel.strategy='foo': must be one of auto"),

@@ -124,6 +124,14 @@ def test_examples_of_a_larger_evaluation_that_was_stopped_do_not_count(
     assert evaluated.cost["tokens_seen"] == 0
 
 
+def test_a_model_is_asked_for_as_many_digits_as_it_learned(capfd: pytest.CaptureFixture[str]) -> None:
+    infini(capfd, "train", *PASSKEY, "task.digits=6")
+    for words, digits in (([], 6), (["task.digits=4"], 4)):
+        infini(capfd, "eval", *PASSKEY, "depth=start", *words)
+        run = runs("eval")[-1]
+        assert run.results["token_accuracy"]["n"] == 4 * digits and run.config["task"]["digits"] == digits
+
+
 def test_a_training_stopped_after_a_change_of_stage_ends_as_if_it_had_not_been(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,7 +118,12 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
         raise InputError(f"checkpoint={str(folder)!r}: made by another version of infini ({error})") from error
     if free & {override.lstrip("+").partition("=")[0] for override in overrides}:
         trained["dims"] = replace(trained["dims"], segment_length=cfg.dims.segment_length)
-    return replace(cfg, **trained)
+    task = cfg.task
+    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    if held["task"]["name"] == task.name == "passkey" and "task.digits" not in keys:
+        # Asked for fewer digits than it learned, a model would be judged by half an answer.
+        task = replace(task, digits=held["task"]["digits"])  # type: ignore[call-arg]
+    return replace(cfg, task=task, **trained)
 
 
 def _group(schema: Any, held: dict[str, Any]) -> Any:

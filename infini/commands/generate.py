@@ -86,6 +86,8 @@ def _open(prompt: str | None) -> tuple[Iterator[str], int]:
         text = sys.stdin if raw is None else io.TextIOWrapper(raw, "utf-8", errors="strict", newline="")
         return _pieces(text, "prompt=-"), 0
     if not prompt.startswith("@"):
+        if len(prompt) < 200 and Path(prompt).is_file():
+            print(f"prompt={prompt!r} is taken for a text; the file of that name is @{prompt}", file=sys.stderr)
         try:
             return iter((prompt,)), len(prompt.encode())
         except UnicodeEncodeError as error:
