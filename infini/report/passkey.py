@@ -22,6 +22,7 @@ from infini.report.tables import (
     Row,
     Table,
     commit_of,
+    distinct,
     hardware_of,
     measured_cell,
     over_seeds,
@@ -379,9 +380,6 @@ def _provenance(source: str, selection: Selection) -> str:
     runs = selection.all_runs
     if not runs:
         return f"{source}: no runs"
-
-    def distinct(values: Iterable[Any]) -> str:
-        return " | ".join(dict.fromkeys(map(str, values)))
 
     tokenizers = distinct(run.data.get("tokenizer") for run in runs)
     return (

@@ -20,6 +20,7 @@ from infini.report.tables import (
     Row,
     Table,
     commit_of,
+    distinct,
     hardware_of,
     measured_cell,
 )
@@ -195,9 +196,6 @@ def _provenance(source: str, selection: Selection) -> str:
     runs = selection.all_runs
     if not runs:
         return f"{source}: no runs"
-
-    def distinct(values: Iterable[Any]) -> str:
-        return " | ".join(dict.fromkeys(map(str, values)))
 
     books = distinct(f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs)
     tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))

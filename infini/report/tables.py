@@ -324,9 +324,9 @@ def provenance(source: str, selection: Selection, report: Report) -> str:
         listed = "; ".join(f"{tokens} for {', '.join(titles)}" for tokens, titles in trained.items())
         training_tokens = f"NOT equal between runs ({listed})"
     return (
-        f"{source}: {len(runs)} evaluation runs; data {_distinct(data)}; "
-        f"tokenizer {_distinct(run.data.get('tokenizer') for run in runs)}; training tokens {training_tokens}; "
-        f"hardware {_distinct(hardware_of(run) for run in runs)}; commit {_distinct(commit_of(run) for run in runs)}"
+        f"{source}: {len(runs)} evaluation runs; data {distinct(data)}; "
+        f"tokenizer {distinct(run.data.get('tokenizer') for run in runs)}; training tokens {training_tokens}; "
+        f"hardware {distinct(hardware_of(run) for run in runs)}; commit {distinct(commit_of(run) for run in runs)}"
     )
 
 
@@ -334,7 +334,8 @@ def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, (int, float)) else "unknown"
 
 
-def _distinct(values: Iterable[Any]) -> str:
+def distinct(values: Iterable[Any]) -> str:
+    """Each value once, in the order of the first of each."""
     return " | ".join(dict.fromkeys(str(value) for value in values))
 
 

@@ -13,7 +13,6 @@ from tasks.booksum.metrics import sentences, words
 
 Words = Counter[str]
 Pairs = Counter[tuple[str, str]]
-KINDS = ("lead", "random", "oracle", "human")
 CANDIDATES = 2000
 """Sentences of a book that the oracle chooses from: those that share most pairs of words with the summary."""
 
