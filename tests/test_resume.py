@@ -76,9 +76,14 @@ def test_a_stop_says_where_it_goes_on(corpus: Path, tmp_path: Path) -> None:
 
 def test_a_stop_before_the_first_step_knows_the_point(corpus: Path, tmp_path: Path) -> None:
     stopped_training(corpus, tmp_path)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt, match="goes on from there"):
-        patch.setattr(LanguageModelModule, "on_load_checkpoint", lambda *_: signal.raise_signal(signal.SIGINT))
-        train(corpus, tmp_path)
+    # A shell starts what runs in the background with Ctrl-C ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt, match="goes on from there"):
+            patch.setattr(LanguageModelModule, "on_load_checkpoint", lambda *_: signal.raise_signal(signal.SIGINT))
+            train(corpus, tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("what", ["state_dict", "infini", "optimizer_states"])

@@ -68,6 +68,9 @@ def draw(report: OfRuns, scale: str, selection: Selection, folder: Path) -> list
     from infini.report.passkey_figures import draw_passkey
     from infini.report.summary_figures import draw_summaries
 
+    if isinstance(report, Report) and report.variants and not report.variants.keys() & selection.runs.keys():
+        # The models as they usually are have figures of their own.
+        return []
     if isinstance(report, PasskeyReport):
         written = draw_passkey(report, scale, selection, folder)
     elif isinstance(report, SummaryReport):
