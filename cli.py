@@ -27,6 +27,8 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 SUBJECTS = ("checkpoint", "init_from", *TEXTS)
 """Keys that say what a verb works on: where it does not, the user meant something else."""
+SUMMARIZE = ["task=booksum"]
+"""What summarize is about: what a model was trained for, and how summaries are drawn."""
 UNUSABLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of a disk that is full or may not be written: the user's to mend."""
 
@@ -109,6 +111,16 @@ def _termination_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _completion(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print('infini completion bash (or zsh): a script for the shell; eval "$(infini completion bash)" in ~/.bashrc')
+        return 0
+    from infini.completion import script
+
+    print(script(" ".join(arguments)), end="")
+    return 0
+
+
 def _dispatch(arguments: list[str]) -> int:
     if len(arguments) == 2 and arguments[0] == "help" and arguments[1] in VERBS:
         arguments = [arguments[1], "--help"]
@@ -120,14 +132,8 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"infini {__version__}")
         return 0
-    if arguments[0] == "completion" and {"-h", "--help"} & set(arguments[1:]):
-        print('infini completion bash (or zsh): a script for the shell; eval "$(infini completion bash)" in ~/.bashrc')
-        return 0
     if arguments[0] == "completion":
-        from infini.completion import script
-
-        print(script(" ".join(arguments[1:])), end="")
-        return 0
+        return _completion(arguments[1:])
     name, rest = arguments[0], arguments[1:]
     if name not in VERBS:
         raise InputError(f"{name!r}: no such verb; allowed: {', '.join(VERBS)}{did_you_mean(name, VERBS)}")
@@ -135,7 +141,7 @@ def _dispatch(arguments: list[str]) -> int:
         from infini.help import verb_help
 
         settings = [_bracketed(word) for word in rest if "=" in word]
-        settings = ["task=booksum", *settings] if name == "summarize" else settings
+        settings = SUMMARIZE + settings if name == "summarize" else settings
         print(verb_help(name, VERBS[name].description, VERBS[name].example, settings))
         return 0
     multirun = bool({"-m", "--multirun"} & set(rest))
@@ -151,8 +157,7 @@ def _dispatch(arguments: list[str]) -> int:
     if name == "summarize":
         texts, settings = _take_texts([word for word in words if "=" in word])
         paths = [word for word in words if "=" not in word]
-        # The task is what a model was trained for, and says how summaries are drawn.
-        return _run(name, ["task=booksum", *settings], texts=texts, paths=paths)
+        return _run(name, SUMMARIZE + settings, texts=texts, paths=paths)
     words = [_bracketed(word) for word in words]
     if name == "publish":
         ids = [word for word in words if "=" not in word]

@@ -96,6 +96,10 @@ class PasskeyConfig(TaskConfig):
         require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every prompt stands alone")
 
 
+REFERENCES = ("lead", "random", "oracle", "human")
+"""Summaries that need no model; see BooksumConfig.reference."""
+
+
 @dataclass
 class BooksumConfig(TaskConfig):
     """A summary of a whole book."""
@@ -120,7 +124,7 @@ class BooksumConfig(TaskConfig):
         one_of("task.split", self.split, ("validation", "test"))
         one_of("task.references", self.references, ("mean", "max"))
         if self.reference is not None:
-            one_of("task.reference", self.reference, ("lead", "random", "oracle", "human"))
+            one_of("task.reference", self.reference, REFERENCES)
         at_least("task", self, 1, "reference_words")
         parse_lengths([self.input_length])
         at_least("task", self, 1, "summary_tokens")

@@ -11,7 +11,8 @@ from infini.commands.train import train
 from infini.config import Config, compose, config_identity
 from infini.lengths import parse_lengths
 from infini.records import RunRecord
-from infini.report.summaries import REFERENCES, SummaryReport
+from infini.report.summaries import SummaryReport
+from infini.schema import REFERENCES
 from infini.training.checkpoint import checkpoint_folder
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import yaml
 
 from infini.errors import InputError, did_you_mean
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
 
 AGGREGATES = (None, "newest", "mean")
 
@@ -82,15 +82,8 @@ class Variant:
     def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
         """Whether the run is of this model and was trained with these settings."""
         wanted = [text.partition("=") for text in self.settings.get(run.scale, ())]
-        same = all(_at(trained, key) == yaml.safe_load(value) for key, _, value in wanted)
+        same = all(value_at(trained, key) == yaml.safe_load(value) for key, _, value in wanted)
         return bool(wanted) and run.model == self.model and same
-
-
-def _at(config: Any, dotted: str) -> Any:
-    """What a nested mapping holds at a dotted key; None where it has no such key."""
-    for key in dotted.split("."):
-        config = config.get(key) if isinstance(config, Mapping) else None
-    return config
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from infini.report.tables import (
 
 COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
 """Metric -> heading."""
-REFERENCES = ("lead", "random", "oracle", "human")
 
 
 @dataclass(frozen=True)
