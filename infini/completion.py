@@ -69,8 +69,9 @@ def _keys(verb: str) -> list[str]:
     found = dict.fromkeys([*used_groups, *used_keys])
     for group in used_groups:
         for choice in groups()[group]:
-            settings = yaml.safe_load(resources.files("conf").joinpath(group, f"{choice}.yaml").read_text("utf-8"))
-            found |= dict.fromkeys(
-                f"{group}.{key}" for key in settings or {} if key not in ("name", "kind", "defaults")
-            )
+            text = resources.files("conf").joinpath(group, f"{choice}.yaml").read_text("utf-8")
+            settings = yaml.safe_load(text) or {}
+            # A choice that sets another group's keys too, "# @package _global_", has its own below the group's name.
+            own = settings.get(group, settings)
+            found |= dict.fromkeys(f"{group}.{key}" for key in own if key not in ("name", "kind", "defaults"))
     return list(found)

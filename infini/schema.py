@@ -70,8 +70,8 @@ class PasskeyConfig(TaskConfig):
     lm_loss_weight: float
     """Weight of the loss on all other tokens beside the loss on the key; 0 asks for the key only."""
     few_digit_share: float
-    """Share of the last stage's training keys that have two or three different digits at most, where looking up what
-    follows a digit is not enough. Keys of the evaluation are always uniform."""
+    """Share of the last stage's training keys that have two, three or four different digits at most, where looking up
+    what follows a digit is not enough. Keys of the evaluation are always uniform."""
     knockout: str
     """none; or reset: evaluated with the memory emptied before every segment, which must leave chance."""
     examples: int

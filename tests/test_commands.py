@@ -160,6 +160,7 @@ def test_eval_of_a_checkpoint_that_is_not_there(with_model: Runner) -> None:
     message = with_model.error("eval", f"checkpoint={run.run_id[:-1]}x")
     assert message.startswith("checkpoint=") and run.run_id in message
     assert "neither a folder nor a run id" in message
+    assert with_model.error("eval", "checkpoint=''") == "checkpoint='': must be a run id or a folder, or null"
 
 
 def truncate(folder: Path) -> None:

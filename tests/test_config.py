@@ -66,7 +66,10 @@ def test_yaml_lists_exactly_the_fields(group: str, choice: str) -> None:
 def merged(group: str, choice: str) -> dict[str, Any]:
     """The keys of a file, on top of those of the files of its own group that it builds on."""
     keys = yaml.safe_load(resources.files("conf").joinpath(group, f"{choice}.yaml").read_text(encoding="utf-8"))
-    bases = [base for base in keys.pop("defaults", []) if isinstance(base, str)]
+    defaults = [base for base in keys.pop("defaults", []) if isinstance(base, str)]
+    bases = [base.partition("@")[0] for base in defaults if base != "_self_"]
+    # A file that sets another group's keys too has its own below the group's name.
+    keys = keys.get(group, keys)
     found: dict[str, Any] = {}
     for base in bases:
         found |= merged(group, base)
@@ -279,6 +282,15 @@ def test_a_run_from_before_an_option_existed_is_known_again() -> None:
     assert config_hash(recorded) == config_hash(cfg)
     recorded["recipe"]["sparse_writes"] = 0.1
     assert config_hash(recorded) != config_hash(cfg)
+
+
+def test_a_recipe_with_a_rate_of_its_own_leaves_the_other_recipes_theirs_and_the_command_line_the_last_word() -> None:
+    extended = ["task=passkey", "recipe=passkey_laptop_extended"]
+    assert (compose(extended).optimizer.name, compose(extended).optimizer.lr) == ("muon", 0.004)
+    assert compose(extended).recipe.sparse_writes == compose(["task=passkey"]).recipe.sparse_writes
+    assert compose(["task=passkey"]).optimizer.lr == 0.01
+    assert compose([*extended, "optimizer.lr=0.02"]).optimizer.lr == 0.02
+    assert compose([*extended, "scale=gpu", "recipe=passkey_gpu_extended"]).recipe.name == "passkey_gpu_extended"
 
 
 def test_an_option_that_a_checkpoint_did_not_know_was_off() -> None:

@@ -90,14 +90,14 @@ def test_keys_are_uniform_fresh_and_never_shared_with_training(encoders, digits)
     assert digits == 4 or len(set(drawn[False])) > 3500
 
 
-def test_keys_of_few_digits_have_at_most_three_kinds_and_are_the_trainings(encoders):
+def test_keys_of_few_digits_have_at_most_four_kinds_and_are_the_trainings(encoders):
     template = PasskeyTemplate(encoders["words"].encode)
     rng = np.random.default_rng(5)
     keys = [template.draw_key(rng, training=True, few_digits=True) for _ in range(500)]
-    assert {len(set(key)) for key in keys} <= {1, 2, 3} and len(set(keys)) > 300
+    assert {len(set(key)) for key in keys} == {2, 3, 4} and len(set(keys)) > 300
     assert {digit for key in keys for digit in key} == set("0123456789")
     assert not set(keys) & {template.draw_key(rng, training=False) for _ in range(4000)}
-    assert len(set(template.example(400, 0.5, rng, training=True, few_digits=True).key)) <= 3
+    assert len(set(template.example(400, 0.5, rng, training=True, few_digits=True).key)) <= 4
 
 
 def test_training_shows_the_key_right_after_the_head_and_before_a_whole_block(encoders):
@@ -209,6 +209,20 @@ def test_too_short_a_length_is_one_line(encoders):
     template = PasskeyTemplate(encoders["words"].encode)
     with pytest.raises(InputError, match=r"length=40: too short for a passkey prompt, which needs at least \d+ tokens"):
         template.example(40, 0.5, np.random.default_rng(0), False)
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
+def test_the_length_that_is_called_enough_is_enough(encoders, depth):
+    template = PasskeyTemplate(encoders["words"].encode)
+    named = set()
+    for length in range(100, 300):
+        try:
+            template.example(length, depth, np.random.default_rng(0), False)
+        except InputError as error:
+            named |= {int(number) for number in re.findall(r"(\d+) tokens are enough", str(error))}
+    (enough,) = named
+    for length in range(enough, enough + 200):
+        template.example(length, depth, np.random.default_rng(0), False)
 
 
 def test_a_tokenizer_that_joins_the_parts_is_refused():

@@ -32,6 +32,8 @@ def named_folder(key: str, name: str, results_dir: str | Path) -> Path:
 
     Raises InputError when there is none.
     """
+    if not name:
+        raise InputError(f"{key}='': must be a run id or a folder, or null")
     for folder in (Path(name), checkpoint_folder(results_dir, name)):
         if folder.is_dir():
             return folder

@@ -29,8 +29,8 @@ class PasskeyBatches:
 
     stages: [(segment length, tokens a sequence)], the last the training proper. batch_size: rows of the last; stages of
     shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too.
-    few_digit_share: share of the last stage's keys that have two or three different digits at most; the first stage
-    would take longer with them. Raises InputError where a stage has no room for a prompt.
+    few_digit_share: share of the last stage's keys that have two, three or four different digits at most; the first
+    stage would take longer with them. Raises InputError where a stage has no room for a prompt.
 
     The key stands anywhere. A prompt is up to one segment shorter than the sequence, so that key and question fall on
     every place of the segment grid.

@@ -186,10 +186,10 @@ class PasskeyTemplate:
         return self._added(f" {key}", QUESTION)
 
     def draw_key(self, rng: np.random.Generator, training: bool, few_digits: bool = False) -> str:
-        """A uniform key of the training or the evaluation set; with few_digits one of two or three kinds at most."""
+        """A uniform key of the training or the evaluation set; with few_digits one of two to four kinds at most."""
         while True:
             # Drawn again each time: no key of the digits 0 and 5 belongs to the training.
-            kinds = rng.permutation(10)[: rng.integers(2, 4)] if few_digits else np.arange(10)
+            kinds = rng.permutation(10)[: rng.integers(2, 5)] if few_digits else np.arange(10)
             key = "".join(map(str, kinds[rng.integers(0, len(kinds), self.digits)]))
             if (sum(map(int, key)) % _KEY_MODULUS != 0) == training:
                 return key
@@ -264,7 +264,11 @@ class PasskeyTemplate:
             beyond = not training and self.longest_training is not None and length > self.longest_training
             if beyond or ((x + 3 * y) % _FILLER_MODULUS != 0) == training:
                 return x, y, spare
-        raise InputError(f"length={length}: {room} tokens of filler are too few for training and evaluation to differ")
+        enough = self.shortest(training)
+        raise InputError(
+            f"length={length}: {room} tokens of filler are too few for training and evaluation to differ; {enough} "
+            "tokens are enough"
+        )
 
     def _distractor(self, rng: np.random.Generator, training: bool, pass_key: str, few_digits: bool) -> np.ndarray:
         colour = COLOURS[int(rng.integers(len(COLOURS)))]
