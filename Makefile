@@ -2,6 +2,7 @@
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEV := .venv/.installed-dev
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
@@ -21,25 +22,30 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found (looked for python3 and python3.11 to python3.14)" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make environments: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 2; }
 	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+# What the tests need beside that; a first table need not wait for it.
+$(DEV): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-env: $(STAMP)
+env: $(DEV)
 
-test: $(STAMP)
+test: $(DEV)
 	$(BIN)/python -m pytest
 
-test-slow: $(STAMP)
+test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow
 
 reproduce: $(STAMP)
 	$(BIN)/infini reproduce report=table3_passkey scale=laptop
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(DEV)
 	$(BIN)/mypy
 
 clean:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -62,9 +62,24 @@ class Reader:
         return replace(self, state=fork(self.state))
 
 
+class Drawing(Protocol):
+    """What tokens can be drawn from: a Reader, or another frozen dataclass with these fields."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def state(self) -> Any: ...
+    @property
+    def last(self) -> int: ...
+    def next_logits(self) -> tuple[torch.Tensor, Any]: ...
+
+
+D = TypeVar("D", bound=Drawing)
+
+
 def generate(
-    reader: Reader, max_new_tokens: int, temperature: float, top_p: float, generator: torch.Generator, end: int
-) -> Iterator[tuple[int, Reader]]:
+    reader: D, max_new_tokens: int, temperature: float, top_p: float, generator: torch.Generator, end: int
+) -> Iterator[tuple[int, D]]:
     """Draw tokens until `end` is drawn (it is not given) or there are max_new_tokens, each with the Reader after it.
 
     temperature: logits are divided by it; 0 takes the likeliest token. top_p: only the likeliest tokens whose

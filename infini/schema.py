@@ -33,7 +33,7 @@ class TaskConfig:
     name: str
     """Task name; also the name of its folder below the data directory."""
     kind: str
-    """Kind of task: `language_model`."""
+    """Kind of models that it takes: `language_model`; or `any`, encoder-decoders too."""
     data_dir: str | None
     """Folder of the data; None means $INFINI_DATA_DIR/<name> when that variable is set, else the hub."""
     hub_id: str
@@ -47,7 +47,7 @@ class TaskConfig:
         return self.name
 
     def __post_init__(self) -> None:
-        one_of("task.kind", self.kind, ("language_model",))
+        one_of("task.kind", self.kind, ("language_model", "any"))
 
 
 @dataclass

@@ -124,7 +124,7 @@ def variants() -> list[dict[str, Any]]:
     """Every registered model as its YAML ships it, once for each value of the options that change its arithmetic."""
     conf = Path(__file__).parent.parent / "conf" / "model"
     found = []
-    for name, (config, _) in sorted(registered().items()):
+    for name, (config, _) in sorted(registered("language_model").items()):
         options = {**yaml.safe_load((conf / f"{name}.yaml").read_text()), "name": name}
         hints = typing.get_type_hints(config)
         # What follows the recipe is small here.

@@ -217,18 +217,30 @@ def test_train_and_summarise(infini: Runner, tmp_path: Path) -> None:
 
 
 def test_the_table_has_the_papers_rows_ours_and_the_references(infini: Runner, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    references = ("lead", "random", "oracle", "human")
+    rows = ("bart", "bart_unlimiformer", "infini_delta", *references)
     words = [*SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}", "report=table4_booksum"]
+    words += [f"report.run=[{','.join(rows)}]", "recipe.segments_per_sequence=8"]
     out = infini("reproduce", *words)
     made = [(run.verb, run.model) for run in infini.records()]
-    systems = [(verb, model) for model in ("infini_linear", "infini_delta") for verb in ("train", "eval")]
-    assert sorted(made) == sorted([*systems, *(("eval", name) for name in ("lead", "random", "oracle", "human"))])
+    systems = [(verb, model) for model in ("bart", "bart", "infini_delta") for verb in ("train", "eval")]
+    assert sorted(made) == sorted([*systems, *(("eval", name) for name in references)])
     labels = ("PRIMERA + Unlimiformer", "17.2", "Reference: the book's first words", "Infini-Transformers (Linear)")
+    attention = {
+        run.run_id: run.config["model"]["unlimiformer"] for run in infini.records("eval") if run.model == "bart"
+    }
+    assert sorted(attention.values()) == ["alternating", "none"]
     for label in labels:
         assert label in out.replace("\n", " ")
-    assert infini("reproduce", *words) == out and len(infini.records()) == 8
+    assert infini("reproduce", *words) == out and len(infini.records()) == 10
     run = next(run for run in infini.records("eval") if run.model == "infini_delta")
     table = (infini.results / "tables" / "table4_booksum_laptop.md").read_text("utf-8")
     assert run.run_id in table and f"| {run.results['overall']['value']:.1f} " in table
+    # Each run stands in the row of its attention.
+    named = {"none": "BART", "alternating": "BART + Unlimiformer"}
+    for run_id, how in attention.items():
+        assert any(line.startswith(f"- {named[how]}, ") for line in table.splitlines() if run_id in line), how
 
 
 def test_the_figure_by_length_has_a_point_a_length(infini: Runner, tmp_path: Path) -> None:

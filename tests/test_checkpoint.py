@@ -16,7 +16,7 @@ from infini.models import registered
 from infini.state import leaves
 from infini.training.checkpoint import load_model, load_weights_into, read_description, save_model, sha256_of
 
-MODELS = sorted(registered())
+MODELS = sorted(registered("language_model"))
 WITH_MEMORY = [options for options in variants() if "update_rule" in options]
 CPU = torch.device("cpu")
 

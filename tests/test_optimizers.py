@@ -16,7 +16,7 @@ from infini.schema import OptimizerConfig, groups
 from infini.training.module import LanguageModelModule
 from infini.training.optimizers import build_optimizer, parameter_groups
 
-MODELS = sorted(registered())
+MODELS = sorted(registered("language_model"))
 WITH_MEMORY = [options for options in variants() if "update_rule" in options]
 
 

@@ -29,7 +29,7 @@ from infini.training.module import LanguageModelModule
 from tasks.document_data import DocumentDataModule
 from tasks.stream import DocumentStream, StreamDataset
 
-MODELS = sorted(registered())
+MODELS = sorted(registered("language_model"))
 WITH_MEMORY = [options for options in variants() if "update_rule" in options]
 SEGMENT = 8
 

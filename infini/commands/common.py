@@ -16,6 +16,7 @@ import torch
 from infini import records
 from infini.config import Config, config_hash
 from infini.errors import InputError
+from infini.models import kind_of
 from infini.precision import pick_device, uses_bfloat16
 from infini.records import RunRecord
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder
@@ -33,6 +34,13 @@ def keep_large_buffers() -> None:
         if mallopt is not None:
             for parameter in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
                 mallopt(parameter, 2**31 - 1)
+
+
+def check_kind(cfg: Config) -> None:
+    """Raise InputError where the task does not take models of this kind."""
+    kind = kind_of(cfg.model["name"])
+    if kind is not None and cfg.task.kind not in (kind, "any"):
+        raise InputError(f"model={cfg.model['name']}: is a {kind}, and task={cfg.task.name} takes a {cfg.task.kind}")
 
 
 def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:

@@ -12,10 +12,11 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer, start_record
+from infini.commands.common import check_kind, find_checkpoint, keep_large_buffers, load_tokenizer, start_record
 from infini.config import Config, DimsConfig, OptimizerConfig, RecipeConfig
 from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes
+from infini.models import kind_of
 from infini.precision import pick_device
 from infini.records import value_at
 from infini.training.checkpoint import load_model
@@ -46,9 +47,10 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
 
     Raises InputError when the checkpoint is damaged or another model's, or the data cannot be had.
     """
+    check_kind(cfg)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    model, description = load_model(folder, device)
+    model, description = load_model(folder, device, _asked_anew(cfg, overrides))
     cfg = _as_trained(cfg, overrides, description, folder)
     tokenizer = load_tokenizer(folder, description)
     model.resize_segments(cfg.dims.segment_length)
@@ -102,6 +104,8 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
     asked = asdict(cfg)
     # Nothing that was trained depends on the segment length, and how far a model goes with another is a question.
     free = {"dims.segment_length"} if cfg.task.name == "passkey" else set()
+    anew = _asked_anew(cfg, overrides)
+    free |= {f"model.{key}" for key in anew}
     for override in overrides:
         key = override.lstrip("+").partition("=")[0]
         if key in free:
@@ -116,7 +120,8 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
         trained = {name: _group(groups[name], held[name]) if name in groups else held[name] for name in _TRAINED}
     except TypeError as error:
         raise InputError(f"checkpoint={str(folder)!r}: made by another version of infini ({error})") from error
-    if free & {override.lstrip("+").partition("=")[0] for override in overrides}:
+    trained["model"] = trained["model"] | anew
+    if "dims.segment_length" in free & {override.lstrip("+").partition("=")[0] for override in overrides}:
         trained["dims"] = replace(trained["dims"], segment_length=cfg.dims.segment_length)
     task = cfg.task
     keys = {override.lstrip("+").partition("=")[0] for override in overrides}
@@ -124,6 +129,15 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
         # Asked for fewer digits than it learned, a model would be judged by half an answer.
         task = replace(task, digits=held["task"]["digits"])  # type: ignore[call-arg]
     return replace(cfg, task=task, **trained)
+
+
+def _asked_anew(cfg: Config, overrides: list[str]) -> dict[str, Any]:
+    """What an evaluation may set otherwise than the training did, for it changes no weight: how an encoder-decoder
+    looks at its source."""
+    if kind_of(cfg.model["name"]) != "seq2seq":
+        return {}
+    asked = {override.lstrip("+").partition("=")[0] for override in overrides}
+    return {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in asked}
 
 
 def _group(schema: Any, held: dict[str, Any]) -> Any:

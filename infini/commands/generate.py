@@ -15,6 +15,7 @@ from infini.commands.common import find_checkpoint, keep_large_buffers, load_tok
 from infini.config import Config
 from infini.decoding import Reader, generate, load_reader, save_reader
 from infini.errors import InputError
+from infini.models import kind_of
 from infini.precision import autocast, pick_device
 from infini.progress import progress_bar
 from infini.training.checkpoint import load_model
@@ -42,6 +43,8 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     # Here the seed decides what is drawn, not which model goes on.
     folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
     model, description = load_model(folder, device)
+    if kind_of(description["model"]["name"]) == "seq2seq":
+        raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder goes on from no text; use infini summarize")
     tokenizer = load_tokenizer(folder, description)
     about = {"model": str(description["run_id"]), "tokenizer": tokenizer.hash}
     with autocast(cfg.parallel.precision, device):

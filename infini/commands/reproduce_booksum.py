@@ -30,7 +30,8 @@ def run_systems(report: SummaryReport, cfg: Config, overrides: list[str], seeds:
         if model in REFERENCES:
             record = _reference([*asked, f"seed={seed}", f"task.reference={model}"], model)
         else:
-            record = _system([*asked, f"seed={seed}", f"model={model}"], console)
+            settings = report.systems[name].settings
+            record = _system([*asked, f"seed={seed}", f"model={model}", *settings], console)
         shown = f"{record.run_id}: overall {record.metric('overall') or 0.0:.1f}"
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
 

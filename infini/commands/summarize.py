@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer
@@ -15,6 +16,7 @@ from infini.config import Config
 from infini.decoding import Reader, generate
 from infini.errors import InputError
 from infini.precision import autocast, pick_device
+from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.progress import progress_bar
 from infini.records import write_atomically
 from infini.training.checkpoint import load_model
@@ -44,16 +46,27 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
     model, description = load_model(folder, device)
     tokenizer = load_tokenizer(folder, description)
+    reader: Reader | SourceReader
+    source = isinstance(model, Seq2Seq)
+    if source:
+        model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
     with autocast(cfg.parallel.precision, device):
-        reader, read = Reader.begin(model, tokenizer.bos_id), 0
+        streamed, book = Reader.begin(model, tokenizer.bos_id) if not source else None, []
+        read = 0
         with progress_bar(f"reading {paths[0]}", max(size, 1), shown=sys.stderr.isatty()) as advance:
             for ids, part in tokenizer.encode_stream(text):
-                reader = reader.read([ids], TOKENS_PER_CALL)
+                if streamed is None:
+                    book.append(ids)
+                else:
+                    streamed = streamed.read([ids], TOKENS_PER_CALL)
                 read += len(ids)
                 advance(len(part.encode()))
         if not read:
             raise InputError(f"{paths[0]}: there is nothing in it")
-        reader = reader.read([tokenizer.encode(SEPARATOR)], TOKENS_PER_CALL)
+        if streamed is None:
+            reader, read = SourceReader.begin(model, np.concatenate(book), tokenizer.bos_id), model.source_tokens(read)
+        else:
+            reader = streamed.read([tokenizer.encode(SEPARATOR)], TOKENS_PER_CALL)
         options, generator = cfg.decoding, torch.Generator().manual_seed(cfg.seed)
         speak, said = tokenizer.speaker(), []
         for token, _ in generate(

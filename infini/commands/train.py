@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import keep_large_buffers, load_data_module, start_record
+from infini.commands.common import check_kind, keep_large_buffers, load_data_module, start_record
 from infini.config import Config, config_hash
 from infini.errors import InputError, one_of
 from infini.memory_use import peak_memory_bytes
@@ -49,6 +49,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     """
     if cfg.parallel.devices != 1:
         raise InputError(f"parallel.devices={cfg.parallel.devices}: a training takes one device")
+    check_kind(cfg)
     _quiet()
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)

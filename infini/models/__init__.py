@@ -10,31 +10,39 @@ import importlib
 import pkgutil
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from infini.errors import InputError
 
 Builder = Callable[[Any, Any, int], Any]
+Kind = Literal["language_model", "seq2seq"]
 _REGISTRY: dict[str, tuple[type, Builder]] = {}
+_KINDS: dict[str, Kind] = {}
 
 
-def register(name: str, config: type) -> Callable[[Builder], Builder]:
-    """Register a builder and the dataclass of its options under a name."""
+def register(name: str, config: type, kind: Kind = "language_model") -> Callable[[Builder], Builder]:
+    """Register a builder and the dataclass of its options under a name. kind: language_model, which keeps the promises
+    of `infini.protocols.LanguageModel`; or seq2seq, an encoder-decoder."""
 
     def add(builder: Builder) -> Builder:
         if name in _REGISTRY:
             raise ValueError(f"model {name!r} is registered twice")
-        _REGISTRY[name] = (config, builder)
+        _REGISTRY[name], _KINDS[name] = (config, builder), kind
         return builder
 
     return add
 
 
-def registered() -> dict[str, tuple[type, Builder]]:
-    """name -> (config dataclass, builder) of every model file in this package."""
+def registered(kind: Kind | None = None) -> dict[str, tuple[type, Builder]]:
+    """name -> (config dataclass, builder) of every model file in this package, or of those of one kind."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return dict(_REGISTRY)
+    return {name: entry for name, entry in _REGISTRY.items() if kind in (None, _KINDS[name])}
+
+
+def kind_of(name: str) -> Kind | None:
+    """The kind of a registered model; None where there is none of that name."""
+    return _KINDS[name] if name in registered() else None
 
 
 def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:

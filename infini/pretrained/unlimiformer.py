@@ -52,11 +52,14 @@ def windows(n_tokens: int, size: int) -> list[Window]:
     return found
 
 
-def encode(encoder: Callable[..., Any], ids_BS: torch.Tensor, size: int, **options: Any) -> torch.Tensor:
+def encode(
+    encoder: Callable[..., Any], ids_BS: torch.Tensor, size: int, global_first: bool = False, **options: Any
+) -> torch.Tensor:
     """Encoder states [B, S, D] of an input of any length, each from the window that keeps it.
 
-    encoder: as of a transformers model; options go into its calls, attention_mask and global_attention_mask ([B, S])
-    window by window. Without gradients but where the caller has them on.
+    encoder: as of a transformers model; options go into its calls, attention_mask ([B, S]) window by window.
+    global_first: the first token of every window attends to all of it (LED). Without gradients but where the caller has
+    them on.
     """
     states = []
     for window in windows(ids_BS.shape[1], size):
@@ -65,6 +68,9 @@ def encode(encoder: Callable[..., Any], ids_BS: torch.Tensor, size: int, **optio
             name: value[:, here] if isinstance(value, torch.Tensor) and value.shape[:2] == ids_BS.shape else value
             for name, value in options.items()
         }
+        if global_first:
+            given["global_attention_mask"] = torch.zeros_like(ids_BS[:, here])
+            given["global_attention_mask"][:, 0] = 1
         made = encoder(input_ids=ids_BS[:, here], **given).last_hidden_state
         states.append(made[:, window.keep_start - window.start : window.keep_stop - window.start])
     return torch.cat(states, 1)

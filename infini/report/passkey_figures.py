@@ -11,12 +11,13 @@ import numpy as np
 from infini.lengths import format_length
 from infini.records import RunRecord
 from infini.report.figures import LINES, gate_heatmap, paper_style, save
-from infini.report.passkey import PasskeyReport, chosen_cells, percent
+from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, percent
 from infini.report.selection import Selection
 
 
 def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Path, title: str) -> list[Path]:
-    """Draw token accuracy, in per cent and printed, for every length and place of the key; the mean over the runs.
+    """Draw token accuracy, in per cent and printed, for every length and place of the key; the mean over the runs. A
+    mark, as in the table, stands where key and question lie in one segment.
 
     Args:
         report: its lengths and places are drawn.
@@ -28,8 +29,11 @@ def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Pat
         Paths of the PNG and the SVG.
     """
     found: dict[tuple[int, str], list[float]] = {}
+    local = set()
     for (_, length, depth), (_, cell) in chosen_cells(report, runs).items():
         found.setdefault((length, depth), []).append(100 * cell["token_accuracy"])
+        if cell["same_segment"] > 0:
+            local.add((length, depth))
     lengths = sorted({length for length, _ in found})
     depths = list(dict.fromkeys(depth for _, depth in found))
     grid = np.full((len(depths), len(lengths)), np.nan)
@@ -44,10 +48,11 @@ def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Pat
         for (row, column), value in np.ndenumerate(grid):
             if np.isfinite(value):
                 colour = "white" if value > 50 else "black"
-                axes.text(column, row, percent(value), ha="center", va="center", color=colour, fontsize=8)
+                text = percent(value) + LOCAL_MARK * ((lengths[column], depths[row]) in local)
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
         axes.set_xticks(range(len(lengths)), [format_length(length) for length in lengths])
         axes.set_yticks(range(len(depths)), depths)
-        axes.set_xlabel("length in tokens")
+        axes.set_xlabel("length in tokens" + f"\n{LOCAL_MARK} key and question in one segment" * bool(local))
         axes.set_ylabel("place of the key")
         seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
         axes.set_title(f"Pass key: {title}\nscale {runs[0].scale}, seed {seeds}", fontsize=9)

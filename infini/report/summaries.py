@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import yaml
+
 from infini.errors import InputError, did_you_mean
 from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
@@ -37,6 +39,14 @@ class SummaryRow:
     model: str | None = None
     paper: tuple[float, ...] = ()
     """R-1, R-2, R-L and Overall as printed."""
+    settings: tuple[str, ...] = ()
+    """Of the model, as the command line takes them."""
+
+    def fits(self, run: RunRecord) -> bool:
+        """Whether the run is of this system."""
+        wanted = [text.partition("=") for text in self.settings]
+        same = all(value_at(run.config, key) == yaml.safe_load(value) for key, _, value in wanted)
+        return self.model == run.model and same
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ class SummaryReport:
         # The mean over references and the maximum are no one column.
         if value_at(run.config, "task.references") != "mean":
             return None
-        return next((name for name, row in self.systems.items() if row.model == run.model), None)
+        return next((name for name, row in self.systems.items() if row.fits(run)), None)
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset(cell.get("length") for cell in run.series.get("cells", ()) if self._counts(cell))
@@ -120,7 +130,7 @@ def _row(name: str, values: Any) -> SummaryRow:
         raise InputError(f"report.systems.{name}: {error}") from error
     if len(made.paper) not in (0, 4):
         raise InputError(f"report.systems.{name}.paper={made.paper!r}: must be R-1, R-2, R-L and Overall, or empty")
-    return replace(made, paper=tuple(made.paper))
+    return replace(made, paper=tuple(made.paper), settings=tuple(made.settings))
 
 
 def build_summary_report(

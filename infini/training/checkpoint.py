@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,10 +98,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load_model(folder: Path, device: torch.device) -> tuple[Any, dict[str, Any]]:
-    """The model in evaluation mode, and its description. InputError when weights and description do not fit."""
+def load_model(
+    folder: Path, device: torch.device, changes: Mapping[str, Any] | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The model in evaluation mode, and its description. changes: options of the model that are to be others than it
+    was trained with. InputError when weights and description do not fit."""
     description = read_description(folder)
-    model = build_model(description["model"], SimpleNamespace(**description["dims"]), description["vocab_size"])
+    options = description["model"] | dict(changes or {})
+    model = build_model(options, SimpleNamespace(**description["dims"]), description["vocab_size"])
     _load_weights(model, folder, description)
     return model.to(device).eval(), description
 

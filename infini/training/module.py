@@ -24,6 +24,8 @@ from infini.training.segment_groups import grouped
 from infini.training.sparse_writes import penalty
 
 SMOOTHING = 0.98
+SOURCE = ("source_BS", "source_mask_BS", "at_random")
+"""What a batch holds for an encoder-decoder; see infini.pretrained.seq2seq."""
 _EXTENSION_STREAM = 3
 """Which stream of the seed's random numbers the length extension draws from."""
 
@@ -34,8 +36,8 @@ class LanguageModelModule(lightning.LightningModule):
     carry_state: each row's state, without its history, goes on into the row's next sequence; otherwise every sequence
     starts from an empty state. Gradients flow through all segments of a sequence.
 
-    A batch may also hold segment_length (that of its stage of the curriculum), and lm_targets_BT with lm_weight: a
-    second loss that is added with that weight.
+    A batch may also hold segment_length (that of its stage of the curriculum), lm_targets_BT with lm_weight: a second
+    loss that is added with that weight; and what an encoder-decoder takes beside the target (SOURCE).
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class LanguageModelModule(lightning.LightningModule):
         self._pending.append((self.global_step + 1, loss.detach()))
         if len(self._pending) >= 10 or loss.device.type == "cpu":
             # On a CPU nothing waits, and weights are what they were when the loss went wrong.
-            self.read_losses(lambda: self.model(batch["ids_BT"], state))
+            self.read_losses(lambda: self._call(batch, state))
         self.log("loss", loss.detach(), prog_bar=True)
         self._advance(loss)
         if "lm_targets_BT" in batch:
@@ -103,6 +105,9 @@ class LanguageModelModule(lightning.LightningModule):
 
     def _call(self, batch: dict[str, Any], state: State | None) -> ModelOutput:
         ids_BT = batch["ids_BT"]
+        if "source_BS" in batch:
+            told: ModelOutput = self.model(ids_BT, **{key: batch[key] for key in SOURCE if key in batch})
+            return told
         mask_BT = None if bool(batch["mask_BT"].all()) else batch["mask_BT"]
         reset_BT = batch["reset_BT"] if bool(batch["reset_BT"].any()) else None
         N = self.model.segment_length

@@ -19,10 +19,12 @@ GATE = "beta"
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Matrices (decayed), embeddings and norms (not), gates (own rate, not decayed). No parameter is in two."""
     groups: dict[str, list[nn.Parameter]] = {"matrices": [], "others": [], "gates": []}
+    # Also where the library that a model is of calls them otherwise.
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, parameter in model.named_parameters():
         if name.split(".")[-1] == GATE:
             groups["gates"].append(parameter)
-        elif parameter.dim() < 2 or "embedding" in name:
+        elif parameter.dim() < 2 or "embedding" in name or id(parameter) in tables:
             groups["others"].append(parameter)
         else:
             groups["matrices"].append(parameter)

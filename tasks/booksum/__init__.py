@@ -9,12 +9,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from infini.config import cache_root
+from infini.models import kind_of
 from infini.ops.cross_entropy import summed_cross_entropy
 from infini.precision import autocast
 from infini.schema import BooksumConfig
 from infini.training.checkpoint import TOKENIZER, named_folder
+from infini.training.module import SOURCE
 from tasks.booksum.books import BookSplit, open_books
-from tasks.booksum.data import SEPARATOR, BatchStream, SummaryBatches
+from tasks.booksum.data import SEPARATOR, BatchStream, SourceBatches, SummaryBatches
 from tasks.booksum.evaluation import evaluate, evaluate_reference
 from tasks.data_module import ResumableDataModule
 from tasks.text import TextTokenizer, bpe_tokenizer, hub_tokenizer
@@ -28,10 +30,12 @@ class BooksumDataModule(ResumableDataModule):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the model that the training starts from, else of the scale; a BPE is trained on the books of
-        the train split."""
+        """The tokenizer of the model that the training starts from, else of the hub's weights or of the scale; a BPE is
+        trained on the books of the train split."""
         if self.cfg.init_from is not None:
             return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
+        if (weights := self.cfg.model.get("weights")) is not None:
+            return hub_tokenizer(weights)
         if self.cfg.scale.tokenizer != "bpe":
             return hub_tokenizer(self.cfg.scale.tokenizer)
         return bpe_tokenizer(open_books(self.cfg, "train").documents, self.cfg.scale.vocab_size, cache_root(self.cfg))
@@ -47,16 +51,22 @@ class BooksumDataModule(ResumableDataModule):
 
     def _batches(self, books: BookSplit, opened: TokenisedSplit) -> SummaryBatches:
         cfg = self.cfg
-        return SummaryBatches(
+        length = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
+        arguments = (
             opened.tokens,
             [[self.tokenizer.encode(text) for text in texts] for texts in books.summaries],
             self.tokenizer.encode(SEPARATOR),
             self.tokenizer.bos_id,
-            cfg.recipe.segments_per_sequence * cfg.dims.segment_length,
+            length,
             cast(BooksumConfig, cfg.task).summary_tokens,
             cfg.recipe.batch_size,
             cfg.seed,
         )
+        if kind_of(cfg.model["name"]) != "seq2seq":
+            return SummaryBatches(*arguments)
+        alternating = cfg.model["unlimiformer"] == "alternating"
+        source_tokens = length if alternating else min(length, cfg.model["window"])
+        return SourceBatches(*arguments, source_tokens=source_tokens)
 
     @property
     def identity(self) -> str:
@@ -78,8 +88,9 @@ class BooksumDataModule(ResumableDataModule):
         total = count = 0.0
         with autocast(self.cfg.parallel.precision, device):
             for batch in self._batches(books, self._tokens(books)).all_once():
-                ids_BT, targets_BT, mask_BT = (batch[name].to(device) for name in ("ids_BT", "targets_BT", "mask_BT"))
-                hidden_BTD = model(ids_BT, None, mask_BT=mask_BT).hidden_BTD
+                given = {name: value.to(device) for name, value in batch.items() if name in ("mask_BT", *SOURCE)}
+                hidden_BTD = model(batch["ids_BT"].to(device), None, **given).hidden_BTD
+                targets_BT = batch["targets_BT"].to(device)
                 loss, n = summed_cross_entropy(hidden_BTD, model.output_weight, targets_BT, self.cfg.recipe.loss_chunk)
                 total, count = total + float(loss), count + n
         entry = {"value": total / count, "n": int(count), "unit": "nats a token", "higher_is_better": False}

@@ -86,6 +86,39 @@ class SummaryBatches:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
+class SourceBatches(SummaryBatches):
+    """The same examples for an encoder-decoder: the book's beginning is the source, the summary between two marks the
+    target. Batches of an odd number ask for states at random (see infini.pretrained.seq2seq).
+
+    source_tokens: of a book, at most. The other arguments are SummaryBatches'.
+    """
+
+    def __init__(self, *arguments: Any, source_tokens: int) -> None:
+        self.source_tokens = source_tokens
+        super().__init__(*arguments)
+
+    def batch(self, index: int) -> dict[str, Any]:
+        return super().batch(index) | {"at_random": index % 2 == 1}
+
+    def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
+        found = [self.pairs[pair] for pair in pairs]
+        books = [self.books[book][: self.source_tokens] for book, _ in found]
+        source_BS = np.full((len(pairs), max(map(len, books))), self.bos_id, dtype=np.int64)
+        source_mask_BS = np.zeros(source_BS.shape, dtype=bool)
+        shape = len(pairs), 1 + max(len(summary) for _, summary in found)
+        ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
+        targets_BT = np.full(shape, IGNORE, dtype=np.int64)
+        mask_BT = np.zeros(shape, dtype=bool)
+        for row, (book, (_, summary)) in enumerate(zip(books, found, strict=True)):
+            source_BS[row, : len(book)], source_mask_BS[row, : len(book)] = book, True
+            ids_BT[row, 1 : 1 + len(summary)] = summary
+            targets_BT[row, : len(summary)], targets_BT[row, len(summary)] = summary, self.bos_id
+            mask_BT[row, : 1 + len(summary)] = True
+        arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
+        arrays |= {"source_BS": source_BS, "source_mask_BS": source_mask_BS}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
 class BatchStream(IterableDataset[dict[str, Any]]):
     """Batches first, first + 1, ... without end."""
 

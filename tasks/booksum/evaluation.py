@@ -17,6 +17,7 @@ from infini.errors import InputError
 from infini.lengths import format_length, parse_lengths
 from infini.memory_use import peak_memory_bytes
 from infini.precision import autocast
+from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.progress import progress_bar
 from infini.records import RunRecord
 from infini.schema import BooksumConfig
@@ -45,8 +46,10 @@ def evaluate(
     books = open_books(cfg, task.split)
     opened = tokenise(books.documents, tokenizer, cache_root(cfg))
     lengths = parse_lengths(cfg.length if _asked_for(record, "length") else [task.input_length])
-    separator = tokenizer.encode(SEPARATOR)
-    decides = (record.parent, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, books.revision)
+    separator = np.zeros(0, np.int64) if isinstance(model, Seq2Seq) else tokenizer.encode(SEPARATOR)
+    # The model's options too: an encoder-decoder may be asked with others than it was trained with.
+    options = sorted(cfg.model.items())
+    decides = (record.parent, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, books.revision, options)
     drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
     kept = KeptEntries(kept_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS)
     wanted = [(length, index) for length in lengths for index in range(len(opened))]
@@ -59,7 +62,7 @@ def evaluate(
         highlight=False,
         soft_wrap=True,
     )
-    total = sum(min(length, int(opened.n_tokens[index]) + len(separator)) for length, index in missing)
+    total = sum(_read(model, min(length, int(opened.n_tokens[index]) + len(separator))) for length, index in missing)
     with (
         kept,
         progress_bar(f"{cfg.model['name']} on {task.name}", max(total, 1), console.is_terminal) as advance,
@@ -142,10 +145,18 @@ def summarise(
     seed: int,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Any]:
-    """Read the chunks (a book and the separator), draw a summary as `cfg.decoding` says: the summary, how many tokens
-    were read and drawn, and the seconds of both."""
+    """Read the chunks (a book, for a language model and the separator), draw a summary as `cfg.decoding` says: the
+    summary, how many tokens were read and drawn, and the seconds of both."""
     started = time.perf_counter()
-    reader = Reader.begin(model, tokenizer.bos_id).read(chunks, TOKENS_PER_CALL, advance)
+    reader: Reader | SourceReader
+    if isinstance(model, Seq2Seq):
+        model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
+        book = np.concatenate(chunks)
+        reader = SourceReader.begin(model, book, tokenizer.bos_id, advance)
+        read = _read(model, len(book))
+    else:
+        reader = Reader.begin(model, tokenizer.bos_id).read(chunks, TOKENS_PER_CALL, advance)
+        read = sum(map(len, chunks))
     read_seconds = time.perf_counter() - started
     options = cfg.decoding
     generator = torch.Generator().manual_seed(seed)
@@ -154,11 +165,16 @@ def summarise(
     tokens = [token for token, _ in drawn]
     return {
         "summary": tokenizer.decode(tokens),
-        "tokens_read": sum(map(len, chunks)),
+        "tokens_read": read,
         "tokens_drawn": len(tokens),
         "read_seconds": round(read_seconds, 3),
         "draw_seconds": round(time.perf_counter() - started, 3),
     }
+
+
+def _read(model: Any, length: int) -> int:
+    """Of so many tokens, how many the model reads: an encoder-decoder may have an end."""
+    return model.source_tokens(length) if isinstance(model, Seq2Seq) else length
 
 
 def _cell(length: int, books: BookSplit, kept: KeptEntries, references: str) -> dict[str, Any]:

@@ -1,0 +1,31 @@
+"""BART: an encoder-decoder that reads 1,024 tokens (Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training
+for Natural Language Generation, Translation, and Comprehension")."""
+
+from __future__ import annotations
+
+from infini.models import register
+from infini.pretrained.seq2seq import MOST_NEW_TOKENS, UNUSED, Seq2Seq, Seq2SeqConfig, library, trained
+from infini.protocols import Dimensions
+
+
+@register("bart", Seq2SeqConfig, kind="seq2seq")
+def build(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> Seq2Seq:
+    """transformers' BART, fresh at the sizes of dims with as many layers on either side, or the weights that
+    model.weights names. Raises InputError without transformers or where the hub does not give them."""
+    transformers = library()
+    if config.weights is not None:
+        return Seq2Seq(trained(transformers.BartForConditionalGeneration, config.weights), config, dims.segment_length)
+    sizes = transformers.BartConfig(
+        vocab_size=vocab_size,
+        d_model=dims.d_model,
+        encoder_layers=dims.n_layers,
+        decoder_layers=dims.n_layers,
+        encoder_attention_heads=dims.n_heads,
+        decoder_attention_heads=dims.n_heads,
+        encoder_ffn_dim=dims.d_ff,
+        decoder_ffn_dim=dims.d_ff,
+        max_position_embeddings=max(config.window, MOST_NEW_TOKENS),
+        pad_token_id=UNUSED,
+        dropout=0.0,
+    )
+    return Seq2Seq(transformers.BartForConditionalGeneration(sizes), config, dims.segment_length)

@@ -1,0 +1,201 @@
+"""Encoder-decoders of transformers (BART, LED) as this project trains and asks them: a source in, tokens out.
+
+Letters: B rows, S tokens of the source, T tokens of the target, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from infini.errors import InputError
+from infini.pretrained.unlimiformer import encode, extend
+from infini.protocols import ModelOutput
+
+Unlimiformer = Literal["none", "test", "alternating"]
+MOST_NEW_TOKENS = 2048
+"""Tokens of a target that fresh models have positions for."""
+UNUSED = 1
+"""A token that this project's tokenizers have and never give; short inputs are filled with it, behind a mask."""
+WHOLE_SOURCE = ("test", "alternating")
+"""Of these an evaluation reads the source in windows to its end."""
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """What encoder-decoders have in common."""
+
+    weights: str | None
+    """Name on the Hugging Face hub of trained weights with their sizes and tokenizer; None: fresh ones at the sizes of
+    the dims."""
+    window: int
+    """Tokens of the source that the encoder reads at once; what is behind them is not read without Unlimiformer."""
+    unlimiformer: Unlimiformer
+    """none; test: in the evaluation only; alternating: trained on long sources too, in turn with the states that answer
+    the decoder best and with as many at random."""
+    k: int
+    """Encoder states that a head of the decoder attends to."""
+    search: Literal["exact", "approximate"]
+    """How they are found; approximate needs faiss."""
+
+    def __post_init__(self) -> None:
+        if self.window < 2 or self.window % 2:
+            raise InputError(f"model.window={self.window}: must be even and at least 2")
+        if self.k < 1:
+            raise InputError(f"model.k={self.k}: must be at least 1")
+
+
+def library() -> Any:
+    """transformers; InputError where it is not installed."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError("encoder-decoders need transformers: pip install 'infini[pretrained]'") from error
+    # That a short input is padded is no news.
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+def trained(model_class: Any, name: str) -> Any:
+    """A model of the hub, or of its cache, by name; InputError (one line) where it cannot be had."""
+    try:
+        return model_class.from_pretrained(name)
+    except Exception as error:  # every layer below raises its own kinds
+        raise InputError(
+            f"model.weights={name!r}: the Hugging Face hub did not give it ({type(error).__name__}); needs a network, "
+            "or use model.weights=null"
+        ) from error
+
+
+class Seq2Seq(nn.Module):
+    """An encoder-decoder behind the calls of the trainer: `model(ids_BT, source_BS=..., source_mask_BS=...)`.
+
+    inner: BartForConditionalGeneration or LEDForConditionalGeneration. segment_length: that of the dims, in whose
+    multiples a recipe counts. global_first: whether the first token of every window attends to all of it (LED).
+    """
+
+    segment_length: int
+    checkpoint_activations = False
+
+    def __init__(self, inner: Any, config: Seq2SeqConfig, segment_length: int, global_first: bool = False) -> None:
+        super().__init__()
+        self.inner, self.config, self.segment_length = inner, config, segment_length
+        self.global_first = global_first
+        if config.unlimiformer != "none":
+            extend(inner, config.k, config.search)
+
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        state: None = None,
+        mask_BT: torch.Tensor | None = None,
+        reset_BT: torch.Tensor | None = None,
+        *,
+        source_BS: torch.Tensor,
+        source_mask_BS: torch.Tensor,
+        at_random: bool = False,
+    ) -> ModelOutput:
+        """Hidden states of the target so far, for `head`.
+
+        mask_BT: ignored, for padding stands behind everything that is asked. at_random: of the source's states `k` that
+        are drawn count (Unlimiformer's training), not the best.
+        """
+        # The mark, and the summary.
+        self.check_target("task.summary_tokens", ids_BT.shape[1] - 1)
+        mask_BS = source_mask_BS.long()
+        states_BSD = self.encode(source_BS, mask_BS)
+        at_random = at_random and self.config.unlimiformer == "alternating"
+        if at_random and self.config.k < states_BSD.shape[1]:
+            # Padding is drawn last.
+            order_BS = (torch.rand(mask_BS.shape, device=mask_BS.device) + mask_BS).argsort(1, descending=True)
+            kept_BR = order_BS[:, : self.config.k]
+            states_BSD = states_BSD.gather(1, kept_BR[..., None].expand(-1, -1, states_BSD.shape[-1]))
+            mask_BS = mask_BS.gather(1, kept_BR)
+        out = self.inner.get_decoder()(
+            input_ids=ids_BT, encoder_hidden_states=states_BSD, encoder_attention_mask=mask_BS, use_cache=False
+        )
+        return ModelOutput(out.last_hidden_state, None, states_BSD.new_zeros(()))  # type: ignore[arg-type]
+
+    def encode(self, source_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
+        """Encoder states [B, S, D] of a source of any length, window by window."""
+        encoder = self.inner.get_encoder()
+        return encode(encoder, source_BS, self.config.window, self.global_first, attention_mask=mask_BS)
+
+    def source_tokens(self, length: int) -> int:
+        """Of a source of this many tokens, how many are read."""
+        return length if self.config.unlimiformer in WHOLE_SOURCE else min(length, self.config.window)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits over the vocabulary."""
+        logits: torch.Tensor = self.inner.lm_head(hidden) + self.inner.final_logits_bias
+        return logits
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """The output embedding [vocabulary, D]; the bias beside it is 0 and not trained."""
+        weight: torch.Tensor = self.inner.lm_head.weight
+        return weight
+
+    @property
+    def most_new_tokens(self) -> int:
+        """Tokens of a target that the decoder has positions for, beside the mark before them."""
+        config = self.inner.config
+        return int(getattr(config, "max_decoder_position_embeddings", None) or config.max_position_embeddings) - 1
+
+    def check_target(self, key: str, tokens: int) -> None:
+        """Raise InputError, naming the key that asks for them, where so many tokens have no positions."""
+        if tokens > self.most_new_tokens:
+            raise InputError(
+                f"{key}={tokens}: must be at most {self.most_new_tokens}, which the decoder has positions for"
+            )
+
+    def resize_segments(self, segment_length: int) -> None:
+        """Nothing depends on it but what a recipe counts."""
+        self.segment_length = segment_length
+
+    def gates(self) -> None:
+        return None
+
+    def state_floats(self, n_segments: int) -> int:
+        """Numbers that are kept of a source of so many segments: its encoder states."""
+        return self.source_tokens(n_segments * self.segment_length) * int(self.inner.config.d_model)
+
+
+@dataclass(frozen=True)
+class SourceReader:
+    """A model that has read a source and is in the middle of its target; `infini.decoding.generate` draws from it."""
+
+    model: Seq2Seq
+    state: Any
+    """Encoder states, and the decoder's cache."""
+    last: int
+    """The token that comes next: known, not read yet."""
+
+    @classmethod
+    @torch.no_grad()
+    def begin(
+        cls, model: Seq2Seq, ids: np.ndarray, bos_id: int, advance: Callable[[int], None] = lambda tokens: None
+    ) -> SourceReader:
+        """Encode the tokens of a source that the model reads; bos_id: the mark that begins a target."""
+        device = next(model.parameters()).device
+        read = np.asarray(ids[: model.source_tokens(len(ids))], dtype=np.int64)
+        source_BS = torch.from_numpy(read)[None].to(device)
+        states_BSD = model.encode(source_BS, torch.ones_like(source_BS))
+        advance(len(read))
+        return cls(model, (states_BSD, None), bos_id)
+
+    @torch.no_grad()
+    def next_logits(self) -> tuple[torch.Tensor, Any]:
+        """float32 logits [vocabulary] of the token after `last`, and the state that has read `last`."""
+        states_BSD, cache = self.state
+        ids = torch.tensor([[self.last]], device=states_BSD.device)
+        out = self.model.inner.get_decoder()(
+            input_ids=ids, encoder_hidden_states=states_BSD, past_key_values=cache, use_cache=True
+        )
+        logits = self.model.head(out.last_hidden_state[:, -1])[0].float()
+        return logits, (states_BSD, out.past_key_values)

@@ -1,0 +1,199 @@
+"""Encoder-decoders: what the trainer calls, what a decoder is asked token by token, and the commands around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_runner import Runner
+from test_booksum import SUMMARIES, write_books
+
+from infini.errors import InputError
+from infini.models import build_model, kind_of, registered
+from infini.ops.cross_entropy import IGNORE
+from infini.pretrained.seq2seq import Seq2Seq, SourceReader
+from infini.pretrained.unlimiformer import encode
+from infini.training.optimizers import parameter_groups
+from tasks.booksum.data import SourceBatches
+
+transformers = pytest.importorskip("transformers")
+from transformers.modeling_outputs import BaseModelOutput  # noqa: E402 - only where the library is
+
+MODELS = sorted(registered("seq2seq"))
+WINDOW, VOCABULARY, MARK = 16, 60, 0
+
+
+def make(name: str, unlimiformer: str = "none", k: int = 8) -> Seq2Seq:
+    """A small model with weights that matter, in float64."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24, "segment_length": 8}
+    options = {"name": name, "weights": None, "window": WINDOW, "unlimiformer": unlimiformer, "k": k, "search": "exact"}
+    model: Seq2Seq = build_model(options, SimpleNamespace(**sizes), VOCABULARY)
+    with torch.no_grad():
+        # By name: in which order they come depends on what was put in their place.
+        for _, parameter in sorted(model.named_parameters()):
+            parameter.normal_(std=0.3)
+    return model.double().eval()
+
+
+def tokens(rows: int, length: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(2, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def test_kinds() -> None:
+    assert MODELS == ["bart", "primera"] and kind_of("bart") == "seq2seq" and kind_of("local") == "language_model"
+    assert kind_of("none") is None and set(registered()) == {*MODELS, *registered("language_model")}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("unlimiformer", ["none", "alternating"])
+def test_the_call_of_the_trainer_is_the_models_own(name: str, unlimiformer: str) -> None:
+    # With k as large as the source, Unlimiformer is the model itself.
+    model, ids, source = make(name, unlimiformer, k=WINDOW), tokens(2, 7), tokens(2, WINDOW, 2)
+    mask = torch.ones_like(source).bool()
+    mask[1, 9:] = False
+    ours = model.head(model(ids, source_BS=source, source_mask_BS=mask).hidden_BTD)
+    extra = {}
+    if model.global_first:
+        extra["global_attention_mask"] = torch.zeros_like(source)
+        extra["global_attention_mask"][:, 0] = 1
+    plain = make(name).inner(input_ids=source, attention_mask=mask.long(), decoder_input_ids=ids, **extra).logits
+    assert (ours - plain).abs().max() < 1e-10
+    changed = source.clone()
+    changed[1, 9:] = 5
+    again = model.head(model(ids, source_BS=changed, source_mask_BS=mask).hidden_BTD)
+    assert (again - ours).abs().max() < 1e-10, "what the mask hides changes nothing"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_long_source_is_read_in_windows_and_all_of_it_counts(name: str) -> None:
+    model, ids, source = make(name, "test", k=1000), tokens(1, 5), tokens(1, 50, 2)
+    mask = torch.ones_like(source)
+    states = encode(model.inner.get_encoder(), source, WINDOW, model.global_first, attention_mask=mask)
+    plain = make(name).inner(encoder_outputs=BaseModelOutput(last_hidden_state=states), decoder_input_ids=ids).logits
+    out = model(ids, source_BS=source, source_mask_BS=mask)
+    assert states.shape[1] == 50 and (model.head(out.hidden_BTD) - plain).abs().max() < 1e-10
+    assert (model.source_tokens(50), make(name).source_tokens(50)) == (50, WINDOW)
+    assert make(name).state_floats(100) == WINDOW * 16 and model.state_floats(100) == 800 * 16
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_states_at_random_are_as_many_as_asked_and_no_padding(name: str) -> None:
+    model, ids = make(name, "alternating", k=6), tokens(2, 5)
+    source, mask = tokens(2, 40, 2), torch.ones(2, 40).bool()
+    mask[1, 6:] = False
+    seen: list[torch.Tensor] = []
+    decoder = model.inner.get_decoder()
+    decoder.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["encoder_hidden_states"]), with_kwargs=True
+    )
+    torch.manual_seed(3)
+    calls = [model(ids, source_BS=source, source_mask_BS=mask, at_random=True).hidden_BTD for _ in range(2)]
+    whole = model.encode(source, mask.long())
+    assert all(states.shape == (2, 6, 16) for states in seen)
+    assert not torch.equal(seen[0][0], seen[1][0]), "other states each time"
+    # The second row has six states that are not padding: these, in some order.
+    assert torch.equal(seen[0][1].sum(-1).sort().values, whole[1, :6].sum(-1).sort().values)
+    assert torch.allclose(calls[0][1], calls[1][1], atol=1e-12)
+    # In every other batch the best count.
+    model(ids, source_BS=source, source_mask_BS=mask, at_random=False)
+    assert seen[-1].shape == (2, 40, 16)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("unlimiformer", ["none", "test"])
+def test_token_by_token_is_the_whole_target_at_once(name: str, unlimiformer: str) -> None:
+    model, target, source = make(name, unlimiformer, k=5), tokens(1, 6), tokens(1, 40, 2)
+    read = source[:, : model.source_tokens(40)]
+    ids = torch.cat([torch.tensor([[MARK]]), target], 1)
+    whole = model.head(model(ids, source_BS=read, source_mask_BS=torch.ones_like(read)).hidden_BTD)[0]
+    told: list[int] = []
+    reader = SourceReader.begin(model, source[0].numpy(), MARK, told.append)
+    for position, token in enumerate([*target[0].tolist(), None]):
+        logits, state = reader.next_logits()
+        assert (logits - whole[position].float()).abs().max() < 1e-5, position
+        reader = SourceReader(model, state, token or 0)
+    assert told == [read.shape[1]]
+
+
+def test_a_target_longer_than_the_decoders_positions_is_one_line() -> None:
+    model = make("bart")
+    with pytest.raises(InputError, match="task.summary_tokens=2048: must be at most 2047"):
+        model(tokens(1, 2049), source_BS=tokens(1, 4), source_mask_BS=torch.ones(1, 4))
+
+
+@pytest.mark.parametrize(("key", "value"), [("window", 15), ("window", 0), ("k", 0), ("unlimiformer", "all")])
+def test_an_option_that_is_wrong_is_one_line(key: str, value: Any) -> None:
+    options = {"name": "bart", "weights": None, "window": 16, "unlimiformer": "none", "k": 8, "search": "exact"}
+    with pytest.raises(InputError, match=f"model.{key}={value}" if key != "unlimiformer" else "model.unlimiformer="):
+        build_model({**options, key: value}, SimpleNamespace(), 10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_embeddings_are_no_matrices_to_the_optimizer(name: str) -> None:
+    config: Any = SimpleNamespace(lr=0.1, gate_lr=0.1, weight_decay=0.1)
+    model = make(name)
+    (matrices,) = [group["params"] for group in parameter_groups(model, config) if group["name"] == "matrices"]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert not [names[id(parameter)] for parameter in matrices if VOCABULARY in parameter.shape]
+    assert not [names[id(parameter)] for parameter in matrices if "embed" in names[id(parameter)]]
+
+
+def test_a_batch_has_the_book_as_source_and_the_summary_between_marks() -> None:
+    books = [np.arange(100, 120), np.arange(200, 203)]
+    summaries = [[np.arange(10, 13)], [np.arange(20, 26)]]
+    made = SourceBatches(books, summaries, np.array([7]), MARK, 12, 4, 2, 1, source_tokens=8)
+    batch = next(made.all_once())
+    assert batch["source_BS"].tolist() == [[*range(100, 108)], [200, 201, 202, 0, 0, 0, 0, 0]]
+    assert batch["source_mask_BS"].sum(1).tolist() == [8, 3]
+    assert batch["ids_BT"].tolist() == [[0, 10, 11, 12, 0], [0, 20, 21, 22, 23]]
+    assert batch["targets_BT"].tolist() == [[10, 11, 12, 0, IGNORE], [20, 21, 22, 23, 0]]
+    assert batch["mask_BT"].tolist() == [[True] * 4 + [False], [True] * 5]
+    assert [made.batch(index)["at_random"] for index in range(3)] == [False, True, False]
+
+
+SMALL = ("model.window=32", "model.k=16")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_train_and_summarise(infini: Runner, tmp_path: Path, name: str) -> None:
+    words = ["task=booksum", *SUMMARIES, *SMALL, f"model={name}", f"task.data_dir={write_books(tmp_path / 'data')}"]
+    infini("train", *words)
+    (training,) = infini.records("train")
+    assert training.results["validation_summary_nll"]["n"] > 6
+    infini("eval", *words, "length=64,1K")
+    run = infini.records("eval")[-1]
+    assert [book["tokens_read"] for cell in run.series["cells"] for book in cell["books"]] == [32] * 4
+    # The same weights, and the whole source.
+    infini("eval", *words, "length=64,1K", "model.unlimiformer=test")
+    run = infini.records("eval")[-1]
+    assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [64, 64]
+    assert run.config["model"]["unlimiformer"] == "test" and run.parent == training.run_id
+    book = tmp_path / "book.txt"
+    book.write_text("A dog runs. " * 50, "utf-8")
+    infini("summarize", str(book), "decoding.max_new_tokens=4", f"model={name}")
+    assert "32 tokens read by" in infini.err
+    assert "an encoder-decoder goes on from no text" in infini.error("generate", "prompt=x", f"model={name}", *TASK)
+
+
+TASK = ("task=booksum",)
+
+
+def test_unlimiformer_trains_on_long_sources_in_turn(infini: Runner, tmp_path: Path) -> None:
+    words = ["task=booksum", *SUMMARIES, *SMALL, "model=bart", f"task.data_dir={write_books(tmp_path / 'data')}"]
+    infini("train", *words, "model.unlimiformer=alternating", "recipe.segments_per_sequence=8")
+    infini("eval", *words, "model.unlimiformer=alternating", "recipe.segments_per_sequence=8", "length=64")
+    (run,) = infini.records("eval")
+    assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [64, 64]
+    message = infini.error("eval", *words, "recipe.segments_per_sequence=8", "model.window=16")
+    assert message.startswith("model.window=16: the checkpoint was trained with 32")
+
+
+def test_a_task_that_takes_no_encoder_decoder_says_so(infini: Runner) -> None:
+    for task in ("pg19", "passkey"):
+        message = infini.error("train", f"task={task}", "model=bart")
+        assert message == f"model=bart: is a seq2seq, and task={task} takes a language_model"
