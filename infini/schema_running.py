@@ -44,7 +44,7 @@ class SuiteConfig:
     """What `infini bench` measures."""
 
     name: str
-    """train, models, stream, decode, all, paper or paper_models."""
+    """train, models, stream, decode, sources, all, paper or paper_models."""
     models: list[str]
     """Models whose training step is measured; `local`, with which the others are compared, is one."""
     repeats: int
@@ -65,11 +65,24 @@ class SuiteConfig:
     """Length of the short text."""
     decode_long_tokens: int
     """Length of the long one."""
+    source_tokens: list[int]
+    """Lengths of sources that an encoder-decoder reads; none leaves that out."""
 
     def __post_init__(self) -> None:
         at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens", "agreement_tokens", "decode_tokens")
         at_least("suite", self, 1, "stream_short_tokens", "decode_short_tokens")
         at_least("suite", self, self.decode_short_tokens, "decode_long_tokens")
+        whole = all(
+            isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0 for tokens in self.source_tokens
+        )
+        require(whole, "suite.source_tokens", self.source_tokens, "whole numbers of at least 1")
+        measured = (self.repeats, self.stream_tokens, self.oracle_tokens, self.agreement_tokens, self.decode_tokens)
+        require(
+            any(measured) or bool(self.source_tokens),
+            "suite.repeats",
+            self.repeats,
+            "must be above 0: nothing else is measured",
+        )
         require("local" in self.models, "suite.models", self.models, "local and others to compare with it")
         fits = self.stream_tokens % self.stream_short_tokens == 0 and self.stream_tokens != self.stream_short_tokens
         allowed = f"0, or a multiple of suite.stream_short_tokens={self.stream_short_tokens}, at least twice it"

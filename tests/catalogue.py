@@ -224,6 +224,10 @@ CASES = [
         lines(*(f"eval task=passkey length={text}" for text in ("1X", "0", "-1", "1e6", "", "1.5K", "32K,1X"))),
     ),
     Case("a depth that is none", lines("eval task=passkey depth=middel", "eval task=passkey depth=1.5")),
+    Case(
+        "a model that the task does not take",
+        lines("train model=bart", "train task=passkey model=primera", "eval task=passkey model=bart checkpoint=none"),
+    ),
     Case("several values without -m", lines("train seed=1,2", "train model=local,full")),
     Case("a data folder that is not there", [no_folder]),
     Case("a book that is empty", spoiled("train1.txt", b"", b" \n\n")),

@@ -12,6 +12,8 @@ import torch
 from command_runner import Runner
 from test_booksum import SUMMARIES, write_books
 
+from infini.commands import bench, bench_sources, figure
+from infini.config import compose
 from infini.errors import InputError
 from infini.models import build_model, kind_of, registered
 from infini.ops.cross_entropy import IGNORE
@@ -197,3 +199,25 @@ def test_a_task_that_takes_no_encoder_decoder_says_so(infini: Runner) -> None:
     for task in ("pg19", "passkey"):
         message = infini.error("train", f"task={task}", "model=bart")
         assert message == f"model=bart: is a seq2seq, and task={task} takes a language_model"
+
+
+def test_the_cost_of_a_long_source_is_measured_and_drawn(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "matrix_product_rate", lambda precision, device: (1e12, "float32"))
+    monkeypatch.setattr(bench_sources, "NEW_TOKENS", 3)
+    ways = [way for way in bench_sources.WAYS if bench_sources._available(way)]
+    out = infini("bench", "suite=sources", "suite.source_tokens=[40,80]", "model.window=32", "model.k=8", "model=bart")
+    (run,) = infini.records()
+    sources = run.series["sources"]
+    assert set(sources["lengths"]) == {"40", "80"} and sources["k"] == 8
+    for entry in sources["lengths"].values():
+        assert set(entry["ways"]) == set(ways) and entry["encode_seconds"] > 0
+        for found in entry["ways"].values():
+            assert found["first_seconds"] > 0 and found["milliseconds"] == sorted(found["milliseconds"])
+    assert all(way in out for way in ways)
+    # Not by the verb, which would draw all reports.
+    cfg = compose([f"results_dir={infini.results}"])
+    png, svg = figure._draw_sources(cfg)
+    assert (png.name, svg.name) == ("source_costs_laptop.png", "source_costs_laptop.svg")
+    before = png.read_bytes(), svg.read_bytes()
+    figure._draw_sources(cfg)
+    assert (png.read_bytes(), svg.read_bytes()) == before

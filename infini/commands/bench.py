@@ -1,5 +1,5 @@
 """`infini bench`: what the memory costs. A training step beside `local` (bench_training), a long stream beside a short
-one, and a token read alone after much text beside one after little."""
+one, a token read alone after much text beside one after little, and long sources (bench_sources)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infini import records
+from infini.commands.bench_sources import source_costs
 from infini.commands.bench_training import (
     VOCABULARY,
     Setting,
@@ -60,6 +61,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
         record.series["stream"] = _streaming(setting)
     if cfg.suite.decode_tokens:
         record.series["decode"] = _decoding(setting)
+    if cfg.suite.source_tokens:
+        record.series["sources"] = source_costs(setting)
     path = records.write_record(record, cfg.results_dir)
     console.print(f"record: {path}", markup=False, soft_wrap=True)
     return 0

@@ -32,9 +32,10 @@ class Setting:
     device: torch.device
     console: Console
 
-    def build(self, name: str) -> Any:
-        """The model of that name with its options, at the configuration's sizes and seed."""
-        options = compose([*(text for text in self.overrides if not text.startswith("model=")), f"model={name}"]).model
+    def build(self, name: str, settings: Sequence[str] = ()) -> Any:
+        """The model of that name with its options and these settings, at the configuration's sizes and seed."""
+        others = [text for text in self.overrides if not text.startswith("model=")]
+        options = compose([*others, f"model={name}", *settings]).model
         torch.manual_seed(self.cfg.seed)
         return build_model(options, self.cfg.dims, VOCABULARY).to(self.device)
 

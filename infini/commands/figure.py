@@ -32,12 +32,30 @@ def run(cfg: Config, overrides: list[str]) -> int:
     else:
         reports = [report_of_runs(cfg.report, "draw")]
     drawn = [_draw(report, cfg) for report in reports if isinstance(report, OfRuns)]
+    if not named:
+        drawn.append(_draw_sources(cfg))
     if not any(drawn):
         which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
         raise InputError(
             f"{cfg.results_dir}: nothing to draw there or among published runs; make it with `infini reproduce {which}`"
         )
     return 0
+
+
+def _draw_sources(cfg: Config) -> list[Path]:
+    """The figure of `infini bench suite=sources`; what was drawn is printed."""
+    from infini.report.source_costs import draw_source_costs, newest
+
+    results_dir = Path(cfg.results_dir)
+    for folder in (results_dir, records.published_dir()):
+        if run := newest(records.load_records(folder), cfg.scale.name):
+            paths = draw_source_costs(run, results_dir / "figures")
+            if folder != results_dir:
+                print("bench suite=sources: no runs of yours, drawn from the published ones")
+            for path in paths:
+                print(path)
+            return paths
+    return []
 
 
 def _draw(report: OfRuns, cfg: Config) -> list[Path]:
