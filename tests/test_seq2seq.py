@@ -136,6 +136,22 @@ def test_an_option_that_is_wrong_is_one_line(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("unlimiformer", ["none", "alternating"])
+def test_activations_computed_again_give_the_same_gradients(name: str, unlimiformer: str) -> None:
+    found = []
+    for again in (False, True):
+        model = make(name, unlimiformer).train()
+        model.checkpoint_activations = again
+        assert model.checkpoint_activations == again
+        source = tokens(2, WINDOW, 2)
+        hidden = model(tokens(2, 7), source_BS=source, source_mask_BS=torch.ones_like(source)).hidden_BTD
+        model.head(hidden).square().sum().backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 20
+    assert all(torch.allclose(found[0][name], found[1][name], rtol=1e-10, atol=1e-12) for name in found[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_embeddings_are_no_matrices_to_the_optimizer(name: str) -> None:
     config: Any = SimpleNamespace(lr=0.1, gate_lr=0.1, weight_decay=0.1)
     model = make(name)
@@ -179,10 +195,9 @@ def test_train_and_summarise(infini: Runner, tmp_path: Path, name: str) -> None:
     book.write_text("A dog runs. " * 50, "utf-8")
     infini("summarize", str(book), "decoding.max_new_tokens=4", f"model={name}")
     assert "32 tokens read by" in infini.err
-    assert "an encoder-decoder goes on from no text" in infini.error("generate", "prompt=x", f"model={name}", *TASK)
-
-
-TASK = ("task=booksum",)
+    assert "an encoder-decoder goes on from no text" in infini.error(
+        "generate", "prompt=x", f"model={name}", "task=booksum"
+    )
 
 
 def test_unlimiformer_trains_on_long_sources_in_turn(infini: Runner, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from typing import Any
 
 import pytest
 import torch
 
+from infini.errors import InputError
 from infini.pretrained.unlimiformer import UnlimiformerAttention, encode, extend, windows
 
 transformers = pytest.importorskip("transformers")
@@ -27,6 +29,14 @@ def test_windows_keep_every_token_once_and_never_their_edges(n_tokens: int) -> N
     for before, window in itertools.pairwise(found):
         # A quarter of the window on either side of what is kept, but for the input's ends.
         assert window.keep_start - window.start >= 2 and before.stop - before.keep_stop >= 2
+
+
+def test_without_its_package_the_approximate_search_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    states, tokens, _ = states_and_tokens()
+    model = extend(make("bart"), 7, "approximate")
+    with pytest.raises(InputError, match="model.search='approximate': needs the package faiss-cpu; or take exact"):
+        logits(model, states, tokens)
 
 
 def test_a_window_of_odd_size_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -80,13 +81,7 @@ def source_costs(setting: Setting) -> dict[str, Any]:
 
 
 def _available(way: str) -> bool:
-    if way != "approximate":
-        return True
-    try:
-        import faiss  # noqa: F401 - whether it is there
-    except ImportError:
-        return False
-    return True
+    return way != "approximate" or find_spec("faiss") is not None
 
 
 def _wait(device: torch.device) -> None:

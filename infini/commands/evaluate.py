@@ -50,8 +50,9 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     check_kind(cfg)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    model, description = load_model(folder, device, _asked_anew(cfg, overrides))
-    cfg = _as_trained(cfg, overrides, description, folder)
+    anew = _asked_anew(cfg, overrides)
+    model, description = load_model(folder, device, anew)
+    cfg = _as_trained(cfg, overrides, description, folder, anew)
     tokenizer = load_tokenizer(folder, description)
     model.resize_segments(cfg.dims.segment_length)
     record = start_record("eval", cfg, overrides, parent=description["run_id"])
@@ -89,8 +90,11 @@ def _write(
     return record
 
 
-def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], folder: Path) -> Config:
-    """`cfg` with model, sizes, optimizer, recipe and seed of the checkpoint: its record must describe what was run.
+def _as_trained(
+    cfg: Config, overrides: list[str], description: dict[str, Any], folder: Path, anew: dict[str, Any]
+) -> Config:
+    """`cfg` with model, sizes, optimizer, recipe and seed of the checkpoint, but for what is asked `anew` of the model:
+    its record must describe what was run.
 
     Raises InputError when the command line asks for anything else.
     """
@@ -104,10 +108,9 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
     asked = asdict(cfg)
     # Nothing that was trained depends on the segment length, and how far a model goes with another is a question.
     free = {"dims.segment_length"} if cfg.task.name == "passkey" else set()
-    anew = _asked_anew(cfg, overrides)
     free |= {f"model.{key}" for key in anew}
-    for override in overrides:
-        key = override.lstrip("+").partition("=")[0]
+    keys = _keys(overrides)
+    for key in keys:
         if key in free:
             continue
         # A group is chosen by its name; its other keys may have been set one by one.
@@ -121,10 +124,9 @@ def _as_trained(cfg: Config, overrides: list[str], description: dict[str, Any], 
     except TypeError as error:
         raise InputError(f"checkpoint={str(folder)!r}: made by another version of infini ({error})") from error
     trained["model"] = trained["model"] | anew
-    if "dims.segment_length" in free & {override.lstrip("+").partition("=")[0] for override in overrides}:
+    if "dims.segment_length" in free & set(keys):
         trained["dims"] = replace(trained["dims"], segment_length=cfg.dims.segment_length)
     task = cfg.task
-    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     if held["task"]["name"] == task.name == "passkey" and "task.digits" not in keys:
         # Asked for fewer digits than it learned, a model would be judged by half an answer.
         task = replace(task, digits=held["task"]["digits"])  # type: ignore[call-arg]
@@ -136,8 +138,13 @@ def _asked_anew(cfg: Config, overrides: list[str]) -> dict[str, Any]:
     looks at its source."""
     if kind_of(cfg.model["name"]) != "seq2seq":
         return {}
-    asked = {override.lstrip("+").partition("=")[0] for override in overrides}
+    asked = _keys(overrides)
     return {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in asked}
+
+
+def _keys(overrides: list[str]) -> list[str]:
+    """The keys that a command line sets, in its order."""
+    return [override.lstrip("+").partition("=")[0] for override in overrides]
 
 
 def _group(schema: Any, held: dict[str, Any]) -> Any:

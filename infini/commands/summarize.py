@@ -47,26 +47,29 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     model, description = load_model(folder, device)
     tokenizer = load_tokenizer(folder, description)
     reader: Reader | SourceReader
-    source = isinstance(model, Seq2Seq)
-    if source:
-        model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
-    with autocast(cfg.parallel.precision, device):
-        streamed, book = Reader.begin(model, tokenizer.bos_id) if not source else None, []
-        read = 0
-        with progress_bar(f"reading {paths[0]}", max(size, 1), shown=sys.stderr.isatty()) as advance:
+    read = 0
+    with (
+        autocast(cfg.parallel.precision, device),
+        progress_bar(f"reading {paths[0]}", max(size, 1), shown=sys.stderr.isatty()) as advance,
+    ):
+
+        def pieces() -> Iterator[np.ndarray]:
+            nonlocal read
             for ids, part in tokenizer.encode_stream(text):
-                if streamed is None:
-                    book.append(ids)
-                else:
-                    streamed = streamed.read([ids], TOKENS_PER_CALL)
+                yield ids
                 read += len(ids)
                 advance(len(part.encode()))
-        if not read:
-            raise InputError(f"{paths[0]}: there is nothing in it")
-        if streamed is None:
-            reader, read = SourceReader.begin(model, np.concatenate(book), tokenizer.bos_id), model.source_tokens(read)
+            if not read:
+                raise InputError(f"{paths[0]}: there is nothing in it")
+
+        if isinstance(model, Seq2Seq):
+            model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
+            reader = SourceReader.begin(model, np.concatenate(list(pieces())), tokenizer.bos_id)
+            read = model.source_tokens(read)
         else:
+            streamed = Reader.begin(model, tokenizer.bos_id).read(pieces(), TOKENS_PER_CALL)
             reader = streamed.read([tokenizer.encode(SEPARATOR)], TOKENS_PER_CALL)
+    with autocast(cfg.parallel.precision, device):
         options, generator = cfg.decoding, torch.Generator().manual_seed(cfg.seed)
         speak, said = tokenizer.speaker(), []
         for token, _ in generate(

@@ -4,7 +4,7 @@ for Natural Language Generation, Translation, and Comprehension")."""
 from __future__ import annotations
 
 from infini.models import register
-from infini.pretrained.seq2seq import MOST_NEW_TOKENS, UNUSED, Seq2Seq, Seq2SeqConfig, library, trained
+from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh_sizes, library, trained
 from infini.protocols import Dimensions
 
 
@@ -16,16 +16,7 @@ def build(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> Seq2Seq:
     if config.weights is not None:
         return Seq2Seq(trained(transformers.BartForConditionalGeneration, config.weights), config, dims.segment_length)
     sizes = transformers.BartConfig(
-        vocab_size=vocab_size,
-        d_model=dims.d_model,
-        encoder_layers=dims.n_layers,
-        decoder_layers=dims.n_layers,
-        encoder_attention_heads=dims.n_heads,
-        decoder_attention_heads=dims.n_heads,
-        encoder_ffn_dim=dims.d_ff,
-        decoder_ffn_dim=dims.d_ff,
+        **fresh_sizes(dims, vocab_size),
         max_position_embeddings=max(config.window, MOST_NEW_TOKENS),
-        pad_token_id=UNUSED,
-        dropout=0.0,
     )
     return Seq2Seq(transformers.BartForConditionalGeneration(sizes), config, dims.segment_length)

@@ -4,7 +4,7 @@ Pyramid-based Masked Sentence Pre-training"), which is the Longformer encoder-de
 from __future__ import annotations
 
 from infini.models import register
-from infini.pretrained.seq2seq import MOST_NEW_TOKENS, UNUSED, Seq2Seq, Seq2SeqConfig, library, trained
+from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh_sizes, library, trained
 from infini.protocols import Dimensions
 
 ATTENTION_WINDOW = 512
@@ -21,18 +21,9 @@ def build(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> Seq2Seq:
         inner = trained(transformers.LEDForConditionalGeneration, config.weights)
         return Seq2Seq(inner, config, dims.segment_length, global_first=True)
     sizes = transformers.LEDConfig(
-        vocab_size=vocab_size,
-        d_model=dims.d_model,
-        encoder_layers=dims.n_layers,
-        decoder_layers=dims.n_layers,
-        encoder_attention_heads=dims.n_heads,
-        decoder_attention_heads=dims.n_heads,
-        encoder_ffn_dim=dims.d_ff,
-        decoder_ffn_dim=dims.d_ff,
+        **fresh_sizes(dims, vocab_size),
         max_encoder_position_embeddings=config.window,
         max_decoder_position_embeddings=MOST_NEW_TOKENS,
         attention_window=min(ATTENTION_WINDOW, config.window),
-        pad_token_id=UNUSED,
-        dropout=0.0,
     )
     return Seq2Seq(transformers.LEDForConditionalGeneration(sizes), config, dims.segment_length, global_first=True)

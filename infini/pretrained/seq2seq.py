@@ -15,7 +15,7 @@ from torch import nn
 
 from infini.errors import InputError
 from infini.pretrained.unlimiformer import encode, extend
-from infini.protocols import ModelOutput
+from infini.protocols import Dimensions, ModelOutput
 
 Unlimiformer = Literal["none", "test", "alternating"]
 MOST_NEW_TOKENS = 2048
@@ -61,6 +61,16 @@ def library() -> Any:
     return transformers
 
 
+def fresh_sizes(dims: Dimensions, vocab_size: int) -> dict[str, Any]:
+    """What BART's and LED's configurations share, at the sizes of dims with as many layers on either side."""
+    found: dict[str, Any] = {"vocab_size": vocab_size, "d_model": dims.d_model, "pad_token_id": UNUSED, "dropout": 0.0}
+    for side in ("encoder", "decoder"):
+        found[f"{side}_layers"] = dims.n_layers
+        found[f"{side}_attention_heads"] = dims.n_heads
+        found[f"{side}_ffn_dim"] = dims.d_ff
+    return found
+
+
 def trained(model_class: Any, name: str) -> Any:
     """A model of the hub, or of its cache, by name; InputError (one line) where it cannot be had."""
     try:
@@ -79,13 +89,11 @@ class Seq2Seq(nn.Module):
     multiples a recipe counts. global_first: whether the first token of every window attends to all of it (LED).
     """
 
-    segment_length: int
-    checkpoint_activations = False
-
     def __init__(self, inner: Any, config: Seq2SeqConfig, segment_length: int, global_first: bool = False) -> None:
         super().__init__()
         self.inner, self.config, self.segment_length = inner, config, segment_length
         self.global_first = global_first
+        self._again = False
         if config.unlimiformer != "none":
             extend(inner, config.k, config.search)
 
@@ -153,6 +161,19 @@ class Seq2Seq(nn.Module):
             raise InputError(
                 f"{key}={tokens}: must be at most {self.most_new_tokens}, which the decoder has positions for"
             )
+
+    @property
+    def checkpoint_activations(self) -> bool:
+        """Whether the layers' activations are computed again in the backward pass instead of kept."""
+        return self._again
+
+    @checkpoint_activations.setter
+    def checkpoint_activations(self, again: bool) -> None:
+        if again and not self._again:
+            self.inner.gradient_checkpointing_enable()
+        elif self._again and not again:
+            self.inner.gradient_checkpointing_disable()
+        self._again = again
 
     def resize_segments(self, segment_length: int) -> None:
         """Nothing depends on it but what a recipe counts."""

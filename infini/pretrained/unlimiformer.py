@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from infini.errors import one_of
+from infini.errors import InputError, one_of
 
 SEARCHES = ("exact", "approximate")
 STATES_PER_CALL = 1 << 14
@@ -104,7 +104,7 @@ def _hnsw(states_SD: torch.Tensor) -> _Index:
     try:
         import faiss
     except ImportError as error:
-        raise ImportError("search='approximate' needs faiss: pip install 'infini[index]'") from error
+        raise InputError("model.search='approximate': needs the package faiss-cpu; or take exact") from error
     index = faiss.IndexHNSWFlat(states_SD.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction, index.hnsw.efSearch = 80, 128
     index.add(states_SD.detach().float().cpu().numpy())
