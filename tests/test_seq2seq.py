@@ -164,7 +164,7 @@ def test_embeddings_are_no_matrices_to_the_optimizer(name: str) -> None:
 def test_a_batch_has_the_book_as_source_and_the_summary_between_marks() -> None:
     books = [np.arange(100, 120), np.arange(200, 203)]
     summaries = [[np.arange(10, 13)], [np.arange(20, 26)]]
-    made = SourceBatches(books, summaries, np.array([7]), MARK, 12, 4, 2, 1, source_tokens=8)
+    made = SourceBatches(books, summaries, MARK, 8, 4, 2, 1)
     batch = next(made.all_once())
     assert batch["source_BS"].tolist() == [[*range(100, 108)], [200, 201, 202, 0, 0, 0, 0, 0]]
     assert batch["source_mask_BS"].sum(1).tolist() == [8, 3]

@@ -16,7 +16,7 @@ from infini.schema import BooksumConfig
 from infini.training.checkpoint import TOKENIZER, named_folder
 from infini.training.module import SOURCE
 from tasks.booksum.books import BookSplit, open_books
-from tasks.booksum.data import SEPARATOR, BatchStream, SourceBatches, SummaryBatches
+from tasks.booksum.data import SEPARATOR, BatchStream, Examples, SourceBatches, SummaryBatches
 from tasks.booksum.evaluation import evaluate, evaluate_reference
 from tasks.data_module import ResumableDataModule
 from tasks.text import TextTokenizer, bpe_tokenizer, hub_tokenizer
@@ -49,24 +49,16 @@ class BooksumDataModule(ResumableDataModule):
         self._opened = self._tokens(self._train)
         self.batches = self._batches(self._train, self._opened)
 
-    def _batches(self, books: BookSplit, opened: TokenisedSplit) -> SummaryBatches:
-        cfg = self.cfg
+    def _batches(self, books: BookSplit, opened: TokenisedSplit) -> Examples:
+        cfg, bos_id = self.cfg, self.tokenizer.bos_id
         length = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
-        arguments = (
-            opened.tokens,
-            [[self.tokenizer.encode(text) for text in texts] for texts in books.summaries],
-            self.tokenizer.encode(SEPARATOR),
-            self.tokenizer.bos_id,
-            length,
-            cast(BooksumConfig, cfg.task).summary_tokens,
-            cfg.recipe.batch_size,
-            cfg.seed,
-        )
-        if kind_of(cfg.model["name"]) != "seq2seq":
-            return SummaryBatches(*arguments)
-        alternating = cfg.model["unlimiformer"] == "alternating"
-        source_tokens = length if alternating else min(length, cfg.model["window"])
-        return SourceBatches(*arguments, source_tokens=source_tokens)
+        summaries = [[self.tokenizer.encode(text) for text in texts] for texts in books.summaries]
+        rest = (cast(BooksumConfig, cfg.task).summary_tokens, cfg.recipe.batch_size, cfg.seed)
+        if kind_of(cfg.model["name"]) == "seq2seq":
+            alternating = cfg.model["unlimiformer"] == "alternating"
+            source_tokens = length if alternating else min(length, cfg.model["window"])
+            return SourceBatches(opened.tokens, summaries, bos_id, source_tokens, *rest)
+        return SummaryBatches(opened.tokens, summaries, self.tokenizer.encode(SEPARATOR), bos_id, length, *rest)
 
     @property
     def identity(self) -> str:

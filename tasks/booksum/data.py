@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,12 +19,48 @@ _ORDER_STREAM = 5
 """Which stream of a seed's random numbers the order of the examples comes from."""
 
 
-class SummaryBatches:
+class Examples(ABC):
     """Batch number i: examples in the order of the seed, every one once before any comes again.
 
-    books: token ids of each book. summaries: token ids of each book's summaries; a book with two makes two examples.
-    length: tokens of a whole example. A summary is cut after `summary_tokens`, then the book to what is left.
-    separator: token ids between the two. bos_id: the mark before a book, and the one that ends a summary.
+    books: token ids of each book. summaries: token ids of each book's summaries, of which the first `summary_tokens`
+    count; a book with two makes two examples. bos_id: the mark that begins and ends a text.
+    """
+
+    def __init__(
+        self,
+        books: Sequence[np.ndarray],
+        summaries: Sequence[Sequence[np.ndarray]],
+        bos_id: int,
+        summary_tokens: int,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self.books, self.bos_id, self.batch_size, self.seed = books, bos_id, batch_size, seed
+        self.pairs = [(book, np.asarray(ids[:summary_tokens])) for book, found in enumerate(summaries) for ids in found]
+
+    def batch(self, index: int) -> dict[str, Any]:
+        """ids_BT, targets_BT (the summary and its end; IGNORE elsewhere), mask_BT, reset_BT and what a kind adds."""
+        first = index * self.batch_size
+        return self._of([self._pair(number) for number in range(first, first + self.batch_size)])
+
+    def all_once(self) -> Iterator[dict[str, Any]]:
+        """Every example once, in the order of the books."""
+        for first in range(0, len(self.pairs), self.batch_size):
+            yield self._of(range(first, min(first + self.batch_size, len(self.pairs))))
+
+    def _pair(self, number: int) -> int:
+        epoch, place = divmod(number, len(self.pairs))
+        return int(np.random.default_rng([self.seed, _ORDER_STREAM, epoch]).permutation(len(self.pairs))[place])
+
+    @abstractmethod
+    def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
+        """The batch of these examples."""
+
+
+class SummaryBatches(Examples):
+    """Examples for a language model: mark, book, separator, summary, mark.
+
+    separator: token ids between book and summary. length: tokens of a whole example, to which the book is cut.
 
     Raises InputError where an example has no room for a book.
     """
@@ -39,9 +76,8 @@ class SummaryBatches:
         batch_size: int,
         seed: int,
     ) -> None:
-        self.books, self.separator, self.bos_id, self.seed = books, separator, bos_id, seed
-        self.length, self.batch_size = length, batch_size
-        self.pairs = [(book, np.asarray(ids[:summary_tokens])) for book, found in enumerate(summaries) for ids in found]
+        super().__init__(books, summaries, bos_id, summary_tokens, batch_size, seed)
+        self.separator, self.length = separator, length
         longest = max(len(summary) for _, summary in self.pairs)
         if (room := length - 1 - len(separator) - longest) < 1:
             raise InputError(
@@ -58,20 +94,6 @@ class SummaryBatches:
         ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
         return ids, len(ids) - 1 - len(summary)
 
-    def batch(self, index: int) -> dict[str, Any]:
-        """ids_BT, targets_BT (the summary and its end; IGNORE elsewhere), mask_BT and reset_BT."""
-        first = index * self.batch_size
-        return self._of([self._pair(number) for number in range(first, first + self.batch_size)])
-
-    def all_once(self) -> Iterator[dict[str, Any]]:
-        """Every example once, in the order of the books."""
-        for first in range(0, len(self.pairs), self.batch_size):
-            yield self._of(range(first, min(first + self.batch_size, len(self.pairs))))
-
-    def _pair(self, number: int) -> int:
-        epoch, place = divmod(number, len(self.pairs))
-        return int(np.random.default_rng([self.seed, _ORDER_STREAM, epoch]).permutation(len(self.pairs))[place])
-
     def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
         shape = len(pairs), self.length
         ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
@@ -86,16 +108,22 @@ class SummaryBatches:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-class SourceBatches(SummaryBatches):
-    """The same examples for an encoder-decoder: the book's beginning is the source, the summary between two marks the
-    target. Batches of an odd number ask for states at random (see infini.pretrained.seq2seq).
+class SourceBatches(Examples):
+    """Examples for an encoder-decoder: the book's first `source_tokens` are the source, the summary between two marks
+    the target. Batches of an odd number ask for states at random (see infini.pretrained.seq2seq)."""
 
-    source_tokens: of a book, at most. The other arguments are SummaryBatches'.
-    """
-
-    def __init__(self, *arguments: Any, source_tokens: int) -> None:
+    def __init__(
+        self,
+        books: Sequence[np.ndarray],
+        summaries: Sequence[Sequence[np.ndarray]],
+        bos_id: int,
+        source_tokens: int,
+        summary_tokens: int,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        super().__init__(books, summaries, bos_id, summary_tokens, batch_size, seed)
         self.source_tokens = source_tokens
-        super().__init__(*arguments)
 
     def batch(self, index: int) -> dict[str, Any]:
         return super().batch(index) | {"at_random": index % 2 == 1}
@@ -122,7 +150,7 @@ class SourceBatches(SummaryBatches):
 class BatchStream(IterableDataset[dict[str, Any]]):
     """Batches first, first + 1, ... without end."""
 
-    def __init__(self, batches: SummaryBatches, first: int) -> None:
+    def __init__(self, batches: Examples, first: int) -> None:
         self.batches, self.first = batches, first
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
