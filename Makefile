@@ -32,8 +32,9 @@ $(DEV): $(STAMP)
 
 env: $(DEV)
 
+# One process a core, whole files each: what a file's tests share is made once.
 test: $(DEV)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow

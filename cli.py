@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +30,16 @@ SUBJECTS = ("checkpoint", "init_from", *TEXTS)
 """Keys that say what a verb works on: where it does not, the user meant something else."""
 SUMMARIZE = ["task=booksum"]
 """What summarize is about: what a model was trained for, and how summaries are drawn."""
-UNUSABLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-"""Errors of a disk that is full or may not be written: the user's to mend."""
+UNUSABLE_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+)
+"""Errors of a disk that is full or may not be written, or of a path that cannot be: the user's to mend."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in UNUSABLE_DISK:
+        # A folder that the system refuses to make, as one in /proc, is the user's; any other missing file is a defect.
+        refused = traceback.extract_tb(error.__traceback__)[-1].name in ("mkdir", "makedirs")
+        if error.errno not in UNUSABLE_DISK and not refused:
             raise
         where = f"{error.filename}: " if error.filename else ""
         print(

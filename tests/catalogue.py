@@ -254,7 +254,15 @@ CASES = [
     ),
     Case(
         "a results_dir that cannot be written",
-        [*trained("results_dir=/proc/infini"), *trained("results_dir=/dev/null/x")],
+        [
+            *trained("results_dir=/proc/infini"),
+            *trained("results_dir=/dev/null/x"),
+            *trained("results_dir=" + "a" * 300),
+        ],
+    ),
+    Case(
+        "a cache_dir that cannot be written",
+        [*trained("cache_dir=/proc/infini"), *trained("cache_dir=/dev/null/x")],
     ),
     Case("a loss that is not finite", [not_finite]),
     Case("a prompt that cannot be read", [prompt_file(None), prompt_file(b"\xff\xfe\x00"), *trained(verb="generate")]),
