@@ -64,10 +64,18 @@ class LocalAttention(nn.Module):
         super().__init__()
         d_value = d_key if d_value is None else d_value
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        if n_kv_heads < 1 or n_heads % n_kv_heads:
+        for name, size in (
+            ("d_model", d_model),
+            ("n_heads", n_heads),
+            ("d_key", d_key),
+            ("d_value", d_value),
+            ("n_kv_heads", n_kv_heads),
+            ("segment_length", segment_length),
+        ):
+            if size < 1:
+                raise ValueError(f"{name}={size}: must be at least 1")
+        if n_heads % n_kv_heads:
             raise ValueError(f"n_kv_heads={n_kv_heads}: must divide n_heads={n_heads}")
-        if segment_length < 1:
-            raise ValueError(f"segment_length={segment_length}: must be at least 1")
         if d_key % 2:
             raise ValueError(f"d_key={d_key}: rotary positions need an even number")
         if attention_scale not in ("d_key", "d_model"):

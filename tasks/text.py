@@ -22,7 +22,7 @@ from infini.records import write_atomically
 
 SPLITS = ("train", "validation", "test")
 SYNTHETIC = "synthetic"
-BOS, PAD = "<s>", "<pad>"
+BOS, PAD, END = "<s>", "<pad>", "</s>"
 
 _SUFFIXES = (".txt", ".tex")
 _LAYOUT = "{train,validation,test}/*.txt or *.tex, one UTF-8 file a document"
@@ -247,6 +247,9 @@ class TextTokenizer:
             raise InputError(f"tokenizer {self.name} has none of {BOS}, {PAD}, <|endoftext|> to begin a document with")
         self.bos_id: int = known[0]
         """Id of the token before the first one of a document."""
+        end = tokenizer.token_to_id(END)
+        self.end_id: int = self.bos_id if end is None else end
+        """Id of the token after the last one of a summary: of its own where the vocabulary has one."""
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True

@@ -92,7 +92,7 @@ def test_state_is_float32_beside_bfloat16(half: str) -> None:
         ({"n_kv_heads": 3}, ("n_kv_heads=3", "divide n_heads=4")),
         ({"n_kv_heads": 0}, ("n_kv_heads=0",)),
         ({"d_key": 5}, ("d_key=5", "even")),
-        ({"segment_length": 0}, ("segment_length=0", "at least 1")),
+        *(({name: 0}, (f"{name}=0", "at least 1")) for name in ("segment_length", "d_model", "n_heads", "d_key")),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], words: tuple[str, ...]) -> None:

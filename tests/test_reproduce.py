@@ -68,7 +68,7 @@ def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(
     monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
     assert cli.main(["reproduce", "report=table2_lm"]) == 0
     assert cells == ["pg19"] * len(MODELS)
-    assert "arxiv_math: no such folder; going on without" in capfd.readouterr().err.replace("\n", "")
+    assert "arxiv_math: no such folder; going on without" in capfd.readouterr().err
     assert cli.main(["reproduce", "report=table2_lm", "task=arxiv_math"]) == 0
     assert set(cells) == {"pg19", "arxiv_math"}, "where it is named, its absence is the training's to say"
 
@@ -87,6 +87,17 @@ def test_an_experiment_fills_its_own_rows_and_no_other_tables(infini: Runner) ->
     assert usual.run_id in table2.read_text() and lengthened.run_id not in table2.read_text()
     assert "gap_by_position.png" in infini("figure", "experiment=lm_history_scaling")
     assert infini("reproduce", "experiment=lm_history_scaling") == out and len(infini.records()) == 10
+
+
+@pytest.mark.parametrize("dirty", [True, False, None])
+def test_who_has_uncommitted_changes_hears_it_before_the_night(
+    monkeypatch: pytest.MonkeyPatch, infini: Runner, dirty: bool | None
+) -> None:
+    monkeypatch.setattr(records, "git_state", lambda root: ("0" * 40, dirty))
+    monkeypatch.setattr(reproduce, "_fill", lambda cfg, overrides, console: None)
+    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    infini("reproduce")
+    assert ("cannot be published" in infini.err) == bool(dirty)
 
 
 def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,5 +173,7 @@ def test_publish_copies_what_can_be_repeated(infini: Runner, monkeypatch: pytest
     (run,) = infini.records("eval")
     infini("publish", run.run_id)
     published = {path.stem for path in (tmp_path / "published" / "runs").iterdir()}
-    assert published == {run.run_id, str(run.parent)}
+    assert published == {run.run_id, str(run.parent)} and "fills no cell" not in infini.err
+    infini("publish", run.run_id, "report=rmt_sweep")
+    assert infini.err == f"{run.run_id}: published, but it fills no cell of report=rmt_sweep\n"
     assert "Infini-Transformer (Linear)" in infini("table")

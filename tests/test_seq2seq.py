@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from command_runner import Runner
 from test_booksum import SUMMARIES, write_books
@@ -21,6 +22,7 @@ from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.pretrained.unlimiformer import encode
 from infini.training.optimizers import parameter_groups
 from tasks.booksum.data import SourceBatches
+from tasks.text import TextTokenizer
 
 transformers = pytest.importorskip("transformers")
 from transformers.modeling_outputs import BaseModelOutput  # noqa: E402 - only where the library is
@@ -29,12 +31,28 @@ MODELS = sorted(registered("seq2seq"))
 WINDOW, VOCABULARY, MARK = 16, 60, 0
 
 
-def make(name: str, unlimiformer: str = "none", k: int = 8) -> Seq2Seq:
-    """A small model with weights that matter, in float64."""
+def make(
+    name: str,
+    unlimiformer: str = "none",
+    k: int = 8,
+    weights: str | None = None,
+    window: int = WINDOW,
+    vocabulary: int = VOCABULARY,
+) -> Seq2Seq:
+    """A small model with weights that matter, or those of a folder, in float64."""
     torch.manual_seed(0)
     sizes = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24, "segment_length": 8}
-    options = {"name": name, "weights": None, "window": WINDOW, "unlimiformer": unlimiformer, "k": k, "search": "exact"}
-    model: Seq2Seq = build_model(options, SimpleNamespace(**sizes), VOCABULARY)
+    options = {
+        "name": name,
+        "weights": weights,
+        "window": window,
+        "unlimiformer": unlimiformer,
+        "k": k,
+        "search": "exact",
+    }
+    model: Seq2Seq = build_model(options, SimpleNamespace(**sizes), vocabulary)
+    if weights is not None:
+        return model.double().eval()
     with torch.no_grad():
         # By name: in which order they come depends on what was put in their place.
         for _, parameter in sorted(model.named_parameters()):
@@ -122,6 +140,75 @@ def test_token_by_token_is_the_whole_target_at_once(name: str, unlimiformer: str
     assert told == [read.shape[1]]
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("unlimiformer", ["none", "test"])
+def test_trained_weights_are_given_what_they_were_trained_on(tmp_path: Path, name: str, unlimiformer: str) -> None:
+    plain = make(name)
+    plain.inner.save_pretrained(tmp_path)
+    model = make(name, unlimiformer, k=WINDOW, weights=str(tmp_path))
+    for key, value in plain.inner.state_dict().items():
+        assert torch.equal(model.inner.state_dict()[key], value), key
+    config, target = plain.inner.config, tokens(1, 6)
+    ids = torch.cat([torch.tensor([[MARK]]), target], 1)
+    # One more than is read where the window is all that is read.
+    source = tokens(1, WINDOW if unlimiformer == "none" else WINDOW - 1, 2)
+    begun = torch.cat([torch.tensor([[config.bos_token_id]]), source], 1)[:, :WINDOW]
+    extra = {"global_attention_mask": (torch.arange(WINDOW) == 0).long()[None]} if model.global_first else {}
+    started = torch.cat([torch.tensor([[config.decoder_start_token_id]]), ids], 1)
+    theirs = plain.inner(input_ids=begun, decoder_input_ids=started, **extra).logits[:, 1:]
+    ours = model.head(model(ids, source_BS=source, source_mask_BS=torch.ones_like(source)).hidden_BTD)
+    assert (ours - theirs).abs().max() < 1e-10
+    reader = SourceReader.begin(model, source[0].numpy(), MARK)
+    for position, token in enumerate([*target[0].tolist(), 0]):
+        logits, state = reader.next_logits()
+        assert (logits - theirs[0, position].float()).abs().max() < 1e-5, position
+        reader = SourceReader(model, state, token)
+    with pytest.raises(InputError, match=r"task\.summary_tokens=2047: must be at most 2046"):
+        model(tokens(1, 2048), source_BS=source, source_mask_BS=torch.ones_like(source))
+
+
+def test_trained_weights_are_refused_a_window_they_have_no_positions_for(tmp_path: Path) -> None:
+    make("primera").inner.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=f"model.window=32: must be at most {WINDOW}, which the encoder has"):
+        make("primera", weights=str(tmp_path), window=32)
+    with pytest.raises(InputError, match="model.weights='.*nobody': the Hugging Face hub did not give it"):
+        make("bart", weights=str(tmp_path / "nobody"))
+
+
+def test_a_training_starts_from_the_hubs_weights_and_tokenizer(
+    infini: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_books(tmp_path / "data")
+    vocabulary = tokenizers.Tokenizer(tokenizers.models.BPE())
+    vocabulary.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary.decoder = tokenizers.decoders.ByteLevel()
+    marks = ["<s>", "<pad>", "</s>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=marks,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    vocabulary.train_from_iterator(["A dog runs. " * 50], trainer)
+    tokenizer = TextTokenizer(vocabulary)
+    assert (tokenizer.bos_id, tokenizer.end_id) == (0, 2)
+    monkeypatch.setattr("tasks.booksum.hub_tokenizer", lambda name: tokenizer)
+    make("bart", vocabulary=tokenizer.vocab_size).float().inner.save_pretrained(tmp_path / "bart")
+    words = [
+        "task=booksum",
+        *SUMMARIES,
+        "model=bart",
+        f"model.window={WINDOW}",
+        f"model.weights={tmp_path / 'bart'}",
+        f"task.data_dir={folder}",
+    ]
+    infini("train", *words)
+    infini("eval", *words, "length=64")
+    (run,) = infini.records("eval")
+    assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [WINDOW - 1] * 2
+    assert run.data["tokenizer"] == tokenizer.name
+
+
 def test_a_target_longer_than_the_decoders_positions_is_one_line() -> None:
     model = make("bart")
     with pytest.raises(InputError, match="task.summary_tokens=2048: must be at most 2047"):
@@ -164,12 +251,12 @@ def test_embeddings_are_no_matrices_to_the_optimizer(name: str) -> None:
 def test_a_batch_has_the_book_as_source_and_the_summary_between_marks() -> None:
     books = [np.arange(100, 120), np.arange(200, 203)]
     summaries = [[np.arange(10, 13)], [np.arange(20, 26)]]
-    made = SourceBatches(books, summaries, MARK, 8, 4, 2, 1)
+    made = SourceBatches(books, summaries, (MARK, 3), 8, 4, 2, 1)
     batch = next(made.all_once())
     assert batch["source_BS"].tolist() == [[*range(100, 108)], [200, 201, 202, 0, 0, 0, 0, 0]]
     assert batch["source_mask_BS"].sum(1).tolist() == [8, 3]
     assert batch["ids_BT"].tolist() == [[0, 10, 11, 12, 0], [0, 20, 21, 22, 23]]
-    assert batch["targets_BT"].tolist() == [[10, 11, 12, 0, IGNORE], [20, 21, 22, 23, 0]]
+    assert batch["targets_BT"].tolist() == [[10, 11, 12, 3, IGNORE], [20, 21, 22, 23, 3]]
     assert batch["mask_BT"].tolist() == [[True] * 4 + [False], [True] * 5]
     assert [made.batch(index)["at_random"] for index in range(3)] == [False, True, False]
 

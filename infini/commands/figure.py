@@ -50,10 +50,7 @@ def _draw_sources(cfg: Config) -> list[Path]:
     for folder in (results_dir, records.published_dir()):
         if run := newest(records.load_records(folder), cfg.scale.name):
             paths = draw_source_costs(run, results_dir / "figures")
-            if folder != results_dir:
-                print("bench suite=sources: no runs of yours, drawn from the published ones")
-            for path in paths:
-                print(path)
+            _tell("bench suite=sources", paths, published=folder != results_dir)
             return paths
     return []
 
@@ -68,12 +65,16 @@ def _draw(report: OfRuns, cfg: Config) -> list[Path]:
             path for part, found in selections for path in draw(part, cfg.scale.name, found, results_dir / "figures")
         ]
         if paths:
-            if folder != results_dir:
-                print(f"{report.name}: no runs of yours, drawn from the published ones")
-            for path in paths:
-                print(path)
+            _tell(report.name, paths, published=folder != results_dir)
             for part, found in selections:
                 if isinstance(part, Report) and part.baseline and found.runs and part.baseline not in found.runs:
                     print(f"{part.task}: no gap by position, which needs model={part.baseline} with the same seed")
             return paths
     return []
+
+
+def _tell(name: str, paths: list[Path], published: bool) -> None:
+    if published:
+        print(f"{name}: no runs of yours, drawn from the published ones")
+    for path in paths:
+        print(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +97,15 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         for part in report.parts:
             written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
     records.write_atomically(published_dir / CLAIMS_FILE, claims.encode())
+    behind = {
+        run.run_id
+        for tables in rendered
+        for part in report.parts
+        for run in select_runs(part, tables.scale, after).all_runs
+    }
+    for run_id in ids:
+        if run_id not in behind:
+            print(f"{run_id}: published, but it fills no cell of report={report.name}", file=sys.stderr)
     return [*written, published_dir / CLAIMS_FILE]
 
 

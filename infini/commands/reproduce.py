@@ -27,6 +27,8 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     A cell is done when a record of its configuration is in results_dir: a stopped reproduction picks up where it was.
     """
     console = Console(stderr=True)
+    if records.environment().get("git_dirty"):
+        console.print("uncommitted changes in the source tree: what is run now cannot be published", style="yellow")
     declared = load_report(cfg.report)
     if isinstance(declared, SearchReport):
         from infini.commands.search import run_search
@@ -55,7 +57,8 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
         composed = compose(chosen)
         folder = data_root(composed.task)
         if not one and task != report.task and folder is not None and not folder.is_dir():
-            console.print(f"{folder}: no such folder; going on without {task}", style="yellow", markup=False)
+            text = f"{folder}: no such folder; going on without {task}"
+            console.print(text, style="yellow", markup=False, soft_wrap=True)
             continue
         of_task[task] = [*chosen, *_corpus_override(composed, console)]
     # A report also has rows that are only quoted from the paper, and rows that are not of this scale.

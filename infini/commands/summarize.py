@@ -73,7 +73,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
         options, generator = cfg.decoding, torch.Generator().manual_seed(cfg.seed)
         speak, said = tokenizer.speaker(), []
         for token, _ in generate(
-            reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.bos_id
+            reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id
         ):
             said.append(speak(token))
             if output is None:

@@ -85,8 +85,13 @@ def trained(model_class: Any, name: str) -> Any:
 class Seq2Seq(nn.Module):
     """An encoder-decoder behind the calls of the trainer: `model(ids_BT, source_BS=..., source_mask_BS=...)`.
 
+    Trained weights are given what they were trained on: the mark <s> before the source, and before the target a start
+    of the decoder's own (</s>, in BART's and LED's).
+
     inner: BartForConditionalGeneration or LEDForConditionalGeneration. segment_length: that of the dims, in whose
     multiples a recipe counts. global_first: whether the first token of every window attends to all of it (LED).
+
+    Raises InputError where the encoder has no positions for config.window tokens.
     """
 
     def __init__(self, inner: Any, config: Seq2SeqConfig, segment_length: int, global_first: bool = False) -> None:
@@ -94,6 +99,12 @@ class Seq2Seq(nn.Module):
         self.inner, self.config, self.segment_length = inner, config, segment_length
         self.global_first = global_first
         self._again = False
+        self._marks = 0 if config.weights is None else 1
+        positions = getattr(inner.config, "max_encoder_position_embeddings", None)
+        if config.window > (most := positions or inner.config.max_position_embeddings):
+            raise InputError(
+                f"model.window={config.window}: must be at most {most}, which the encoder has positions for"
+            )
         if config.unlimiformer != "none":
             extend(inner, config.k, config.search)
 
@@ -115,7 +126,9 @@ class Seq2Seq(nn.Module):
         """
         # The mark, and the summary.
         self.check_target("task.summary_tokens", ids_BT.shape[1] - 1)
-        mask_BS = source_mask_BS.long()
+        read = self.source_tokens(source_BS.shape[1])
+        source_BS, mask_BS = self._begun(source_BS[:, :read]), source_mask_BS[:, :read].long()
+        mask_BS = nn.functional.pad(mask_BS, (self._marks, 0), value=1)
         states_BSD = self.encode(source_BS, mask_BS)
         at_random = at_random and self.config.unlimiformer == "alternating"
         if at_random and self.config.k < states_BSD.shape[1]:
@@ -124,10 +137,25 @@ class Seq2Seq(nn.Module):
             kept_BR = order_BS[:, : self.config.k]
             states_BSD = states_BSD.gather(1, kept_BR[..., None].expand(-1, -1, states_BSD.shape[-1]))
             mask_BS = mask_BS.gather(1, kept_BR)
+        started_BT = nn.functional.pad(ids_BT, (self._marks, 0), value=self.start)
         out = self.inner.get_decoder()(
-            input_ids=ids_BT, encoder_hidden_states=states_BSD, encoder_attention_mask=mask_BS, use_cache=False
+            input_ids=started_BT, encoder_hidden_states=states_BSD, encoder_attention_mask=mask_BS, use_cache=False
         )
-        return ModelOutput(out.last_hidden_state, None, states_BSD.new_zeros(()))  # type: ignore[arg-type]
+        hidden_BTD = out.last_hidden_state[:, self._marks :]
+        return ModelOutput(hidden_BTD, None, states_BSD.new_zeros(()))  # type: ignore[arg-type]
+
+    @property
+    def start(self) -> int:
+        """What trained weights read before the mark of a target."""
+        return int(self.inner.config.decoder_start_token_id)
+
+    def _begun(self, source_BS: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(source_BS, (self._marks, 0), value=int(self.inner.config.bos_token_id))
+
+    def encode_source(self, source_BS: torch.Tensor) -> torch.Tensor:
+        """Encoder states of what is read of a source, as `forward` makes them."""
+        begun_BS = self._begun(source_BS[:, : self.source_tokens(source_BS.shape[1])])
+        return self.encode(begun_BS, torch.ones_like(begun_BS))
 
     def encode(self, source_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
         """Encoder states [B, S, D] of a source of any length, window by window."""
@@ -136,7 +164,7 @@ class Seq2Seq(nn.Module):
 
     def source_tokens(self, length: int) -> int:
         """Of a source of this many tokens, how many are read."""
-        return length if self.config.unlimiformer in WHOLE_SOURCE else min(length, self.config.window)
+        return length if self.config.unlimiformer in WHOLE_SOURCE else min(length, self.config.window - self._marks)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the vocabulary."""
@@ -153,7 +181,11 @@ class Seq2Seq(nn.Module):
     def most_new_tokens(self) -> int:
         """Tokens of a target that the decoder has positions for, beside the mark before them."""
         config = self.inner.config
-        return int(getattr(config, "max_decoder_position_embeddings", None) or config.max_position_embeddings) - 1
+        return (
+            int(getattr(config, "max_decoder_position_embeddings", None) or config.max_position_embeddings)
+            - 1
+            - self._marks
+        )
 
     def check_target(self, key: str, tokens: int) -> None:
         """Raise InputError, naming the key that asks for them, where so many tokens have no positions."""
@@ -205,10 +237,11 @@ class SourceReader:
         """Encode the tokens of a source that the model reads; bos_id: the mark that begins a target."""
         device = next(model.parameters()).device
         read = np.asarray(ids[: model.source_tokens(len(ids))], dtype=np.int64)
-        source_BS = torch.from_numpy(read)[None].to(device)
-        states_BSD = model.encode(source_BS, torch.ones_like(source_BS))
+        state = model.encode_source(torch.from_numpy(read)[None].to(device)), None
         advance(len(read))
-        return cls(model, (states_BSD, None), bos_id)
+        if model.config.weights is not None:
+            state = cls(model, state, model.start).next_logits()[1]
+        return cls(model, state, bos_id)
 
     @torch.no_grad()
     def next_logits(self) -> tuple[torch.Tensor, Any]:

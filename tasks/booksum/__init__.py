@@ -50,15 +50,15 @@ class BooksumDataModule(ResumableDataModule):
         self.batches = self._batches(self._train, self._opened)
 
     def _batches(self, books: BookSplit, opened: TokenisedSplit) -> Examples:
-        cfg, bos_id = self.cfg, self.tokenizer.bos_id
+        cfg, marks = self.cfg, (self.tokenizer.bos_id, self.tokenizer.end_id)
         length = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
         summaries = [[self.tokenizer.encode(text) for text in texts] for texts in books.summaries]
         rest = (cast(BooksumConfig, cfg.task).summary_tokens, cfg.recipe.batch_size, cfg.seed)
         if kind_of(cfg.model["name"]) == "seq2seq":
             alternating = cfg.model["unlimiformer"] == "alternating"
             source_tokens = length if alternating else min(length, cfg.model["window"])
-            return SourceBatches(opened.tokens, summaries, bos_id, source_tokens, *rest)
-        return SummaryBatches(opened.tokens, summaries, self.tokenizer.encode(SEPARATOR), bos_id, length, *rest)
+            return SourceBatches(opened.tokens, summaries, marks, source_tokens, *rest)
+        return SummaryBatches(opened.tokens, summaries, self.tokenizer.encode(SEPARATOR), marks, length, *rest)
 
     @property
     def identity(self) -> str:

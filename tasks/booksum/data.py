@@ -23,19 +23,20 @@ class Examples(ABC):
     """Batch number i: examples in the order of the seed, every one once before any comes again.
 
     books: token ids of each book. summaries: token ids of each book's summaries, of which the first `summary_tokens`
-    count; a book with two makes two examples. bos_id: the mark that begins and ends a text.
+    count; a book with two makes two examples. marks: what begins a text, and what ends it.
     """
 
     def __init__(
         self,
         books: Sequence[np.ndarray],
         summaries: Sequence[Sequence[np.ndarray]],
-        bos_id: int,
+        marks: tuple[int, int],
         summary_tokens: int,
         batch_size: int,
         seed: int,
     ) -> None:
-        self.books, self.bos_id, self.batch_size, self.seed = books, bos_id, batch_size, seed
+        self.books, self.batch_size, self.seed = books, batch_size, seed
+        self.bos_id, self.end_id = marks
         self.pairs = [(book, np.asarray(ids[:summary_tokens])) for book, found in enumerate(summaries) for ids in found]
 
     def batch(self, index: int) -> dict[str, Any]:
@@ -70,13 +71,13 @@ class SummaryBatches(Examples):
         books: Sequence[np.ndarray],
         summaries: Sequence[Sequence[np.ndarray]],
         separator: np.ndarray,
-        bos_id: int,
+        marks: tuple[int, int],
         length: int,
         summary_tokens: int,
         batch_size: int,
         seed: int,
     ) -> None:
-        super().__init__(books, summaries, bos_id, summary_tokens, batch_size, seed)
+        super().__init__(books, summaries, marks, summary_tokens, batch_size, seed)
         self.separator, self.length = separator, length
         longest = max(len(summary) for _, summary in self.pairs)
         if (room := length - 1 - len(separator) - longest) < 1:
@@ -90,7 +91,7 @@ class SummaryBatches(Examples):
         begins among them."""
         book, summary = self.pairs[pair]
         room = self.length - 1 - len(self.separator) - len(summary)
-        parts = ([self.bos_id], self.books[book][:room], self.separator, summary, [self.bos_id])
+        parts = ([self.bos_id], self.books[book][:room], self.separator, summary, [self.end_id])
         ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
         return ids, len(ids) - 1 - len(summary)
 
@@ -116,13 +117,13 @@ class SourceBatches(Examples):
         self,
         books: Sequence[np.ndarray],
         summaries: Sequence[Sequence[np.ndarray]],
-        bos_id: int,
+        marks: tuple[int, int],
         source_tokens: int,
         summary_tokens: int,
         batch_size: int,
         seed: int,
     ) -> None:
-        super().__init__(books, summaries, bos_id, summary_tokens, batch_size, seed)
+        super().__init__(books, summaries, marks, summary_tokens, batch_size, seed)
         self.source_tokens = source_tokens
 
     def batch(self, index: int) -> dict[str, Any]:
@@ -140,7 +141,7 @@ class SourceBatches(Examples):
         for row, (book, (_, summary)) in enumerate(zip(books, found, strict=True)):
             source_BS[row, : len(book)], source_mask_BS[row, : len(book)] = book, True
             ids_BT[row, 1 : 1 + len(summary)] = summary
-            targets_BT[row, : len(summary)], targets_BT[row, len(summary)] = summary, self.bos_id
+            targets_BT[row, : len(summary)], targets_BT[row, len(summary)] = summary, self.end_id
             mask_BT[row, : 1 + len(summary)] = True
         arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
         arrays |= {"source_BS": source_BS, "source_mask_BS": source_mask_BS}

@@ -161,7 +161,7 @@ def summarise(
     options = cfg.decoding
     generator = torch.Generator().manual_seed(seed)
     started = time.perf_counter()
-    drawn = generate(reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.bos_id)
+    drawn = generate(reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id)
     tokens = [token for token, _ in drawn]
     return {
         "summary": tokenizer.decode(tokens),
