@@ -52,7 +52,7 @@ class Reader:
     def next_logits(self) -> tuple[torch.Tensor, State]:
         """float32 logits [vocabulary] of the token after `last`, and the state that has read `last`."""
         out = self.model(self._ids(np.array([self.last])), self.state)
-        return self.model.head(out.hidden_BTD[:, -1])[0].float(), out.state
+        return logits_of(self.model, out.hidden_BTD[:, -1])[0], out.state
 
     def _ids(self, ids: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(ids)[None].to(self.state.clock.slot_B.device)
@@ -60,6 +60,13 @@ class Reader:
     def fork(self) -> Reader:
         """A copy that shares no tensor with this one."""
         return replace(self, state=fork(self.state))
+
+
+def logits_of(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:
+    """float32 logits [B, vocabulary], products in the weights' own format: in bfloat16 two tokens may tie."""
+    with torch.autocast(hidden_BD.device.type, enabled=False):
+        logits: torch.Tensor = model.head(hidden_BD.to(model.output_weight.dtype))
+    return logits.float()
 
 
 class Drawing(Protocol):

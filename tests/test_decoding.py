@@ -56,6 +56,15 @@ def test_the_cut_of_a_prompt_decides_nothing(options: dict[str, Any]) -> None:
     assert torch.allclose(cut.next_logits()[0], whole.next_logits()[0], rtol=0, atol=1e-6)
 
 
+def test_logits_in_bfloat16_runs_are_float32() -> None:
+    model = make_model(variants()[0], torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        reader = Reader.begin(model, BOS).read([tokens(20)], 7)
+        logits, _ = reader.next_logits()
+    assert logits.dtype == torch.float32
+    assert (logits != logits.bfloat16().float()).float().mean() > 0.9, "rounded to 8 bits, tokens tie"
+
+
 def test_a_fork_goes_its_own_way() -> None:
     model = make_model(variants()[0])
     book = Reader.begin(model, BOS).read([tokens(40)], 16)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from infini.decoding import logits_of
 from infini.errors import InputError
 from infini.pretrained.unlimiformer import encode, extend
 from infini.protocols import Dimensions, ModelOutput
@@ -251,5 +252,4 @@ class SourceReader:
         out = self.model.inner.get_decoder()(
             input_ids=ids, encoder_hidden_states=states_BSD, past_key_values=cache, use_cache=True
         )
-        logits = self.model.head(out.last_hidden_state[:, -1])[0].float()
-        return logits, (states_BSD, out.past_key_values)
+        return logits_of(self.model, out.last_hidden_state[:, -1])[0], (states_BSD, out.past_key_values)
