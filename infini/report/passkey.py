@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from infini.errors import InputError, did_you_mean
 from infini.lengths import format_length, parse_depths, parse_lengths
 from infini.records import RunRecord, value_at
+from infini.report.rows import RowsOfOneTask
 from infini.report.selection import Selection, checked, select_runs
 from infini.report.tables import (
     DASH,
@@ -82,8 +83,10 @@ class PasskeyRow:
 
 
 @dataclass(frozen=True)
-class PasskeyReport:
+class PasskeyReport(RowsOfOneTask):
     """Table 3, as `conf/report/table3_passkey.yaml` declares it."""
+
+    choice: ClassVar[str] = "largest"
 
     name: str
     title: str
@@ -98,17 +101,16 @@ class PasskeyReport:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.aggregate not in (None, "largest"):
-            raise InputError(f"report.aggregate={self.aggregate!r}: null or largest")
         for key in ("lengths", "depths"):
             if not isinstance(getattr(self, key), list):
                 raise InputError(f"report.{key}={getattr(self, key)!r}: must be a list")
         parse_lengths(self.lengths)
         parse_depths(self.depths)
-        if not isinstance(self.rows, Mapping) or not isinstance(self.run, (str, list)):
-            raise InputError(f"report.run={self.run!r}: all, or names of rows; report.rows must be a group of keys")
+        if not isinstance(self.rows, Mapping):
+            raise InputError(f"report.rows={self.rows!r}: must be a group of keys")
         rows = {name: row if isinstance(row, PasskeyRow) else _row(name, row) for name, row in self.rows.items()}
         object.__setattr__(self, "rows", rows)
+        self.check_rows(rows)
         for name, row in rows.items():
             # A start may have a start: the chain ends at weights of its own or at the PG19 task's.
             seen = [name]
@@ -120,23 +122,6 @@ class PasskeyReport:
                     )
                 seen.append(row.start)
                 row = rows[row.start]
-        for name in [self.run] if isinstance(self.run, str) else self.run:
-            if name != "all" and name not in self.rows:
-                raise InputError(f"report.run={name!r}: all, or names of {', '.join(rows)}{did_you_mean(name, rows)}")
-
-    @property
-    def one_corpus(self) -> bool:
-        """Rows from scratch and rows from a model of books have different tokenizers; each row names its own."""
-        return False
-
-    @property
-    def ways_to_choose(self) -> tuple[str, ...]:
-        return ("largest",)
-
-    @property
-    def parts(self) -> tuple[PasskeyReport, ...]:
-        """The report itself: it is about one task."""
-        return (self,)
 
     @property
     def titles(self) -> Mapping[str, str]:
@@ -145,8 +130,7 @@ class PasskeyReport:
     @property
     def to_run(self) -> list[str]:
         """The rows that `infini reproduce` makes, in the order of the table."""
-        wanted = [self.run] if isinstance(self.run, str) else self.run
-        return [name for name in self.rows if "all" in wanted or name in wanted]
+        return self.chosen(list(self.rows))
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         training = known.training_config(run)

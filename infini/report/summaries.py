@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError
 from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
+from infini.report.rows import RowsOfOneTask
 from infini.report.selection import Selection, checked, select_runs
 from infini.report.tables import (
     DASH,
@@ -50,8 +51,10 @@ class SummaryRow:
 
 
 @dataclass(frozen=True)
-class SummaryReport:
+class SummaryReport(RowsOfOneTask):
     """A table of summaries, as `conf/report/<name>.yaml` declares it."""
+
+    choice: ClassVar[str] = "newest"
 
     name: str
     title: str
@@ -68,29 +71,10 @@ class SummaryReport:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.aggregate not in (None, "newest"):
-            raise InputError(f"report.aggregate={self.aggregate!r}: null or newest")
         parse_lengths(self.input_lengths)
         if not isinstance(self.systems, Mapping):
             raise InputError(f"report.systems={self.systems!r}: names with what belongs to each, {{a: ..., b: ...}}")
-        for name in [] if self.run == "all" else self.run:
-            if name not in self.systems:
-                allowed = ", ".join(self.systems)
-                raise InputError(f"report.run={name!r}: all, or names of {allowed}{did_you_mean(name, self.systems)}")
-
-    @property
-    def parts(self) -> tuple[SummaryReport, ...]:
-        """The report itself: it is about one task."""
-        return (self,)
-
-    @property
-    def one_corpus(self) -> bool:
-        """Systems have tokenizers of their own; the books are the same by their revision."""
-        return False
-
-    @property
-    def ways_to_choose(self) -> tuple[str, ...]:
-        return ("newest",)
+        self.check_rows(self.systems)
 
     @property
     def titles(self) -> Mapping[str, str]:
@@ -99,7 +83,7 @@ class SummaryReport:
     @property
     def to_run(self) -> list[str]:
         """The rows that `infini reproduce` makes, in the order of the table."""
-        return [name for name, row in self.systems.items() if row.model and (self.run == "all" or name in self.run)]
+        return self.chosen([name for name, row in self.systems.items() if row.model])
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or run.data.get("split") != self.split or not self.cells_of(run):
