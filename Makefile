@@ -32,12 +32,15 @@ $(DEV): $(STAMP)
 
 env: $(DEV)
 
-# One process a core, whole files each: what a file's tests share is made once.
+# One process a core.
+PARALLEL := --numprocesses=logical --maxprocesses=8
+
+# Whole files a process: what a file's tests share is made once.
 test: $(DEV)
-	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile
+	$(BIN)/python -m pytest $(PARALLEL) --dist=loadfile
 
 test-slow: $(DEV)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow $(PARALLEL)
 
 reproduce: $(STAMP)
 	$(BIN)/infini reproduce report=table3_passkey scale=laptop

@@ -77,6 +77,7 @@ def test_every_line_is_answered(monkeypatch: pytest.MonkeyPatch, arguments: list
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=RELAXED)
 @given(lines)
 def test_ten_thousand_lines_are_answered(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
@@ -84,6 +85,7 @@ def test_ten_thousand_lines_are_answered(monkeypatch: pytest.MonkeyPatch, argume
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(max_examples=100, deadline=None, suppress_health_check=RELAXED)
 @given(lines.filter(lambda line: not {"\x00"} & set("".join(line))))
 def test_a_hundred_processes_answer(tmp_path: Path, project_root: Path, arguments: list[str]) -> None:
