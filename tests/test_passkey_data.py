@@ -234,7 +234,8 @@ def test_sparse_writes_are_asked_for_in_the_training_proper_only(monkeypatch: py
         asked.stage = plain.stage = stage
         difference = plain.training_step(batch, 0) - asked.training_step(batch, 0)
         assert difference.item() == pytest.approx(paid, abs=1e-6)
-    # The curve holds the loss alone.
+    # The curve holds the loss alone, and so does the line of progress.
+    assert asked.last_loss == plain.last_loss
     asked.read_losses()
     plain.read_losses()
     assert asked.loss_curve == plain.loss_curve

@@ -240,10 +240,9 @@ class _PlainProgress(Callback):
             return
         self.printed = now
         each = (now - self.started) / max(1, step - self.first)
-        loss = float(outputs["loss"]) if isinstance(outputs, dict) else float(outputs)
         left = each * (self.steps - step)
         rate = (module.tokens_seen - self.first_tokens) / max(now - self.started, 1e-9)
-        line = f"step {step}/{self.steps}  loss {loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left"
+        line = f"step {step}/{self.steps}  loss {module.last_loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left"
         self.console.print(line, highlight=False)
 
 

@@ -151,6 +151,11 @@ class LanguageModelModule(lightning.LightningModule):
             self.stage, self.stage_loss = self.stage + 1, None
             self.stage_steps.append(self.global_step + 1)
 
+    @property
+    def last_loss(self) -> float:
+        """Of the newest step, in nats a token, without penalties and other losses."""
+        return float(self._pending[-1][1]) if self._pending else self.loss_curve[-1][1]
+
     def read_losses(self, again: Callable[[], Any] = lambda: None) -> None:
         """Move the last losses to `loss_curve` as [step, nats a token]; in groups, so that a GPU need not wait.
 
