@@ -67,6 +67,7 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
         *pair(asked=false_keys, name="unwarned-"),
         *pair("infini_delta", trained=false_keys, asked=false_keys, name="false-"),
         *pair(trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
+        *pair(trained=book | {"task.tokenizer": "scale", "optimizer.lr": 0.004}, asked=book, name="slow-book-"),
     ]
     beyond = report_of_runs(compose(["report=passkey_beyond"]).report, "draw")
     chosen = select_runs(beyond, "laptop", runs)
@@ -76,6 +77,7 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
         "linear_digits": ["eval-digits"],
         "linear_unwarned": ["eval-unwarned"],
         "delta_distractors": ["eval-false"],
+        "linear_book_slow": ["eval-slow-book"],
         "linear_book": ["eval-book"],
     }
 
