@@ -147,7 +147,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _completion(arguments[1:])
     name, rest = arguments[0], arguments[1:]
     if name not in VERBS:
-        raise InputError(f"{name!r}: no such verb; allowed: {', '.join(VERBS)}{did_you_mean(name, VERBS)}")
+        known = [*VERBS, "completion", "help"]
+        raise InputError(f"{name!r}: no such verb; allowed: {', '.join(known)}{did_you_mean(name, known)}")
     if {"-h", "--help"} & set(rest):
         from infini.help import verb_help
 

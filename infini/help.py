@@ -69,6 +69,9 @@ def verb_help(name: str, description: str, example: str, overrides: Sequence[str
         for key, value in cfg[group].items():
             if key not in ("name", "kind"):
                 lines += _entry(f"{group}.{key}", value, explained.get(key, ""))
+    if name == "reproduce":
+        experiments = ", ".join(groups()["experiment"])
+        lines += ["", f"experiment=null: a report together with settings that it needs; one of {experiments}."]
     lines += ["", "Choices change defaults: add them, as task=passkey, to see theirs."]
     return "\n".join(lines)
 

@@ -73,7 +73,8 @@ class PasskeyConfig(TaskConfig):
     """Share of the last stage's training keys that have two, three or four different digits at most, where looking up
     what follows a digit is not enough. Keys of the evaluation are always uniform."""
     knockout: str
-    """none; or reset: evaluated with the memory emptied before every segment, which must leave chance."""
+    """none; or reset: evaluated with the memory emptied before every segment, which must leave chance
+    where key and question lie in different segments."""
     examples: int
     """Prompts a cell of the evaluation (one length and depth)."""
     rows_per_call: int

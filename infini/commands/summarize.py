@@ -104,7 +104,7 @@ def epub_text(path: Path) -> str:
         from ebooklib import ITEM_DOCUMENT, epub
         from lxml import etree, html
     except ImportError as error:
-        raise InputError(f"{str(path)!r}: to read an EPUB, `pip install 'infini[epub]'`") from error
+        raise InputError(f"{str(path)!r}: to read an EPUB, `pip install ebooklib`") from error
     if not path.is_file():
         raise InputError(f"{str(path)!r}: cannot be read (No such file or directory)")
     try:

@@ -56,7 +56,7 @@ def library() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise InputError("encoder-decoders need transformers: pip install 'infini[pretrained]'") from error
+        raise InputError("encoder-decoders need transformers: pip install transformers") from error
     # That a short input is padded is no news.
     transformers.logging.set_verbosity_error()
     return transformers
