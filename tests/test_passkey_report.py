@@ -239,6 +239,13 @@ def test_of_several_runs_of_a_cell_the_one_with_most_examples_counts() -> None:
         select_runs(report(aggregate=None), "laptop", [*whole, more[1]])
 
 
+def test_a_model_trained_for_a_knocked_out_row_fills_the_others_of_its_recipe() -> None:
+    runs = [*pair(), *pair(seed=2, trained={"task.knockout": "reset"})]
+    assert len(select_runs(report(), "laptop", runs).runs["linear"]) == 2
+    with pytest.raises(InputError, match="different settings in one cell.*training task.digits"):
+        select_runs(report(), "laptop", [*pair(), *pair(seed=2, trained={"task.few_digit_share": 0.5, "task.digits": 5.0})])
+
+
 def test_cells_outside_the_table_count_nowhere() -> None:
     runs = pair()
     cell = {"length": 2**30, "depth": "start", "token_accuracy": 0.1, "exact_match": 0.0, "examples": 5}

@@ -67,7 +67,7 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
     Returns:
         Paths of the PNG and the SVG.
     """
-    points: dict[tuple[str, int], dict[int, list[float]]] = {}
+    points: dict[tuple[str, int, str], dict[int, list[float]]] = {}
     for name, runs in selection.runs.items():
         # The row that others start from is none of them.
         if "dims.segment_length" not in report.rows[name].overridden():
@@ -76,18 +76,18 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
             segment = selection.training_config(run)["dims"]["segment_length"]
             for _, cell in chosen_cells(report, [run]).values():
                 if cell["same_segment"] == 0:
-                    updates = points.setdefault((run.model, cell["length"]), {})
+                    updates = points.setdefault((run.model, cell["length"], str(cell["depth"])), {})
                     updates.setdefault(cell["length"] // segment, []).append(100 * cell["token_accuracy"])
     with paper_style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5.2, 3.2))
         axes = figure.add_subplot()
-        for index, ((model, length), updates) in enumerate(sorted(points.items())):
+        for index, ((model, length, depth), updates) in enumerate(sorted(points.items())):
             line, marker, shade = LINES[index % len(LINES)]
             x = sorted(updates)
             y = [statistics.fmean(updates[count]) for count in x]
-            label = f"{model}, {format_length(length)}"
+            label = f"{model}, {format_length(length)}, {depth}"
             axes.plot(x, y, linestyle=line, marker=marker, markersize=4, color=shade, label=label)
         axes.set_xscale("log", base=2)
         axes.set_ylim(-3, 103)

@@ -27,6 +27,8 @@ _IRRELEVANT_SETTINGS = {
     "recipe.loss_chunk",
     "recipe.save_every",
 }
+# Of the task: what only an evaluation reads, whatever stands in a training's configuration.
+_NOT_LEARNED = {"task.knockout"}
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 
@@ -347,7 +349,7 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     learned: dict[str, str] = {}
     _flatten(training.get("task"), "task", learned)
     kept = {name: value for name, value in settings.items() if name not in _IRRELEVANT_SETTINGS}
-    return kept | {f"training {name}": learned[name] for name in learned.keys() - _IRRELEVANT_SETTINGS}
+    return kept | {f"training {name}": learned[name] for name in learned.keys() - _IRRELEVANT_SETTINGS - _NOT_LEARNED}
 
 
 def _flatten(value: Any, name: str, into: dict[str, str]) -> None:
