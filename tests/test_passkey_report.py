@@ -243,7 +243,7 @@ def test_a_model_trained_for_a_knocked_out_row_fills_the_others_of_its_recipe() 
     runs = [*pair(), *pair(seed=2, trained={"task.knockout": "reset"})]
     assert len(select_runs(report(), "laptop", runs).runs["linear"]) == 2
     with pytest.raises(InputError, match="different settings in one cell.*training task.digits"):
-        select_runs(report(), "laptop", [*pair(), *pair(seed=2, trained={"task.few_digit_share": 0.5, "task.digits": 5.0})])
+        select_runs(report(), "laptop", [*pair(), *pair(seed=2, trained={"task.digits": 5.0})])
 
 
 def test_cells_outside_the_table_count_nowhere() -> None:
