@@ -68,6 +68,12 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
         *pair("infini_delta", trained=false_keys, asked=false_keys, name="false-"),
         *pair(trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
         *pair(trained=book | {"task.tokenizer": "scale", "optimizer.lr": 0.004}, asked=book, name="slow-book-"),
+        *pair(
+            recipe="passkey_laptop_extended",
+            trained=book | {"task.tokenizer": "scale"},
+            asked=book,
+            name="long-book-",
+        ),
     ]
     beyond = report_of_runs(compose(["report=passkey_beyond"]).report, "draw")
     chosen = select_runs(beyond, "laptop", runs)
@@ -79,6 +85,7 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
         "delta_distractors": ["eval-false"],
         "linear_book_slow": ["eval-slow-book"],
         "linear_book": ["eval-book"],
+        "linear_book_extended": ["eval-long-book"],
     }
 
 
