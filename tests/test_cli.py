@@ -60,6 +60,9 @@ def run_cli(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.
         (["train", "prompt=a b"], "infini train does not read prompt; verbs that do: generate"),
         (["eval", "length=2K"], "task=pg19 does not read it; add task=passkey or task=booksum"),
         (["eval", "task=booksum", "depth=start"], "task=booksum does not read it; add task=passkey"),
+        (["table", "report=table3_passkey", "seed=9"], "seed=9: infini table takes the runs of every seed"),
+        (["figure", "seed=9"], "seed=9: infini figure takes the runs of every seed"),
+        (["publish", "report=table3_passkey", "seed=9"], "seed=9: infini publish takes the runs of every seed"),
         (["train", "parallel.strategy=foo", "task.data_dir=synthetic"], "parallel.strategy='foo': must be one of auto"),
     ],
 )

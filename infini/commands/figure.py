@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from infini import records
 from infini.errors import InputError
-from infini.report.load import OfRuns, draw, load_report, report_of_runs
+from infini.report.load import OfRuns, draw, load_report, refuse_seed, report_of_runs
 from infini.report.selection import Report, select_runs
 from infini.schema import groups
 
@@ -23,6 +23,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     Raises:
         InputError: no run of the reports at this scale holds anything to draw.
     """
+    refuse_seed("figure", overrides)
     named = any(text.startswith("report=") for text in overrides)
     if not named:
         from infini.config import compose

@@ -13,7 +13,7 @@ from infini.commands.claims import FILE as CLAIMS_FILE
 from infini.commands.claims import claims_text
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
-from infini.report.load import OfRuns, draw, render, report_of_runs
+from infini.report.load import OfRuns, draw, refuse_seed, render, report_of_runs
 from infini.report.render import write_report
 from infini.report.selection import select_runs
 
@@ -30,6 +30,7 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     Raises:
         InputError: a run is unknown or must not be published, or there is nothing to publish.
     """
+    refuse_seed("publish", overrides)
     report = report_of_runs(cfg.report, "publish")
     results_dir = Path(cfg.results_dir)
     if not ids:

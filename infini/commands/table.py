@@ -11,7 +11,7 @@ from infini import records
 from infini.errors import InputError
 from infini.report.claims import ClaimsReport
 from infini.report.footprint import MemoryReport
-from infini.report.load import load_report, render
+from infini.report.load import load_report, refuse_seed, render
 from infini.report.render import print_report, write_report
 from infini.report.search import SearchReport
 
@@ -27,6 +27,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
     if not results_dir.is_dir() and any(text.startswith("results_dir=") for text in overrides):
         raise InputError(f"results_dir={cfg.results_dir!r}: no such folder")
     declared = load_report(cfg.report)
+    if not isinstance(declared, SearchReport):
+        refuse_seed("table", overrides)
     if isinstance(declared, MemoryReport):
         # Only this table builds models, which are slow to import.
         from infini.commands.table_memory import measure_report

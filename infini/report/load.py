@@ -45,6 +45,13 @@ def report_of_runs(config: Any, verb: str) -> OfRuns:
     return report
 
 
+def refuse_seed(verb: str, overrides: Iterable[str]) -> None:
+    """InputError where a seed is set for a verb that takes the runs of every seed: it would change nothing."""
+    for text in overrides:
+        if text.lstrip("+").startswith("seed="):
+            raise InputError(f"{text}: infini {verb} takes the runs of every seed of a report's rows; leave it out")
+
+
 def render(
     report: OfRuns,
     scale: str,
