@@ -116,8 +116,11 @@ class Decoder(nn.Module):
         inner = self._attention(0).inner_resets
         losses: list[torch.Tensor] = []
 
-        def body(ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
-            x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks), losses)
+        def body(part_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+            means: list[torch.Tensor] = []
+            x_BTD, new_layers = self._run_blocks(part_BT, layers, grid, len(self.blocks), means)
+            # Of a part's tokens: rows that stand elsewhere in their segments are read apart.
+            losses.extend(mean * (part_BT.numel() / ids_BT.numel()) for mean in means)
             return self.norm(x_BTD), new_layers
 
         hidden, state = run_on_grid(body, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, inner)

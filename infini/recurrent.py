@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -25,9 +24,6 @@ from infini.ops.attention import rotate
 from infini.ops.dtypes import for_products, state_dtype
 from infini.protocols import Dimensions, ModelOutput
 from infini.state import State
-
-_SPLIT_STREAM = 9
-"""Which stream of random numbers says where segments end in training."""
 
 
 class RecurrentLeaves(NamedTuple):
@@ -80,9 +76,11 @@ class Recurrence(Decoder, ABC):
 
     bptt_depth: segments before its own that a gradient goes back to at most (None: all). A document is cut into groups
     of bptt_depth + 1 segments, and no gradient crosses from one group into another: the last of a group reaches
-    bptt_depth segments back, the first none, however the calls are cut.
-    random_segments: in training about every second place of the grid holds two segments; where the first of them ends
-    is drawn from the place's number in the document, never from a call's shape.
+    bptt_depth segments back, the first none, and what the last one writes gets none, however the calls are cut. (The
+    same reach for every segment would take a forward pass of its own for each.)
+    random_segments: in training about every second segment that a call reads whole is cut in two, at a place drawn from
+    torch's generator, the same for all rows. One that began in an earlier call, or that this one does not end, is not:
+    what was read of it stays as it was read.
     """
 
     def __init__(
@@ -172,7 +170,7 @@ class Recurrence(Decoder, ABC):
                     memory = memory.masked_fill(piece.reset_BS[:, s, None, None], 0)
                     writes_B = writes_B.masked_fill(piece.reset_BS[:, s], 0)
                 read_to = piece.stop + grid.offset - place * N
-                for first, last in self._segments_at(piece, s):
+                for first, last in self._drawn_segments(piece):
                     begin, stop = max(first, piece.offset if s == 0 else 0), min(last, read_to)
                     if begin >= stop:
                         continue
@@ -197,15 +195,16 @@ class Recurrence(Decoder, ABC):
             windows.append(Window(*(grid.new_window(o, n) for o, n in zip(old_window, new_BT, strict=True))))
         return torch.cat(outputs, 1), (RecurrentLeaves(tuple(windows), memory, writes_B),)
 
-    def _segments_at(self, piece: Piece, s: int) -> list[tuple[int, int]]:
+    def _drawn_segments(self, piece: Piece) -> list[tuple[int, int]]:
         """The segments (first slot, slot after the last) of one place of the grid; all rows have the same."""
         N = self.segment_length
-        if not (self.training and self.random_segments) or N < 4:
+        whole = piece.offset == 0 and piece.commits
+        if not (self.training and self.random_segments and whole) or N < 4:
             return [(0, N)]
-        rng = np.random.default_rng([_SPLIT_STREAM, int(piece.index_BS[:, s].max())])
-        if rng.random() < 0.5:
+        one, at = torch.rand(2, device="cpu").tolist()
+        if one < 0.5:
             return [(0, N)]
-        cut = int(rng.integers(N // 4, N - N // 4 + 1))
+        cut = N // 4 + int(at * (N - 2 * (N // 4) + 1))
         return [(0, cut), (cut, N)]
 
     def _cut_gradient(self, memory: torch.Tensor, writes_B: torch.Tensor) -> torch.Tensor:

@@ -259,8 +259,9 @@ class RecipeConfig:
     save_every: int | None
     """Steps between the points from which a stopped training goes on; None means about a minute between them."""
     curriculum: list[list[int]] | None
-    """Easier stages before the training proper, each [segment length, tokens a sequence]; a batch keeps its number of
-    tokens by having more rows. None means none."""
+    """Easier stages before the training proper, each [segment length, tokens a sequence]. Passkey: a batch keeps its
+    number of tokens by having more rows. Books and mathematics: all segments are dims.segment_length long, and no
+    gradient goes from one sequence of so many tokens into the one before. None means none."""
     advance_below: float
     """Smoothed loss, nats a token, below which the next stage of the curriculum begins."""
     length_extension: float | None

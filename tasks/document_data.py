@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from infini.errors import require
 from infini.precision import autocast
 from tasks.data_module import ResumableDataModule
 from tasks.language_modelling import metrics, stream_documents
@@ -51,6 +52,10 @@ class DocumentDataModule(ResumableDataModule):
 
         Raises InputError (one line) when the data cannot be had.
         """
+        N = self.cfg.dims.segment_length
+        for segment, tokens in self.cfg.recipe.curriculum or ():
+            allowed = f"stages of task={self.cfg.task.name} are [dims.segment_length={N}, a multiple of it]"
+            require(segment == N and tokens % N == 0, "recipe.curriculum", self.cfg.recipe.curriculum, allowed)
         needed = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
         for split in needed.get(stage or "fit", ()):
             getattr(self, split)

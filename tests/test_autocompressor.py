@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from helpers import (
     VOCABULARY,
     assert_close,
     assert_same_gradients,
+    bools,
     make_model,
     random_ids,
     run_in_calls,
@@ -20,7 +22,7 @@ from test_rmt import plain_transformer
 
 from infini.errors import InputError
 from infini.models import build_model
-from infini.state import memory_floats
+from infini.state import map_state, memory_floats
 
 N = SEGMENT
 OPTIONS = {"name": "autocompressor", "summary_tokens": 2, "accumulated": 3, "bptt_depth": None}
@@ -56,34 +58,71 @@ def test_the_model_is_a_transformer_over_summaries_segment_summary_tokens(cuts: 
     assert_same_gradients(hidden[0], expected, wanted)
 
 
-@pytest.mark.parametrize("cuts", [[999], [N], [3], [1]], ids=["one-call", "segments", "cut", "token-by-token"])
-def test_segments_of_random_lengths_do_not_depend_on_the_cuts(cuts: list[int]) -> None:
+def drawn(seed: int, places: int) -> list[int]:
+    """The lengths of the segments that a model in training draws for so many places of the grid."""
     model = make_model(OPTIONS).train()
-    ids = random_ids(2, 12 * N)
     model.random_segments = True
-    places = [model._segments_at(_piece(index), 0) for index in range(12)]
-    lengths = [last - first for cell in places for first, last in cell]
+    torch.manual_seed(seed)
+    whole = SimpleNamespace(offset=0, commits=True)
+    return [last - first for _ in range(places) for first, last in model._drawn_segments(whole)]
+
+
+def training(seed: int) -> Any:
+    """The model, about to draw what drawn(seed) gave."""
+    model = make_model(OPTIONS).train()
+    model.random_segments = True
+    torch.manual_seed(seed)
+    return model
+
+
+@pytest.mark.parametrize("cuts", [[999], [N], [3 * N]], ids=["one-call", "segments", "groups"])
+def test_segments_of_random_lengths_do_not_depend_on_the_cuts(cuts: list[int]) -> None:
+    """Cut at the ends of segments, as training cuts; two rows, of which one begins a document on the way."""
+    ids = random_ids(2, 12 * N)
+    lengths = drawn(3, 12)
     assert len(set(lengths)) > 2 and sum(lengths) == 12 * N and 12 < len(lengths) < 24
+    model = training(3)
     expected, memory = oracle(model, ids[0], lengths)
-    hidden, state = run_in_calls(model, ids, cuts)
+    hidden, state = run_in_calls(
+        model, ids, cuts, reset_BT=bools([[0] * 12 * N, [0] * 9 * N + [1] + [0] * (3 * N - 1)])
+    )
     assert_close(hidden[0], expected, 1e-12, "hidden")
     assert_close(state.layers[0].memory[0], memory, 1e-12, "memory")
-    assert state.layers[0].writes_B.tolist() == [len(lengths)] * 2
+    before = next(n for n in range(len(lengths)) if sum(lengths[:n]) == 9 * N)
+    assert state.layers[0].writes_B.tolist() == [len(lengths), len(lengths) - before]
 
 
-def _piece(index: int) -> Any:
-    from types import SimpleNamespace
+def test_segments_of_random_lengths_are_drawn_anew_each_time() -> None:
+    """Another seed, and the next call of the same training, end other segments elsewhere; the same seed the same."""
+    assert drawn(3, 12) == drawn(3, 12) != drawn(4, 12)
+    model, ids = training(3), random_ids(1, 12 * N)
+    assert not torch.equal(model(ids).hidden_BTD, model(ids).hidden_BTD)
 
-    return SimpleNamespace(index_BS=torch.tensor([[index]]))
+
+def test_rows_do_not_decide_where_the_segments_of_others_end() -> None:
+    """A row that stands elsewhere in its document than the rows beside it is read as it is alone."""
+    ids = random_ids(2, 8 * N)
+    older = training(5)(ids[:1, : 5 * N]).state
+    fresh = training(5).init_state(1)
+    both = map_state(lambda a, b: torch.cat([a, b]), older, fresh)
+    together = training(6)(ids, both).hidden_BTD
+    alone = training(6)(ids[1:], fresh).hidden_BTD
+    assert_close(together[1:], alone, 1e-12, "a row beside another")
+
+
+def test_a_segment_that_no_call_reads_whole_is_not_cut() -> None:
+    model, ids = training(3), random_ids(1, 12 * N)
+    _, state = run_in_calls(model, ids, [3])
+    assert state.layers[0].writes_B.tolist() == [12]
+    assert_close(run_in_calls(model, ids, [3])[0], model.eval()(ids).hidden_BTD, 1e-12, "hidden")
 
 
 def test_outside_of_training_segments_have_one_length() -> None:
-    model = make_model({**OPTIONS, "random_segments": True})
-    ids = random_ids(1, 6 * N)
-    assert model(ids).state.layers[0].writes_B.tolist() == [6]
-    assert model.train()(ids).state.layers[0].writes_B.tolist() != [6]
+    model, ids = training(3), random_ids(1, 12 * N)
+    assert model(ids).state.layers[0].writes_B.tolist() == [len(drawn(3, 12))] != [12]
+    assert model.eval()(ids).state.layers[0].writes_B.tolist() == [12]
     model.random_segments = False
-    assert model(ids).state.layers[0].writes_B.tolist() == [6]
+    assert model.train()(ids).state.layers[0].writes_B.tolist() == [12]
 
 
 def test_the_gradient_stops_after_two_compressions_unless_it_is_told() -> None:

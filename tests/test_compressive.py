@@ -11,7 +11,7 @@ from helpers import SEGMENT, TOLERANCE, assert_close, assert_same_gradients, lay
 
 from infini.grid import plan
 from infini.models.compressive import Compression, CompressiveAttention
-from infini.state import memory_floats
+from infini.state import State, memory_floats
 
 D, H, G, K, V, N = 12, 4, 2, 6, 4, SEGMENT
 KINDS = pytest.mark.parametrize("kind", get_args(Compression))
@@ -140,9 +140,9 @@ def test_the_compression_is_trained_by_the_reconstruction_loss_alone(kind: str, 
     layer = make(kind, rate, memory=1)
     x = inputs(3).requires_grad_()
     y, _, loss = run_with_loss(layer, x)
-    # Of three segments two fall out: one each at the ends of the second and the third.
-    assert_close(loss, oracle(layer, x)[1] / 2, 1e-12, "loss")
-    (expected,) = torch.autograd.grad(oracle(layer, x)[1] / 2, layer.compress_proj.weight)
+    # Of three segments two fall out: one each at the ends of the second and the third. The mean is over all three.
+    assert_close(loss, oracle(layer, x)[1] / 3, 1e-12, "loss")
+    (expected,) = torch.autograd.grad(oracle(layer, x)[1] / 3, layer.compress_proj.weight)
     named = dict(layer.named_parameters())
     grads = torch.autograd.grad(loss, [x, *named.values()], allow_unused=True, retain_graph=True)
     reached = {name for name, g in zip(["x", *named], grads, strict=True) if g is not None}
@@ -190,6 +190,35 @@ def test_documents_do_not_share_memories_nor_count_in_each_others_loss() -> None
     first, second = (run_with_loss(layer, part) for part in (x[: 3 * N], x[3 * N :]))
     assert_close(y, torch.cat([first[0], second[0]], 1), TOLERANCE[torch.float64], "output")
     assert float(loss) == pytest.approx((float(first[2]) + float(second[2])) / 2, rel=1e-10)
+
+
+@pytest.mark.parametrize("cuts", [[3 * N, 3 * N], [5, N, 6 * N - 5 - N], [N] * 6], ids=str)
+def test_the_loss_does_not_depend_on_the_cuts(cuts: list[int]) -> None:
+    """Parts of a call, averaged by their tokens, as training on groups of segments does, also where they end within
+    one."""
+    layer = make("convolution", memory=1)
+    x = inputs(6)
+    whole, leaves, parts, start = run_with_loss(layer, x)[2], None, 0.0, 0
+    state = layer.init_state(1)
+    for length in cuts:
+        grid = plan(state.clock, length, N, None, None, None)
+        _, leaves, loss = layer.attend_with_loss(x[None, start : start + length], state.layers[0], grid)
+        state = State(grid.clock, (leaves,))
+        parts += 0.0 if loss is None else float(loss) * length / len(x)
+        start += length
+    assert float(whole) == pytest.approx(parts, rel=1e-12) and parts > 0
+
+
+def test_a_segment_that_padding_cut_short_has_no_loss() -> None:
+    """Nothing falls out at its end, for it has none: five segments and a bit have the loss of five."""
+    layer = make("convolution", memory=1)
+    x = inputs(6)
+    mask = torch.ones(1, 6 * N, dtype=torch.bool)
+    mask[0, 6 * N - 3 :] = False
+    state = layer.init_state(1)
+    grid = plan(state.clock, 6 * N, N, mask, None, None)
+    loss = layer.attend_with_loss(x[None], state.layers[0], grid)[2]
+    assert float(loss) * 6 == pytest.approx(float(run_with_loss(layer, x[: 5 * N])[2]) * 5, rel=1e-12)
 
 
 def test_the_footprint_is_both_memories() -> None:

@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SEGMENT, assert_close, assert_same_gradients, layer_in_calls, make_model, random_ids
+from helpers import (
+    SEGMENT,
+    VOCABULARY,
+    assert_close,
+    assert_same_gradients,
+    assert_same_state,
+    layer_in_calls,
+    make_model,
+    random_ids,
+    run_in_calls,
+)
 from test_transformer_xl import bucket_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from infini.errors import InputError
 from infini.models.memorizing import MemorizingAttention, NormalisedAttention
@@ -154,6 +165,74 @@ def test_the_approximate_search_finds_most_of_it() -> None:
     ]
     assert all(len(set(row)) == 16 for row in near.flatten(0, 3).tolist())
     assert sum(common) / (16 * len(common)) > 0.5
+
+
+def test_the_approximate_search_sees_only_its_own_keys() -> None:
+    """Whatever lies outside of a segment's window, and wherever the line begins: the same keys are found."""
+    pytest.importorskip("faiss")
+    g = torch.Generator().manual_seed(4)
+    q, k = torch.randn(1, 2, 8, H, 8, generator=g), torch.randn(1, 3000, H, 8, generator=g)
+    low, high = torch.tensor([[0, 500]]), torch.tensor([2500, 3000])
+    near = search.nearest(q, k, low, high, 16, "approximate")
+    changed = torch.cat([k[:, :2500], torch.randn(1, 500, H, 8, generator=g)], 1)
+    assert torch.equal(search.nearest(q, changed, low, high, 16, "approximate")[:, 0], near[:, 0])
+    later = search.nearest(q[:, 1:], k[:, 500:], low[:, 1:] - 500, high[1:] - 500, 16, "approximate")
+    assert torch.equal(later + 500, near[:, 1:])
+
+
+@pytest.mark.parametrize("cuts", [[N], [5, 7, 1, 30]], ids=str)
+def test_a_model_with_the_approximate_search_is_causal_and_has_no_cuts(
+    cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first segments on, with more cells than a memory of training has."""
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(search, "BLOCK", 4)
+    monkeypatch.setattr(search, "CELLS_EACH", 3)
+    model = make_model({"name": "memorizing", "search": "approximate", "memory_segments": 2, "neighbours": 5})
+    ids = random_ids(2, 9 * N)
+    hidden, state = run_in_calls(model, ids, [9 * N])
+    assert bool(hidden.isfinite().all())
+    cut, cut_state = run_in_calls(model, ids, cuts)
+    assert_close(cut, hidden, 1e-10, "hidden")
+    assert_same_state(cut_state, state, 1e-10)
+    other = ids.clone()
+    other[:, 8 * N :] = (other[:, 8 * N :] + 1) % VOCABULARY
+    assert torch.equal(model(other).hidden_BTD[:, : 8 * N], hidden[:, : 8 * N])
+    assert_close(model(ids[1:]).hidden_BTD, hidden[1:], 1e-10, "a row alone")
+
+
+def test_the_approximate_search_goes_on_where_its_cells_hold_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys in two tight bundles: the cells that a query looks into first may hold a handful, and it asks for 900."""
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(search, "BLOCK", 64)
+    g = torch.Generator().manual_seed(4)
+    q, k = torch.randn(1, 1, 8, H, 8, generator=g), torch.randn(1, 1000, H, 8, generator=g) * 0.01
+    k[:, :, :, 0] += torch.where(torch.arange(1000) % 7 > 0, 1.0, -1.0)[:, None]
+    found = search.nearest(q, k, torch.tensor([[0]]), torch.tensor([1000]), 900, "approximate")
+    assert all(len(set(row)) == 900 and min(row) >= 0 for row in found.flatten(0, 3).tolist())
+
+
+@pytest.mark.parametrize("kind", ["exact", "approximate"])
+def test_no_search_has_all_scores_at_once(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4,096 keys, 64 at a time: the largest tensor that is made holds scores of 64 keys and what is kept."""
+    if kind == "approximate":
+        pytest.importorskip("faiss")
+    monkeypatch.setattr(search, "BLOCK", 64)
+    g = torch.Generator().manual_seed(4)
+    q, k = torch.randn(1, 1, 256, H, 8, generator=g), torch.randn(1, 4096, H, 8, generator=g)
+    largest = 0
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            made = func(*args, **(kwargs or {}))
+            tensors = made if isinstance(made, (tuple, list)) else [made]
+            largest = max(largest, *(x.numel() for x in tensors if isinstance(x, torch.Tensor)), 0)
+            return made
+
+    with Watching():
+        search.nearest(q, k, torch.tensor([[0]]), torch.tensor([4096]), 8, kind)
+    assert 0 < largest <= max(256 * H * (64 + 8), k.numel()) < 256 * H * 4096
 
 
 def test_without_its_package_the_approximate_search_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_the_model_is_a_transformer_over_memory_segment_memory(groups: int, cuts
 
 @pytest.mark.parametrize("cuts", [[999], [N], [3]], ids=["one-call", "segments", "cut"])
 @pytest.mark.parametrize("depth", [0, 1, 2, 4])
-def test_the_gradient_goes_back_exactly_as_far_as_asked(depth: int, cuts: list[int]) -> None:
+def test_the_gradient_goes_back_as_far_as_asked_within_its_group(depth: int, cuts: list[int]) -> None:
     """Segment s reads tokens of its own: what of them gets a gradient from the last segment's outputs. Segment s of a
     document reaches s mod (depth + 1) segments back, so `depth` at most."""
     torch.manual_seed(0)

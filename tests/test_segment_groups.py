@@ -5,7 +5,7 @@ import torch
 from helpers import SEGMENT, assert_close, make_model, random_ids, variant_id, variants
 
 from infini.state import detach, leaves
-from infini.training.segment_groups import grouped
+from infini.training.segment_groups import cut, grouped
 
 
 @pytest.mark.parametrize("segments", [1, 2, 5])
@@ -21,9 +21,10 @@ def test_a_model_called_by_groups_is_the_model(options, segments):
     weights = [p for n, p in model.named_parameters() if n != "unembedding.weight"]
     found = []
     for call in (model, grouped(model, segments * SEGMENT)):
+        torch.manual_seed(3)
         out = call(ids, state, mask_BT=mask, reset_BT=reset)
         probe = torch.randn(out.hidden_BTD.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        loss = (out.hidden_BTD * probe * mask[..., None]).sum()
+        loss = (out.hidden_BTD * probe * mask[..., None]).sum() + out.aux_loss
         found.append((out, torch.autograd.grad(loss, weights, allow_unused=True)))
     (plain, expected), (ours, gradients) = found
     assert_close(ours.hidden_BTD[mask], plain.hidden_BTD[mask], 1e-10, "hidden")
@@ -37,13 +38,14 @@ def test_a_model_called_by_groups_is_the_model(options, segments):
 
 def test_auxiliary_losses_are_averaged_by_tokens():
     model = make_model({"name": "compressive"}).train()
-    ids, cut = random_ids(2, 6 * SEGMENT), 4 * SEGMENT
-    first = model(ids[:, :cut])
-    second = model(ids[:, cut:], first.state)
+    ids, half = random_ids(2, 6 * SEGMENT), 4 * SEGMENT
+    first = model(ids[:, :half])
+    second = model(ids[:, half:], first.state)
     assert first.aux_loss.item() > 0 and second.aux_loss.item() > 0
     expected = (4 * first.aux_loss + 2 * second.aux_loss) / 6
-    ours = grouped(model, cut)(ids).aux_loss
+    ours = grouped(model, half)(ids).aux_loss
     assert_close(ours, expected, 1e-12, "loss")
+    assert_close(ours, model(ids).aux_loss, 1e-12, "loss of one call")
     ours.backward()
     assert any(p.grad is not None and p.grad.any() for n, p in model.named_parameters() if "compress_proj" in n)
 
@@ -68,3 +70,20 @@ def test_what_is_kept_hardly_grows_with_the_sequence():
     plain = [kept_for_backward(model, n * SEGMENT) for n in segments]
     ours = [kept_for_backward(grouped(model, 4 * SEGMENT), n * SEGMENT) for n in segments]
     assert ours[1] - ours[0] < 0.2 * (plain[1] - plain[0])
+
+
+def test_a_cut_sequence_has_the_same_values_and_gradients_of_its_parts_alone():
+    """RMT over four segments in parts of two: the second part's gradient ends where it begins."""
+    model = make_model({"name": "rmt"}).train()
+    ids = random_ids(2, 4 * SEGMENT)
+    weights = [p for n, p in model.named_parameters() if n != "unembedding.weight"]
+    whole, parts = model(ids), cut(model, 2 * SEGMENT)(ids)
+    assert_close(parts.hidden_BTD, whole.hidden_BTD, 1e-12, "hidden")
+    first = model(ids[:, : 2 * SEGMENT])
+    second = model(ids[:, 2 * SEGMENT :], detach(first.state))
+    alone = torch.cat([first.hidden_BTD, second.hidden_BTD], 1)
+    gradients = [torch.autograd.grad(hidden.square().sum(), weights) for hidden in (parts.hidden_BTD, alone)]
+    for ours, expected in zip(*gradients, strict=True):
+        assert_close(ours, expected, 1e-10, "gradient")
+    through = torch.autograd.grad(whole.hidden_BTD.square().sum(), weights)
+    assert any(not torch.allclose(a, b) for a, b in zip(through, gradients[0], strict=True))

@@ -69,7 +69,16 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
                 advance(1)
     title = f"training step, {ids.shape[0]} x {tokens:,} tokens{', activations computed again' if again else ''}"
     table = Table(title=title)
-    columns = ("model", "parameters", "median s", "/ local", "quartiles", "tokens/s", "of peak", "floats in memory")
+    columns = (
+        "model",
+        f"parameters, {VOCABULARY:,} tokens",
+        "median s",
+        "s / local",
+        "quartiles",
+        "tokens/s",
+        "of peak",
+        "floats in memory",
+    )
     for column in (*columns, "peak above models (MB)"):
         table.add_column(column, no_wrap=column in ("model", "quartiles"))
     rows = {}

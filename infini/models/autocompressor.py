@@ -2,7 +2,8 @@
 
 A segment is read as [summaries; tokens; summary tokens]; what the last layer gives at the summary tokens, which are
 learned, are the segment's summary vectors. They accumulate as a soft prompt; of more than `accumulated` segments the
-oldest are dropped. In training segments have random lengths, and the gradient stops after bptt_depth compressions.
+oldest are dropped. In training segments have random lengths, and a gradient goes through at most bptt_depth
+compressions (see Recurrence).
 """
 
 from __future__ import annotations

@@ -119,7 +119,9 @@ class CompressiveAttention(XLAttention):
                     losses.append(self._reconstruction_loss(o_BSND, line[:, span], made[:, span], piece))
                 first = span.stop
         state = self._leaves_after_call(leaves, x_BTD, line, chunks, grid)
-        return self.o_proj(torch.cat(outputs, 1)), state, torch.stack(losses).sum() if losses else None
+        # Over all segments of the call: cut in parts that are averaged by their tokens, a call has the same loss.
+        segments_read = x_BTD.shape[0] * x_BTD.shape[1] / self.segment_length
+        return self.o_proj(torch.cat(outputs, 1)), state, torch.stack(losses).sum() / segments_read if losses else None
 
     def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         x_BTD = for_products(x_BTD)
@@ -227,8 +229,8 @@ class CompressiveAttention(XLAttention):
     def _reconstruction_loss(
         self, x_BSND: torch.Tensor, old_BSND: torch.Tensor, new_BSCD: torch.Tensor, piece: Piece
     ) -> torch.Tensor:
-        """Mean square of attn(h, old memories) - attn(h, compressed memories), the former without gradient, over the
-        segments at whose end memories fall out."""
+        """Mean square of attn(h, old memories) - attn(h, compressed memories), the former without gradient, summed
+        over the segments at whose end memories fall out."""
 
         def heads(x: torch.Tensor, projection: nn.Linear, size: int) -> torch.Tensor:
             return (
@@ -248,7 +250,7 @@ class CompressiveAttention(XLAttention):
         if piece.weight_BSN is not None:
             # A segment that padding cut short ends nowhere.
             counts = counts & (piece.weight_BSN > 0).any(-1).flatten()
-        return (error * counts).sum() / counts.sum().clamp(min=1)
+        return (error * counts).sum()
 
 
 @dataclass

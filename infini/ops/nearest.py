@@ -6,7 +6,7 @@ Letters: B rows, S segments, Q query tokens a segment, L keys, H query heads, G 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ Search = Literal["exact", "approximate"]
 BLOCK = 1024
 """Keys that are scored at a time: the full matrix of scores never exists."""
 CELLS_EACH = 64
-"""Keys to a cell of the approximate index, about; an eighth of the cells is searched."""
+"""Keys to a cell of the approximate index, about; an eighth of the cells is searched. Up to BLOCK keys it is exact."""
 
 
 @torch.no_grad()
@@ -58,34 +58,45 @@ def _exact(
 def _approximate(
     q_BSQHK: torch.Tensor, k_BLGK: torch.Tensor, low_BS: torch.Tensor, high_S: torch.Tensor, n: int
 ) -> torch.Tensor:
+    """Each segment has an index of the keys it may see and of no others, cells and all: an index of the whole line
+    would know later keys, and find other keys in a call that is cut differently."""
     try:
         import faiss
     except ImportError as error:
         raise InputError("model.search='approximate': needs the package faiss-cpu; or take exact") from error
-    B, S, Q, H, K = q_BSQHK.shape
+    B, S, Q, H, _ = q_BSQHK.shape
     L, G = k_BLGK.shape[1:3]
-    found = torch.full((B, S, Q, H, n), -1, dtype=torch.long)
-    q, k = q_BSQHK.detach().float().cpu(), k_BLGK.detach().float().cpu()
-    cells = max(1, L // CELLS_EACH)
+    found = torch.full((B, S, Q, H, n), -1, dtype=torch.long, device=q_BSQHK.device)
     for row in range(B):
-        begin = int(low_BS[row].min())
-        if begin >= int(high_S.max()):
-            continue
-        for g in range(G):
-            keys = k[row, begin:, g].contiguous().numpy()
-            index = faiss.IndexIVFFlat(faiss.IndexFlatIP(K), K, min(cells, len(keys)), faiss.METRIC_INNER_PRODUCT)
-            index.cp.min_points_per_centroid = 1
-            index.train(keys)
-            index.add(keys)
-            heads = slice(g * (H // G), (g + 1) * (H // G))
-            for s in range(S):
-                low, high = int(low_BS[row, s]) - begin, int(high_S[s]) - begin
-                if high <= low:
-                    continue
-                asked = q[row, s, :, heads].flatten(0, 1).contiguous().numpy()
-                within = faiss.SearchParametersIVF(
-                    sel=faiss.IDSelectorRange(low, high), nprobe=max(1, index.nlist // 8)
-                )
-                places = torch.from_numpy(index.search(asked, n, params=within)[1])
-                found[row, s, :, heads] = torch.where(places >= 0, places + begin, -1).view(Q, H // G, n)
-    return found.to(q_BSQHK.device)
+        for s in range(S):
+            low, high = int(low_BS[row, s]), min(int(high_S[s]), L)
+            if high - low <= BLOCK:
+                one = slice(row, row + 1), slice(s, s + 1)
+                found[one] = _exact(q_BSQHK[one], k_BLGK[one[0]], low_BS[one], high_S[one[1]], n)
+                continue
+            for g in range(G):
+                heads = slice(g * (H // G), (g + 1) * (H // G))
+                keys = k_BLGK[row, low:high, g].detach().float().cpu().contiguous()
+                asked = q_BSQHK[row, s, :, heads].detach().float().cpu().flatten(0, 1).contiguous()
+                places = torch.from_numpy(_by_cells(faiss, keys, asked.numpy(), n))
+                found[row, s, :, heads] = (places + low).view(Q, H // G, n).to(found.device)
+    return found
+
+
+def _by_cells(faiss: Any, keys_LK: torch.Tensor, asked: Any, n: int) -> Any:
+    """Indices of n of the keys for each query, from the cells whose centres score highest. The centres are keys at even
+    distances: where cells come from k-means, making an index takes longer than the search that it saves."""
+    centres = torch.nn.functional.normalize(keys_LK.flip(0)[::CELLS_EACH], dim=-1)
+    cells = faiss.IndexFlatIP(keys_LK.shape[1])
+    cells.add(centres.contiguous().numpy())
+    index = faiss.IndexIVFFlat(cells, keys_LK.shape[1], len(centres), faiss.METRIC_INNER_PRODUCT)
+    index.is_trained = True
+    index.add(keys_LK.numpy())
+    index.nprobe = -(-len(centres) // 8)
+    places = index.search(asked, n)[1]
+    short = (places < 0).any(1)
+    if short.any():
+        # Cells with fewer keys than are asked for: these queries search all.
+        index.nprobe = len(centres)
+        places[short] = index.search(asked[short], n)[1]
+    return places

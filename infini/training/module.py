@@ -20,7 +20,7 @@ from infini.training import length_extension
 from infini.training.non_finite import first_not_finite
 from infini.training.optimizers import build_optimizer
 from infini.training.resume import random_states, set_random_states
-from infini.training.segment_groups import grouped
+from infini.training.segment_groups import cut, grouped
 from infini.training.sparse_writes import penalty
 
 SMOOTHING = 0.98
@@ -123,6 +123,9 @@ class LanguageModelModule(lightning.LightningModule):
                 boundary, factor_B = length_extension.draw(rng, ids_BT.shape[0], segments, self.recipe.length_extension)
                 call = length_extension.carried_call if self.carry_state else length_extension.extended_call
                 return call(model, ids_BT, state, mask_BT, reset_BT, boundary * N, factor_B)
+        if not self.in_last_stage and "segment_length" not in batch:
+            # A stream goes on as it would: what is easier in a stage is that gradients cross fewer segments.
+            model = cut(model, (self.recipe.curriculum or [])[self.stage][1])
         out: ModelOutput = model(ids_BT, state, mask_BT=mask_BT, reset_BT=reset_BT)
         return out
 

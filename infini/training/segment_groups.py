@@ -1,7 +1,10 @@
-"""Back-propagation through many segments with the activations of few: groups of segments are computed again.
+"""Sequences read in parts of whole segments.
 
-Between groups only the state is kept, whose size does not depend on what was read, so memory grows with the length of a
-group (and with the final hidden states), not with the length of the sequence times the layers.
+grouped: back-propagation through many segments with the activations of few, for each part's are computed again. Between
+parts only the state is kept, whose size does not depend on what was read, so memory grows with the length of a part
+(and with the final hidden states), not with the length of the sequence times the layers.
+
+cut: no gradient goes from one part into the one before, as in a stage of the curriculum.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from infini.protocols import ModelOutput
-from infini.state import State
+from infini.state import State, detach
 
 
 def grouped(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOutput]:
@@ -23,6 +26,24 @@ def grouped(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., Mod
     tokens: a multiple of the segment length.
     """
 
+    def part(ids_BT: torch.Tensor, state: State | None, **beside: Any) -> ModelOutput:
+        made: ModelOutput = checkpoint(model, ids_BT, state, use_reentrant=False, **beside)
+        return made
+
+    return _by_parts(part, tokens)
+
+
+def cut(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOutput]:
+    """The model, called with at most `tokens` tokens at a time: same values, but what one part remembers of those
+    before has no history."""
+
+    def part(ids_BT: torch.Tensor, state: State | None, **beside: Any) -> ModelOutput:
+        return model(ids_BT, None if state is None else detach(state), **beside)
+
+    return _by_parts(part, tokens)
+
+
+def _by_parts(read: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOutput]:
     def call(
         ids_BT: torch.Tensor,
         state: State | None = None,
@@ -32,16 +53,16 @@ def grouped(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., Mod
     ) -> ModelOutput:
         hidden, losses = [], []
         for start in range(0, ids_BT.shape[1], tokens):
-            part = slice(start, start + tokens)
+            columns = slice(start, start + tokens)
             beside: dict[str, Any] = {
-                name: None if tensor_BT is None else tensor_BT[:, part]
+                name: None if tensor_BT is None else tensor_BT[:, columns]
                 for name, tensor_BT in (
                     ("mask_BT", mask_BT),
                     ("reset_BT", reset_BT),
                     ("write_weight_BT", write_weight_BT),
                 )
             }
-            out = checkpoint(model, ids_BT[:, part], state, use_reentrant=False, **beside)
+            out = read(ids_BT[:, columns], state, **beside)
             state = out.state
             hidden.append(out.hidden_BTD)
             losses.append(out.aux_loss * (out.hidden_BTD.shape[1] / ids_BT.shape[1]))

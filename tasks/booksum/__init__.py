@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from infini.config import cache_root
+from infini.errors import require
 from infini.models import kind_of
 from infini.ops.cross_entropy import summed_cross_entropy
 from infini.precision import autocast
@@ -45,6 +46,9 @@ class BooksumDataModule(ResumableDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Read books and summaries. Raises InputError (one line) when they cannot be had or an example has no room."""
+        require(
+            not self.cfg.recipe.curriculum, "recipe.curriculum", self.cfg.recipe.curriculum, "booksum has no stages"
+        )
         self._train = open_books(self.cfg, "train")
         self._opened = self._tokens(self._train)
         self.batches = self._batches(self._train, self._opened)

@@ -1,0 +1,46 @@
+"""The curriculum of tasks of running text: gradients over few segments first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import make_model
+from test_training import SEGMENT, fit, recipe_overrides
+
+from infini.commands.common import load_data_module
+from infini.config import compose
+from infini.errors import InputError
+from infini.training.segment_groups import cut
+
+
+def test_a_curriculum_over_segments_of_running_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RMT's: one segment at a time, then two, then the whole sequence; the batches are those of every training."""
+    asked: list[int] = []
+
+    def watched(model: Any, tokens: int) -> Any:
+        asked.append(tokens)
+        return cut(model, tokens)
+
+    monkeypatch.setattr("infini.training.module.cut", watched)
+    words = [*recipe_overrides(5, segments=4), f"recipe.curriculum=[[{SEGMENT},{SEGMENT}],[{SEGMENT},{2 * SEGMENT}]]"]
+    staged = fit(make_model({"name": "rmt"}, torch.float32), compose([*words, "recipe.advance_below=100"]))
+    assert asked == [SEGMENT, 2 * SEGMENT] and staged.stage_steps == [1, 2]
+    plain = fit(make_model({"name": "rmt"}, torch.float32), compose(recipe_overrides(5, segments=4)))
+    assert staged.loss_curve[0] == plain.loss_curve[0] and staged.tokens_seen == plain.tokens_seen
+    assert staged.loss_curve[1] != plain.loss_curve[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["recipe.curriculum=[[8,64]]"], "stages of task=pg19 are \\[dims.segment_length=16, a multiple of it\\]"),
+        (["recipe.curriculum=[[16,40]]"], "stages of task=pg19 are"),
+        (["task=booksum", "recipe.curriculum=[[16,64]]"], "booksum has no stages"),
+    ],
+)
+def test_a_curriculum_that_a_task_cannot_follow_is_one_line(words: list[str], said: str) -> None:
+    cfg = compose(["task=pg19", "dims.segment_length=16", "task.data_dir=synthetic", *words])
+    with pytest.raises(InputError, match=f"^recipe.curriculum=.*{said}"):
+        load_data_module(cfg).setup("fit")
