@@ -74,6 +74,12 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
             asked=book,
             name="long-book-",
         ),
+        *pair(
+            recipe="passkey_laptop_extended",
+            trained=book | {"task.tokenizer": "scale", "task.distractors": 1, "recipe.curriculum": [[128, 320]]},
+            asked=book,
+            name="warned-book-",
+        ),
     ]
     beyond = report_of_runs(compose(["report=passkey_beyond"]).report, "draw")
     chosen = select_runs(beyond, "laptop", runs)
@@ -86,6 +92,7 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
         "linear_book_slow": ["eval-slow-book"],
         "linear_book": ["eval-book"],
         "linear_book_extended": ["eval-long-book"],
+        "linear_book_warned": ["eval-warned-book"],
     }
 
 
