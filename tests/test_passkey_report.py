@@ -25,6 +25,14 @@ def report(**changes: Any) -> PasskeyReport:
 
 
 BOOKS = make_train("infini_linear", 1, run_id="books")
+SHORT = {
+    "recipe.batch_size": 40,
+    "recipe.segments_per_sequence": 4,
+    "recipe.curriculum": [[128, 256]],
+    "recipe.advance_below": 0.2,
+    "recipe.sparse_writes": 0.03,
+    "dims.segment_length": 128,
+}
 FROZEN = {"optimizer.gate_lr": 0.0, "model.gate_init": "zeros"}
 
 
@@ -40,6 +48,7 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
         *pair(recipe="passkey_laptop_extended"),
         *pair("infini_delta", "passkey_laptop_plain"),
         *pair("infini_delta", "passkey_laptop_finetune", trained={"init_from": "books"}),
+        *pair("infini_delta", "passkey_laptop_finetune", trained=SHORT | {"init_from": "books"}, name="short-"),
         *pair("infini_delta", "pg19_laptop"),
         *pair("local", trained={"recipe.curriculum": None}),
         *pair(recipe="passkey_laptop_extended", asked={"task.knockout": "reset"}, name="reset-"),
@@ -50,6 +59,7 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
         "linear_extended": 1,
         "delta_plain": 1,
         "delta_finetuned": 1,
+        "delta_finetuned_short": 1,
         "delta_zero_shot": 1,
         "local": 1,
         "linear_reset": 1,

@@ -103,8 +103,9 @@ def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder
     """Draw a heatmap of accuracy for every row with runs, and the gates of its first seed; where rows differ in their
     segment length, accuracy by updates instead."""
     written: list[Path] = []
-    if any("dims.segment_length" in row.overridden() for row in report.rows.values()):
-        sized = [name for name in selection.runs if "dims.segment_length" in report.rows[name].overridden()]
+    lengths = {name: row.overridden().get("dims.segment_length") for name, row in report.rows.items()}
+    if len(set(lengths.values()) - {None}) > 1:
+        sized = [name for name in selection.runs if lengths[name] is not None]
         return accuracy_by_updates(report, scale, selection, folder / f"{report.name}_{scale}") if sized else []
     for name, runs in selection.runs.items():
         title = report.rows[name].title
