@@ -50,7 +50,7 @@ class DocumentDataModule(ResumableDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Prepare the splits of a Lightning stage: train and validation for "fit", test for "test".
 
-        Raises InputError (one line) when the data cannot be had.
+        Raises InputError (one line) when the data cannot be had, or for a curriculum that a stream cannot follow.
         """
         N = self.cfg.dims.segment_length
         for segment, tokens in self.cfg.recipe.curriculum or ():

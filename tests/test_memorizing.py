@@ -213,6 +213,19 @@ def test_the_approximate_search_goes_on_where_its_cells_hold_too_few(monkeypatch
 
 
 @pytest.mark.parametrize("kind", ["exact", "approximate"])
+def test_where_fewer_keys_are_allowed_than_asked_for_there_is_none(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 keys behind the first 50 and 130 asked for: each of the 100 once, and no key outside."""
+    if kind == "approximate":
+        pytest.importorskip("faiss")
+    monkeypatch.setattr(search, "BLOCK", 64)
+    g = torch.Generator().manual_seed(4)
+    q, k = torch.randn(1, 1, 8, H, 8, generator=g), torch.randn(1, 200, H, 8, generator=g)
+    found = search.nearest(q, k, torch.tensor([[50]]), torch.tensor([150]), 130, kind)
+    for row in found.flatten(0, 3).sort(-1).values.tolist():
+        assert row == [-1] * 30 + list(range(50, 150))
+
+
+@pytest.mark.parametrize("kind", ["exact", "approximate"])
 def test_no_search_has_all_scores_at_once(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4,096 keys, 64 at a time: the largest tensor that is made holds scores of 64 keys and what is kept."""
     if kind == "approximate":

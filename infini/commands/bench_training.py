@@ -71,7 +71,7 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
     table = Table(title=title)
     columns = (
         "model",
-        f"parameters, {VOCABULARY:,} tokens",
+        f"parameters, vocabulary {VOCABULARY:,}",
         "median s",
         "s / local",
         "quartiles",

@@ -79,7 +79,8 @@ def _approximate(
                 keys = k_BLGK[row, low:high, g].detach().float().cpu().contiguous()
                 asked = q_BSQHK[row, s, :, heads].detach().float().cpu().flatten(0, 1).contiguous()
                 places = torch.from_numpy(_by_cells(faiss, keys, asked.numpy(), n))
-                found[row, s, :, heads] = (places + low).view(Q, H // G, n).to(found.device)
+                places = torch.where(places < 0, -1, places + low)
+                found[row, s, :, heads] = places.view(Q, H // G, n).to(found.device)
     return found
 
 
