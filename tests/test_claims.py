@@ -12,7 +12,6 @@ from infini.config import compose
 from infini.errors import InputError
 from infini.lengths import format_length
 from infini.records import RunRecord
-from infini.report import claims
 from infini.report.claims import ClaimsReport
 from infini.report.load import load_report
 
@@ -20,7 +19,7 @@ from infini.report.load import load_report
 @pytest.fixture(autouse=True)
 def three_books_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as these records have."""
-    monkeypatch.setattr(claims, "FEWEST_DOCUMENTS", 3)
+    monkeypatch.setattr("infini.report.claims_text.FEWEST_DOCUMENTS", 3)
 
 
 def verdicts(runs: list[RunRecord]) -> dict[str, tuple[str, str]]:
@@ -70,8 +69,22 @@ def test_few_documents_and_unequal_tokens_are_no_answer(monkeypatch: pytest.Monk
     assert verdicts([*runs, *trainings])[name][0] == "holds"
     trainings[0].cost["tokens_seen"] = 7
     assert verdicts([*runs, *trainings])[name] == ("not measured yet", "trained on different numbers of tokens")
-    monkeypatch.setattr(claims, "FEWEST_DOCUMENTS", 4)
+    monkeypatch.setattr("infini.report.claims_text.FEWEST_DOCUMENTS", 4)
     assert verdicts(runs)[name] == ("not measured yet", "on 3 documents only")
+
+
+def test_tokens_are_compared_within_a_seed() -> None:
+    """What is padding differs from seed to seed where documents are short, and hardly between systems of one seed."""
+    runs, trainings = [], []
+    for seed in (1, 2, 3):
+        for model, loss, more in (("memorizing", 4.0, 0), ("infini_linear", 3.5, 900)):
+            runs.append(make_eval(model, seed, loss))
+            trainings.append(make_train(model, seed))
+            trainings[-1].cost["tokens_seen"] += 10_000 * seed + more
+    name = "pg19_infini_linear_memorizing"
+    assert verdicts([*runs, *trainings])[name][0] == "holds"
+    trainings[-1].cost["tokens_seen"] += 200
+    assert verdicts([*runs, *trainings])[name] == ("not measured yet", "trained on different numbers of tokens")
 
 
 @pytest.mark.parametrize(("loss", "verdict"), [(3.5, "holds"), (4.009, "holds"), (4.02, "does not hold")])

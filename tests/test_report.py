@@ -264,3 +264,17 @@ def test_unequal_training_tokens_are_pointed_out(report: Report) -> None:
     runs[3].cost["tokens_seen"] = 5
     notes = "\n".join(build_report(report, "laptop", [], runs).notes)
     assert "NOT equal between runs (1,000,000 for Local attention only; 5 for Full attention)" in notes
+
+
+def test_training_tokens_are_equal_where_they_are_within_every_seed(report: Report) -> None:
+    """Other padding at every seed is no inequality; another number at one seed is one."""
+    runs = [make_eval(model, seed) for model in ("local", "full") for seed in (1, 2)]
+    trained = [make_train(model, seed) for model in ("local", "full") for seed in (1, 2)]
+    for training in trained:
+        training.cost["tokens_seen"] = 1_000_000 + 20_000 * training.seed
+    notes = "\n".join(build_report(report, "laptop", [], [*runs, *trained]).notes)
+    assert "training tokens 1,020,000 to 1,040,000, equal to 0.1% within each seed;" in notes
+    trained[0].cost["tokens_seen"] = 1_040_000
+    notes = "\n".join(build_report(report, "laptop", [], [*runs, *trained]).notes)
+    listed = "1,040,000 for Local attention only; 1,020,000 to 1,040,000 for Full attention"
+    assert f"NOT equal between runs ({listed})" in notes

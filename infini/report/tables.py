@@ -13,6 +13,7 @@ from infini.records import RunRecord
 from infini.report.positions import gap
 from infini.report.selection import Report, Selection, select_runs
 from infini.report.stats import Effect, knockout_cost, paired_difference
+from infini.report.training_tokens import described, trained_tokens
 
 BIN_GROWTH = 4.0
 """Of the positions in a table: each column ends at about this many times where it begins."""
@@ -187,14 +188,10 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Tabl
 
 
 def _measures_table(report: Report, source: str, selection: Selection) -> Table:
-    def trained(run: RunRecord) -> Any:
-        training = selection.training(run)
-        return training.cost.get("tokens_seen") if training else None
-
     measures: dict[str, tuple[Callable[[RunRecord], Any], str]] = {
         "Segment length": (lambda run: selection.training_config(run).get("dims", {}).get("segment_length"), ",.0f"),
         "State (floats)": (lambda run: run.cost.get("state_floats"), ",.0f"),
-        "Training tokens": (trained, ",.0f"),
+        "Training tokens": (lambda run: trained_tokens(selection, run), ",.0f"),
         "Word perplexity": (lambda run: run.metric("word_perplexity"), ".1f"),
         "Bits per byte": (lambda run: run.metric("bits_per_byte"), ".3f"),
     }
@@ -310,19 +307,7 @@ def provenance(source: str, selection: Selection, report: Report) -> str:
             f"({seen.get('source')}, revision {str(seen.get('revision'))[:12]}), "
             f"{_count(seen.get('documents'))} documents, {_scored(run)} tokens"
         )
-    trained: dict[str, list[str]] = {}
-    for model, model_runs in selection.runs.items():
-        for run in model_runs:
-            training = selection.training(run)
-            tokens = _count(training.cost.get("tokens_seen")) if training else "unknown"
-            titles = trained.setdefault(tokens, [])
-            if report.models[model] not in titles:
-                titles.append(report.models[model])
-    if len(trained) == 1:
-        training_tokens = next(iter(trained))
-    else:
-        listed = "; ".join(f"{tokens} for {', '.join(titles)}" for tokens, titles in trained.items())
-        training_tokens = f"NOT equal between runs ({listed})"
+    training_tokens = described(selection, {report.models[model]: found for model, found in selection.runs.items()})
     return (
         f"{source}: {len(runs)} evaluation runs; data {distinct(data)}; "
         f"tokenizer {distinct(run.data.get('tokenizer') for run in runs)}; training tokens {training_tokens}; "
