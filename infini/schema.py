@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from infini.errors import InputError, at_least, one_of, require
+from infini.errors import at_least, one_of, require
 from infini.lengths import parse_depths, parse_lengths
 from infini.schema_running import DecodingConfig, LoggerConfig, ParallelConfig, SuiteConfig
 
@@ -366,19 +366,6 @@ class Config:
         parse_lengths(self.length)
         parse_depths(self.depth)
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
-        if self.optimizer.name == "adafactor":
-            self._check_adafactor_cap()
-
-    def _check_adafactor_cap(self) -> None:
-        # torch's Adafactor steps with min(lr, 1 / sqrt(step)): above the cap, the rate is not the one configured.
-        for name, highest in (("lr", self.optimizer.lr), ("gate_lr", self.optimizer.gate_lr)):
-            for step in range(1, self.recipe.steps + 1):
-                rate, cap = highest * self.recipe.rate_factor(step), 1.0 / math.sqrt(step)
-                if rate > cap:
-                    raise InputError(
-                        f"optimizer.{name}={highest!r}: at step {step} of recipe.steps={self.recipe.steps} the rate "
-                        f"{rate:.4g} exceeds Adafactor's cap 1/sqrt(step) = {cap:.4g}; take fewer steps or a lower rate"
-                    )
 
 
 def groups() -> dict[str, list[str]]:

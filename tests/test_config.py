@@ -206,14 +206,6 @@ def test_a_recipe_nobody_wrote_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert message().endswith("did you mean 'pg19_laptop'?")
 
 
-def test_adafactor_refuses_a_rate_above_its_cap() -> None:
-    text = message("scale=paper", "recipe.steps=100000")
-    assert text.startswith("optimizer.lr=0.01: at step 104")
-    assert "recipe.steps=100000" in text and "1/sqrt(step)" in text
-    assert message("optimizer=adafactor", "optimizer.gate_lr=0.5").startswith("optimizer.gate_lr=0.5: at step ")
-    compose(["scale=paper", "recipe.steps=100000", "optimizer=adamw"])
-
-
 def test_rate_warms_up_peaks_and_ends_where_it_should() -> None:
     recipe = compose(["recipe.steps=100", "recipe.warmup_steps=10", "recipe.final_lr_fraction=0.1"]).recipe
     assert recipe.rate_factor(1) == pytest.approx(0.1)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import VOCABULARY, make_model, tiny_dims, variants
+from helpers import VOCABULARY, assert_close, make_model, tiny_dims, variants
 from torch import nn
 
 from infini.config import compose
 from infini.models import build_model, registered
 from infini.schema import OptimizerConfig, groups
+from infini.training.adafactor import Adafactor
 from infini.training.module import LanguageModelModule
 from infini.training.optimizers import build_optimizer, parameter_groups
 
@@ -94,13 +95,58 @@ def test_adafactor_scales_the_other_steps_by_the_parameter() -> None:
     torch.testing.assert_close(before - weight.detach(), (0.01 * size).expand_as(weight), rtol=1e-3, atol=0)
 
 
-def test_adafactors_own_decay_never_undercuts_the_papers_schedule() -> None:
-    """torch's takes min(rate, 1 / sqrt(step)): the paper's warm-up and cosine must be below that throughout."""
-    cfg = compose(["scale=paper"])
-    assert cfg.optimizer.name == "adafactor"
-    highest = max(cfg.optimizer.lr, cfg.optimizer.gate_lr)
-    steps = range(1, cfg.recipe.steps + 1)
-    assert all(highest * cfg.recipe.rate_factor(step) <= step**-0.5 for step in steps)
+def stepped(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], steps: int, rate: Any) -> None:
+    """So many steps on the same random gradients, at the rate that `rate` gives for each (1 is the first)."""
+    generator = torch.Generator().manual_seed(1)
+    for step in range(1, steps + 1):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator) * 10.0 ** (step % 3)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.step()
+
+
+def two_parameters() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((5, 7), (6,))]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adafactor_is_torchs_below_its_cap(decay: float) -> None:
+    ours, theirs = two_parameters(), two_parameters()
+    stepped(Adafactor(ours, weight_decay=decay), ours, 20, lambda step: 0.2 * step**-0.5)
+    built = torch.optim.Adafactor(theirs, lr=0.1, eps=(None, 1e-3), weight_decay=decay)
+    stepped(built, theirs, 20, lambda step: 0.2 * step**-0.5)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a, b, 1e-5, "parameter")
+
+
+@pytest.mark.parametrize("parameter", range(2), ids=["matrix", "vector"])
+def test_adafactors_rate_is_the_one_it_is_given(parameter: int) -> None:
+    """At step 100 torch's takes 0.1 at most; a step is proportional to the rate here."""
+    moved = []
+    for rate in (0.05, 0.5):
+        found = two_parameters()
+        optimizer = Adafactor(found)
+        stepped(optimizer, found, 99, lambda step: 0.0)
+        before = found[parameter].detach().clone()
+        stepped(optimizer, found, 1, lambda step, rate=rate: rate)
+        moved.append(found[parameter].detach() - before)
+    assert_close(moved[1], 10 * moved[0], 1e-4, "step")
+    assert 0 < moved[1].abs().max() < 5
+
+
+def test_adafactor_goes_on_from_what_was_saved() -> None:
+    through, stopped = two_parameters(), two_parameters()
+    whole = Adafactor(through)
+    stepped(whole, through, 3, lambda step: 0.1)
+    first = Adafactor(stopped)
+    stepped(first, stopped, 3, lambda step: 0.1)
+    again = Adafactor(stopped)
+    again.load_state_dict(first.state_dict())
+    for optimizer, parameters in ((whole, through), (again, stopped)):
+        stepped(optimizer, parameters, 2, lambda step: 0.1)
+    assert all(torch.equal(a, b) for a, b in zip(through, stopped, strict=True))
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

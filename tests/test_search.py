@@ -192,3 +192,16 @@ def test_a_tuned_rate_is_of_one_optimizer(project_root: Path, tmp_path: Path) ->
 def test_another_task_is_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["reproduce", "report=lr_search", "task=passkey", f"results_dir={tmp_path}"]) == 2
     assert "task=passkey: report=lr_search is about task=pg19 or arxiv_math" in capfd.readouterr().err
+
+
+def test_at_paper_scale_it_is_the_papers_search_and_no_rate_is_refused(
+    trained: list[tuple[str, float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """0.01 is interior where 0.03 was trained too: torch's Adafactor, which caps the rate, could not be."""
+    words = ["report=lr_search", "task=pg19", "scale=paper", "report.models=[local]", f"results_dir={tmp_path}"]
+    assert main(["reproduce", *words]) == 0
+    assert trained == [("local", rate) for rate in (0.003, 0.005, 0.01, 0.03)]
+    tuned = tmp_path / "tuned" / "pg19_paper_local_adafactor.yaml"
+    assert yaml.safe_load(tuned.read_text()) == {"optimizer": {"lr": 0.01}}
+    report = load_report(compose(["report=lr_search", "report.rates=[0.1,0.2,0.3]", "scale=paper"]).report)
+    assert isinstance(report, SearchReport) and report.rates == [0.1, 0.2, 0.3], "the command line has the last word"

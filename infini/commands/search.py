@@ -57,7 +57,7 @@ class _Search:
             of = " or ".join(report.benchmarks)
             raise InputError(f"task={cfg.task.name}: report={report.name} is about task={of}")
         self.report, self.cfg, self.overrides = report, cfg, overrides
-        self.cells: dict[tuple[str, str, float], tuple[list[str], Config | str]] = {}
+        self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
         self.failed: dict[str, str] = {}
         self.known = {
             config_hash(run.config): run for run in records.load_records(cfg.results_dir) if run.verb == "train"
@@ -91,14 +91,12 @@ class _Search:
             set_here = ("task=", "model=", "seed=", f"{KEY}=")
             others = [text for text in self.overrides if not text.startswith(set_here)]
             words = [f"task={task}", f"model={model}", *others, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
-            self.cells[cell] = words, _unless_refused(lambda: compose(words))
+            self.cells[cell] = words, compose(words)
         words, cfg = self.cells[cell]
-        if isinstance(cfg, str):
-            return cfg
         key = config_hash(cfg)
         if key not in self.known and key not in self.failed and console is not None:
             console.rule(f"{task}, {model}, {KEY}={rate:g}")
-            made = _unless_refused(lambda: train(cfg, words))
+            made = _unless_it_diverges(lambda: train(cfg, words))
             if isinstance(made, str):
                 console.print(made, style="yellow", markup=False)
                 self.failed[key] = made
@@ -107,8 +105,8 @@ class _Search:
         return self.known.get(key) or self.failed.get(key)
 
 
-def _unless_refused(make: Callable[[], T]) -> T | str:
-    """What `make` gives; what is wrong with the rate where it is refused, or where the training diverged."""
+def _unless_it_diverges(make: Callable[[], T]) -> T | str:
+    """What `make` gives; what is wrong with the rate where the training diverged."""
     try:
         return make()
     except InputError as error:

@@ -29,6 +29,8 @@ class SearchReport:
     """Task name -> title of its table."""
     rates: list[float] = field(default_factory=list)
     """Rates that every model is trained at first, ascending."""
+    rates_at: dict[str, list[float]] = field(default_factory=dict)
+    """Scale -> its rates; `rates` are those of the scale that is chosen."""
     factor: float = 2.0
     """Between a rate and the next where the grid is extended, for all models: the best of none may be at its edge."""
     most: int = 9
@@ -58,7 +60,7 @@ def _number(value: object) -> bool:
 
 
 Outcome = RunRecord | str | None
-"""A training, why there can be none (it diverged, or the rate is refused), or None where there is none yet."""
+"""A training, why there is none (it diverged), or None where there is none yet."""
 Losses = Mapping[float, Outcome]
 """Rate -> what became of it."""
 

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from infini.precision import has_fast_bfloat16
 from infini.schema import OptimizerConfig
+from infini.training.adafactor import Adafactor
 
 GATE = "beta"
 
@@ -42,7 +43,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW, torch's Adafactor, or Muon (matrices) beside AdamW (the rest) over the groups above."""
+    """AdamW, Adafactor, or Muon (matrices) beside AdamW (the rest) over the groups above."""
     groups = parameter_groups(model, config)
     if config.name == "muon":
         return MuonBesideAdamW(groups, (config.betas[0], config.betas[1]))
@@ -51,8 +52,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     for group in groups:
         if group["name"] == "gates":
             # Steps of gate_lr times max(1, size of the gate), not times max(1e-3, size of the gate).
-            group["eps"] = (None, 1.0)
-    return torch.optim.Adafactor(groups, eps=(None, 1e-3))
+            group["smallest_scale"] = 1.0
+    return Adafactor(groups)
 
 
 class MuonBesideAdamW(torch.optim.Optimizer):
