@@ -99,3 +99,9 @@ def test_costs_are_drawn_where_there_is_something_to_compare(tmp_path: Path) -> 
 def test_no_two_of_nine_curves_look_alike() -> None:
     assert len({(str(style), marker) for style, marker, _ in figures.LINES}) == len(figures.LINES) == 9
     assert len({marker for _, marker, _ in figures.LINES}) == 9
+
+
+def test_the_error_of_a_gap_knows_of_seeds() -> None:
+    runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.9), (2, 3.7))]
+    *_, gap, error = positions.gap(runs, [make_eval("local", seed) for seed in (1, 2)]).T
+    assert gap == pytest.approx([-0.2] * 4) and error == pytest.approx([0.1] * 4)

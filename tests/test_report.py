@@ -151,7 +151,7 @@ def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
     assert cell.spread_kind == "se"
     assert {"eval-local-1", "eval-infini_linear-2"} <= set(cell.run_ids)
     assert memory.cell("infini_linear", "Reset").text.startswith("+0.1004 ± ")
-    assert memory.cell("infini_delta", "Books").text == "3"
+    assert memory.cell("infini_delta", "Documents (effective)").text == "3 (2.3)"
     assert measures.cell("local", "Training tokens").text == "1,000,000"
     assert measures.cell("local", "State (floats)").text == "12,345"
     assert by_position.columns == ("0 to 250", "250 to 1000", "1000 to 4000")

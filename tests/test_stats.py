@@ -88,3 +88,34 @@ def test_knockouts_are_compared_with_the_same_model_on_the_same_tokens() -> None
 def test_quartiles() -> None:
     assert bench_training.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
     assert bench_training.quartiles([7.0]) == (7.0, 7.0, 7.0)
+
+
+def test_the_error_is_the_larger_of_those_over_books_and_over_seeds() -> None:
+    """By hand: two books of 10 tokens at two seeds; differences of one seed are alike, or those of one book."""
+    books, seeds, weights = ["a", "b", "a", "b"], [1, 1, 2, 2], [10.0] * 4
+    alike_by_seed = [1.0, 1.0, 3.0, 3.0]
+    assert stats.clustered_ratio(alike_by_seed, weights, books)[1] == 0
+    # 0.1 and 0.3: their standard deviation over the root of 2.
+    assert stats.ratio_with_error(alike_by_seed, weights, books, seeds) == pytest.approx((0.2, 0.1))
+    assert stats.ratio_with_error([1.0, 3.0, 1.0, 3.0], weights, books, seeds) == pytest.approx((0.2, 0.1))
+    assert stats.ratio_with_error([1.0, 3.0], weights[:2], books[:2], [1, 1]) == pytest.approx((0.2, 0.1))
+    assert math.isnan(stats.ratio_with_error([1.0, 3.0], weights[:2], ["a", "a"], [1, 2])[1])
+
+
+def test_seeds_that_differ_make_every_difference_unsure() -> None:
+    far = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.9), (2, 3.8))]
+    effect = stats.paired_difference(far, [make_eval("local", seed) for seed in (1, 2)])
+    assert effect is not None
+    assert (effect.mean, effect.se) == pytest.approx((-0.15, 0.05))
+    runs = [make_eval("infini_linear", seed, knockouts=True) for seed in (1, 2)]
+    for entry in runs[1].documents:
+        entry["nll_reset"] += 0.2 * entry["tokens"]
+    cost = stats.knockout_cost(runs, "reset")
+    assert cost is not None and cost.se == pytest.approx(0.1)
+
+
+def test_long_books_count_for_more_than_one_of_many() -> None:
+    assert stats.effective_number([5.0, 5.0, 5.0], ["a", "b", "c"]) == pytest.approx(3)
+    assert stats.effective_number([9.0, 1.0, 9.0, 1.0], ["a", "b", "a", "b"]) == pytest.approx(20**2 / (18**2 + 2**2))
+    effect = stats.paired_difference([make_eval("local", 1)], [make_eval("full", 1)])
+    assert effect is not None and effect.effective_books == pytest.approx(49 / 21)

@@ -34,7 +34,11 @@ def passkey_claims(report: PasskeyReport) -> list[Claim]:
                 f"{FEWEST_SEEDS} seeds of {FEWEST_EXAMPLES} examples, fewer where a cell is {FAR:g} points behind"
             )
         else:
-            test = f"no more than {CHANCE:g} % where memory is needed, {LOCAL:g} % or more at the end, at every length"
+            test = (
+                f"no more than {CHANCE:g} % where memory is needed, {LOCAL:g} % or more at the end, at every length, "
+                f"mean over seeds; {FEWEST_SEEDS} seeds of {FEWEST_EXAMPLES} examples, fewer where a cell is {FAR:g} "
+                "points off"
+            )
         beside = ", with a penalty on what is written, which the paper does not name" if row.sparse else ""
         says = f"Passkey at a million tokens: {row.title}{beside}"
         found.append(Claim(f"passkey_{name}", says, "Table of the passkey task", test, _accuracies(name, paper)))
@@ -49,7 +53,8 @@ def _accuracies(name: str, paper: Mapping[str, Any]) -> Callable[[Evidence], Fin
         parts: list[str] = []
         used: dict[str, None] = {}
         behind: list[float] = []
-        as_zero_shot, seeds, examples = True, set[int](), set[int]()
+        off: list[float] = []
+        seeds, examples = set[int](), set[int]()
         for length in parse_lengths(report.lengths):
             printed = paper.get(format_length(length))
             found = [
@@ -60,7 +65,7 @@ def _accuracies(name: str, paper: Mapping[str, Any]) -> Callable[[Evidence], Fin
                 return Finding("not measured yet")
             ours = [100 * statistics.fmean(cell["token_accuracy"] for _, cell in of.values()) for of in found]
             behind += [float(b) - a for a, b in zip(ours, str(printed).split("/"), strict=True)]
-            as_zero_shot &= ours[-1] >= LOCAL and max(ours[:-1]) <= CHANCE
+            off += [LOCAL - ours[-1], *(value - CHANCE for value in ours[:-1])]
             for of in found:
                 seeds = set(of) if not seeds else seeds & set(of)
                 examples |= {cell["examples"] for _, cell in of.values()}
@@ -68,12 +73,12 @@ def _accuracies(name: str, paper: Mapping[str, Any]) -> Callable[[Evidence], Fin
             parts.append(f"{format_length(length)} {'/'.join(map(percent, ours))} (paper {printed})")
         measured = f"{'; '.join(parts)}; {len(seeds)} seeds of {min(examples)} examples"
         enough = len(seeds) >= FEWEST_SEEDS and min(examples) >= FEWEST_EXAMPLES
-        if not row.recipe:
-            return Finding("holds" if as_zero_shot else "does not hold", measured, tuple(used))
-        if max(behind) > FAR:
+        # Without a training on prompts what counts is to fail where the paper fails, and not where it does not.
+        worst, allowed = (max(behind), SLACK) if row.recipe else (max(off), 0.0)
+        if worst > FAR:
             return Finding("does not hold", measured, tuple(used))
         if not enough:
             return Finding("not measured yet", measured, tuple(used))
-        return Finding("holds" if max(behind) <= SLACK else "does not hold", measured, tuple(used))
+        return Finding("holds" if worst <= allowed else "does not hold", measured, tuple(used))
 
     return judge

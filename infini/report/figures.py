@@ -116,7 +116,8 @@ def gap_by_position(
     """Draw each row's loss minus the loss of `baseline`, in nats a token, against the position in the book.
 
     Positions are put into bins that grow by a factor of about 1.4. A point is the mean over books and seeds, paired
-    by both; the band is one standard error clustered by book. Positions that fewer than two books reach are left out.
+    by both; the band is one standard error, the larger of those over books and over seeds. Positions that fewer than
+    two books reach are left out.
 
     Args:
         rows: row -> evaluation runs; those with the series `nll_by_position` count: {edges: [token positions, one
@@ -168,7 +169,7 @@ def gap_by_position(
         synthetic = SYNTHETIC_MARK if any(run.synthetic for run in at_zero) else ""
         axes.set_title(
             f"Gap by position to {named.get(baseline, baseline)}, {n_seeds} seed{'s' * (n_seeds != 1)}{synthetic}\n"
-            "mean over books and seeds, band: one standard error clustered by book",
+            "mean over books and seeds, band: one standard error, the larger of those over books and over seeds",
             fontsize=9,
         )
         # Many curves leave no room for it.

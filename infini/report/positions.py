@@ -10,15 +10,15 @@ import numpy as np
 
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.stats import by_seed, check_same_books, clustered_ratio
+from infini.report.stats import by_seed, check_same_books, ratio_with_error
 
 
 def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float = math.sqrt(2)) -> np.ndarray:
     """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, standard error).
 
-    Over the seeds that both have, paired by seed and document, the error clustered by document; bins end at about
-    `growth` times their start. Positions that fewer than two documents reach are left out; no rows where no run of a
-    seed has its losses by position (the series `nll_by_position`).
+    Over the seeds that both have, paired by seed and document, the error the larger of those over documents and over
+    seeds; bins end at about `growth` times their start. Positions that fewer than two documents reach are left out; no
+    rows where no run of a seed has its losses by position (the series `nll_by_position`).
     """
     known = [[run for run in side if "nll_by_position" in run.series] for side in (runs, baseline)]
     mine, theirs = (by_seed(side) for side in known)
@@ -28,13 +28,14 @@ def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float 
     reference = mine[shared[0]][0]
     edges = np.asarray(reference.series["nll_by_position"]["edges"], dtype=np.float64)
     starts = _growing_bins(edges, growth)
-    differences, tokens, names = [], [], []
+    differences, tokens, names, seeds = [], [], [], []
     for seed in shared:
         nll_a, counts = _binned(mine[seed], reference, starts)
         nll_b, _ = _binned(theirs[seed], reference, starts)
         differences.append(nll_a - nll_b)
         tokens.append(counts)
         names += [str(document["name"]) for document in reference.documents]
+        seeds += [seed] * len(reference.documents)
     difference, weight = np.concatenate(differences), np.concatenate(tokens)
     bounds = np.append(edges[starts], edges[-1])
     points = []
@@ -43,7 +44,9 @@ def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float 
         books = [names[row] for row in reached]
         if len(set(books)) < 2:
             continue
-        mean, error = clustered_ratio(list(difference[reached, index]), list(weight[reached, index]), books)
+        mean, error = ratio_with_error(
+            list(difference[reached, index]), list(weight[reached, index]), books, [seeds[row] for row in reached]
+        )
         if math.isfinite(mean):
             points.append((bounds[index], bounds[index + 1], mean, error))
     return np.array(points).reshape(-1, 4)

@@ -1,8 +1,10 @@
-"""How large a difference in loss is, and how sure: paired by seed and book, standard errors clustered by book.
+"""How large a difference in loss is, and how sure: paired by seed and book, errors over books and over seeds.
 
-All runs of one book share its text, so their differences are not independent: a book is one cluster, whatever the
-number of seeds. The estimate is sum(d) / sum(w) over all (seed, book) pairs, d being a difference of total
-negative log-likelihoods in nats and w the tokens it was summed over, so its unit is nats a token.
+All runs of one book share its text, and all books of one seed the weights, so neither are independent. The standard
+error is the larger of two: clustered by book (a book is one cluster, whatever the number of seeds), and clustered by
+seed, which is the spread of the seeds' own differences. The estimate is sum(d) / sum(w) over all (seed, book) pairs, d
+being a difference of total negative log-likelihoods in nats and w the tokens it was summed over, so its unit is nats a
+token.
 """
 
 from __future__ import annotations
@@ -31,14 +33,17 @@ class Effect:
 
     mean: float
     se: float
-    """Standard error clustered by book; NaN with fewer than two books."""
+    """The larger of the standard errors over books and over seeds; NaN with fewer than two books."""
     n_books: int
+    effective_books: float
+    """Books of one length that would count as much: long ones weigh more in a mean over tokens."""
     n_seeds: int
     run_ids: tuple[str, ...]
 
     @property
     def t(self) -> float:
-        """mean / se, to be held against Student's t with n_books - 1 degrees of freedom; NaN without an error."""
+        """mean / se, to be held against Student's t with n_books - 1 degrees of freedom, or n_seeds - 1 where the error
+        over seeds is the larger; NaN without an error."""
         if self.se > 0:
             return self.mean / self.se
         return math.copysign(math.inf, self.mean) if self.se == 0 and self.mean != 0 else math.nan
@@ -69,6 +74,25 @@ def clustered_ratio(
     return float(ratio), float(math.sqrt(variance))
 
 
+def ratio_with_error(
+    differences: Sequence[float], weights: Sequence[float], books: Sequence[Hashable], seeds: Sequence[Hashable]
+) -> tuple[float, float]:
+    """sum(differences) / sum(weights) and the larger of its standard errors over books and over seeds; NaN with fewer
+    than two books. One seed says nothing about seeds: the error is that over books then."""
+    ratio, error = clustered_ratio(differences, weights, books)
+    over_seeds = clustered_ratio(differences, weights, seeds)[1]
+    return ratio, error if math.isnan(over_seeds) else max(error, over_seeds)
+
+
+def effective_number(weights: Sequence[float], clusters: Sequence[Hashable]) -> float:
+    """How many clusters of one weight would make a mean as sure: the squared sum of their weights over the sum of their
+    squares."""
+    by_cluster: dict[Hashable, float] = {}
+    for weight, cluster in zip(weights, clusters, strict=True):
+        by_cluster[cluster] = by_cluster.get(cluster, 0.0) + weight
+    return sum(by_cluster.values()) ** 2 / sum(weight**2 for weight in by_cluster.values())
+
+
 def by_seed(runs: Sequence[RunRecord]) -> dict[int, list[RunRecord]]:
     """Runs grouped by their seed, seeds in ascending order."""
     grouped: dict[int, list[RunRecord]] = {}
@@ -93,6 +117,7 @@ def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) 
     differences: list[float] = []
     weights: list[float] = []
     clusters: list[str] = []
+    of_seed: list[int] = []
     reference = seeds_a[shared[0]][0]
     for seed in shared:
         nll_a = _mean_nll(seeds_a[seed], reference)
@@ -103,11 +128,13 @@ def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) 
             differences.append(nll_a[book] - nll_b[book])
             weights.append(float(entry["tokens"]))
             clusters.append(book)
+            of_seed.append(seed)
     if not clusters:
         return None
     used = [run.run_id for seed in shared for run in (*seeds_a[seed], *seeds_b[seed])]
-    mean, se = clustered_ratio(differences, weights, clusters)
-    return Effect(mean, se, len(set(clusters)), len(shared), tuple(used))
+    mean, se = ratio_with_error(differences, weights, clusters, of_seed)
+    effective = effective_number(weights, clusters)
+    return Effect(mean, se, len(set(clusters)), effective, len(shared), tuple(used))
 
 
 def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | None:
@@ -120,6 +147,7 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
     differences: list[float] = []
     weights: list[float] = []
     clusters: list[str] = []
+    of_seed: list[int] = []
     used: list[RunRecord] = []
     for seed_runs in by_seed(runs).values():
         for run in seed_runs:
@@ -135,11 +163,12 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
                 differences.append((entry[knocked] - entry[normal]) / len(seed_runs))
                 weights.append(entry[tokens] / len(seed_runs))
                 clusters.append(book)
+                of_seed.append(run.seed)
     if not clusters:
         return None
-    mean, se = clustered_ratio(differences, weights, clusters)
-    seeds = {run.seed for run in used}
-    return Effect(mean, se, len(set(clusters)), len(seeds), tuple(run.run_id for run in used))
+    mean, se = ratio_with_error(differences, weights, clusters, of_seed)
+    effective = effective_number(weights, clusters)
+    return Effect(mean, se, len(set(clusters)), effective, len(set(of_seed)), tuple(run.run_id for run in used))
 
 
 def books(run: RunRecord) -> dict[str, dict[str, float]]:

@@ -18,6 +18,8 @@ from infini.report.training_tokens import described, trained_tokens
 BIN_GROWTH = 4.0
 """Of the positions in a table: each column ends at about this many times where it begins."""
 
+ERRORS = "standard error (the larger of those over documents and over seeds)"
+
 DASH = "\N{EM DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
@@ -33,7 +35,7 @@ class Cell:
     value: float | None = None
     spread: float | None = None
     spread_kind: Literal["", "sd", "se"] = ""
-    """sd: standard deviation over seeds; se: standard error clustered by book."""
+    """sd: standard deviation over seeds; se: standard error, see infini.report.stats."""
     n_seeds: int = 0
     run_ids: tuple[str, ...] = ()
     source: Literal["", "paper", "published", "yours"] = ""
@@ -211,7 +213,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     columns: list[str] = []
     for name in ("Reset", "Foreign", *([f"Minus {report.baseline}"] if report.baseline else [])):
         columns += [name, f"{name}: t"]
-    columns += ["Books", "Seeds"]
+    columns += ["Documents (effective)", "Seeds"]
     rows = []
     for model, runs in selection.runs.items():
         effects = [knockout_cost(runs, "reset"), knockout_cost(runs, "foreign")]
@@ -221,18 +223,20 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
             continue
         cells = [cell for effect in effects for cell in _effect_cells(effect, source)]
         found = [effect for effect in effects if effect]
-        for counts in ([effect.n_books for effect in found], [effect.n_seeds for effect in found]):
-            text = "/".join(str(count) for count in dict.fromkeys(counts))
-            ids = dict.fromkeys(run_id for effect in found for run_id in effect.run_ids)
-            cells.append(measured_cell(text, source, counts[-1], None, "", found[-1].n_seeds, ids))
+        ids = list(dict.fromkeys(run_id for effect in found for run_id in effect.run_ids))
+        documents = [f"{effect.n_books} ({effect.effective_books:.1f})" for effect in found]
+        for counts, last in ((documents, found[-1].n_books), ([str(e.n_seeds) for e in found], found[-1].n_seeds)):
+            text = "/".join(dict.fromkeys(counts))
+            cells.append(measured_cell(text, source, last, None, "", found[-1].n_seeds, ids))
         rows.append(Row(model, report.models[model], tuple(cells)))
     title = (
-        f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token {PLUS_MINUS} standard error "
-        f"clustered by book ({_whose(source)}): "
-        "loss gained by resetting it at every segment, loss gained by another book's memory"
+        f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token {PLUS_MINUS} {ERRORS} "
+        f"({_whose(source)}): "
+        "loss gained by resetting it at every segment, loss gained by another document's memory"
     )
     if report.baseline:
-        title += f", and loss minus the loss of {report.baseline} (below 0: better), paired by seed and book"
+        title += f", and loss minus the loss of {report.baseline} (below 0: better), paired by seed and document"
+    title += "; effective: as many documents of one length would make a mean as sure"
     return Table(title, tuple(columns), tuple(rows))
 
 
@@ -264,7 +268,7 @@ def _position_table(report: Report, source: str, selection: Selection) -> Table:
     )
     title = (
         f"{report.benchmarks[report.task]}: loss minus the loss of {report.baseline} by position in the document, in "
-        f"nats a token {PLUS_MINUS} standard error clustered by document ({_whose(source)})"
+        f"nats a token {PLUS_MINUS} {ERRORS} ({_whose(source)})"
     )
     return Table(title, columns, tuple(rows))
 

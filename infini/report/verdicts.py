@@ -12,8 +12,8 @@ from infini.report.selection import Selection
 Verdict = Literal["holds", "does not hold", "not testable at this scale", "not measured yet"]
 
 SURE, FEWEST_DOCUMENTS = 2.5, 7
-"""Standard errors, clustered by document, that a difference must be away from 0: with so many documents or more that is
-Student's t at 95 %."""
+"""Standard errors, the larger of those over documents and over seeds, that a difference must be away from 0: with so
+many documents that is Student's t at 95 %, with three seeds, where their error is the larger, at 87 %."""
 FEWEST_SEEDS, FEWEST_EXAMPLES = 3, 50
 """Less is no answer, but for what is far behind."""
 
