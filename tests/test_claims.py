@@ -143,7 +143,8 @@ def test_longer_training_must_lower_the_loss(loss: float, verdict: str) -> None:
         training, run = make_train("infini_linear", seed, task="arxiv_math"), make_eval("infini_linear", seed, at)
         run.task = "arxiv_math"
         recipe = training.config["recipe"]
-        recipe |= {"segments_per_sequence": segments, "batch_size": 2, "steps": 2080, "checkpoint_segments": 25}
+        if segments == 75:
+            recipe |= {"segments_per_sequence": segments, "batch_size": 2, "steps": 2080, "checkpoint_segments": 25}
         runs += [training, run]
     assert verdicts(runs)["linear_100k"][0] == "not measured yet", "no seed is shared"
     for record in runs:
@@ -244,3 +245,13 @@ def zero_shot(end: float, elsewhere: float, seeds: tuple[int, ...] = (1, 2, 3)) 
 )
 def test_zero_shot_fails_where_the_paper_fails_and_not_where_it_does_not(runs: list[RunRecord], verdict: str) -> None:
     assert verdicts(runs)["passkey_linear_zero_shot"][0] == verdict
+
+
+def test_a_claim_does_not_rest_on_what_was_trained_otherwise() -> None:
+    runs, name = [*three("memorizing"), *three("infini_linear", 3.5)], "pg19_infini_linear_memorizing"
+    trainings = [make_train(run.model, run.seed) for run in runs]
+    assert verdicts([*runs, *trainings])[name][0] == "holds"
+    for training in trainings[3:]:
+        training.config["recipe"] = {"steps": 3}
+    said = "infini_linear was not trained as declared: recipe.steps 3 instead of 2600"
+    assert verdicts([*runs, *trainings])[name] == ("not measured yet", said)

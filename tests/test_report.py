@@ -14,7 +14,8 @@ from rich.console import Console
 from infini.errors import InputError
 from infini.report import render
 from infini.report.selection import Report, select_runs
-from infini.report.tables import DASH, RenderedReport, build_report
+from infini.report.tables import DASH, RenderedReport
+from infini.report.text_tables import build_report
 
 
 @pytest.fixture
@@ -48,13 +49,13 @@ def test_seeds_trained_with_different_settings_do_not_share_a_cell(report: Repor
     runs = [make_train("local", 1), make_train("local", 2), make_eval("local", 1), make_eval("local", 2)]
     assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
     runs[1].config["recipe"] = {"steps": 20}
-    with pytest.raises(InputError, match=r"eval-local-1 and eval-local-2 \(recipe\.steps 10 and 20\)"):
+    with pytest.raises(InputError, match=r"eval-local-1 and eval-local-2 \(recipe\.steps 2600 and 20\)"):
         select_runs(report, "laptop", runs)
 
 
 def test_settings_that_change_no_result_may_differ(report: Report) -> None:
     runs = [make_eval("local", 1), make_eval("local", 2)]
-    runs[0].config |= {"recipe": {"steps": 10, "loss_chunk": 64}, "task": {"data_dir": "a"}, "results_dir": "b"}
+    runs[0].config |= {"recipe": {"steps": 2600, "loss_chunk": 64}, "task": {"data_dir": "a"}, "results_dir": "b"}
     assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
 
 

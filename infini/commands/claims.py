@@ -9,10 +9,11 @@ from infini.config import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.claims import ClaimsReport, Evidence, build_claims
+from infini.report.declared import declared_at, look_for_others
 from infini.report.load import load_report
 from infini.report.passkey import PasskeyReport
 from infini.report.render import to_markdown
-from infini.report.selection import Report, select_runs
+from infini.report.selection import Report, Selection, select_runs
 from infini.report.tables import RenderedReport
 
 FILE = "CLAIMS.md"
@@ -29,18 +30,24 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
     # Which of a cell's rivals its table shows is that table's affair; claims take the newest.
     text = replace(text, aggregate="newest")
     evidence = Evidence(
-        {part.task: select_runs(part, scale, known) for part in text.parts},
+        _by_task(text, scale, known),
         passkey,
         select_runs(passkey, scale, known),
         {
-            found.name: {
-                part.task: select_runs(part, scale, known) for part in replace(found, aggregate="newest").parts
-            }
+            found.name: _by_task(replace(found, aggregate="newest"), scale, known)
             for found in reports
             if isinstance(found, Report) and found.variants
         },
     )
     return build_claims(report, scale, evidence, text.benchmarks)
+
+
+def _by_task(report: Report, scale: str, known: list[RunRecord]) -> dict[str, Selection]:
+    """The runs of every task of a report, with what is to be said against them."""
+    return {
+        part.task: look_for_others(part, scale, select_runs(part, scale, known), declared_at(part.task, scale))
+        for part in report.parts
+    }
 
 
 def claims_text(scale: str, published: Iterable[RunRecord]) -> str:

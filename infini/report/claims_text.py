@@ -101,6 +101,8 @@ def _no_worse(task: str) -> Callable[[Evidence], Finding]:
 def _compared(selection: Selection, a: str, b: str, margin: float) -> Finding:
     """Whether the loss of row a is surely below that of row b plus the margin."""
     pair = [selection.runs.get(row, []) for row in (a, b)]
+    if other := next((row for row in (a, b) if row in selection.apart), None):
+        return Finding("not measured yet", f"{other} was not trained as declared: {selection.apart[other][0]}")
     try:
         effect = paired_difference(*pair)
     except InputError as error:
@@ -131,6 +133,7 @@ def gate_claims() -> list[Claim]:
                 [run for run in selection.runs.get(row, []) if run.series.get("gates")]
                 for selection in evidence.variants.get(GATES, {}).values()
                 for row in ("linear_zeros", "delta_zeros")
+                if row not in selection.apart
             ]
             runs = [run for row in rows for run in row]
             if not runs:

@@ -9,12 +9,14 @@ from typing import Any
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.claims import ClaimsReport
+from infini.report.declared import declared_at
 from infini.report.footprint import MemoryReport
 from infini.report.passkey import PasskeyReport, build_passkey_report
 from infini.report.search import SearchReport
 from infini.report.selection import Report, Selection
 from infini.report.summaries import SummaryReport, build_summary_report
-from infini.report.tables import RenderedReport, build_report
+from infini.report.tables import RenderedReport
+from infini.report.text_tables import build_report
 
 OfRuns = Report | PasskeyReport | SummaryReport
 AnyKind = OfRuns | MemoryReport | ClaimsReport | SearchReport
@@ -63,7 +65,8 @@ def render(
         return build_passkey_report(report, scale, published, yours)
     if isinstance(report, SummaryReport):
         return build_summary_report(report, scale, published, yours)
-    return build_report(report, scale, published, yours)
+    declared = {part.task: declared_at(part.task, scale) for part in report.parts}
+    return build_report(report, scale, published, yours, declared)
 
 
 def draw(report: OfRuns, scale: str, selection: Selection, folder: Path) -> list[Path]:

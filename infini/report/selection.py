@@ -15,8 +15,7 @@ from infini.records import RunRecord, value_at
 
 AGGREGATES = (None, "newest", "mean")
 
-# Settings that change neither what was trained nor what was measured, only where, how fast or what beside it.
-_IRRELEVANT_SETTINGS = {
+IRRELEVANT_SETTINGS = {
     "task.data_dir",
     "scale.knockouts",
     "scale.eval_segments_per_call",
@@ -24,9 +23,11 @@ _IRRELEVANT_SETTINGS = {
     "task.examples",
     "task.rows_per_call",
     "recipe.checkpoint_activations",
+    "recipe.checkpoint_segments",
     "recipe.loss_chunk",
     "recipe.save_every",
 }
+"""Settings that change neither what was trained nor what was measured, only where, how fast or what beside it."""
 # Of the task: what only an evaluation reads, whatever stands in a training's configuration.
 _NOT_LEARNED = {"task.knockout"}
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
@@ -84,7 +85,8 @@ class Variant:
     def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
         """Whether the run is of this model and was trained with these settings."""
         wanted = [text.partition("=") for text in self.settings.get(run.scale, ())]
-        same = all(value_at(trained, key) == yaml.safe_load(value) for key, _, value in wanted)
+        decides = [(key, yaml.safe_load(value)) for key, _, value in wanted if key not in IRRELEVANT_SETTINGS]
+        same = all(value_at(trained, key) == value for key, value in decides)
         return bool(wanted) and run.model == self.model and same
 
 
@@ -221,6 +223,8 @@ class Selection:
     """Row name -> its evaluation runs, ordered by seed; rows without a run are left out."""
     parents: dict[str, RunRecord]
     """Run id -> training record, for every parent that was among the records."""
+    apart: dict[str, list[str]] = field(default_factory=dict)
+    """Row name -> how its runs are not what the row declares; rows whose runs are so are left out."""
 
     @property
     def all_runs(self) -> list[RunRecord]:
@@ -348,8 +352,8 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     # A model may be trained on other prompts than it is asked.
     learned: dict[str, str] = {}
     _flatten(training.get("task"), "task", learned)
-    kept = {name: value for name, value in settings.items() if name not in _IRRELEVANT_SETTINGS}
-    return kept | {f"training {name}": learned[name] for name in learned.keys() - _IRRELEVANT_SETTINGS - _NOT_LEARNED}
+    kept = {name: value for name, value in settings.items() if name not in IRRELEVANT_SETTINGS}
+    return kept | {f"training {name}": learned[name] for name in learned.keys() - IRRELEVANT_SETTINGS - _NOT_LEARNED}
 
 
 def _flatten(value: Any, name: str, into: dict[str, str]) -> None:

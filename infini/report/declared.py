@@ -1,0 +1,76 @@
+"""Whether a model was trained as its row declares: sizes, recipe, optimizer and options, as the scale has them.
+
+A training of three steps is a run like any other, and fills the cell of a table if it is let; beside one of thousands
+it says nothing about the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from infini.report.selection import IRRELEVANT_SETTINGS, Report, Selection
+
+GROUPS = ("dims", "recipe", "optimizer", "model")
+NOT_COMPARED = {"dims.name", "recipe.name", "optimizer.lr"} | IRRELEVANT_SETTINGS
+"""Names say nothing that the values do not, rates are found by a search for each model, and the others change no
+result."""
+Declared = Mapping[str, Mapping[str, Any]]
+"""Group -> key -> value."""
+
+
+@cache
+def declared_at(task: str, scale: str) -> Declared:
+    """Sizes, recipe and optimizer of a task at a scale, where nothing is set on the command line."""
+    from infini.config import compose
+
+    cfg = compose([f"task={task}", f"scale={scale}"])
+    return {"dims": asdict(cfg.dims), "recipe": asdict(cfg.recipe), "optimizer": asdict(cfg.optimizer)}
+
+
+@cache
+def _options(model: str) -> Mapping[str, Any]:
+    path = resources.files("conf").joinpath("model", f"{model}.yaml")
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def expected(report: Report, row: str, scale: str, declared: Declared) -> dict[str, Any]:
+    """Dotted key -> value that the trainings of a row have at a scale."""
+    groups = {**declared, "model": _options(report.model_of(row))}
+    found = {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
+    for text in report.settings_of(row, scale) or ():
+        key, _, value = text.partition("=")
+        if key.partition(".")[0] in GROUPS:
+            found[key] = yaml.safe_load(value)
+    # What follows the recipe, as a window of the training length.
+    return {key: found.get(value[2:-1]) if str(value).startswith("${") else value for key, value in found.items()}
+
+
+def apart(training: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """How a training's configuration is not what is wanted: "recipe.steps 3 instead of 2600". What its configuration
+    does not have did not exist yet, or is not known."""
+    found = {f"{group}.{key}": value for group in GROUPS for key, value in (training.get(group) or {}).items() if group}
+    return [
+        f"{key} {_plain(found[key])} instead of {_plain(value)}"
+        for key, value in wanted.items()
+        if key in found and key not in NOT_COMPARED and found[key] != value
+    ]
+
+
+def _plain(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def look_for_others(report: Report, scale: str, selection: Selection, declared: Declared) -> Selection:
+    """The same selection, which says of every row whose runs are not as declared how they are apart."""
+    for row, runs in selection.runs.items():
+        wanted = expected(report, row, scale, declared)
+        found = [text for run in runs for text in apart(selection.training_config(run), wanted)]
+        if found:
+            selection.apart[row] = list(dict.fromkeys(found))
+    return selection

@@ -1,0 +1,270 @@
+"""The table of running text: perplexities beside the paper's, and what was measured beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from infini.lengths import format_length
+from infini.records import RunRecord
+from infini.report.declared import Declared, look_for_others
+from infini.report.positions import gap
+from infini.report.selection import Report, Selection, select_runs
+from infini.report.stats import Effect, knockout_cost, paired_difference
+from infini.report.tables import (
+    DASH,
+    MISSING,
+    PLUS_MINUS,
+    Cell,
+    RenderedReport,
+    Row,
+    Table,
+    commit_of,
+    distinct,
+    hardware_of,
+    measured_cell,
+    over_seeds,
+)
+from infini.report.training_tokens import described, trained_tokens
+
+BIN_GROWTH = 4.0
+"""Of the positions in a table: each column ends at about this many times where it begins."""
+ERRORS = "standard error (the larger of those over documents and over seeds)"
+APART_MARK = "\N{DAGGER}"
+"""Behind what comes of a model that was trained otherwise than its row declares."""
+MOST_NAMED = 4
+"""Ways in which a row is apart that a note lists."""
+
+
+def build_report(
+    report: Report,
+    scale: str,
+    published: Iterable[RunRecord],
+    yours: Iterable[RunRecord] | None = None,
+    declared: Mapping[str, Declared] | None = None,
+) -> RenderedReport:
+    """Fill a report from records: paper, published and yours side by side, at one scale.
+
+    Args:
+        report: what the table is.
+        scale: only runs of this scale fill cells.
+        published: published records, synthetic ones are left out.
+        yours: records of the results folder; None makes a report of the published records alone.
+        declared: task -> what its models are trained with at this scale; what was trained otherwise is marked.
+
+    Raises:
+        InputError: there are two candidates for a cell, see `select_runs`.
+    """
+    known = {"published": [run for run in published if not run.synthetic]}
+    if yours is not None:
+        known["yours"] = list(yours)
+    # Task -> whose -> runs.
+    chosen = {
+        part.task: {source: select_runs(part, scale, found) for source, found in known.items()} for part in report.parts
+    }
+    for part in report.parts if declared else ():
+        for selection in chosen[part.task].values():
+            look_for_others(part, scale, selection, (declared or {})[part.task])
+    title = f"{report.title}, scale {scale}"
+    made_up = [task for task, sources in chosen.items() if any(found.synthetic for found in sources.values())]
+    if made_up:
+        with_runs = [task for task, sources in chosen.items() if any(found.runs for found in sources.values())]
+        where = "" if made_up == with_runs else f" in {', '.join(report.benchmarks[task] for task in made_up)}"
+        title += f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
+    tables = [_main_table(report, chosen)]
+    notes = [report.note] if report.note else []
+    notes.append(f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets; {DASH} not available.")
+    for part in report.parts:
+        sources = chosen[part.task]
+        # What was measured beside perplexity is shown for one set of runs, so that pairs are pairs of one set.
+        beside = "yours" if yours is not None and sources["yours"].runs else "published"
+        if sources[beside].runs:
+            builders = (_measures_table, _memory_table, _position_table)
+            tables += [build(part, beside, sources[beside]) for build in builders]
+        notes += [
+            provenance(f"{report.benchmarks[part.task]}, {source}", selection, part)
+            for source, selection in sources.items()
+            if selection.runs or part.task == report.task
+        ]
+        notes += [
+            _apart(f"{report.benchmarks[part.task]}, {source}", scale, selection, part)
+            for source, selection in sources.items()
+            if selection.apart
+        ]
+    return RenderedReport(report.name, scale, title, tuple(table for table in tables if table.rows), tuple(notes))
+
+
+def _quoted(value: Any) -> Cell:
+    if value is None:
+        return MISSING
+    number = float(value) if isinstance(value, (int, float)) else None
+    return Cell(str(value), "quoted", number, source="paper")
+
+
+def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Table:
+    columns = ["Memory size (comp.)", "XL cache", "Segment length"]
+    for task, benchmark in report.benchmarks.items():
+        columns += [f"{benchmark} paper", *(f"{benchmark} {source}" for source in chosen[task])]
+    rows = []
+    for model, title in report.models.items():
+        paper = report.paper.get(model, {})
+        cells = [_quoted(paper.get(name)) for name in ("memory", "xl_cache", "segment_length")]
+        for task, sources in chosen.items():
+            cells.append(_quoted(paper.get(task)))
+            cells += [_perplexity(selection, model, source) for source, selection in sources.items()]
+        rows.append(Row(model, title, tuple(cells)))
+    return Table("Perplexity per token", tuple(columns), tuple(rows))
+
+
+def _perplexity(selection: Selection, row: str, source: str) -> Cell:
+    cell = over_seeds(selection.runs.get(row, ()), lambda run: run.metric("perplexity"), ".2f", source)
+    return replace(cell, text=f"{cell.text} {APART_MARK}") if row in selection.apart else cell
+
+
+def _title(report: Report, selection: Selection, row: str) -> str:
+    return f"{report.models[row]} {APART_MARK}" if row in selection.apart else report.models[row]
+
+
+def _apart(source: str, scale: str, selection: Selection, report: Report) -> str:
+    """A note on what is marked."""
+    rows = []
+    for row, found in selection.apart.items():
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        rows.append(f"{report.models[row]} ({', '.join(found[:MOST_NAMED])}{more})")
+    return f"{APART_MARK} {source}: not as the row is declared at scale {scale}: {'; '.join(rows)}"
+
+
+def _measures_table(report: Report, source: str, selection: Selection) -> Table:
+    measures: dict[str, tuple[Callable[[RunRecord], Any], str]] = {
+        "Segment length": (lambda run: selection.training_config(run).get("dims", {}).get("segment_length"), ",.0f"),
+        "State (floats)": (lambda run: run.cost.get("state_floats"), ",.0f"),
+        "Training tokens": (lambda run: trained_tokens(selection, run), ",.0f"),
+        "Word perplexity": (lambda run: run.metric("word_perplexity"), ".1f"),
+        "Bits per byte": (lambda run: run.metric("bits_per_byte"), ".3f"),
+    }
+    rows = tuple(
+        Row(
+            model,
+            _title(report, selection, model),
+            tuple(over_seeds(runs, value, form, source) for value, form in measures.values()),
+        )
+        for model, runs in selection.runs.items()
+    )
+    return Table(f"{report.benchmarks[report.task]}: other measures ({_whose(source)})", tuple(measures), rows)
+
+
+def _memory_table(report: Report, source: str, selection: Selection) -> Table:
+    baseline = selection.runs.get(report.baseline or "", [])
+    columns: list[str] = []
+    for name in ("Reset", "Foreign", *([f"Minus {report.baseline}"] if report.baseline else [])):
+        columns += [name, f"{name}: t"]
+    columns += ["Documents (effective)", "Seeds"]
+    rows = []
+    for model, runs in selection.runs.items():
+        effects = [knockout_cost(runs, "reset"), knockout_cost(runs, "foreign")]
+        if report.baseline:
+            effects.append(paired_difference(runs, baseline) if model != report.baseline else None)
+        if not any(effects):
+            continue
+        cells = [cell for effect in effects for cell in _effect_cells(effect, source)]
+        found = [effect for effect in effects if effect]
+        ids = list(dict.fromkeys(run_id for effect in found for run_id in effect.run_ids))
+        documents = [f"{effect.n_books} ({effect.effective_books:.1f})" for effect in found]
+        for counts, last in ((documents, found[-1].n_books), ([str(e.n_seeds) for e in found], found[-1].n_seeds)):
+            text = "/".join(dict.fromkeys(counts))
+            cells.append(measured_cell(text, source, last, None, "", found[-1].n_seeds, ids))
+        rows.append(Row(model, _title(report, selection, model), tuple(cells)))
+    title = (
+        f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token {PLUS_MINUS} {ERRORS} "
+        f"({_whose(source)}): "
+        "loss gained by resetting it at every segment, loss gained by another document's memory"
+    )
+    if report.baseline:
+        title += f", and loss minus the loss of {report.baseline} (below 0: better), paired by seed and document"
+    title += "; effective: as many documents of one length would make a mean as sure"
+    return Table(title, tuple(columns), tuple(rows))
+
+
+def _position_table(report: Report, source: str, selection: Selection) -> Table:
+    """Whether what a row gains over the baseline goes on growing with the position in the document."""
+    baseline = selection.runs.get(report.baseline or "", [])
+    gaps = {row: gap(runs, baseline, BIN_GROWTH) for row, runs in selection.runs.items() if row != report.baseline}
+    bins = sorted({(first, last) for points in gaps.values() for first, last, _, _ in points.tolist()})
+    rows = []
+    for row, points in gaps.items():
+        runs = [run for run in (*selection.runs[row], *baseline) if "nll_by_position" in run.series]
+        shared = {run.seed for run in selection.runs[row]} & {run.seed for run in baseline}
+        found = {
+            (first, last): measured_cell(
+                f"{mean:+.4f} {PLUS_MINUS} {error:.4f}",
+                source,
+                mean,
+                error,
+                "se",
+                len(shared),
+                [run.run_id for run in runs if run.seed in shared],
+            )
+            for first, last, mean, error in points.tolist()
+        }
+        if found:
+            rows.append(Row(row, _title(report, selection, row), tuple(found.get(at, MISSING) for at in bins)))
+    columns = tuple(
+        f"{format_length(int(first)) if first else 0} to {format_length(int(last))}" for first, last in bins
+    )
+    title = (
+        f"{report.benchmarks[report.task]}: loss minus the loss of {report.baseline} by position in the document, in "
+        f"nats a token {PLUS_MINUS} {ERRORS} ({_whose(source)})"
+    )
+    return Table(title, columns, tuple(rows))
+
+
+def _effect_cells(effect: Effect | None, source: str) -> list[Cell]:
+    if effect is None:
+        return [MISSING, MISSING]
+    known = not math.isnan(effect.se)
+    text = f"{effect.mean:+.4f}" + (f" {PLUS_MINUS} {effect.se:.4f}" if known else "")
+    size = measured_cell(
+        text, source, effect.mean, effect.se if known else None, "se" if known else "", effect.n_seeds, effect.run_ids
+    )
+    if not math.isfinite(effect.t):
+        return [size, MISSING]
+    return [size, measured_cell(f"{effect.t:.1f}", source, effect.t, None, "", effect.n_seeds, effect.run_ids)]
+
+
+def _whose(source: str) -> str:
+    return "your runs" if source == "yours" else "published runs"
+
+
+def _scored(run: RunRecord) -> str:
+    """Tokens that were scored, and of how many when the evaluation stopped early."""
+    scored, size = run.cost.get("tokens_seen"), run.data.get("tokens")
+    if scored is None or scored == size:
+        return _count(size)
+    return f"the first {_count(scored)} of {_count(size)}"
+
+
+def provenance(source: str, selection: Selection, report: Report) -> str:
+    """One line: tokenizer, data, training tokens, hardware and commit of the runs of a selection."""
+    runs = selection.all_runs
+    if not runs:
+        return f"{source}: no runs"
+    data = []
+    for run in runs:
+        seen = run.data
+        data.append(
+            f"{seen.get('name')} {seen.get('split')} "
+            f"({seen.get('source')}, revision {str(seen.get('revision'))[:12]}), "
+            f"{_count(seen.get('documents'))} documents, {_scored(run)} tokens"
+        )
+    training_tokens = described(selection, {report.models[model]: found for model, found in selection.runs.items()})
+    return (
+        f"{source}: {len(runs)} evaluation runs; data {distinct(data)}; "
+        f"tokenizer {distinct(run.data.get('tokenizer') for run in runs)}; training tokens {training_tokens}; "
+        f"hardware {distinct(hardware_of(run) for run in runs)}; commit {distinct(commit_of(run) for run in runs)}"
+    )
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, (int, float)) else "unknown"

@@ -1,0 +1,81 @@
+"""A cell of a model that was trained otherwise than its row declares is marked, and proves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from report_runs import make_eval, make_train
+
+from infini.config import compose
+from infini.records import RunRecord
+from infini.report.declared import apart, declared_at, expected
+from infini.report.load import load_report, render
+from infini.report.selection import Report
+from infini.report.tables import RenderedReport
+
+
+def report_named(name: str) -> Report:
+    report = load_report(compose([f"report={name}"]).report)
+    assert isinstance(report, Report)
+    return report
+
+
+def with_trainings(runs: list[RunRecord], **changes: dict[str, Any]) -> list[RunRecord]:
+    """The runs and what they were trained by; of infini_linear's trainings groups of the configuration are changed."""
+    trainings = [make_train(run.model, run.seed) for run in runs]
+    for training in trainings:
+        if training.model == "infini_linear":
+            for group, values in changes.items():
+                training.config[group] = {**training.config.get(group, {}), **values}
+    return [*runs, *trainings]
+
+
+def rendered(runs: list[RunRecord]) -> RenderedReport:
+    return render(report_named("table2_lm"), "laptop", [], runs)
+
+
+def test_a_training_of_three_steps_is_marked_beside_the_others() -> None:
+    runs = [make_eval(model, 1) for model in ("infini_linear", "local")]
+    report = rendered(with_trainings(runs, recipe={"steps": 3}, dims={"d_model": 16}))
+    main, measures = report.tables[:2]
+    assert main.cell("infini_linear", "PG19 yours").text.endswith(" †")
+    assert "†" not in main.cell("local", "PG19 yours").text
+    assert [row.title for row in measures.rows] == ["Infini-Transformer (Linear) †", "Local attention only"]
+    (note,) = [note for note in report.notes if note.startswith("†")]
+    assert note == (
+        "† PG19, yours: not as the row is declared at scale laptop: Infini-Transformer (Linear) "
+        "(dims.d_model 16 instead of 128, recipe.steps 3 instead of 2600)"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"recipe": {"loss_chunk": 7, "save_every": 10, "checkpoint_segments": 6}}, {"optimizer": {"lr": 0.5}}],
+    ids=["as declared", "how it runs", "the rate that was found"],
+)
+def test_what_changes_no_result_and_the_rate_of_the_search_mark_nothing(changes: dict[str, Any]) -> None:
+    report = rendered(with_trainings([make_eval("infini_linear", 1)], **changes))
+    assert not [note for note in report.notes if "†" in note]
+    assert "†" not in report.tables[0].cell("infini_linear", "PG19 yours").text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": {"gate_init": "zeros"}}, {"optimizer": {"name": "adamw"}}, {"dims": {"segment_length": 64}}],
+)
+def test_other_options_optimizers_and_sizes_are_apart_too(changes: dict[str, Any]) -> None:
+    report = rendered(with_trainings([make_eval("infini_linear", 1)], **changes))
+    assert report.tables[0].cell("infini_linear", "PG19 yours").text.endswith(" †")
+
+
+@pytest.mark.parametrize("name", ["table2_lm", "table2_100k", "lm_gates", "lm_history_scaling", "rmt_sweep"])
+def test_every_row_is_as_it_declares_itself(name: str) -> None:
+    """What `infini reproduce` would train for a row is what is compared with: no row of its own making is marked."""
+    report = report_named(name)
+    for row in list(report.models)[:3]:
+        settings = report.settings_of(row, "laptop")
+        assert settings is not None
+        cfg = compose([f"task={report.task}", f"model={report.model_of(row)}", *settings])
+        assert apart(asdict(cfg), expected(report, row, "laptop", declared_at(report.task, "laptop"))) == []
