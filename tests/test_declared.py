@@ -79,3 +79,17 @@ def test_every_row_is_as_it_declares_itself(name: str) -> None:
         assert settings is not None
         cfg = compose([f"task={report.task}", f"model={report.model_of(row)}", *settings])
         assert apart(asdict(cfg), expected(report, row, "laptop", declared_at(report.task, "laptop"))) == []
+
+
+def test_a_model_that_was_trained_on_made_up_text_is_marked() -> None:
+    runs = with_trainings([make_eval("infini_linear", 1), make_eval("local", 1)])
+    runs[2].data["source"] = "synthetic"
+    report = rendered(runs)
+    assert report.tables[0].cell("infini_linear", "PG19 yours").text.endswith(" †")
+    assert "†" not in report.tables[0].cell("local", "PG19 yours").text
+    (note,) = [note for note in report.notes if note.startswith("†")]
+    assert note.endswith("Infini-Transformer (Linear) (trained on made-up text)")
+    # Where the text that is read is made up too, the title says so.
+    for run in runs[:2]:
+        run.data["source"] = "synthetic"
+    assert "SYNTHETIC" in rendered(runs).title and not [note for note in rendered(runs).notes if "†" in note]

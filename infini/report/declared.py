@@ -67,10 +67,13 @@ def _plain(value: Any) -> str:
 
 
 def look_for_others(report: Report, scale: str, selection: Selection, declared: Declared) -> Selection:
-    """The same selection, which says of every row whose runs are not as declared how they are apart."""
+    """The same selection, which says of every row whose runs are not as declared how they are apart. A model that never
+    saw the task's text is none of its models; where made-up text is read as well, the title of the table says so."""
     for row, runs in selection.runs.items():
         wanted = expected(report, row, scale, declared)
         found = [text for run in runs for text in apart(selection.training_config(run), wanted)]
+        if any(selection.learned_made_up_text(run) and not run.synthetic for run in runs):
+            found.append("trained on made-up text")
         if found:
             selection.apart[row] = list(dict.fromkeys(found))
     return selection
