@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import lightning
@@ -16,6 +17,17 @@ class ResumableDataModule(lightning.LightningDataModule):
         super().__init__()
         self.cfg = cfg
         self._first_batch = 0
+
+    def revision(self, split: str) -> str:
+        """Content hash of what a split is made of, as `data_record` has it; nothing is tokenised for it.
+
+        Raises InputError when the data cannot be had.
+        """
+        raise NotImplementedError
+
+    def has_read(self, data: Mapping[str, Any], split: str) -> bool:
+        """Whether a record says `data` of the split as it is now: a run on other texts is another run."""
+        return data.get("revision") == self.revision(split)
 
     def state_dict(self) -> dict[str, Any]:
         """Batches trained on so far. Lightning fetches one ahead, so the loader itself would say one too many."""

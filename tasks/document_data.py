@@ -12,7 +12,7 @@ from tasks.data_module import ResumableDataModule
 from tasks.language_modelling import metrics, stream_documents
 from tasks.stream import DocumentStream, StreamDataset
 from tasks.text import TextTokenizer
-from tasks.token_cache import TokenisedSplit, open_split, open_tokenizer
+from tasks.token_cache import TokenisedSplit, documents_of, open_split, open_tokenizer
 
 VALIDATION_TOKENS = 16384
 """Tokens of each validation document that are scored at the end of a training."""
@@ -74,6 +74,9 @@ class DocumentDataModule(ResumableDataModule):
         )
         stream.seek(self._first_batch)
         return DataLoader(StreamDataset(stream), batch_size=None, num_workers=0)
+
+    def revision(self, split: str) -> str:
+        return documents_of(self.cfg, split).revision
 
     @property
     def identity(self) -> str:

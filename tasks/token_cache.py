@@ -77,7 +77,7 @@ def open_tokenizer(cfg: Config) -> TextTokenizer:
     Raises InputError (one line) when the data or the tokenizer cannot be had.
     """
     if cfg.scale.tokenizer == "bpe":
-        return bpe_tokenizer(_documents(cfg, "train"), cfg.scale.vocab_size, cache_root(cfg))
+        return bpe_tokenizer(documents_of(cfg, "train"), cfg.scale.vocab_size, cache_root(cfg))
     return hub_tokenizer(cfg.scale.tokenizer)
 
 
@@ -90,10 +90,11 @@ def open_split(
     data or the tokenizer cannot be had.
     """
     tokenizer = tokenizer or open_tokenizer(cfg)
-    return tokenise(_documents(cfg, split), tokenizer, cache_root(cfg), progress), tokenizer
+    return tokenise(documents_of(cfg, split), tokenizer, cache_root(cfg), progress), tokenizer
 
 
-def _documents(cfg: Config, split: str) -> Documents:
+def documents_of(cfg: Config, split: str) -> Documents:
+    """The texts of a split of `cfg.task`; InputError (one line) when they cannot be had."""
     task = cfg.task
     limit = cfg.scale.hub_train_documents
     return load_documents(task.corpus, split, task.data_dir, task.hub_id, cache_root(cfg), limit)

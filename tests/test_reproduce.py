@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from command_runner import Runner
+from rich.console import Console
 
 import cli
 from infini import records
 from infini.commands import reproduce
+from infini.config import compose
 from infini.records import RunRecord
 from tasks import text as text_module
 
@@ -177,3 +179,22 @@ def test_publish_copies_what_can_be_repeated(infini: Runner, monkeypatch: pytest
     infini("publish", run.run_id, "report=rmt_sweep")
     assert infini.err == f"{run.run_id}: published, but it fills no cell of report=rmt_sweep\n"
     assert "Infini-Transformer (Linear)" in infini("table")
+
+
+@pytest.mark.parametrize(("split", "again"), [("train", ["train", "eval"]), ("test", ["eval"])])
+def test_what_was_made_of_other_texts_is_made_again(
+    infini: Runner, corpus: Path, tmp_path: Path, split: str, again: list[str]
+) -> None:
+    own = tmp_path / "corpus"
+    shutil.copytree(corpus, own)
+    words = [*infini.settings, f"task.data_dir={own}", "model=local"]
+
+    def fill() -> list[str]:
+        reproduce._fill(compose(words), words, Console(quiet=True))
+        return [run.verb for run in infini.records()]
+
+    assert fill() == fill() == ["train", "eval"]
+    changed = own / split / f"{split}0.txt"
+    changed.write_text(changed.read_text(encoding="utf-8") + " and an end", encoding="utf-8")
+    assert fill() == fill() == ["train", "eval", *again]
+    assert len({run.data["revision"] for run in infini.records(again[0])}) == 2

@@ -86,6 +86,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
         return made
 
     monkeypatch.setattr(search, "train", train)
+    # Without texts: what was trained before was trained on those of today.
+    monkeypatch.setattr(search, "newest_on_the_data", lambda cfg, runs, split: next(reversed(runs), None))
     return done
 
 
@@ -205,3 +207,19 @@ def test_at_paper_scale_it_is_the_papers_search_and_no_rate_is_refused(
     assert yaml.safe_load(tuned.read_text()) == {"optimizer": {"lr": 0.01}}
     report = load_report(compose(["report=lr_search", "report.rates=[0.1,0.2,0.3]", "scale=paper"]).report)
     assert isinstance(report, SearchReport) and report.rates == [0.1, 0.2, 0.3], "the command line has the last word"
+
+
+def test_losses_on_other_texts_are_not_of_this_search(
+    trained: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["report=lr_search", "task=pg19", "report.models=[local]", f"results_dir={tmp_path}"]
+    assert main(["reproduce", *words]) == 0 and len(trained) == 3
+    monkeypatch.setattr(search, "newest_on_the_data", lambda cfg, runs, split: None)
+    assert main(["reproduce", *words]) == 0 and len(trained) == 6, "of texts that are others now"
+    newest = records.load_records(tmp_path)[-1]
+    newest.run_id, newest.data["revision"], newest.started = "newest", "other", "2100-01-01T00:00:00Z"
+    records.write_record(newest, tmp_path)
+    capfd.readouterr()
+    assert main(["table", *words]) == 0
+    out = capfd.readouterr().out
+    assert sum(text in out for text in ("4.0000", "4.0050", "4.0100")) == 1

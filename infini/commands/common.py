@@ -7,6 +7,7 @@ import importlib
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,10 @@ def names_a_task(overrides: list[str]) -> bool:
 
 
 def find_training(cfg: Config) -> RunRecord | None:
-    """The newest training run of exactly this configuration whose model is still there."""
+    """The newest training run of exactly this configuration, on the data as it is now, whose model is still there.
+
+    Raises InputError when the data cannot be had.
+    """
     runs = [
         run
         for run in records.load_records(cfg.results_dir)
@@ -88,7 +92,15 @@ def find_training(cfg: Config) -> RunRecord | None:
         and config_hash(run.config) == config_hash(cfg)
         and checkpoint_folder(cfg.results_dir, run.run_id).is_dir()
     ]
-    return runs[-1] if runs else None
+    return newest_on_the_data(cfg, runs, "train")
+
+
+def newest_on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> RunRecord | None:
+    """Of runs, oldest first, the newest that read a split of the task as it is now; None where none did."""
+    if not runs:
+        return None
+    data = load_data_module(cfg)
+    return next((run for run in reversed(runs) if data.has_read(run.data, split)), None)
 
 
 def _check_writable(results_dir: str) -> None:

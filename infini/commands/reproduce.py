@@ -6,7 +6,7 @@ from rich.console import Console
 
 from infini import records
 from infini.commands import table
-from infini.commands.common import find_training, names_a_task
+from infini.commands.common import find_training, names_a_task, newest_on_the_data
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import EVALUATION_KEYS, Config, cache_root, compose, config_hash, data_root
@@ -90,7 +90,7 @@ def _fill(cfg: Config, overrides: list[str], console: Console) -> None:
 
 
 def _evaluated(cfg: Config, parent: str) -> RunRecord | None:
-    """The newest evaluation of this training run on the report's split."""
+    """The newest evaluation of this training run on the report's split as it is now."""
     asked = {key: getattr(cfg.scale, key) for key in EVALUATION_KEYS["scale"]}
     fitting = [
         run
@@ -103,7 +103,7 @@ def _evaluated(cfg: Config, parent: str) -> RunRecord | None:
         # What was run as another report's variant fills no cell of a report without it.
         and (cfg.variant is not None or not run.config.get("variant"))
     ]
-    return fitting[-1] if fitting else None
+    return newest_on_the_data(cfg, fitting, cfg.report["split"])
 
 
 def _corpus_override(cfg: Config, console: Console) -> list[str]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import find_training
+from infini.commands.common import find_training, newest_on_the_data
 from infini.commands.evaluate import evaluate, evaluate_reference
 from infini.commands.train import train
 from infini.config import Config, compose, config_identity
 from infini.lengths import parse_lengths
 from infini.records import RunRecord
 from infini.report.summaries import SummaryReport
-from infini.schema import REFERENCES
+from infini.schema import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
 
 
@@ -39,7 +41,9 @@ def run_systems(report: SummaryReport, cfg: Config, overrides: list[str], seeds:
 def _reference(overrides: list[str], name: str) -> RunRecord:
     cfg = compose(overrides)
     known = [run for run in records.load_records(cfg.results_dir) if run.model == name and _same_question(run, cfg)]
-    return known[-1] if known else evaluate_reference(cfg, overrides, name)
+    return newest_on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split) or evaluate_reference(
+        cfg, overrides, name
+    )
 
 
 def _system(overrides: list[str], console: Console) -> RunRecord:
@@ -54,7 +58,8 @@ def _system(overrides: list[str], console: Console) -> RunRecord:
         for run in records.load_records(cfg.results_dir)
         if run.parent == trained.run_id and _same_question(run, cfg)
     ]
-    return known[-1] if known else evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
+    done = newest_on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split)
+    return done or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
 
 
 def _same_question(run: RunRecord, cfg: Config) -> bool:

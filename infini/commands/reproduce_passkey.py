@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import find_training
+from infini.commands.common import find_training, newest_on_the_data
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import Config, compose
@@ -125,4 +125,4 @@ def _evaluated(known: list[RunRecord], parent: str, cfg: Config) -> RunRecord | 
         and run.config["dims"]["segment_length"] == segment_length
         and asked(run.config.get("task", {}), run.config.get("length"), run.config.get("depth")) == wanted
     ]
-    return fitting[-1] if fitting else None
+    return newest_on_the_data(cfg, fitting, "test")

@@ -9,11 +9,11 @@ from typing import TypeVar
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import names_a_task
+from infini.commands.common import names_a_task, newest_on_the_data
 from infini.commands.train import train
 from infini.config import Config, compose, config_hash
 from infini.errors import InputError
-from infini.records import write_atomically
+from infini.records import RunRecord, write_atomically
 from infini.report.search import KEY, Outcome, SearchReport, best_rate, build_search, extended, tuned_yaml
 from infini.report.tables import RenderedReport
 
@@ -59,9 +59,10 @@ class _Search:
         self.report, self.cfg, self.overrides = report, cfg, overrides
         self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
         self.failed: dict[str, str] = {}
-        self.known = {
-            config_hash(run.config): run for run in records.load_records(cfg.results_dir) if run.verb == "train"
-        }
+        self.known: dict[str, list[RunRecord]] = {}
+        for run in records.load_records(cfg.results_dir):
+            if run.verb == "train":
+                self.known.setdefault(config_hash(run.config), []).append(run)
 
     def tasks(self) -> list[str]:
         """The task that is named, or of which something is set; else all of the report."""
@@ -74,16 +75,30 @@ class _Search:
         """
         rates = list(self.report.rates)
         while True:
-            found: Found = {
-                model: {rate: self._run(task, model, rate, console) for rate in rates} for model in self.report.models
-            }
+            found = self._all(task, rates, console)
             wider = extended(rates, [best_rate(losses) for losses in found.values()], self.report.factor)
             new = set(wider) - set(rates)
             if not new or len(wider) > self.report.most:
                 return found
-            if console is None and not any(self._run(task, model, rate, None) for model in found for rate in new):
+            if console is None and not any(
+                any(losses.values()) for losses in self._all(task, sorted(new), None).values()
+            ):
                 return found
             rates = wider
+
+    def _all(self, task: str, rates: list[float], console: Console | None) -> Found:
+        found: Found = {
+            model: {rate: self._run(task, model, rate, console) for rate in rates} for model in self.report.models
+        }
+        runs = [run for losses in found.values() for run in losses.values() if isinstance(run, RunRecord)]
+        if runs:
+            # Losses on other texts are no losses of one search.
+            newest = max(runs, key=lambda run: (run.started, run.run_id)).data.get("revision")
+            for losses in found.values():
+                for rate, run in losses.items():
+                    if isinstance(run, RunRecord) and run.data.get("revision") != newest:
+                        losses[rate] = None
+        return found
 
     def _run(self, task: str, model: str, rate: float, console: Console | None) -> Outcome:
         cell = task, model, rate
@@ -94,15 +109,19 @@ class _Search:
             self.cells[cell] = words, compose(words)
         words, cfg = self.cells[cell]
         key = config_hash(cfg)
-        if key not in self.known and key not in self.failed and console is not None:
+        runs = self.known.get(key, [])
+        # Where nothing is to be trained, the data need not be here.
+        done = newest_on_the_data(cfg, runs, "train") if console is not None else next(reversed(runs), None)
+        if done is None and key not in self.failed and console is not None:
             console.rule(f"{task}, {model}, {KEY}={rate:g}")
             made = _unless_it_diverges(lambda: train(cfg, words))
             if isinstance(made, str):
                 console.print(made, style="yellow", markup=False)
                 self.failed[key] = made
             else:
-                self.known[key] = made
-        return self.known.get(key) or self.failed.get(key)
+                self.known.setdefault(key, []).append(made)
+                return made
+        return done or self.failed.get(key)
 
 
 def _unless_it_diverges(make: Callable[[], T]) -> T | str:

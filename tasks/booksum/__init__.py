@@ -64,6 +64,9 @@ class BooksumDataModule(ResumableDataModule):
             return SourceBatches(opened.tokens, summaries, marks, source_tokens, *rest)
         return SummaryBatches(opened.tokens, summaries, self.tokenizer.encode(SEPARATOR), marks, length, *rest)
 
+    def revision(self, split: str) -> str:
+        return open_books(self.cfg, split).revision
+
     @property
     def identity(self) -> str:
         """What a training has read: part of the name under which it can be resumed."""

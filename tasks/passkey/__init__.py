@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from tasks.data_module import ResumableDataModule
 from tasks.passkey.data import VALIDATION_STREAM, PasskeyBatches
 from tasks.passkey.evaluation import Question, answer_questions
 from tasks.passkey.measure import evaluate
-from tasks.passkey.template import make_template, stages
+from tasks.passkey.template import make_template, revision_of, stages
 from tasks.passkey.tokenizer import word_tokenizer
 from tasks.text import TextTokenizer
 from tasks.token_cache import open_tokenizer
@@ -68,6 +68,17 @@ class PasskeyDataModule(ResumableDataModule):
             task.lm_loss_weight,
             task.few_digit_share,
         )
+
+    def revision(self, split: str) -> str:
+        return revision_of(self.cfg, split)
+
+    def has_read(self, data: Mapping[str, Any], split: str) -> bool:
+        task = cast(PasskeyConfig, self.cfg.task)
+        # Prompts without books may still be in the words of a tokenizer that was trained on them.
+        of_books = split == "train" and task.tokenizer == "scale" and self.cfg.scale.tokenizer == "bpe"
+        if of_books and self.cfg.init_from is None and data.get("tokenizer") != self.tokenizer.name:
+            return False
+        return super().has_read(data, split)
 
     @property
     def identity(self) -> str:

@@ -12,7 +12,7 @@ from infini.schema import PasskeyConfig
 from tasks.passkey.prompt import PasskeyTemplate
 from tasks.passkey.tokenizer import word_tokenizer
 from tasks.text import TextTokenizer
-from tasks.token_cache import open_split
+from tasks.token_cache import documents_of, open_split
 
 LONGEST_TRAINING = 8192
 """Prompts up to this length keep the filler counts of training and evaluation apart, whatever the training's were."""
@@ -27,6 +27,16 @@ def stages(cfg: Config) -> list[tuple[int, int]]:
     return [*early, (N, N * cfg.recipe.segments_per_sequence)]
 
 
+APPENDIX = "appendix"
+"""Revision of prompts that hold the sentences of the paper's appendix and no text of books."""
+
+
+def revision_of(cfg: Config, split: str) -> str:
+    """Content hash of the books that the filler of a split is taken from."""
+    filler = cast(PasskeyConfig, cfg.task).filler
+    return documents_of(cfg, split).revision if filler == "book" else APPENDIX
+
+
 def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[PasskeyTemplate, dict[str, Any]]:
     """The prompts of `cfg.task` in the tokens of `tokenizer`, and what a record says about their text.
 
@@ -34,7 +44,7 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
     the training always fill their length exactly: whole blocks would put questions on few places of the segment grid.
     """
     task = cast(PasskeyConfig, cfg.task)
-    book, data = None, {"name": "passkey", "source": "generated", "revision": "appendix", "split": split}
+    book, data = None, {"name": "passkey", "source": "generated", "revision": APPENDIX, "split": split}
     if task.filler == "book":
         if tokenizer.hash == word_tokenizer().hash:
             raise InputError(
