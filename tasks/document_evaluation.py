@@ -52,7 +52,7 @@ def evaluate(
     total = int(np.minimum(split.n_tokens, limit or split.n_tokens.max()).sum())
     knocked = int(np.minimum(split.n_tokens, knock_limit).sum()) * knockouts
     decides = (record.parent, N, cfg.parallel.precision, split.data_record(), split_name, limit, knock_limit)
-    kept = KeptEntries(kept_path(cfg.results_dir, cfg.task.name, *decides), _FIELDS)
+    kept = KeptEntries(kept_path(cfg.results_dir, cfg.task.name, *decides), _FIELDS, record)
     if kept.entries:
         console.print("going on with the documents that are missing", markup=False, highlight=False)
     resumed = bool(kept.entries)
@@ -93,6 +93,7 @@ def evaluate(
         "state_floats": model.state_floats(int(max(split.n_tokens)) // N),
         "resumed": resumed,
     }
+    kept.tell(record, list(kept.entries))
     return {}, lambda: kept.drop(list(kept.entries))
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from infini.errors import InputError
-from infini.records import write_atomically
+from infini.records import RunRecord, write_atomically
 
 
 def kept_path(results_dir: str | Path, task: str, *decides: Any) -> Path:
@@ -21,14 +23,15 @@ def kept_path(results_dir: str | Path, task: str, *decides: Any) -> Path:
 
 
 class KeptEntries:
-    """Entries by name: a line of JSON each, appended and flushed to the disk one by one.
+    """Entries by name: a line of JSON each, appended and flushed to the disk one by one, with the commit that it is of.
 
     Entered, the file belongs to this process. Raises InputError when a line is damaged or lacks one of `fields`, or
     when another process has the file.
     """
 
-    def __init__(self, path: Path, fields: Iterable[str]) -> None:
+    def __init__(self, path: Path, fields: Iterable[str], record: RunRecord | None = None) -> None:
         self.path = path
+        self.commit = _commit(record)
         self.entries: dict[str, dict[str, Any]] = {}
         needed = {"name", *fields}
         whole = 0
@@ -64,10 +67,24 @@ class KeptEntries:
 
     def add(self, name: str, entry: dict[str, Any]) -> None:
         """Keep one entry, on the disk when this returns."""
-        self.entries[name] = {"name": name, **entry}
+        self.entries[name] = {"name": name, "commit": self.commit, **entry}
         self._file.write(line_of(self.entries[name]))
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def tell(self, record: RunRecord, names: Iterable[str]) -> None:
+        """Say in a record at which commits these entries were measured, where it was not at its own alone.
+
+        No one commit repeats it then: it counts as made with uncommitted changes, and is not published.
+        """
+        commits = [self.entries[name].get("commit", _UNKNOWN) for name in names]
+        found = [commit for index, commit in enumerate(commits) if commit not in commits[:index]]
+        if all(commit == self.commit for commit in found):
+            return
+        found += [] if self.commit in found else [self.commit]
+        record.environment |= {"git_revisions": list(dict.fromkeys(commit[0] for commit in found)), "git_dirty": True}
+        text = f"{record.run_id} was begun at another commit: no one commit repeats it"
+        Console(stderr=True).print(text, style="bold yellow", markup=False, soft_wrap=True)
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget these entries, which are kept elsewhere by now; what others there are stays."""
@@ -82,3 +99,13 @@ class KeptEntries:
 def line_of(entry: dict[str, Any]) -> bytes:
     """An entry as a line of its file."""
     return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+
+
+_UNKNOWN = [None, None]
+"""Of an entry that does not say at which commit it was measured."""
+
+
+def _commit(record: RunRecord | None) -> list[Any]:
+    """Commit, and whether anything differed from it."""
+    environment = {} if record is None else record.environment
+    return [environment.get("git_revision"), environment.get("git_dirty")]

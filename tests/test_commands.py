@@ -13,7 +13,9 @@ from command_runner import Runner
 from tiny_runs import DOCUMENTS
 
 import cli
+from infini import records
 from infini.commands import bench
+from infini.report.tables import commit_of
 from tasks import document_evaluation
 from tasks import text as text_module
 from tasks.text import TextTokenizer, bpe_tokenizer
@@ -294,3 +296,32 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
         assert name in out
     message = infini.error("bench", "suite.repeats=0", "suite.stream_tokens=0", "suite.decode_tokens=0")
     assert message == "suite.repeats=0: must be above 0: nothing else is measured" and len(infini.records()) == 1
+
+
+def test_an_evaluation_that_went_on_at_another_commit_says_so(
+    with_model: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_evaluation, "TOGETHER", 2)
+    real = document_evaluation.stream_documents
+    state = ("a" * 40, False)
+    monkeypatch.setattr(records, "git_state", lambda root: state)
+
+    def reading(model: Any, documents: Any, *arguments: Any, **options: Any) -> Any:
+        if state[0] == "a" * 40 and documents.chosen == [0]:
+            raise KeyboardInterrupt
+        return real(model, documents, *arguments, **options)
+
+    monkeypatch.setattr(document_evaluation, "stream_documents", reading)
+    with_model("eval", code=cli.INTERRUPTED)
+    state = ("b" * 40, False)
+    with_model("eval")
+    mixed = with_model.records("eval")[-1]
+    assert mixed.environment["git_revisions"] == ["a" * 40, "b" * 40] and mixed.environment["git_dirty"]
+    assert f"{mixed.run_id} was begun at another commit" in with_model.err
+    assert commit_of(mixed) == f"{'a' * 12} and {'b' * 12}, begun at one and ended at another"
+    with_model("eval")
+    straight = with_model.records("eval")[-1]
+    assert "git_revisions" not in straight.environment and not straight.environment["git_dirty"]
+    assert "another commit" not in with_model.err
+    said = f"run {mixed.run_id} cannot be published: it was made at more than one commit"
+    assert with_model.error("publish", mixed.run_id) == said

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import tiny_dims, variant_id, variants
+from report_runs import make_train
 
 from infini.errors import InputError
 from infini.models import build_model
@@ -272,3 +273,28 @@ def test_a_damaged_file_of_answers_is_named(tmp_path, line):
 def whole_entry():
     names = ("length", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read")
     return {**dict.fromkeys(names, 1), "depth": "end"}
+
+
+def test_entries_of_two_commits_are_told_apart(tmp_path, capfd):
+    def at(revision, dirty=False):
+        return make_train("local", 1, environment={"git_revision": revision, "git_dirty": dirty})
+
+    path = tmp_path / "answers.jsonl"
+    with KeptEntries(path, _FIELDS, at("first")) as kept:
+        kept.add("a", whole_entry())
+    second = at("second")
+    with KeptEntries(path, _FIELDS, second) as kept:
+        kept.add("b", whole_entry())
+    kept.tell(second, ["b"])
+    assert second.environment == {"git_revision": "second", "git_dirty": False} and capfd.readouterr().err == ""
+    kept.tell(second, ["b", "a"])
+    assert second.environment["git_revisions"] == ["second", "first"] and second.environment["git_dirty"]
+    assert "was begun at another commit" in capfd.readouterr().err
+    # With changes in between, or from before entries said their commit.
+    third = at("first", dirty=True)
+    kept = KeptEntries(path, _FIELDS, third)
+    kept.tell(third, ["a"])
+    assert third.environment["git_revisions"] == ["first"]
+    del kept.entries["a"]["commit"]
+    kept.tell(third, ["a"])
+    assert third.environment["git_revisions"] == [None, "first"]

@@ -371,7 +371,8 @@ def test_a_run_keeps_its_id_from_its_first_point_on(tmp_path: Path) -> None:
     third = begun("c")
     assert claimed(third)[1] is False and third.run_id == "b"
     # At another commit it is the same run, but no commit repeats it.
-    assert claimed(begun("d", revision="f" * 40))[1] is True
+    fourth = begun("d", revision="f" * 40)
+    assert claimed(fourth)[1] is True and fourth.environment["git_revisions"] == ["e" * 40, "f" * 40]
     # And so it stays, where it is gone on with at the first commit again.
     assert claimed(begun("e"))[1] is True
 

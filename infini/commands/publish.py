@@ -133,6 +133,8 @@ def _find(run_id: str, results_dir: Path) -> RunRecord:
 
 
 def _check_publishable(record: RunRecord) -> None:
+    if len(record.environment.get("git_revisions") or ()) > 1:
+        raise InputError(f"run {record.run_id} cannot be published: it was made at more than one commit")
     dirty = record.environment.get("git_dirty")
     if dirty is None:
         raise InputError(f"run {record.run_id} cannot be published: the commit it was made from is not known")

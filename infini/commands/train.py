@@ -90,7 +90,6 @@ def _fit(
 ) -> bool:
     """Train to the end, from where an earlier sitting stopped if there was one; whether there was."""
     if unfinished.claim(record):
-        record.environment["git_dirty"] = True
         _warn(console, f"{record.run_id} was begun at another commit: no one commit repeats it")
     point, damaged = unfinished.newest()
     for path in damaged:

@@ -120,6 +120,12 @@ def hardware_of(run: RunRecord) -> str:
 
 
 def commit_of(run: RunRecord) -> str:
+    """The commit of a run, or those of its sittings, shortened."""
+    several = run.environment.get("git_revisions") or ()
+    if len(several) > 1:
+        return (
+            f"{' and '.join((revision or 'unknown')[:12] for revision in several)}, begun at one and ended at another"
+        )
     revision = run.environment.get("git_revision")
     if revision is None:
         return "unknown"

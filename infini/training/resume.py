@@ -45,7 +45,8 @@ class UnfinishedRun:
     def claim(self, record: records.RunRecord) -> bool:
         """Take the folder for this process. A run that was begun here before lends its id and start to `record`.
 
-        Returns whether it was begun before at another commit, or with changes to it: no one commit repeats it then.
+        Returns whether it was begun before at another commit, or with changes to it: no one commit repeats it then, and
+        the record names those that it was made at.
         Raises InputError when another process is at it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -66,10 +67,14 @@ class UnfinishedRun:
             begun = {"run_id": record.run_id, "started": record.started, "mixed": False, **now}
             records.write_atomically(path, json.dumps(begun).encode())
         record.run_id, record.started = begun["run_id"], begun["started"]
-        if not begun["mixed"] and {key: begun[key] for key in now} != now:
+        revisions = begun.setdefault("git_revisions", [begun["git_revision"]])
+        if {key: begun[key] for key in now} != now and not (begun["mixed"] and now["git_revision"] in revisions):
             # Kept, for the next sitting may be at the first one's commit again.
             begun["mixed"] = True
+            begun["git_revisions"] = list(dict.fromkeys([*revisions, now["git_revision"]]))
             records.write_atomically(path, json.dumps(begun).encode())
+        if begun["mixed"]:
+            record.environment |= {"git_revisions": begun["git_revisions"], "git_dirty": True}
         return bool(begun["mixed"])
 
     def save(self, step: int, write: Callable[[str], None]) -> Path:

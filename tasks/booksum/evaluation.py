@@ -51,7 +51,7 @@ def evaluate(
     options = sorted(cfg.model.items())
     decides = (record.parent, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, books.revision, options)
     drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
-    kept = KeptEntries(kept_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS)
+    kept = KeptEntries(kept_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS, record)
     wanted = [(length, index) for length in lengths for index in range(len(opened))]
     missing = [(length, index) for length, index in wanted if _name(length, opened.names[index]) not in kept.entries]
     console = Console(stderr=True)
@@ -86,6 +86,7 @@ def evaluate(
         "state_floats": model.state_floats(max(lengths) // cfg.dims.segment_length),
         "resumed": len(missing) < len(wanted),
     }
+    kept.tell(record, [entry["name"] for entry in entries])
     beside = {".jsonl": b"".join(map(line_of, entries))}
     return beside, lambda: kept.drop(entry["name"] for entry in entries)
 

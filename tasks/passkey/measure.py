@@ -51,7 +51,7 @@ def evaluate(
     lengths, depths = parse_lengths(cfg.length), parse_depths(cfg.depth)
     questions = list(make_questions(template, lengths, depths, task.examples, cfg.seed))
     N = cfg.dims.segment_length
-    kept = KeptEntries(_kept_path(cfg, record, data), _FIELDS)
+    kept = KeptEntries(_kept_path(cfg, record, data), _FIELDS, record)
     missing = [question for question in questions if _name(question) not in kept.entries]
     console = Console(stderr=True)
     console.print(
@@ -107,6 +107,7 @@ def evaluate(
         "state_floats": model.state_floats(max(lengths) // N),
         "resumed": len(missing) < len(questions),
     }
+    kept.tell(record, [entry["name"] for entry in entries])
     beside = {".jsonl": b"".join(map(line_of, entries))}
     return beside, lambda: kept.drop(entry["name"] for entry in entries)
 
