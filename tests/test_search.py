@@ -88,6 +88,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     monkeypatch.setattr(search, "train", train)
     # Without texts: what was trained before was trained on those of today.
     monkeypatch.setattr(search, "newest_on_the_data", lambda cfg, runs, split: next(reversed(runs), None))
+    monkeypatch.setattr(search, "data_revision", lambda cfg, split: make_train("rmt", 1).data["revision"])
     return done
 
 
@@ -139,7 +140,7 @@ def test_what_is_wrong_is_one_line(override: str, message: str) -> None:
         load_report(compose(["report=lr_search", override]).report)
 
 
-def test_a_rate_that_diverges_or_is_refused_is_no_candidate_and_stops_nothing(
+def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     trained: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     below = search.train
@@ -153,6 +154,21 @@ def test_a_rate_that_diverges_or_is_refused_is_no_candidate_and_stops_nothing(
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
     text = (tmp_path / "tuned" / "pg19_laptop_rmt_muon.yaml").read_text()
     assert yaml.safe_load(text) == {"optimizer": {"lr": 0.02}} and "# 0.04: optimizer.lr=0.04: the loss" in text
+    # What went wrong is known to the table, and to a search that is started again.
+    assert main(["table", *WORDS, f"results_dir={tmp_path}"]) == 0
+    assert "failed" in capfd.readouterr().out
+    done = len(trained)
+    monkeypatch.setattr(search, "train", below)
+    assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
+    (path,) = (tmp_path / "diverged").iterdir()
+    assert len(trained) == done and f"remove {path} to try again" in capfd.readouterr().err
+    # On other texts it may go right.
+    monkeypatch.setattr(search, "data_revision", lambda cfg, split: "others")
+    assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
+    assert ("rmt", 0.04) in trained[done:]
+    path.write_text("{")
+    assert main(["table", *WORDS, f"results_dir={tmp_path}"]) == 2
+    assert f"{path}: damaged; remove it to try that rate again" in capfd.readouterr().err
 
 
 def test_other_mistakes_stop_a_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -103,6 +103,11 @@ def newest_on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Ru
     return next((run for run in reversed(runs) if data.has_read(run.data, split)), None)
 
 
+def data_revision(cfg: Config, split: str) -> str:
+    """Content hash of a split of the task as it is now; InputError when the data cannot be had."""
+    return str(load_data_module(cfg).revision(split))
+
+
 def _check_writable(results_dir: str) -> None:
     try:
         Path(results_dir).mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import names_a_task, newest_on_the_data
+from infini.commands.common import data_revision, names_a_task, newest_on_the_data
 from infini.commands.train import train
 from infini.config import Config, compose, config_hash
 from infini.errors import InputError
@@ -58,7 +59,7 @@ class _Search:
             raise InputError(f"task={cfg.task.name}: report={report.name} is about task={of}")
         self.report, self.cfg, self.overrides = report, cfg, overrides
         self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
-        self.failed: dict[str, str] = {}
+        self.diverged = _Diverged(Path(cfg.results_dir))
         self.known: dict[str, list[RunRecord]] = {}
         for run in records.load_records(cfg.results_dir):
             if run.verb == "train":
@@ -80,9 +81,7 @@ class _Search:
             new = set(wider) - set(rates)
             if not new or len(wider) > self.report.most:
                 return found
-            if console is None and not any(
-                any(losses.values()) for losses in self._all(task, sorted(new), None).values()
-            ):
+            if console is None and not any(self._run(task, model, rate, None) for model in found for rate in new):
                 return found
             rates = wider
 
@@ -94,11 +93,16 @@ class _Search:
         if runs:
             # Losses on other texts are no losses of one search.
             newest = max(runs, key=lambda run: (run.started, run.run_id)).data.get("revision")
-            for losses in found.values():
-                for rate, run in losses.items():
-                    if isinstance(run, RunRecord) and run.data.get("revision") != newest:
-                        losses[rate] = None
+            for model, losses in found.items():
+                losses |= {rate: None for rate in rates if self._revision(task, model, rate, losses[rate]) != newest}
         return found
+
+    def _revision(self, task: str, model: str, rate: float, outcome: Outcome) -> str | None:
+        """Which texts an outcome is of."""
+        if isinstance(outcome, RunRecord):
+            return outcome.data.get("revision")
+        kept = self.diverged.of(config_hash(self.cells[task, model, rate][1]))
+        return None if kept is None else kept["revision"]
 
     def _run(self, task: str, model: str, rate: float, console: Console | None) -> Outcome:
         cell = task, model, rate
@@ -110,18 +114,54 @@ class _Search:
         words, cfg = self.cells[cell]
         key = config_hash(cfg)
         runs = self.known.get(key, [])
-        # Where nothing is to be trained, the data need not be here.
-        done = newest_on_the_data(cfg, runs, "train") if console is not None else next(reversed(runs), None)
-        if done is None and key not in self.failed and console is not None:
-            console.rule(f"{task}, {model}, {KEY}={rate:g}")
-            made = _unless_it_diverges(lambda: train(cfg, words))
-            if isinstance(made, str):
-                console.print(made, style="yellow", markup=False)
-                self.failed[key] = made
-            else:
-                self.known.setdefault(key, []).append(made)
-                return made
-        return done or self.failed.get(key)
+        diverged = self.diverged.of(key)
+        if console is None:
+            # Where nothing is to be trained, the data need not be here.
+            return next(reversed(runs), None) or (None if diverged is None else diverged["message"])
+        if (done := newest_on_the_data(cfg, runs, "train")) is not None:
+            return done
+        if diverged is not None and diverged["revision"] == data_revision(cfg, "train"):
+            console.print(f"{diverged['message']} (remove {self.diverged.path(key)} to try again)", **_PLAIN)
+            return str(diverged["message"])
+        console.rule(f"{task}, {model}, {KEY}={rate:g}")
+        made = _unless_it_diverges(lambda: train(cfg, words))
+        if isinstance(made, str):
+            console.print(made, **_PLAIN)
+            self.diverged.keep(key, made, data_revision(cfg, "train"))
+        else:
+            self.known.setdefault(key, []).append(made)
+        return made
+
+
+_PLAIN: dict[str, Any] = {"style": "yellow", "markup": False, "soft_wrap": True}
+
+
+class _Diverged:
+    """Trainings of a search that went wrong, a file each: they leave no record, and are known again by this."""
+
+    def __init__(self, results_dir: Path) -> None:
+        self.folder = results_dir / "diverged"
+
+    def path(self, key: str) -> Path:
+        """Where it is said of the configuration with this hash."""
+        return self.folder / f"{key}.json"
+
+    def of(self, key: str) -> dict[str, str] | None:
+        """message: what went wrong; revision: of the texts. None where nothing did, InputError for a damaged file."""
+        path = self.path(key)
+        if not path.is_file():
+            return None
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            return {name: str(kept[name]) for name in ("message", "revision")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: damaged; remove it to try that rate again") from error
+
+    def keep(self, key: str, message: str, revision: str) -> None:
+        """Write it down, with the commit that it is of."""
+        commit = records.environment().get("git_revision")
+        kept = {"message": message, "revision": revision, "git_revision": commit, "started": records.utc_now()}
+        write_atomically(self.path(key), json.dumps(kept, indent=1).encode())
 
 
 def _unless_it_diverges(make: Callable[[], T]) -> T | str:
