@@ -109,31 +109,37 @@ def test_delta_may_be_worse_by_a_hundredth(loss: float, verdict: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gates", "short", "kinds"),
+    ("gates", "short", "kinds", "interleaved"),
     [
-        ([[0.05, 0.55], [0.02, 0.45]], "holds", "holds"),
-        ([[0.05, 0.55], [0.3, 0.45]], "does not hold", "holds"),
+        ([[0.05, 0.55], [0.02, 0.45]], "holds", "holds", "does not hold"),
+        ([[0.05, 0.55], [0.3, 0.45]], "does not hold", "holds", "does not hold"),
         # A gate that never left 0.5 is no mixer.
-        ([[0.05, 0.5], [0.02, 0.501]], "holds", "does not hold"),
-        ([[0.05, 0.3], [0.02, 0.95]], "holds", "does not hold"),
+        ([[0.05, 0.5], [0.02, 0.501]], "holds", "does not hold", "does not hold"),
+        ([[0.05, 0.3], [0.02, 0.95]], "holds", "does not hold", "does not hold"),
+        ([[0.05, 0.6], [0.02, 0.95]], "holds", "holds", "holds"),
+        # The middle layer is of both halves.
+        ([[0.05, 0.05], [0.02, 0.95], [0.05, 0.05]], "holds", "does not hold", "holds"),
     ],
 )
-def test_gates_are_judged_where_they_did_not_begin_so(gates: list[list[float]], short: str, kinds: str) -> None:
+def test_gates_are_judged_where_they_did_not_begin_so(
+    gates: list[list[float]], short: str, kinds: str, interleaved: str
+) -> None:
+    names = ("short_range_heads", "two_kinds_of_heads", "interleaving")
     runs = three("infini_linear")
     trainings = [make_train(run.model, run.seed) for run in runs]
     for training, run in zip(trainings, runs, strict=True):
         run.series["gates"] = gates
         training.config["model"] = {"name": "infini_linear", "gate_init": "specialised"}
     found = verdicts([*trainings, *runs])
-    assert {found[name][0] for name in ("short_range_heads", "two_kinds_of_heads")} == {"not measured yet"}
+    assert {found[name][0] for name in names} == {"not measured yet"}
     for training, run in zip(trainings, runs, strict=True):
         training.config["model"]["gate_init"], run.config["variant"] = "zeros", "lm_gates"
     found = verdicts([*trainings, *runs])
-    assert (found["short_range_heads"][0], found["two_kinds_of_heads"][0]) == (short, kinds)
+    assert tuple(found[name][0] for name in names) == (short, kinds, interleaved)
     # Of two seeds nothing is said but what was seen.
     found = verdicts([*trainings, *runs[:2]])
-    assert {found[name][0] for name in ("short_range_heads", "two_kinds_of_heads")} == {"not measured yet"}
-    assert found["short_range_heads"][1].endswith(" of 4 layers (2 seeds)")
+    assert {found[name][0] for name in names} == {"not measured yet"}
+    assert found["short_range_heads"][1].endswith(f" of {2 * len(gates)} layers (2 seeds)")
 
 
 @pytest.mark.parametrize(("loss", "verdict"), [(3.5, "holds"), (4.0, "does not hold"), (4.2, "does not hold")])

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 
 from infini.config import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.claims import ClaimsReport, Evidence, build_claims
 from infini.report.declared import declared_at, look_for_others
-from infini.report.load import load_report
+from infini.report.load import AnyKind, load_report
 from infini.report.passkey import PasskeyReport
 from infini.report.render import to_markdown
 from infini.report.selection import Report, Selection, select_runs
+from infini.report.summaries import SummaryReport
 from infini.report.tables import RenderedReport
 
 FILE = "CLAIMS.md"
@@ -22,7 +24,7 @@ FILE = "CLAIMS.md"
 def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> RenderedReport:
     """The claims, tested on the published runs at a scale. InputError: two candidates for a cell of a table."""
     known = [run for run in published if not run.synthetic]
-    reports = [load_report(compose([f"report={name}"]).report) for name in report.tables]
+    reports = [_declared(name) for name in report.tables]
     text = next((found for found in reports if isinstance(found, Report)), None)
     passkey = next((found for found in reports if isinstance(found, PasskeyReport)), None)
     if text is None or passkey is None:
@@ -38,8 +40,19 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
             for found in reports
             if isinstance(found, Report) and found.variants
         },
+        {
+            found.name: (found, select_runs(replace(found, aggregate="newest"), scale, known))
+            for found in reports
+            if isinstance(found, SummaryReport)
+        },
     )
     return build_claims(report, scale, evidence, text.benchmarks)
+
+
+@cache
+def _declared(name: str) -> AnyKind:
+    """A report as the project declares it."""
+    return load_report(compose([f"report={name}"]).report)
 
 
 def _by_task(report: Report, scale: str, known: list[RunRecord]) -> dict[str, Selection]:
@@ -52,6 +65,6 @@ def _by_task(report: Report, scale: str, known: list[RunRecord]) -> dict[str, Se
 
 def claims_text(scale: str, published: Iterable[RunRecord]) -> str:
     """CLAIMS.md: the claims at a scale, with links to the records beside it."""
-    report = load_report(compose(["report=claims"]).report)
+    report = _declared("claims")
     assert isinstance(report, ClaimsReport)
     return to_markdown(judged(report, scale, published), links={"published": "runs"})

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from infini.report.claims_passkey import passkey_claims
-from infini.report.claims_text import gate_claims, language_modelling_claims, longer_training_claims
+from infini.report.claims_summaries import summary_claims
+from infini.report.claims_text import gate_claims, language_modelling_claims, longer_training_claims, sweep_claims
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1
-from infini.report.passkey import PasskeyReport
 from infini.report.selection import checked
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
 from infini.report.verdicts import Claim, Evidence, Finding
@@ -39,7 +39,7 @@ class ClaimsReport:
 def build_claims(report: ClaimsReport, scale: str, evidence: Evidence, benchmarks: Mapping[str, str]) -> RenderedReport:
     """Every claim with its test, what was measured, and the verdict. benchmarks: task -> its title."""
     rows = []
-    for claim in claims(evidence.passkey_report, benchmarks):
+    for claim in claims(evidence, benchmarks):
         found = claim.judge(evidence)
         measured = MISSING
         if found.run_ids:
@@ -54,14 +54,16 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Evidence, benchmark
     return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", (table,), notes)
 
 
-def claims(passkey: PasskeyReport, benchmarks: Mapping[str, str]) -> list[Claim]:
+def claims(evidence: Evidence, benchmarks: Mapping[str, str]) -> list[Claim]:
     """All claims, in the paper's order."""
     return [
         _memory_ratio(),
         *language_modelling_claims(benchmarks),
+        *sweep_claims(benchmarks),
         *longer_training_claims(),
         *gate_claims(),
-        *passkey_claims(passkey),
+        *passkey_claims(evidence.passkey_report),
+        *summary_claims(evidence.summaries),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from infini.report.passkey import PasskeyReport
 from infini.report.selection import Selection
+from infini.report.summaries import SummaryReport
 
 Verdict = Literal["holds", "does not hold", "not testable at this scale", "not measured yet"]
 
@@ -29,13 +30,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Published runs: of running text by task, of the passkey task, and of reports with variants of models."""
+    """Published runs: of running text by task, the passkey task, reports with variants of models, and summaries."""
 
     text: Mapping[str, Selection]
     passkey_report: PasskeyReport
     passkey: Selection
     variants: Mapping[str, Mapping[str, Selection]]
     """Name of the report -> task -> runs."""
+    summaries: Mapping[str, tuple[SummaryReport, Selection]]
+    """Name of the report -> the report and its runs."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,113 @@
+"""Claims that need rows of other tables than Table 2: RMT's sweep, and summaries of books."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from report_runs import make_eval, make_train
+from test_claims import three, three_books_are_enough, verdicts  # noqa: F401
+
+from infini.records import RunRecord
+
+CONF = Path(__file__).parents[1] / "conf" / "report"
+
+
+@pytest.mark.parametrize("model", ["infini_linear", "infini_delta"])
+@pytest.mark.parametrize("other", ["memorizing", "transformer_xl", "rmt"])
+def test_both_rules_are_held_to_every_baseline(model: str, other: str) -> None:
+    assert (
+        verdicts([])[f"pg19_{model}_{other}"][0] == verdicts([])[f"arxiv_math_{model}_{other}"][0] == "not measured yet"
+    )
+    assert verdicts(three(other) + three(model, 3.9))[f"pg19_{model}_{other}"][0] == "holds"
+
+
+def sweep(losses: dict[str, float], seeds: tuple[int, ...] = (1, 2, 3)) -> list[RunRecord]:
+    """Runs of every row of RMT's sweep; where no loss is named it is 4."""
+    runs = []
+    for row, variant in yaml.safe_load((CONF / "rmt_sweep.yaml").read_text())["variants"].items():
+        for seed in seeds:
+            training = make_train("rmt", seed, run_id=f"train-{row}-{seed}")
+            for text in variant["settings"]["laptop"]:
+                key, _, value = text.partition("=")
+                group, _, name = key.partition(".")
+                training.config[group] = {**training.config[group], name: yaml.safe_load(value)}
+            run = make_eval("rmt", seed, losses.get(row, 4.0), run_id=f"eval-{row}-{seed}", parent=training.run_id)
+            runs += [training, run]
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("runs", "verdict", "measured"),
+    [
+        (sweep({"rmt_100_8k": 3.9}), "holds", "-0.1000 ± 0.0000"),
+        (
+            sweep({"rmt_100_8k": 3.9, "rmt_150_32k": 3.8}),
+            "does not hold",
+            "against rmt_150_32k, the best of the others: +0.1",
+        ),
+        (sweep({"rmt_100_8k": 3.9}, (1, 2)), "not measured yet", "2 seeds)"),
+        ([run for run in sweep({"rmt_100_8k": 3.9}) if "rmt_50_4k" not in run.run_id], "not measured yet", "—"),
+    ],
+)
+def test_the_best_of_rmts_sweep(runs: list[RunRecord], verdict: str, measured: str) -> None:
+    found = verdicts(runs)["pg19_rmt_sweep"]
+    assert found[0] == verdict and measured in found[1]
+    assert verdicts(runs)["arxiv_math_rmt_sweep"][0] == "not measured yet"
+
+
+METRICS = ("rouge1", "rouge2", "rougeL")
+"""What the Overall is made of."""
+
+
+def summaries(
+    row: str, scores: list[float], split: str = "test", seeds: tuple[int, ...] = (1, 2, 3)
+) -> list[RunRecord]:
+    """Evaluations of a system on ten books; scores: Overall of the first book at each length, the n-th has n more."""
+    lengths = [512_000] if split == "test" else [16384 * 2**step for step in range(5)] + [512_000]
+    model, _, attention = row.partition("_") if row.startswith(("bart", "primera")) else (row, "", "")
+    options = {"name": model, "unlimiformer": "alternating" if attention else "none"}
+    runs = []
+    for seed in seeds:
+        cells: list[dict[str, Any]] = []
+        for length, score in zip(lengths, scores, strict=True):
+            books = [{"name": f"b{n}", **dict.fromkeys(METRICS, score + n)} for n in range(10)]
+            cells.append({"length": length, "books": books})
+        config = {"model": options, "task": {"references": "mean"}, "seed": seed}
+        data = {"split": split, "revision": "r", "source": "folder"}
+        named = {"run_id": f"eval-{row}-{split}-{seed}", "verb": "eval", "task": "booksum"}
+        runs.append(make_train(model, seed, **named, config=config, data=data, series={"cells": cells}))
+    return runs
+
+
+def test_a_better_summary_is_a_higher_overall_on_the_same_books() -> None:
+    runs = [*summaries("infini_delta", [18.0]), *summaries("bart", [16.0]), *summaries("primera_unlimiformer", [18.5])]
+    found = verdicts(runs)
+    assert found["booksum_infini_delta_bart"] == ("holds", "+2.00 ± 0.00 points (10 books; 3 seeds)")
+    assert found["booksum_infini_delta_primera_unlimiformer"][0] == "does not hold"
+    others = ("booksum_infini_delta_primera", "booksum_infini_delta_bart_unlimiformer", "booksum_infini_linear_bart")
+    assert {found[name] for name in others} == {("not measured yet", "—")}
+    # Books scatter, and so do seeds: either alone makes a difference unsure.
+    scattered = [*summaries("infini_delta", [18.0]), *summaries("bart", [16.0])]
+    for run in scattered[:3]:
+        for number, book in enumerate(run.series["cells"][0]["books"]):
+            for metric in METRICS:
+                book[metric] += 5 * (-1) ** number
+    assert verdicts(scattered)["booksum_infini_delta_bart"][0] == "does not hold"
+    seeds = [*summaries("infini_delta", [16.1], seeds=(1, 2)), *summaries("infini_delta", [24.0], seeds=(3,))]
+    assert verdicts([*seeds, *summaries("bart", [16.0])])["booksum_infini_delta_bart"][0] == "does not hold"
+    few = [*summaries("infini_delta", [18.0], seeds=(1, 2)), *summaries("bart", [16.0])]
+    assert verdicts(few)["booksum_infini_delta_bart"] == ("not measured yet", "+2.00 ± 0.00 points (10 books; 2 seeds)")
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdict"),
+    [([10.0, 11.0, 12.0, 13.0, 14.0, 15.0], "holds"), ([15.0, 14.0, 13.0, 12.0, 11.0, 10.0], "does not hold")],
+)
+def test_more_text_makes_better_summaries_where_overall_rises_with_length(scores: list[float], verdict: str) -> None:
+    found = verdicts(summaries("infini_linear", scores, "validation"))
+    assert found["booksum_lengths_infini_linear"][0] == verdict
+    assert "points a doubling" in found["booksum_lengths_infini_linear"][1]
+    assert found["booksum_lengths_infini_delta"] == ("not measured yet", "—")
