@@ -39,7 +39,7 @@ def rendered(runs: list[RunRecord]) -> RenderedReport:
 def test_a_training_of_three_steps_is_marked_beside_the_others() -> None:
     runs = [make_eval(model, 1) for model in ("infini_linear", "local")]
     report = rendered(with_trainings(runs, recipe={"steps": 3}, dims={"d_model": 16}))
-    main, measures = report.tables[:2]
+    main, _, measures = report.tables[:3]
     assert main.cell("infini_linear", "PG19 yours").text.endswith(" †")
     assert "†" not in main.cell("local", "PG19 yours").text
     assert [row.title for row in measures.rows] == ["Infini-Transformer (Linear) †", "Local attention only"]

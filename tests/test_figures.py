@@ -105,3 +105,15 @@ def test_the_error_of_a_gap_knows_of_seeds() -> None:
     runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.9), (2, 3.7))]
     *_, gap, error = positions.gap(runs, [make_eval("local", seed) for seed in (1, 2)]).T
     assert gap == pytest.approx([-0.2] * 4) and error == pytest.approx([0.1] * 4)
+
+
+def test_a_window_of_tokens_is_no_empty_memory() -> None:
+    """Attention over several segments carries their keys and values: its point is not that of a model without any."""
+    run, training = make_eval("full", 1), make_train("full", 1)
+    run.cost["state_floats"] = 0
+    training.config["dims"] |= {"d_key": 16, "d_value": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 3}
+    training.config["model"]["window_segments"] = 24
+    selection = select_runs(Report.from_config(report_settings()), "laptop", [run, training])
+    assert costs.memory_points(selection)["full"].cost == 80 * 2 * 3 * 23 * 16
+    del training.config["model"]["window_segments"]
+    assert costs.memory_points(selection) == {}

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from infini.errors import InputError
 from infini.report import render
+from infini.report.footprint import TABLE1
 from infini.report.selection import Report, select_runs
 from infini.report.tables import DASH, RenderedReport
 from infini.report.text_tables import build_report
@@ -86,7 +87,7 @@ def test_every_task_fills_its_own_columns(report: Report) -> None:
     assert main.cell("local", "Arxiv-math yours").run_ids == ("m",)
     for column in ("PG19 yours", "Arxiv-math published"):
         assert main.cell("local", column).origin == "missing"
-    assert [table.title.split(":")[0] for table in rendered.tables[1:]] == ["PG19", "Arxiv-math"]
+    assert [table.title.split(":")[0] for table in rendered.tables[2:]] == ["PG19", "Arxiv-math"]
     assert [part.name for part in report.parts] == ["table2_lm", "table2_lm_arxiv_math"]
 
 
@@ -104,16 +105,17 @@ def test_a_report_with_an_unknown_key_or_value_is_refused(report_config: dict[st
 def test_missing_cells_print_as_a_dash_and_paper_values_as_the_paper_prints_them(report: Report) -> None:
     rendered = build_report(report, "laptop", [], [])
     assert [row.model for row in rendered.tables[0].rows] == list(report.models)
-    assert len(rendered.tables) == 1
-    main = rendered.tables[0]
+    assert len(rendered.tables) == 2
+    main, sizes = rendered.tables
     for column in ("PG19 published", "PG19 yours"):
         assert {main.cell(model, column).text for model in report.models} == {DASH}
         assert {main.cell(model, column).origin for model in report.models} == {"missing"}
     assert main.cell("local", "PG19 paper").text == DASH
     assert main.cell("infini_linear", "PG19 paper").text == "9.65"
     assert main.cell("infini_linear", "PG19 paper").origin == "quoted"
-    assert main.cell("rmt", "XL cache").text == "None"
-    assert main.cell("memorizing", "Memory size (comp.)").text == "183M (1x)"
+    assert sizes.cell("rmt", "XL cache paper").text == "None"
+    assert sizes.cell("memorizing", "Memory size (comp.) paper").text == "183M (1x)"
+    assert sizes.cell("memorizing", "Memory size (comp.) ours").origin == "missing"
     for row in csv.DictReader(io.StringIO(render.to_csv(rendered))):
         assert (row["origin"] == "missing") == (row["text"] == "" and row["value"] == "")
 
@@ -145,7 +147,7 @@ def full_report(report: Report) -> RenderedReport:
 
 def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
     rendered = full_report(report)
-    _, measures, memory, by_position = rendered.tables
+    _, sizes, measures, memory, by_position = rendered.tables
     assert [row.model for row in memory.rows] == ["infini_linear", "infini_delta"]
     cell = memory.cell("infini_linear", "Minus local")
     assert cell.value == pytest.approx(-0.1 - 30 / 14000)
@@ -154,7 +156,7 @@ def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
     assert memory.cell("infini_linear", "Reset").text.startswith("+0.1004 ± ")
     assert memory.cell("infini_delta", "Documents (effective)").text == "3 (2.3)"
     assert measures.cell("local", "Training tokens").text == "1,000,000"
-    assert measures.cell("local", "State (floats)").text == "12,345"
+    assert sizes.cell("local", "Memory size (comp.) ours").text == "12,345"
     assert by_position.columns == ("0 to 250", "250 to 1000", "1000 to 4000")
     assert [row.model for row in by_position.rows] == ["infini_linear", "infini_delta"]
     cell = by_position.cell("infini_delta", "1000 to 4000")
@@ -203,7 +205,8 @@ def test_terminal_table_fits_120_columns(report: Report) -> None:
     assert isinstance(console.file, io.StringIO)
     printed = console.file.getvalue()
     assert max(map(len, printed.splitlines())) <= 120
-    assert re.search(r"Infini-Transformer +1\.6M \(114x\).*9\.67", printed)
+    assert re.search(r"Infini-Transformer \(Linear \+ Delta\) +1\.6M \(114x\) +12,345 +None", printed)
+    assert re.search(r"Infini-Transformer \(Linear \+ Delta\) +9\.67 .*2\.23", printed)
     assert "Transformer-XL" in printed
     assert "synthetic" not in printed.lower()
 
@@ -231,7 +234,7 @@ def test_latex_is_escaped(report: Report) -> None:
         assert not re.search(r"(?<!\\)[_%#]", line)
         if "tabular" not in line:
             ends = line.rstrip().endswith(r"\\")
-            assert len(re.findall(r"(?<!\\)&", line)) in ((9, 5, 8, 3) if ends else (0,))
+            assert len(re.findall(r"(?<!\\)&", line)) in ((6, 3, 8) if ends else (0,))
     assert r"\toprule" in text
     assert r"$\pm$" in text
     assert text.isascii()
@@ -279,3 +282,47 @@ def test_training_tokens_are_equal_where_they_are_within_every_seed(report: Repo
     notes = "\n".join(build_report(report, "laptop", [], [*runs, *trained]).notes)
     listed = "1,040,000 for Local attention only; 1,020,000 to 1,040,000 for Full attention"
     assert f"NOT equal between runs ({listed})" in notes
+
+
+def sized(model: str, floats: int, **options: Any) -> list[Any]:
+    """An evaluation and its training, of a model that carries so many numbers and was built with these options."""
+    run, training = make_eval(model, 1), make_train(model, 1)
+    run.cost["state_floats"] = floats
+    dims = {"segment_length": 16, "d_key": 16, "d_value": 64, "n_heads": 4, "n_kv_heads": None, "n_layers": 3}
+    training.config |= {"dims": dims, "model": {"name": model, **options}}
+    return [run, training]
+
+
+def test_sizes_stand_beside_the_papers(report: Report) -> None:
+    runs = [*sized("memorizing", 100_000), *sized("infini_linear", 8_000), *sized("transformer_xl", 30_000)]
+    runs += [*sized("compressive", 20_000, memory_segments=2), *sized("local", 0)]
+    runs += sized("full", 0, window_segments=24)
+    (_, sizes, *_) = build_report(report, "laptop", [], runs).tables
+    assert sizes.columns[:2] == ("Memory size (comp.) paper", "Memory size (comp.) ours")
+    found = {row.model: [sizes.cell(row.model, f"{name} ours").text for name in SIZE_COLUMNS] for row in sizes.rows}
+    # Attention over 24 segments carries the keys and values of 23: (16 + 64) x 4 heads x 3 layers x 23 x 16.
+    assert found == {
+        "transformer_xl": ["30,000 (3.33x)", "16", "16"],
+        "compressive": ["20,000 (5x)", "32", "16"],
+        "memorizing": ["100,000 (1x)", "16", "16"],
+        "rmt": [DASH] * 3,
+        "infini_linear": ["8,000 (12.5x)", "None", "16"],
+        "infini_delta": [DASH] * 3,
+        "local": ["0", "None", "16"],
+        "full": ["353,280 (0.283x)", "None", "16"],
+    }
+    assert sizes.cell("infini_linear", "Memory size (comp.) paper").text == "1.6M (114x)"
+    assert sizes.cell("full", "Memory size (comp.) ours").run_ids == ("eval-full-1",)
+    # Without Memorizing Transformers there is nothing to compare with, without the paper's sizes no column for them.
+    (_, alone, *_) = build_report(report, "laptop", [], sized("rmt", 128)).tables
+    assert alone.cell("rmt", "Memory size (comp.) ours").text == "128"
+    others = variants_report({"laptop": ["recipe.length_extension=100"]})
+    (_, own, *_) = build_report(others, "laptop", [], sized("infini_linear", 8_000)).tables
+    assert own.columns == SIZE_COLUMNS and [row.model for row in own.rows] == ["infini_linear"]
+
+
+SIZE_COLUMNS = ("Memory size (comp.)", "XL cache", "Segment length")
+
+
+def test_table_2_has_all_nine_models(report: Report) -> None:
+    assert list(report.models) == [*list(TABLE1)[:5], "infini_linear", "infini_delta", "local", "full"]

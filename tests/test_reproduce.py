@@ -18,7 +18,8 @@ from infini.config import compose
 from infini.records import RunRecord
 from tasks import text as text_module
 
-MODELS = ["transformer_xl", "memorizing", "rmt", "infini_linear", "infini_delta", "local", "full"]
+MODELS = ["transformer_xl", "compressive", "memorizing", "rmt", "autocompressor"]
+MODELS += ["infini_linear", "infini_delta", "local", "full"]
 
 pytestmark = pytest.mark.usefixtures("elsewhere", "clock")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from infini.records import RunRecord
 from infini.report.figures import LINES, SYNTHETIC_MARK, paper_style, save
 from infini.report.selection import Report, Selection
+from infini.report.sizes import carried_floats
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Point:
 
 
 def memory_points(selection: Selection) -> dict[str, Point]:
-    """Model -> perplexity against the numbers that a row carries in memory."""
-    return _points(selection, lambda run: run.cost.get("state_floats"))
+    """Model -> perplexity against the numbers that a row carries from segment to segment."""
+    return _points(selection, lambda run: carried_floats(run, selection.training_config(run)))
 
 
 def training_points(selection: Selection) -> dict[str, Point]:
@@ -57,7 +58,7 @@ def draw_costs(report: Report, scale: str, selection: Selection, folder: Path) -
     """
     heading = f"{report.benchmarks[report.task]}, scale {scale}{SYNTHETIC_MARK if selection.synthetic else ''}"
     kinds = {
-        "memory": (memory_points(selection), "numbers carried in memory (0: none, or a window of tokens)"),
+        "memory": (memory_points(selection), "numbers carried from segment to segment (0: none)"),
         "seconds": (training_points(selection), "seconds of training"),
     }
     written: list[Path] = []

@@ -98,7 +98,7 @@ def over_seeds(runs: Sequence[RunRecord], value: Callable[[RunRecord], Any], for
 def measured_cell(
     text: str,
     source: str,
-    value: float,
+    value: float | None,
     spread: float | None,
     kind: Literal["", "sd", "se"],
     n_seeds: int,

@@ -12,6 +12,7 @@ from infini.records import RunRecord
 from infini.report.declared import Declared, look_for_others
 from infini.report.positions import gap
 from infini.report.selection import Report, Selection, select_runs
+from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
 from infini.report.stats import Effect, knockout_cost, paired_difference
 from infini.report.tables import (
     DASH,
@@ -32,6 +33,10 @@ from infini.report.training_tokens import described, trained_tokens
 BIN_GROWTH = 4.0
 """Of the positions in a table: each column ends at about this many times where it begins."""
 ERRORS = "standard error (the larger of those over documents and over seeds)"
+SIZES = (
+    "Numbers carried from segment to segment, how many times less that is than of Memorizing Transformers, and tokens "
+    "of the XL cache and of a segment"
+)
 APART_MARK = "\N{DAGGER}"
 """Behind what comes of a model that was trained otherwise than its row declares."""
 MOST_NAMED = 4
@@ -73,7 +78,7 @@ def build_report(
         with_runs = [task for task, sources in chosen.items() if any(found.runs for found in sources.values())]
         where = "" if made_up == with_runs else f" in {', '.join(report.benchmarks[task] for task in made_up)}"
         title += f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
-    tables = [_main_table(report, chosen)]
+    tables = [_main_table(report, chosen), _sizes_table(report, chosen)]
     notes = [report.note] if report.note else []
     notes.append(f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets; {DASH} not available.")
     for part in report.parts:
@@ -104,18 +109,66 @@ def _quoted(value: Any) -> Cell:
 
 
 def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Table:
-    columns = ["Memory size (comp.)", "XL cache", "Segment length"]
+    columns: list[str] = []
     for task, benchmark in report.benchmarks.items():
         columns += [f"{benchmark} paper", *(f"{benchmark} {source}" for source in chosen[task])]
     rows = []
     for model, title in report.models.items():
         paper = report.paper.get(model, {})
-        cells = [_quoted(paper.get(name)) for name in ("memory", "xl_cache", "segment_length")]
+        cells: list[Cell] = []
         for task, sources in chosen.items():
             cells.append(_quoted(paper.get(task)))
             cells += [_perplexity(selection, model, source) for source, selection in sources.items()]
         rows.append(Row(model, title, tuple(cells)))
     return Table("Perplexity per token", tuple(columns), tuple(rows))
+
+
+def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) -> Table:
+    """Memory, compression, XL cache and segment length: the paper's beside ours, which are the same for every task."""
+    quoted = {"Memory size (comp.)": "memory", "XL cache": "xl_cache", "Segment length": "segment_length"}
+    beside_paper = any(name in values for values in report.paper.values() for name in quoted.values())
+    found: dict[str, tuple[str, Selection]] = {}
+    for sources in chosen.values():
+        for source, selection in sources.items():
+            for row in selection.runs:
+                # Of several sources the last is the reader's own.
+                if row not in found or source == "yours" != found[row][0]:
+                    found[row] = source, selection
+    floats = {row: _carried(selection, row) for row, (_, selection) in found.items()}
+    rows = []
+    for row, title in report.models.items():
+        paper = [_quoted(report.paper.get(row, {}).get(name)) for name in quoted.values()]
+        ours = [MISSING, MISSING, MISSING]
+        if row in found:
+            source, selection = found[row]
+            title = _title(report, selection, row)
+            training = selection.training_config(selection.runs[row][0])
+            cache = xl_cache(report.model_of(row), training)
+            size, length = floats[row], (training.get("dims") or {}).get("segment_length")
+            ratio = "" if size is None else compression(size, floats.get(REFERENCE))
+            run_ids = [run.run_id for run in selection.runs[row]]
+            seeds = {run.seed for run in selection.runs[row]}
+            shown = (
+                (None if size is None else f"{size:,.0f}{ratio}", size),
+                (str(cache), None if cache is None else float(cache)),
+                (None if length is None else str(length), length),
+            )
+            ours = [
+                MISSING if text is None else measured_cell(text, source, value, None, "", len(seeds), run_ids)
+                for text, value in shown
+            ]
+        pairs = zip(paper, ours, strict=True)
+        cells = [cell for pair in pairs for cell in (pair if beside_paper else pair[1:])]
+        if any(cell is not MISSING for cell in cells):
+            rows.append(Row(row, title, tuple(cells)))
+    whose = ("paper", "ours") if beside_paper else ("",)
+    columns = tuple(f"{name} {of}".rstrip() for name in quoted for of in whose)
+    return Table(SIZES, columns, tuple(rows))
+
+
+def _carried(selection: Selection, row: str) -> float | None:
+    run = selection.runs[row][0]
+    return carried_floats(run, selection.training_config(run))
 
 
 def _perplexity(selection: Selection, row: str, source: str) -> Cell:
@@ -138,8 +191,6 @@ def _apart(source: str, scale: str, selection: Selection, report: Report) -> str
 
 def _measures_table(report: Report, source: str, selection: Selection) -> Table:
     measures: dict[str, tuple[Callable[[RunRecord], Any], str]] = {
-        "Segment length": (lambda run: selection.training_config(run).get("dims", {}).get("segment_length"), ",.0f"),
-        "State (floats)": (lambda run: run.cost.get("state_floats"), ",.0f"),
         "Training tokens": (lambda run: trained_tokens(selection, run), ",.0f"),
         "Word perplexity": (lambda run: run.metric("word_perplexity"), ".1f"),
         "Bits per byte": (lambda run: run.metric("bits_per_byte"), ".3f"),
