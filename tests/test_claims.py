@@ -149,8 +149,9 @@ def test_longer_training_must_lower_the_loss(loss: float, verdict: str) -> None:
         training, run = make_train("infini_linear", seed, task="arxiv_math"), make_eval("infini_linear", seed, at)
         run.task = "arxiv_math"
         recipe = training.config["recipe"]
+        recipe |= {"segments_per_sequence": segments, "excerpt_tokens": 9600}
         if segments == 75:
-            recipe |= {"segments_per_sequence": segments, "batch_size": 2, "steps": 2080, "checkpoint_segments": 25}
+            recipe |= {"batch_size": 2, "steps": 2080, "checkpoint_segments": 25}
         runs += [training, run]
     assert verdicts(runs)["linear_100k"][0] == "not measured yet", "no seed is shared"
     for record in runs:
