@@ -11,6 +11,7 @@ from report_runs import make_eval, make_train, report_settings, synthetic
 
 from infini import records
 from infini.commands import figure, publish, table
+from infini.config import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.curves import draw_curves, smoothed
@@ -206,3 +207,19 @@ def test_damaged_record_stops_the_table_with_its_name(cfg: Any, published: Path)
     records.write_atomically(Path(cfg.results_dir) / "runs" / "half.json", b'{"schema": 1,')
     with pytest.raises(InputError, match=r"half\.json"):
         table.run(cfg, [])
+
+
+def test_publish_renews_the_published_tables_of_other_reports_that_show_the_run(cfg: Any, published: Path) -> None:
+    fill(Path(cfg.results_dir), make_eval("infini_linear", 1), make_eval("local", 1))
+    table2, cfg.report = cfg.report, compose(["report=lm_gates"]).report
+    publish.run(cfg, [], ["eval-local-1"])
+    gates, others = published / "tables" / "lm_gates_laptop.md", published / "tables" / "rmt_sweep_laptop.md"
+    assert "eval-local-1" in gates.read_text() and "eval-infini_linear-1" not in gates.read_text()
+    others.write_text("of runs that are not these\n")
+    cfg.report = table2
+    publish.run(cfg, [], ["eval-infini_linear-1"])
+    assert "eval-infini_linear-1" in gates.read_text()
+    # Of what is not published no table is made, and what shows no run of these stays.
+    made = {path.stem for path in (published / "tables").glob("*.md")}
+    assert made == {"lm_gates_laptop", "table2_lm_laptop", "rmt_sweep_laptop"}
+    assert others.read_text() == "of runs that are not these\n"

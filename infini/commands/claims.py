@@ -24,7 +24,7 @@ FILE = "CLAIMS.md"
 def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> RenderedReport:
     """The claims, tested on the published runs at a scale. InputError: two candidates for a cell of a table."""
     known = [run for run in published if not run.synthetic]
-    reports = [_declared(name) for name in report.tables]
+    reports = [declared_report(name) for name in report.tables]
     text = next((found for found in reports if isinstance(found, Report)), None)
     passkey = next((found for found in reports if isinstance(found, PasskeyReport)), None)
     if text is None or passkey is None:
@@ -50,7 +50,7 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
 
 
 @cache
-def _declared(name: str) -> AnyKind:
+def declared_report(name: str) -> AnyKind:
     """A report as the project declares it."""
     return load_report(compose([f"report={name}"]).report)
 
@@ -65,6 +65,6 @@ def _by_task(report: Report, scale: str, known: list[RunRecord]) -> dict[str, Se
 
 def claims_text(scale: str, published: Iterable[RunRecord]) -> str:
     """CLAIMS.md: the claims at a scale, with links to the records beside it."""
-    report = _declared("claims")
+    report = declared_report("claims")
     assert isinstance(report, ClaimsReport)
     return to_markdown(judged(report, scale, published), links={"published": "runs"})

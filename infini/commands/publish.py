@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from infini import records
 from infini.commands.claims import FILE as CLAIMS_FILE
-from infini.commands.claims import claims_text
+from infini.commands.claims import claims_text, declared_report
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
 from infini.report.load import OfRuns, draw, refuse_seed, render, report_of_runs
 from infini.report.render import write_report
 from infini.report.selection import select_runs
+from infini.schema import groups
 
 if TYPE_CHECKING:
     from infini.config import Config
@@ -51,7 +52,7 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
 
 def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: OfRuns) -> list[Path]:
     """Copy runs and the training runs they came from into `published_dir`, then renew tables, figures and
-    CLAIMS.md there.
+    CLAIMS.md there; tables of other reports too, where they lie there and the runs fill cells of theirs.
 
     Everything is checked before the first file is written.
 
@@ -59,7 +60,8 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         ids: run ids under `results_dir`.
         results_dir: where runs were made.
         published_dir: where published results lie.
-        report: the report whose tables and figures are renewed, at every scale that has published runs of its task.
+        report: the report whose tables and figures are renewed or made, at every scale that has published runs of its
+            task.
 
     Returns:
         Paths of all files written.
@@ -81,7 +83,8 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
             raise InputError(f"run {record.run_id} is published already, with another content")
     after = list({**before, **chosen}.values())
     scales = sorted({record.scale for record in after if record.verb == "eval" and record.task in tasks})
-    rendered = [render(report, scale, after) for scale in scales]
+    shown = [(report, scale) for scale in scales] + _others(report, set(ids), after, published_dir)
+    rendered = [(found, render(found, scale, after)) for found, scale in shown]
     claims = claims_text(CLAIMS_SCALE, after)
 
     written: list[Path] = []
@@ -93,21 +96,33 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
             if made.is_file():
                 records.write_atomically(target.with_suffix(made.suffix), made.read_bytes())
                 written.append(target.with_suffix(made.suffix))
-    for tables in rendered:
+    for found, tables in rendered:
         written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
-        for part in report.parts:
+        for part in found.parts:
             written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
     records.write_atomically(published_dir / CLAIMS_FILE, claims.encode())
     behind = {
-        run.run_id
-        for tables in rendered
-        for part in report.parts
-        for run in select_runs(part, tables.scale, after).all_runs
+        run.run_id for scale in scales for part in report.parts for run in select_runs(part, scale, after).all_runs
     }
     for run_id in ids:
         if run_id not in behind:
             print(f"{run_id}: published, but it fills no cell of report={report.name}", file=sys.stderr)
     return [*written, published_dir / CLAIMS_FILE]
+
+
+def _others(report: OfRuns, ids: set[str], after: list[RunRecord], published_dir: Path) -> list[tuple[OfRuns, str]]:
+    """Other reports, and scales of theirs, whose published tables show one of these runs."""
+    found: list[tuple[OfRuns, str]] = []
+    for name in groups()["report"]:
+        tables = [path.stem for path in (published_dir / "tables").glob(f"{name}_*.md")] if name != report.name else []
+        scales = [scale for scale in groups()["scale"] if f"{name}_{scale}" in tables]
+        other = declared_report(name) if scales else None
+        if isinstance(other, OfRuns):
+            for scale in scales:
+                selections = [select_runs(part, scale, after) for part in other.parts]
+                if any(run.run_id in ids for selection in selections for run in selection.all_runs):
+                    found.append((other, scale))
+    return found
 
 
 def with_parents(ids: Iterable[str], results_dir: Path, published: dict[str, RunRecord]) -> dict[str, RunRecord]:
