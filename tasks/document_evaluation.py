@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from infini.config import Config
+from infini.errors import InputError
 from infini.precision import autocast
 from infini.progress import progress_bar
 from infini.records import RunRecord
@@ -40,7 +41,7 @@ def evaluate(
     same configuration, an evaluation that was stopped goes on with the documents that are missing.
     Raises InputError when the data cannot be had.
     """
-    split_name = str(cfg.report["split"])
+    split_name = _asked_split(cfg)
     split, _ = open_split(cfg, split_name, tokenizer)
     console = Console(stderr=True)
     console.print(f"evaluating {record.parent} on {len(split)} documents", markup=False, highlight=False)
@@ -98,6 +99,13 @@ def evaluate(
 
 
 _FIELDS = ("seconds", "nll", "tokens", "growth")
+
+
+def _asked_split(cfg: Config) -> str:
+    if "split" not in cfg.report:
+        name, task = cfg.report.get("name"), cfg.task.name
+        raise InputError(f"report={name}: names no split of task={task} to evaluate; take one that does, as table2_lm")
+    return str(cfg.report["split"])
 
 
 class _Reading:

@@ -233,6 +233,9 @@ CASES = [
     Case("a book that is empty", spoiled("train1.txt", b"", b" \n\n")),
     Case("a book that is binary", spoiled("train1.txt", bytes(range(256)) * 20, b"\x89PNG\r\n\x1a\n" + b"\x00" * 99)),
     Case("a book in UTF-16", spoiled("train1.txt", "A book.".encode("utf-16"), "A book.".encode("utf-16-be"))),
+    Case(
+        "a report without a split", [*trained("report=lr_search", verb="eval"), *trained("report=claims", verb="eval")]
+    ),
     Case("a checkpoint that is not there", [*trained("checkpoint=none", verb="eval"), *trained("init_from=none")]),
     Case("a folder that is no checkpoint", [lambda place: place.line("eval", f"checkpoint={place.books}")]),
     Case("a checkpoint cut short", damaged("model.safetensors", *(cut(k / 10) for k in range(10)))),

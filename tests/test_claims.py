@@ -262,3 +262,12 @@ def test_a_claim_does_not_rest_on_what_was_trained_otherwise() -> None:
         training.config["recipe"] = {"steps": 3}
     said = "infini_linear was not trained as declared: recipe.steps 3 instead of 2600"
     assert verdicts([*runs, *trainings])[name] == ("not measured yet", said)
+
+
+def test_seeds_that_share_no_cell_are_none() -> None:
+    """Three seeds at every length, but others at a million: no seed was asked at all lengths."""
+    runs = [*three_seeds(), *(run for seed in (4, 5, 6) for run in pair(seed=seed))]
+    for run in runs[1::2]:
+        run.series["cells"] = [cell for cell in run.series["cells"] if (cell["length"] < 2**20) == (run.seed < 4)]
+    verdict, measured = verdicts(runs)["passkey_linear"]
+    assert verdict == "not measured yet" and measured.endswith("; 0 seeds of 50 examples")

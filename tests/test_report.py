@@ -177,12 +177,16 @@ def test_a_variant_is_known_by_its_settings_and_fills_no_usual_cell(report: Repo
     usual, other = make_eval("infini_linear", 1), make_eval("infini_linear", 2)
     parents = [make_train("infini_linear", seed) for seed in (1, 2)]
     parents[1].config["recipe"]["length_extension"] = 100.0
-    other.config["variant"] = "others"
+    parents[1].config["variant"] = other.config["variant"] = "others"
     others = variants_report({"laptop": ["recipe.length_extension=100"]})
     found = select_runs(others, "laptop", [usual, other, *parents])
     assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1], "other": [2]}
     found = select_runs(report, "laptop", [usual, other, *parents])
     assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1]}
+    # Evaluated by hand it is the variant still; and the model as it is, in whatever report, is no variant.
+    other.config["variant"], usual.config["variant"] = None, "lm_gates"
+    again = select_runs(report, "laptop", [usual, other, *parents])
+    assert {row: [run.seed for run in runs] for row, runs in again.runs.items()} == {"infini_linear": [1]}
 
 
 def test_a_variant_is_trained_with_its_settings_and_named_after_its_report() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 import cli
 from infini import records
 from infini.commands import reproduce
+from infini.commands.common import find_training
 from infini.config import compose
 from infini.records import RunRecord
 from tasks import text as text_module
@@ -199,3 +201,15 @@ def test_what_was_made_of_other_texts_is_made_again(
     changed.write_text(changed.read_text(encoding="utf-8") + " and an end", encoding="utf-8")
     assert fill() == fill() == ["train", "eval", *again]
     assert len({run.data["revision"] for run in infini.records(again[0])}) == 2
+
+
+def test_what_was_trained_as_a_variant_is_not_taken_for_the_model_as_it_is(with_model: Runner) -> None:
+    (run,) = with_model.records()
+    cfg = compose(with_model.settings)
+    found = find_training(cfg)
+    assert found is not None and found.run_id == run.run_id
+    run.config["variant"] = "table2_100k"
+    records.write_record(run, with_model.results)
+    assert find_training(cfg) is None
+    found = find_training(replace(cfg, variant="lm_gates"))
+    assert found is not None and found.run_id == run.run_id

@@ -50,6 +50,7 @@ def test_a_file_of_the_best_rate_is_a_configuration_that_names_its_runs() -> Non
     assert yaml.safe_load(text) == {"optimizer": {"lr": 0.2}}
     assert "# 0.2: 3.0000 (rmt-3.0)" in text
     assert tuned_yaml({0.1: None}) is None
+    assert tuned_yaml({0.1: run(2.0), 0.2: run(3.0), 0.4: run(5.0)}) is None, "the best may lie beyond the edge"
 
 
 def test_the_table_marks_the_lowest_and_says_what_is_at_the_edge() -> None:
@@ -121,7 +122,13 @@ def test_a_grid_that_may_not_grow_says_so(
 ) -> None:
     assert main(["reproduce", *WORDS, "report.most=3", f"results_dir={tmp_path}"]) == 0
     assert len(trained) == 6
-    assert "pg19, rmt: the best of 3 rates is still at the edge" in capfd.readouterr().err
+    assert "pg19, rmt: the best of 3 rates is still at the edge: no file for conf/tuned" in capfd.readouterr().err
+    assert [path.name for path in (tmp_path / "tuned").iterdir()] == ["pg19_laptop_local_muon.yaml"]
+    # What an earlier search wrote is no longer the best of this one.
+    stale = tmp_path / "tuned" / "pg19_laptop_rmt_muon.yaml"
+    stale.write_text("optimizer:\n  lr: 0.01\n")
+    assert main(["reproduce", *WORDS, "report.most=3", f"results_dir={tmp_path}"]) == 0
+    assert not stale.exists()
 
 
 @pytest.mark.parametrize(

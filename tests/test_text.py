@@ -324,3 +324,16 @@ def test_open_split_trains_the_tokenizer_on_the_train_split(corpus: Path, tmp_pa
     }
     given_one, _ = open_split(cfg, "test", bpe_tokenizer(folder_documents(corpus), 280, tmp_path), progress=False)
     assert given_one.tokenizer_name.startswith("bpe-280-")
+
+
+def test_documents_of_one_stem_keep_their_suffixes(tmp_path: Path) -> None:
+    """Runs are paired by the names of documents, so that no two may share one."""
+    (tmp_path / "test").mkdir()
+    for name in ("a.txt", "a.tex", "b.tex"):
+        (tmp_path / "test" / name).write_text(f"What {name} says.")
+    found = load_documents("arxiv_math", "test", tmp_path, "nowhere")
+    assert {document.name: document.text for document in found} == {
+        name: f"What {name} says." for name in ("a.tex", "a.txt", "b.tex")
+    }
+    (tmp_path / "test" / "a.txt").unlink()
+    assert list(load_documents("arxiv_math", "test", tmp_path, "nowhere").names) == ["a", "b"]

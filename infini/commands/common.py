@@ -91,6 +91,8 @@ def find_training(cfg: Config) -> RunRecord | None:
         if run.verb == "train"
         and config_hash(run.config) == config_hash(cfg)
         and checkpoint_folder(cfg.results_dir, run.run_id).is_dir()
+        # What was trained as a variant of another report fills no cell of a report without it.
+        and (cfg.variant is not None or not run.config.get("variant"))
     ]
     return newest_on_the_data(cfg, runs, "train")
 

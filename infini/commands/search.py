@@ -33,13 +33,18 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: l
     search = _Search(report, cfg, overrides)
     for task in search.tasks():
         found = search.grid(task, console)
-        edges = {min(next(iter(found.values()))), max(next(iter(found.values())))}
         for model, losses in found.items():
-            if best_rate(losses) in edges:
-                console.print(f"{task}, {model}: the best of {len(losses)} rates is still at the edge", style="yellow")
+            path = Path(cfg.results_dir) / "tuned" / f"{task}_{cfg.scale.name}_{model}_{cfg.optimizer.name}.yaml"
             text = tuned_yaml(losses)
+            if text is None and best_rate(losses) is not None:
+                # One that is not the best is no longer that of an earlier, narrower search either.
+                path.unlink(missing_ok=True)
+                console.print(
+                    f"{task}, {model}: the best of {len(losses)} rates is still at the edge: no file for conf/tuned; "
+                    f"more rates with report.most above {report.most}",
+                    **_PLAIN,
+                )
             if text is not None:
-                path = Path(cfg.results_dir) / "tuned" / f"{task}_{cfg.scale.name}_{model}_{cfg.optimizer.name}.yaml"
                 write_atomically(path, text.encode())
                 console.print(f"{path}: copy it to conf/tuned", markup=False, highlight=False, soft_wrap=True)
 

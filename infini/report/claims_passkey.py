@@ -54,7 +54,8 @@ def _accuracies(name: str, paper: Mapping[str, Any]) -> Callable[[Evidence], Fin
         used: dict[str, None] = {}
         behind: list[float] = []
         off: list[float] = []
-        seeds, examples = set[int](), set[int]()
+        seeds: set[int] | None = None
+        examples = set[int]()
         for length in parse_lengths(report.lengths):
             printed = paper.get(format_length(length))
             found = [
@@ -67,12 +68,13 @@ def _accuracies(name: str, paper: Mapping[str, Any]) -> Callable[[Evidence], Fin
             behind += [float(b) - a for a, b in zip(ours, str(printed).split("/"), strict=True)]
             off += [LOCAL - ours[-1], *(value - CHANCE for value in ours[:-1])]
             for of in found:
-                seeds = set(of) if not seeds else seeds & set(of)
+                seeds = set(of) if seeds is None else seeds & set(of)
                 examples |= {cell["examples"] for _, cell in of.values()}
                 used |= {run.run_id: None for run, _ in of.values()}
             parts.append(f"{format_length(length)} {'/'.join(map(percent, ours))} (paper {printed})")
-        measured = f"{'; '.join(parts)}; {len(seeds)} seeds of {min(examples)} examples"
-        enough = len(seeds) >= FEWEST_SEEDS and min(examples) >= FEWEST_EXAMPLES
+        n_seeds = len(seeds or ())
+        measured = f"{'; '.join(parts)}; {n_seeds} seeds of {min(examples)} examples"
+        enough = n_seeds >= FEWEST_SEEDS and min(examples) >= FEWEST_EXAMPLES
         # Without a training on prompts what counts is to fail where the paper fails, and not where it does not.
         worst, allowed = (max(behind), SLACK) if row.recipe else (max(off), 0.0)
         if worst > FAR:

@@ -90,9 +90,12 @@ def extended(rates: Sequence[float], best: Sequence[float | None], factor: float
 
 
 def tuned_yaml(found: Losses) -> str | None:
-    """A file for conf/tuned that sets the best rate and names the runs it was found by; None where there is none."""
+    """A file for conf/tuned that sets the best rate and names the runs it was found by.
+
+    None where there is no best rate, or it is at the edge of the grid: the best may lie beyond.
+    """
     best = best_rate(found)
-    if best is None:
+    if best is None or best in (min(found), max(found)):
         return None
     tried = [
         f"# {rate:g}: {loss_of(run):.4f} ({run.run_id})" if isinstance(run, RunRecord) else f"# {rate:g}: {run}"

@@ -161,7 +161,8 @@ class Report:
         for name, variant in self.variants.items():
             if variant.fits(run, trained):
                 return name
-        usual = run.model in self.models and run.model not in self.variants and not run.config.get("variant")
+        # However it was evaluated: what was trained as a variant is not the model as it is.
+        usual = run.model in self.models and run.model not in self.variants and not trained.get("variant")
         return run.model if usual else None
 
     def model_of(self, row: str) -> str:
