@@ -18,6 +18,7 @@ from infini.config import Config, compose
 from infini.layers import FeedForward, InfiniAttention
 from infini.models import build_model
 from infini.ops import memory
+from tasks.hub import JSON_LINES
 from tasks.passkey.evaluation import Answer
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -140,3 +141,7 @@ def test_an_answer_is_compared_place_by_place() -> None:
     for given, right in (([1, 2, 3, 4, 5], 5), ([2, 3, 4, 5, 1], 0), ([1, 9, 3, 9, 5], 3), ([5, 4, 3, 2, 1], 1)):
         answer = Answer(question, np.array(given), 0.0, 0.0, 0.0, 0)  # type: ignore[arg-type]
         assert (answer.n_right, answer.n_tokens, answer.exact) == (right, 5, right == 5)
+
+
+def test_of_the_hubs_mathematics_a_hundred_documents_are_tested_on() -> None:
+    assert {source.most for source in JSON_LINES.values()} == {100}

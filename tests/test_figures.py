@@ -13,6 +13,7 @@ from report_runs import make_eval, make_train, report_settings
 from infini.errors import InputError
 from infini.report import costs, figures, positions
 from infini.report.selection import Report, Selection, select_runs
+from tasks.language_modelling import position_edges
 
 
 def test_figures_are_the_same_bytes_when_drawn_twice(tmp_path: Path) -> None:
@@ -117,3 +118,12 @@ def test_a_window_of_tokens_is_no_empty_memory() -> None:
     assert costs.memory_points(selection)["full"].cost == 80 * 2 * 3 * 23 * 16
     del training.config["model"]["window_segments"]
     assert costs.memory_points(selection) == {}
+
+
+def test_bins_of_an_evaluation_double() -> None:
+    """Of the edges of a record, 64, 96, 128 and so on, the first that is the root of 2 farther is twice as far."""
+    edges = np.array(position_edges(10**6))
+    assert set(np.diff(edges)[3:] / edges[3:-1]) == {0.5, 1 / 3}
+    bounds = edges[positions._growing_bins(edges, math.sqrt(2))]
+    assert list(bounds[:5]) == [0, 64, 96, 192, 384]
+    assert {later / earlier for earlier, later in itertools.pairwise(bounds[2:])} == {2.0}

@@ -115,9 +115,9 @@ def gap_by_position(
 ) -> list[Path]:
     """Draw each row's loss minus the loss of `baseline`, in nats a token, against the position in the book.
 
-    Positions are put into bins that grow by a factor of about 1.4. A point is the mean over books and seeds, paired
-    by both; the band is one standard error, the larger of those over books and over seeds. Positions that fewer than
-    two books reach are left out.
+    Positions are put into bins of which each ends at about twice its start. A point is the mean over books and seeds,
+    paired by both; the band is one standard error, the larger of those over books and over seeds. Positions that fewer
+    than two books reach are left out.
 
     Args:
         rows: row -> evaluation runs; those with the series `nll_by_position` count: {edges: [token positions, one

@@ -17,8 +17,9 @@ def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float 
     """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, standard error).
 
     Over the seeds that both have, paired by seed and document, the error the larger of those over documents and over
-    seeds; bins end at about `growth` times their start. Positions that fewer than two documents reach are left out; no
-    rows where no run of a seed has its losses by position (the series `nll_by_position`).
+    seeds. A bin ends at the first edge of the series that is `growth` times its start or beyond: with those of an
+    evaluation, powers of two and half-way between, at twice its start. Positions that fewer than two documents reach
+    are left out; no rows where no run of a seed has its losses by position (the series `nll_by_position`).
     """
     known = [[run for run in side if "nll_by_position" in run.series] for side in (runs, baseline)]
     mine, theirs = (by_seed(side) for side in known)
@@ -53,7 +54,7 @@ def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float 
 
 
 def _growing_bins(edges: np.ndarray, growth: float) -> list[int]:
-    """Indices of the edges that open bins of which each ends at about `growth` times its start."""
+    """Indices of the edges that open bins of which each ends at `growth` times its start or beyond."""
     starts = [0]
     for index in range(1, len(edges) - 1):
         if edges[index] >= edges[starts[-1]] * growth:

@@ -31,7 +31,7 @@ from infini.report.tables import (
 from infini.report.training_tokens import described, trained_tokens
 
 BIN_GROWTH = 4.0
-"""Of the positions in a table: each column ends at about this many times where it begins."""
+"""Of the positions in a table: each column ends at this many times where it begins."""
 ERRORS = "standard error (the larger of those over documents and over seeds)"
 SIZES = (
     "Numbers carried from segment to segment, how many times less that is than of Memorizing Transformers, and tokens "
