@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from infini.config import EVALUATION_KEYS
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, value_at
 
@@ -20,15 +21,16 @@ _IRRELEVANT_SETTINGS = {
     "task.data_dir",
     "scale.knockouts",
     "scale.eval_segments_per_call",
-    # How many were asked is chosen cell by cell.
+    # How many were asked, and how long, is chosen cell by cell.
     "task.examples",
+    "task.input_length",
     "task.rows_per_call",
     "recipe.checkpoint_activations",
     "recipe.loss_chunk",
     "recipe.save_every",
 }
 # Of the task: what only an evaluation reads, whatever stands in a training's configuration.
-_NOT_LEARNED = {"task.knockout"}
+_NOT_LEARNED = {f"task.{key}" for key in EVALUATION_KEYS["task"]}
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 

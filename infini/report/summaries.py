@@ -43,11 +43,12 @@ class SummaryRow:
     settings: tuple[str, ...] = ()
     """Of the model, as the command line takes them."""
 
-    def fits(self, run: RunRecord) -> bool:
-        """Whether the run is of this system."""
+    def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
+        """Whether the run is of this system, trained so and asked with no other options of the model. trained: the
+        configuration of its training."""
         wanted = [text.partition("=") for text in self.settings]
-        same = all(value_at(run.config, key) == yaml.safe_load(value) for key, _, value in wanted)
-        return self.model == run.model and same
+        same = all(value_at(trained, key) == yaml.safe_load(value) for key, _, value in wanted)
+        return self.model == run.model and same and trained.get("model") == run.config.get("model")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class SummaryReport(RowsOfOneTask):
         # The mean over references and the maximum are no one column.
         if value_at(run.config, "task.references") != "mean":
             return None
-        return next((name for name, row in self.systems.items() if row.fits(run)), None)
+        trained = known.training_config(run)
+        return next((name for name, row in self.systems.items() if row.fits(run, trained)), None)
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset(cell.get("length") for cell in run.series.get("cells", ()) if self._counts(cell))
