@@ -13,6 +13,7 @@ from infini.report.load import load_report
 from infini.report.passkey import PasskeyReport
 from infini.report.render import to_markdown
 from infini.report.selection import Report, select_runs
+from infini.report.summaries import SummaryReport
 from infini.report.tables import RenderedReport
 
 FILE = "CLAIMS.md"
@@ -38,6 +39,11 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
             }
             for found in reports
             if isinstance(found, Report) and found.variants
+        },
+        {
+            found.name: (found, select_runs(replace(found, aggregate="newest"), scale, known))
+            for found in reports
+            if isinstance(found, SummaryReport)
         },
     )
     return build_claims(report, scale, evidence, text.benchmarks)

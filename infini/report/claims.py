@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from infini.errors import InputError
@@ -18,6 +18,7 @@ from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1
 from infini.report.passkey import PasskeyReport, chosen_cells, percent
 from infini.report.selection import Selection, checked
 from infini.report.stats import paired_difference
+from infini.report.summaries import SummaryReport
 from infini.report.tables import MISSING, PLUS_MINUS, Cell, RenderedReport, Row, Table
 
 Verdict = Literal["holds", "does not hold", "not testable at this scale", "not measured yet"]
@@ -59,6 +60,8 @@ class Evidence:
     passkey: Selection
     variants: Mapping[str, Mapping[str, Selection]]
     """Name of the report -> task -> runs."""
+    summaries: Mapping[str, tuple[SummaryReport, Selection]] = field(default_factory=dict)
+    """Of summaries of books: name of the report -> the report and its runs."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,11 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Evidence, benchmark
 
 def claims(passkey: PasskeyReport, benchmarks: Mapping[str, str]) -> list[Claim]:
     """All claims, in the paper's order."""
-    return [_memory_ratio(), *_language_modelling(benchmarks), *_longer_training(), *_gates(), *_passkey(passkey)]
+    # Claims are made of what this module defines.
+    from infini.report.summary_claims import summary_claims
+
+    text = [_memory_ratio(), *_language_modelling(benchmarks), *_longer_training(), *_gates()]
+    return [*text, *_passkey(passkey), *summary_claims()]
 
 
 def _memory_ratio() -> Claim:
