@@ -19,7 +19,7 @@ from infini.errors import InputError
 from infini.models import build_model, kind_of, registered
 from infini.ops.cross_entropy import IGNORE
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
-from infini.pretrained.unlimiformer import encode
+from infini.pretrained.unlimiformer import encode, windows
 from infini.training.optimizers import parameter_groups
 from tasks.booksum.data import SourceBatches
 from tasks.text import TextTokenizer
@@ -38,6 +38,7 @@ def make(
     weights: str | None = None,
     window: int = WINDOW,
     vocabulary: int = VOCABULARY,
+    search: str = "exact",
 ) -> Seq2Seq:
     """A small model with weights that matter, or those of a folder, in float64."""
     torch.manual_seed(0)
@@ -48,7 +49,7 @@ def make(
         "window": window,
         "unlimiformer": unlimiformer,
         "k": k,
-        "search": "exact",
+        "search": search,
     }
     model: Seq2Seq = build_model(options, SimpleNamespace(**sizes), vocabulary)
     if weights is not None:
@@ -137,22 +138,25 @@ def test_token_by_token_is_the_whole_target_at_once(name: str, unlimiformer: str
         logits, state = reader.next_logits()
         assert (logits - whole[position].float()).abs().max() < 1e-5, position
         reader = SourceReader(model, state, token or 0)
-    assert told == [read.shape[1]]
+    assert told == [window.keep_stop - window.keep_start for window in windows(read.shape[1], WINDOW)]
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("unlimiformer", ["none", "test"])
 def test_trained_weights_are_given_what_they_were_trained_on(tmp_path: Path, name: str, unlimiformer: str) -> None:
     plain = make(name)
-    plain.inner.save_pretrained(tmp_path)
+    # As they will be read: in float32.
+    plain.float().inner.save_pretrained(tmp_path)
+    plain.double()
     model = make(name, unlimiformer, k=WINDOW, weights=str(tmp_path))
     for key, value in plain.inner.state_dict().items():
         assert torch.equal(model.inner.state_dict()[key], value), key
     config, target = plain.inner.config, tokens(1, 6)
     ids = torch.cat([torch.tensor([[MARK]]), target], 1)
     # One more than is read where the window is all that is read.
-    source = tokens(1, WINDOW if unlimiformer == "none" else WINDOW - 1, 2)
-    begun = torch.cat([torch.tensor([[config.bos_token_id]]), source], 1)[:, :WINDOW]
+    source = tokens(1, WINDOW if unlimiformer == "none" else WINDOW - 2, 2)
+    marks = torch.tensor([[config.bos_token_id], [config.eos_token_id]])
+    begun = torch.cat([marks[:1], source[:, : WINDOW - 2], marks[1:]], 1)
     extra = {"global_attention_mask": (torch.arange(WINDOW) == 0).long()[None]} if model.global_first else {}
     started = torch.cat([torch.tensor([[config.decoder_start_token_id]]), ids], 1)
     theirs = plain.inner(input_ids=begun, decoder_input_ids=started, **extra).logits[:, 1:]
@@ -205,7 +209,7 @@ def test_a_training_starts_from_the_hubs_weights_and_tokenizer(
     infini("train", *words)
     infini("eval", *words, "length=64")
     (run,) = infini.records("eval")
-    assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [WINDOW - 1] * 2
+    assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [WINDOW - 2] * 2
     assert run.data["tokenizer"] == tokenizer.name
 
 
