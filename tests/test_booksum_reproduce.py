@@ -56,6 +56,24 @@ def test_a_run_stands_in_the_row_of_its_training(
     assert rows(table4, runs) == row
 
 
+def test_weights_of_others_are_the_papers_scale(table4: SummaryReport) -> None:
+    weights = {"model.weights": "facebook/bart-base", "task.summary_tokens": 1022, "decoding.max_new_tokens": 1022}
+    runs = summaries("bart", {LENGTH: (1, 2, 3)}, trained=weights)
+    assert rows(table4, runs) == set()
+    for run in runs:
+        run.scale = "paper"
+    assert set(select_runs(table4, "paper", runs).runs) == {"bart"}
+    runs[0].config["model"]["weights"] = runs[1].config["model"]["weights"] = None
+    assert not select_runs(table4, "paper", runs).runs
+
+
+def test_what_a_row_has_of_its_own_is_not_asked_for(infini: Runner, words: list[str]) -> None:
+    asked = ["model=bart", "report=table4_booksum", "report.run=bart", "model.weights=a/b"]
+    message = infini.error("reproduce", *words[1:], *asked)
+    assert message == "model.weights=a/b: row bart has model.weights=null; leave it out, or other rows with report.run"
+    assert not infini.records()
+
+
 def test_an_evaluation_looks_at_its_source_as_trained_or_tests_the_whole(infini: Runner, words: list[str]) -> None:
     pytest.importorskip("transformers")
     words = [*words, *SMALL, "model=bart", "length=64"]

@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from command_runner import Runner
+from test_booksum import SUMMARIES, write_books
 from test_seq2seq import MARK, MODELS, VOCABULARY, WINDOW, make, tokens
 
+from infini.config import compose
 from infini.errors import InputError
 from infini.models import build_model
 from infini.pretrained.seq2seq import FILL, SourceReader
+from infini.report.load import load_report
+from infini.report.summaries import SummaryReport
 
 transformers = pytest.importorskip("transformers")
 
@@ -123,3 +128,26 @@ def test_every_tokens_embedding_is_trained(name: str) -> None:
     model(ids, source_BS=ids, source_mask_BS=torch.ones_like(ids)).hidden_BTD.square().sum().backward()
     grad = model.inner.get_input_embeddings().weight.grad
     assert (grad[[0, FILL, 5]].abs().sum(-1) > 0).all() and not grad[6:].any()
+
+
+def test_a_summary_that_has_no_positions_is_refused_before_the_training(infini: Runner, tmp_path: Path) -> None:
+    words = ["task=booksum", *SUMMARIES, "model=bart", "model.window=16", f"task.data_dir={write_books(tmp_path)}"]
+    message = infini.error("train", *words, "task.summary_tokens=3000")
+    assert message == "task.summary_tokens=3000: must be at most 2047, which the decoder has positions for"
+
+
+def test_the_papers_scale_starts_from_the_hubs_weights_at_the_papers_rate() -> None:
+    report = load_report(compose(["report=table4_booksum"]).report)
+    assert isinstance(report, SummaryReport)
+    for name, weights in (("bart", "facebook/bart-base"), ("primera", "allenai/PRIMERA")):
+        for row, how in ((name, "none"), (f"{name}_unlimiformer", "alternating")):
+            settings = report.systems[row].settings_at("paper")
+            cfg: Any = compose(["task=booksum", "scale=paper", f"model={name}", *settings])
+            assert (cfg.model["weights"], cfg.model["unlimiformer"], cfg.optimizer.lr) == (weights, how, 1e-4)
+            # Their decoders have positions for 1,024 tokens, of which two are marks.
+            assert cfg.task.summary_tokens == cfg.decoding.max_new_tokens == 1022
+            laptop: Any = compose(["task=booksum", f"model={name}", *report.systems[row].settings_at("laptop")])
+            assert laptop.model["weights"] is None and laptop.task.summary_tokens == 1024
+    cfg = compose(["task=booksum", "scale=paper"])
+    assert (cfg.optimizer.name, cfg.optimizer.lr, cfg.optimizer.gate_lr) == ("adafactor", 1e-4, 0.01)
+    assert compose(["scale=paper"]).optimizer.lr == 0.01

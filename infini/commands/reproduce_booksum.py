@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from infini import records
@@ -9,6 +11,7 @@ from infini.commands.common import find_training
 from infini.commands.evaluate import evaluate, evaluate_reference
 from infini.commands.train import train
 from infini.config import Config, compose, config_identity
+from infini.errors import InputError
 from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.summaries import SummaryReport
@@ -23,6 +26,9 @@ def run_systems(report: SummaryReport, cfg: Config, overrides: list[str], seeds:
     if not any(text.startswith("length=") for text in asked):
         asked.append(f"length=[{','.join(map(str, report.input_lengths))}]")
     asked += [f"task={report.task}", f"task.split={report.split}"]
+    scale = cfg.scale.name
+    for name in report.to_run:
+        _refuse_contradiction(name, report.systems[name].settings_at(scale), asked)
     jobs = [(seed, name) for seed in seeds for name in report.to_run]
     for number, (seed, name) in enumerate(jobs, 1):
         console.rule(f"{number} of {len(jobs)}: {report.systems[name].title}, seed {seed}")
@@ -30,10 +36,19 @@ def run_systems(report: SummaryReport, cfg: Config, overrides: list[str], seeds:
         if model in REFERENCES:
             record = _reference([*asked, f"seed={seed}", f"task.reference={model}"], model)
         else:
-            settings = report.systems[name].settings
+            settings = report.systems[name].settings_at(scale)
             record = _system([*asked, f"seed={seed}", f"model={model}", *settings], console)
         shown = f"{record.run_id}: overall {record.metric('overall') or 0.0:.1f}"
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
+
+
+def _refuse_contradiction(row: str, settings: Sequence[str], asked: Sequence[str]) -> None:
+    """Raise InputError where something is asked that the row has of its own: it would be lost without a word."""
+    for setting in settings:
+        key = setting.partition("=")[0]
+        for text in asked:
+            if text.lstrip("+").startswith(f"{key}=") and text.lstrip("+") != setting:
+                raise InputError(f"{text}: row {row} has {setting}; leave it out, or other rows with report.run")
 
 
 def _reference(overrides: list[str], name: str) -> RunRecord:
