@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from infini.commands.common import find_checkpoint, keep_large_buffers, load_tok
 from infini.commands.generate import TOKENS_PER_CALL, check_writable, open_text
 from infini.config import Config
 from infini.decoding import Reader, generate
+from infini.epub import epub_text
 from infini.errors import InputError
 from infini.precision import autocast, pick_device
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
@@ -22,8 +22,6 @@ from infini.records import write_atomically
 from infini.training.checkpoint import load_model
 
 EPUB = ".epub"
-BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "blockquote")
-"""Elements of an EPUB's pages that hold text."""
 
 
 def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, str | None]) -> int:
@@ -93,35 +91,3 @@ def _book(path: Path) -> tuple[Iterator[str], int]:
         return open_text(path, repr(str(path)))
     text = epub_text(path)
     return iter([text]), len(text.encode())
-
-
-def epub_text(path: Path) -> str:
-    """The text of an EPUB's chapters in the order of reading, a blank line between paragraphs.
-
-    Raises InputError when the library for it is not installed, or the file is no EPUB.
-    """
-    try:
-        from ebooklib import ITEM_DOCUMENT, epub
-        from lxml import etree, html
-    except ImportError as error:
-        raise InputError(f"{str(path)!r}: to read an EPUB, `pip install ebooklib`") from error
-    if not path.is_file():
-        raise InputError(f"{str(path)!r}: cannot be read (No such file or directory)")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            book = epub.read_epub(str(path), {"ignore_ncx": True})
-        chapters = [book.get_item_with_id(name) for name, _ in book.spine]
-        paragraphs = []
-        for chapter in chapters:
-            if chapter is None or chapter.get_type() != ITEM_DOCUMENT:
-                continue
-            tree = html.fromstring(chapter.get_content())
-            for element in tree.iter(*BLOCKS):
-                # What has blocks within it is told by them.
-                if next(element.iterdescendants(*BLOCKS), None) is None:
-                    paragraphs.append(" ".join(element.text_content().split()))
-    except (epub.EpubException, etree.LxmlError, KeyError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{str(path)!r}: cannot be read as an EPUB ({reason})") from error
-    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
