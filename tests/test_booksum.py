@@ -103,8 +103,8 @@ def test_an_example_is_mark_book_separator_summary_mark() -> None:
     made = batches()
     first, second, third = (made.example(index) for index in range(3))
     assert first[0].tolist() == [0, *range(100, 106), 7, 8, 10, 11, 12, 0] and first[1] == 9
-    # A long summary is cut, a short book is not filled up.
-    assert second[0].tolist() == [0, 200, 201, 202, 7, 8, 20, 21, 22, 23, 0]
+    # A long summary is cut, and does not end there; a short book is not filled up.
+    assert second[0].tolist() == [0, 200, 201, 202, 7, 8, 20, 21, 22, 23] and second[1] == 6
     assert third[0].tolist() == [0, 200, 201, 202, 7, 8, 30, 0]
 
 

@@ -259,9 +259,13 @@ def test_a_batch_has_the_book_as_source_and_the_summary_between_marks() -> None:
     batch = next(made.all_once())
     assert batch["source_BS"].tolist() == [[*range(100, 108)], [200, 201, 202, 0, 0, 0, 0, 0]]
     assert batch["source_mask_BS"].sum(1).tolist() == [8, 3]
-    assert batch["ids_BT"].tolist() == [[0, 10, 11, 12, 0], [0, 20, 21, 22, 23]]
-    assert batch["targets_BT"].tolist() == [[10, 11, 12, 3, IGNORE], [20, 21, 22, 23, 3]]
-    assert batch["mask_BT"].tolist() == [[True] * 4 + [False], [True] * 5]
+    # The second is cut, and does not end there.
+    assert batch["ids_BT"].tolist() == [[0, 10, 11, 12], [0, 20, 21, 22]]
+    assert batch["targets_BT"].tolist() == [[10, 11, 12, 3], [20, 21, 22, 23]] and batch["mask_BT"].all()
+    whole = next(SourceBatches(books, summaries, (MARK, 3), 8, 6, 2, 1).all_once())
+    assert whole["ids_BT"].tolist() == [[0, 10, 11, 12, 0, 0, 0], [0, *range(20, 26)]]
+    assert whole["targets_BT"].tolist() == [[10, 11, 12, 3, *[IGNORE] * 3], [*range(20, 26), 3]]
+    assert whole["mask_BT"].tolist() == [[True] * 4 + [False] * 3, [True] * 7]
     assert [made.batch(index)["at_random"] for index in range(3)] == [False, True, False]
 
 
