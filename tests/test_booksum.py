@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -210,6 +211,8 @@ def test_train_and_summarise(infini: Runner, tmp_path: Path) -> None:
     kept = (infini.results / "runs" / f"{run.run_id}.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["name"] for line in kept] == ["64/1", "64/2", "1K/1", "1K/2"]
     assert all(json.loads(line)["tokens_drawn"] <= 6 for line in kept)
+    content = (infini.results / "runs" / f"{run.run_id}.jsonl").read_bytes()
+    assert run.data["beside"][".jsonl"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     # Whole books where no length is given; the same seeds draw the same summary, whatever else was read.
     infini("eval", *words, "task.input_length=64")
     again = infini.records("eval")[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import time
 from collections.abc import Callable
@@ -84,6 +85,8 @@ def _write(
 ) -> records.RunRecord:
     path = records.record_path(cfg.results_dir, record.run_id)
     for suffix, content in beside.items():
+        found = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        record.data.setdefault("beside", {})[suffix] = found
         records.write_atomically(path.with_suffix(suffix), content)
     records.write_record(record, cfg.results_dir)
     finish()
