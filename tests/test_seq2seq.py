@@ -20,6 +20,7 @@ from infini.models import build_model, kind_of, registered
 from infini.ops.cross_entropy import IGNORE
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.pretrained.unlimiformer import encode, windows
+from infini.training.module import LanguageModelModule
 from infini.training.optimizers import parameter_groups
 from tasks.booksum.data import SourceBatches
 from tasks.text import TextTokenizer
@@ -303,6 +304,33 @@ def test_unlimiformer_trains_on_long_sources_in_turn(infini: Runner, tmp_path: P
     assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [64, 64]
     message = infini.error("eval", *words, "recipe.segments_per_sequence=8", "model.window=16")
     assert message.startswith("model.window=16: the checkpoint was trained with 32")
+
+
+def test_the_trainer_asks_for_states_at_random_in_turn_and_counts_what_is_read(
+    infini: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    read: list[int] = []
+    forward, step = Seq2Seq.forward, LanguageModelModule.training_step
+
+    def told(self: Seq2Seq, *given: Any, **options: Any) -> Any:
+        if self.training:
+            asked.append(options["at_random"])
+        return forward(self, *given, **options)
+
+    def counted(self: LanguageModelModule, batch: dict[str, Any], index: int) -> Any:
+        # Books are longer than an example.
+        assert batch["source_BS"].shape == (2, 8 * 16)
+        read.append(int(batch["mask_BT"].sum() + batch["source_mask_BS"].sum()))
+        return step(self, batch, index)
+
+    monkeypatch.setattr(Seq2Seq, "forward", told)
+    monkeypatch.setattr(LanguageModelModule, "training_step", counted)
+    words = ["task=booksum", *SUMMARIES, *SMALL, "model=bart", f"task.data_dir={write_books(tmp_path / 'data')}"]
+    infini("train", *words, "model.unlimiformer=alternating", "recipe.segments_per_sequence=8")
+    (training,) = infini.records()
+    assert asked == [False, True, False]
+    assert training.cost["tokens_seen"] == sum(read) > 3 * 2 * 8 * 16
 
 
 def test_a_task_that_takes_no_encoder_decoder_says_so(infini: Runner) -> None:
