@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
@@ -342,8 +343,9 @@ def _corpus(run: RunRecord) -> dict[str, str]:
 
 
 def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
-    training, evaluation = selection.training_config(run), run.config
-    settings: dict[str, str] = {}
+    # What has no parent was made without a model, whatever stands in its configuration.
+    training, evaluation = selection.training_config(run) if run.parent else {}, run.config
+    settings = _start(training, selection)
     for config, groups in ((training, _TRAINING_GROUPS), (evaluation, _EVALUATION_GROUPS)):
         for group in groups:
             _flatten(config.get(group), group, settings)
@@ -352,6 +354,22 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     _flatten(training.get("task"), "task", learned)
     kept = {name: value for name, value in settings.items() if name not in _IRRELEVANT_SETTINGS}
     return kept | {f"training {name}": learned[name] for name in learned.keys() - _IRRELEVANT_SETTINGS - _NOT_LEARNED}
+
+
+def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
+    """How the model was trained that a training started from; nothing where it started from fresh weights."""
+    name = training.get("init_from")
+    if not name:
+        return {}
+    start = selection.parents.get(Path(name).name)
+    if start is None:
+        return {"init_from": json.dumps("unknown")}
+    settings = _start(start.config, selection)
+    for group in ("task", *_TRAINING_GROUPS):
+        _flatten(start.config.get(group), group, settings)
+    left_out = _IRRELEVANT_SETTINGS | _NOT_LEARNED
+    kept = {f"start {key}": value for key, value in settings.items() if key not in left_out}
+    return kept | {"init_from": json.dumps(start.model)}
 
 
 def _flatten(value: Any, name: str, into: dict[str, str]) -> None:
