@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from infini.report.load import load_report
 from tasks.booksum import references
 from tasks.booksum.books import BookSplit, load_books
 from tasks.booksum.data import SummaryBatches
+from tasks.booksum.evaluation import DRAWN
 from tasks.booksum.metrics import OVERALL, TYPES, over_books, overall, rouge, sentences
 
 PAPER = {
@@ -355,3 +358,26 @@ def test_rows_of_the_hub_that_are_no_books_are_left_out(
     assert capsys.readouterr().err == "some/books, test: 5 of 8 rows lack text or summary and are left out\n"
     with pytest.raises(InputError, match="task.hub_id='some/books': no row of test has bid, text and summary"):
         of_hub(rows, monkeypatch)
+
+
+def test_all_that_takes_time_says_how_far_it_is(
+    infini: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: dict[str, list[float]] = {}
+
+    @contextmanager
+    def counted(title: str, total: float, *given: Any) -> Iterator[Callable[[float], None]]:
+        done: list[float] = []
+        yield done.append
+        bars[title] = [total, sum(done)]
+
+    for module in ("tasks.booksum", "tasks.booksum.evaluation"):
+        monkeypatch.setattr(f"{module}.progress_bar", counted)
+    words = ["task=booksum", *SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}"]
+    infini("train", *words)
+    infini("eval", *words, "length=64,1K")
+    cells = infini.records("eval")[0].series["cells"]
+    read = sum(book["tokens_read"] for cell in cells for book in cell["books"])
+    # Two books at two lengths, at most six tokens drawn of each.
+    expected = {"validating": 3, "infini_linear on booksum": read + 4 * 6 * DRAWN, "comparing summaries": 4}
+    assert bars == {title: [total, total] for title, total in expected.items()}
