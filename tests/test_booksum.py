@@ -371,13 +371,19 @@ def test_all_that_takes_time_says_how_far_it_is(
         yield done.append
         bars[title] = [total, sum(done)]
 
-    for module in ("tasks.booksum", "tasks.booksum.evaluation"):
+    for module in ("tasks.text", "tasks.booksum", "tasks.booksum.evaluation"):
         monkeypatch.setattr(f"{module}.progress_bar", counted)
     words = ["task=booksum", *SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}"]
+    words.append(f"cache_dir={tmp_path / 'cache'}")
     infini("train", *words)
     infini("eval", *words, "length=64,1K")
     cells = infini.records("eval")[0].series["cells"]
     read = sum(book["tokens_read"] for cell in cells for book in cell["books"])
     # Two books at two lengths, at most six tokens drawn of each.
-    expected = {"validating": 3, "infini_linear on booksum": read + 4 * 6 * DRAWN, "comparing summaries": 4}
+    expected = {
+        "vocabulary of booksum": 2,
+        "validating": 3,
+        "infini_linear on booksum": read + 4 * 6 * DRAWN,
+        "comparing summaries": 4,
+    }
     assert bars == {title: [total, total] for title, total in expected.items()}
