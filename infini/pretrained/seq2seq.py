@@ -41,7 +41,7 @@ class Seq2SeqConfig:
     k: int
     """Encoder states that a head of the decoder attends to."""
     search: Literal["exact", "approximate"]
-    """How they are found; approximate needs faiss."""
+    """How they are found where a target is drawn token by token; approximate needs faiss. Training is exact."""
 
     def __post_init__(self) -> None:
         if self.window < 2 or self.window % 2:
