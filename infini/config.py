@@ -263,7 +263,16 @@ def _first_line(error: Exception) -> str:
 
 EVALUATION_KEYS = {
     "scale": ("eval_max_tokens", "eval_segments_per_call", "knockouts", "knockout_max_tokens"),
-    "task": ("knockout", "examples", "rows_per_call"),
+    "task": (
+        "knockout",
+        "examples",
+        "rows_per_call",
+        "split",
+        "input_length",
+        "references",
+        "reference",
+        "reference_words",
+    ),
 }
 """Keys that matter to an evaluation only."""
 

@@ -65,7 +65,7 @@ class RunRecord:
     """As `environment` gives, taken when the run starts."""
     data: dict[str, Any] = field(default_factory=dict)
     """name, source (folder, hub or synthetic), revision (content hash), split, documents, tokens, words, bytes,
-    tokenizer."""
+    tokenizer. beside: bytes and sha256 of each file beside the record, by its suffix."""
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     """metric -> {value, n, unit, higher_is_better}."""
     cost: dict[str, Any] = field(default_factory=dict)

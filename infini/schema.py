@@ -343,7 +343,8 @@ class Config:
     init_from: str | None
     """Run id or folder whose weights a training starts from; None means fresh weights."""
     length: list[str | int]
-    """Prompt lengths that an evaluation of the passkey task covers, as 32K or 1M."""
+    """Tokens that an evaluation covers, as 32K or 1M: of prompts of the passkey task; of a book to sum up, where it is
+    given (otherwise task.input_length)."""
     depth: list[str | float]
     """Places of the key in the prompt: start, middle, end, or a number from 0 to 1; `grid` means 0, 0.05, ... 1."""
     prompt: str | None

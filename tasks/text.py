@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from infini.errors import InputError
+from infini.progress import progress_bar
 from infini.records import write_atomically
 
 SPLITS = ("train", "validation", "test")
@@ -345,15 +347,18 @@ def _sample(documents: Documents, sample_characters: int) -> Iterator[str]:
     n_documents = len(documents)
     chosen = [index * n_documents // n_pieces for index in range(n_pieces)] if n_documents > n_pieces else None
     per_document = max(1, n_pieces // n_documents)
-    for index in chosen or range(n_documents):
-        text = documents[index].text
-        if len(text) <= per_document * _PIECE_CHARACTERS:
-            yield text
-            continue
-        for piece in range(per_document):
-            middle = (2 * piece + 1) * len(text) // (2 * per_document)
-            start = middle - _PIECE_CHARACTERS // 2
-            yield text[start : start + _PIECE_CHARACTERS]
+    read = chosen or range(n_documents)
+    with progress_bar(f"vocabulary of {documents.name}", len(read), sys.stderr.isatty()) as advance:
+        for index in read:
+            text = documents[index].text
+            pieces = per_document if len(text) > per_document * _PIECE_CHARACTERS else 0
+            if not pieces:
+                yield text
+            for piece in range(pieces):
+                middle = (2 * piece + 1) * len(text) // (2 * per_document)
+                start = middle - _PIECE_CHARACTERS // 2
+                yield text[start : start + _PIECE_CHARACTERS]
+            advance(1)
 
 
 def _train_bpe(texts: Iterator[str], vocab_size: int) -> TextTokenizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 import pickle
 import re
@@ -210,6 +211,29 @@ def prompt_file(content: bytes | None) -> Try:
     return write
 
 
+def own_book(content: bytes | None) -> Try:
+    """A book to sum up, which the model of the place is asked for."""
+
+    def write(place: Place) -> list[str]:
+        path = place.folder / "book.txt"
+        if content is not None:
+            path.write_bytes(content)
+        return ["summarize", str(path), f"checkpoint={place.checkpoint}", "parallel.accelerator=cpu"]
+
+    return write
+
+
+def summarised(*rows: dict[str, Any]) -> Try:
+    """A training on books with summaries, which are these."""
+
+    def write(place: Place) -> list[str]:
+        text = "".join(json.dumps({"bid": 1, "title": "One", **row}) + "\n" for row in rows)
+        (place.books / "train.jsonl").write_text(text, encoding="utf-8")
+        return place.line("train", "task=booksum")
+
+    return write
+
+
 CASES = [
     Case("an unknown verb", lines("trian", "evaluate", "Train", "-x")),
     Case("an unknown choice of a group", lines("train model=infini_liner", "train task=pg18", "table report=table9")),
@@ -269,6 +293,22 @@ CASES = [
     ),
     Case("a loss that is not finite", [not_finite]),
     Case("a prompt that cannot be read", [prompt_file(None), prompt_file(b"\xff\xfe\x00"), *trained(verb="generate")]),
+    Case(
+        "a book to sum up that is none",
+        [own_book(content) for content in (None, b"", b" \n\n", b"text\0", b"text\xff", "A book.".encode("utf-16"))],
+    ),
+    Case(
+        "a book without a summary or a text",
+        [
+            summarised({"text": "A book.", "summary": []}),
+            summarised({"text": None, "summary": [{"text": "A summary."}]}),
+            summarised({"book": "none.txt", "summary": [{"text": "A summary."}]}),
+        ],
+    ),
+    Case(
+        "two books of one number",
+        [summarised(*({"text": text, "summary": [{"text": "A summary."}]} for text in ("One.", "Two.")))],
+    ),
     Case("a damaged state", [saved_state(cut(0.5)), saved_state(flipped(0.9)), saved_state(cut(0))]),
 ]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,9 @@ from infini.errors import InputError
 from infini.ops.cross_entropy import IGNORE
 from infini.report.load import load_report
 from tasks.booksum import references
-from tasks.booksum.books import load_books
+from tasks.booksum.books import BookSplit, load_books
 from tasks.booksum.data import SummaryBatches
+from tasks.booksum.evaluation import DRAWN
 from tasks.booksum.metrics import OVERALL, TYPES, over_books, overall, rouge, sentences
 
 PAPER = {
@@ -103,8 +107,8 @@ def test_an_example_is_mark_book_separator_summary_mark() -> None:
     made = batches()
     first, second, third = (made.example(index) for index in range(3))
     assert first[0].tolist() == [0, *range(100, 106), 7, 8, 10, 11, 12, 0] and first[1] == 9
-    # A long summary is cut, a short book is not filled up.
-    assert second[0].tolist() == [0, 200, 201, 202, 7, 8, 20, 21, 22, 23, 0]
+    # A long summary is cut, and does not end there; a short book is not filled up.
+    assert second[0].tolist() == [0, 200, 201, 202, 7, 8, 20, 21, 22, 23] and second[1] == 6
     assert third[0].tolist() == [0, 200, 201, 202, 7, 8, 30, 0]
 
 
@@ -210,6 +214,8 @@ def test_train_and_summarise(infini: Runner, tmp_path: Path) -> None:
     kept = (infini.results / "runs" / f"{run.run_id}.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["name"] for line in kept] == ["64/1", "64/2", "1K/1", "1K/2"]
     assert all(json.loads(line)["tokens_drawn"] <= 6 for line in kept)
+    content = (infini.results / "runs" / f"{run.run_id}.jsonl").read_bytes()
+    assert run.data["beside"][".jsonl"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     # Whole books where no length is given; the same seeds draw the same summary, whatever else was read.
     infini("eval", *words, "task.input_length=64")
     again = infini.records("eval")[-1]
@@ -261,6 +267,7 @@ def test_the_figure_by_length_has_a_point_a_length(infini: Runner, tmp_path: Pat
         ({"report.run": "brt"}, "report.run='brt': all, or names of .* did you mean 'bart'"),
         ({"report.aggregate": "mean"}, "report.aggregate='mean': null or newest"),
         ({"report.input_lengths": "[1X]"}, "length='1X'"),
+        ({"report.systems.bart.at_scale": "x"}, r"report.systems.bart.at_scale=.*must be \{scale"),
         ({"report.systems.bart.paper": "[1,2]"}, r"report.systems.bart.paper=\(?\[?1, 2"),
     ],
 )
@@ -269,3 +276,114 @@ def test_a_report_of_summaries_that_is_wrong_is_one_line(changes: dict[str, str]
     with pytest.raises(InputError, match=message) as error:
         load_report(cfg.report)
     assert "\n" not in str(error.value)
+
+
+def lines(folder: Path, *rows: Any) -> Path:
+    """A folder whose test books are these lines of JSON."""
+    (folder / "test.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    return folder
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"bid": 1, "title": "One", "text": "A man goes.", "summary": [{"text": "He goes."}], **changes}
+
+
+def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
+    odd = "One\u2028two\u2029three\x85four\x0cfive"
+    books = load_books("test", lines(tmp_path, row(text=odd), row(bid=2, summary=[{"text": odd}])), "none/none")
+    assert books.documents[0].text == odd and books.summaries[1] == (odd,)
+    path = tmp_path / "test.jsonl"
+    # As an editor of another system leaves it.
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert load_books("test", tmp_path, "none/none").revision == books.revision
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"text": None}, "neither text nor book"),
+        ({"text": 7}, "text must be a string"),
+        ({"text": None, "book": ["a"]}, "book must be a string"),
+        ({"bid": None}, "no bid, or no title"),
+        ({"summary": None}, "NoneType"),
+    ],
+)
+def test_a_field_that_is_none_of_a_book_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=rf"test\.jsonl, line 2: not a book \(.*{problem}"):
+        load_books("test", lines(tmp_path, row(), row(**changes)), "none/none")
+    with pytest.raises(InputError, match=r"line 1: not a book \(no JSON object"):
+        load_books("test", lines(tmp_path, "text"), "none/none")
+
+
+def test_a_text_that_is_null_stands_in_the_file_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "book.txt").write_bytes(b"\xef\xbb\xbfA dog runs.")
+    books = load_books("test", lines(tmp_path / "data", row(text=None, book="book.txt")), "none/none")
+    assert books.documents[0].text == "A dog runs."
+
+
+def test_rows_with_one_bid_are_one_book_or_refused(tmp_path: Path) -> None:
+    twice = lines(tmp_path, row(), row(bid=2, text="B."), row(bid="1", summary=[{"text": "He goes."}, {"text": "He."}]))
+    books = load_books("test", twice, "none/none")
+    assert list(books.documents.names) == ["1", "2"] and list(books.titles) == ["One", "One"]
+    assert books.summaries == [("He goes.", "He."), ("He goes.",)] and books.documents[1].text == "B."
+    with pytest.raises(InputError, match=r"test\.jsonl: two books have the bid 1; give each its own"):
+        load_books("test", lines(tmp_path, row(), row(text="Another.")), "none/none")
+
+
+def of_hub(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> BookSplit:
+    import datasets
+
+    monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, **options: datasets.Dataset.from_list(rows))
+    return load_books("test", None, "some/books")
+
+
+def test_rows_of_the_hub_that_are_no_books_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"summary": []},
+        {"summary": [{"text": " "}]},
+        {"summary": None},
+        {"text": None},
+        {"text": " "},
+    ]
+    rows = [row(bid=str(number), **changes) for number, changes in enumerate(wrong, 2)]
+    good = row(bid="1", summary=[{"text": None}, {"text": "He goes."}])
+    # Two texts with one bid, which here nobody can change.
+    books = of_hub([*rows, good, row(bid="9"), row(bid="9", text="Another.")], monkeypatch)
+    assert list(books.documents.names) == ["1", "9", "9-2"] and books.summaries[0] == ("He goes.",)
+    assert books.documents[2].text == "Another."
+    assert capsys.readouterr().err == "some/books, test: 5 of 8 rows lack text or summary and are left out\n"
+    with pytest.raises(InputError, match="task.hub_id='some/books': no row of test has bid, text and summary"):
+        of_hub(rows, monkeypatch)
+
+
+def test_all_that_takes_time_says_how_far_it_is(
+    infini: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: dict[str, list[float]] = {}
+
+    @contextmanager
+    def counted(title: str, total: float, *given: Any) -> Iterator[Callable[[float], None]]:
+        done: list[float] = []
+        yield done.append
+        bars[title] = [total, sum(done)]
+
+    for module in ("tasks.text", "tasks.booksum", "tasks.booksum.evaluation"):
+        monkeypatch.setattr(f"{module}.progress_bar", counted)
+    words = ["task=booksum", *SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}"]
+    words.append(f"cache_dir={tmp_path / 'cache'}")
+    infini("train", *words)
+    infini("eval", *words, "length=64,1K")
+    cells = infini.records("eval")[0].series["cells"]
+    read = sum(book["tokens_read"] for cell in cells for book in cell["books"])
+    # Two books at two lengths, at most six tokens drawn of each.
+    expected = {
+        "vocabulary of booksum": 2,
+        "validating": 3,
+        "infini_linear on booksum": read + 4 * 6 * DRAWN,
+        "comparing summaries": 4,
+    }
+    assert bars == {title: [total, total] for title, total in expected.items()}

@@ -17,7 +17,7 @@ D, H, G, K, V, N = 12, 4, 2, 6, 4, SEGMENT
 KINDS = pytest.mark.parametrize("kind", get_args(Compression))
 
 
-def make(kind: Any, rate: int = 2, memory: int = 2, compressed: int = 1) -> Any:
+def make(kind: Any, rate: int = 2, memory: int = 2, compressed: int = 1, scale: Any = "d_key") -> Any:
     torch.manual_seed(0)
     layer = CompressiveAttention(
         D,
@@ -30,6 +30,7 @@ def make(kind: Any, rate: int = 2, memory: int = 2, compressed: int = 1) -> Any:
         rate=rate,
         memory_segments=memory,
         compressed_segments=compressed,
+        attention_scale=scale,
     ).double()
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -42,21 +43,25 @@ def inputs(segments: float) -> torch.Tensor:
     return torch.randn(int(segments * N), D, dtype=torch.float64, generator=generator)
 
 
-def weights_of(layer: Any, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Attention weights [H, Q, L]: query i, which stands at key L - Q + i, sees the keys up to itself."""
+def weights_of(layer: Any, queries: torch.Tensor, keys: torch.Tensor, width: int) -> torch.Tensor:
+    """Attention weights [H, Q, L]: query i, which stands at key L - Q + i, sees the keys up to itself.
+
+    width: the scores are divided by its root.
+    """
     Q, L = len(queries), len(keys)
+    projected = [(layer.k_proj.weight @ key).view(G, K) for key in keys]
+    angles = [[distance * 10000 ** (-2 * d / D) for d in range(D // 2)] for distance in range(L)]
+    R = torch.tensor([[*map(math.sin, row), *map(math.cos, row)] for row in angles], dtype=torch.float64)
+    far = [(layer.r_proj.weight @ position).view(H, K) for position in R]
+    u, v = layer.u.view(H, K), layer.v.view(H, K)
     rows = []
     for h in range(H):
         for i in range(Q):
             q = (layer.q_proj.weight @ queries[i]).view(H, K)[h]
-            scores = []
-            for j in range(L - Q + i + 1):
-                k = (layer.k_proj.weight @ keys[j]).view(G, K)[h // (H // G)]
-                angles = [(L - Q + i - j) * 10000 ** (-2 * d / D) for d in range(D // 2)]
-                R = torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
-                r = (layer.r_proj.weight @ R).view(H, K)[h]
-                scores.append((q + layer.u.view(H, K)[h]) @ k + (q + layer.v.view(H, K)[h]) @ r)
-            weights = torch.softmax(torch.stack(scores) / math.sqrt(K), 0)
+            last = L - Q + i
+            seen = range(last + 1)
+            scores = [(q + u[h]) @ projected[j][h // (H // G)] + (q + v[h]) @ far[last - j][h] for j in seen]
+            weights = torch.softmax(torch.stack(scores) / math.sqrt(width), 0)
             rows.append(torch.cat([weights, torch.zeros(L - len(scores), dtype=torch.float64)]))
     return torch.stack(rows).view(H, Q, L)
 
@@ -79,7 +84,9 @@ def compress(layer: Any, old: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
     return torch.stack(made)
 
 
-def oracle(layer: Any, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+def oracle(
+    layer: Any, x_TD: torch.Tensor, width: int = K
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
     """Outputs, the sum of the reconstruction losses, and what is in memory and compressed memory at the end."""
     memory: list[torch.Tensor] = []
     compressed: list[torch.Tensor] = []
@@ -87,7 +94,7 @@ def oracle(layer: Any, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     for begin in range(0, len(x_TD), N):
         x = x_TD[begin : begin + N]
         keys = torch.stack([m.detach() for m in (*compressed, *memory)] + list(x))
-        a = weights_of(layer, x, keys)
+        a = weights_of(layer, x, keys, width)
         values = torch.stack([(layer.v_proj.weight @ key).view(G, V) for key in keys])
         mixed = torch.stack([a[h] @ values[:, h // (H // G)] for h in range(H)], 1)
         outputs.append(mixed.flatten(1) @ layer.o_proj.weight.T)
@@ -98,13 +105,13 @@ def oracle(layer: Any, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
             old = torch.stack(memory[:N])
             used = a.mean((0, 1))[len(compressed) : len(compressed) + N]
             new = compress(layer, old, used)
-            losses.append(reconstruction(layer, x.detach(), old, new))
+            losses.append(reconstruction(layer, x.detach(), old, new, width))
             memory = memory[N:]
             compressed = [*compressed, *new.detach()][-layer.chunks * N // layer.rate :]
     return torch.cat(outputs), sum(losses, torch.zeros((), dtype=torch.float64)), memory, compressed
 
 
-def reconstruction(layer: Any, x: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+def reconstruction(layer: Any, x: torch.Tensor, old: torch.Tensor, new: torch.Tensor, width: int) -> torch.Tensor:
     """Mean square of attn(x, old) - attn(x, new): no positions, no mask, no gradient but through `new`."""
     total = torch.zeros((), dtype=torch.float64)
     Wq, Wk, Wv = (p.weight.detach() for p in (layer.q_proj, layer.k_proj, layer.v_proj))
@@ -113,19 +120,31 @@ def reconstruction(layer: Any, x: torch.Tensor, old: torch.Tensor, new: torch.Te
 
         def attn(memories: torch.Tensor, h: int = h, g: int = g) -> torch.Tensor:
             q, k = (x @ Wq.T).view(N, H, K)[:, h], (memories @ Wk.T).view(-1, G, K)[:, g]
-            return torch.softmax(q @ k.T / math.sqrt(K), 1) @ (memories @ Wv.T).view(-1, G, V)[:, g]
+            return torch.softmax(q @ k.T / math.sqrt(width), 1) @ (memories @ Wv.T).view(-1, G, V)[:, g]
 
         total = total + (attn(old.detach()) - attn(new)).square().sum()
     return total / (H * N * V)
 
 
 @KINDS
-@pytest.mark.parametrize("cuts", [[999], [5, 7, 1, 9, 30]], ids=["one-call", "cut"])
-def test_the_layer_is_the_paper(kind: str, cuts: list[int]) -> None:
-    """Outputs, memories and gradients over seven segments and a bit: compressed memory has dropped some by then."""
-    layer = make(kind, memory=1 if cuts == [999] else 2)
-    x = inputs(7.5).requires_grad_()
-    expected, _, memory, compressed = oracle(layer, x)
+@pytest.mark.parametrize(
+    ("cuts", "memory_segments", "compressed_segments", "rate", "scale"),
+    [
+        ([999], 1, 1, 2, "d_key"),
+        ([5, 7, 1, 9, 30], 2, 1, 2, "d_key"),
+        ([30, 25], 1, 2, 4, "d_model"),
+    ],
+    ids=["one-call", "cut", "fourfold"],
+)
+def test_the_layer_is_the_paper(
+    kind: str, cuts: list[int], memory_segments: int, compressed_segments: int, rate: int, scale: str
+) -> None:
+    """Outputs, memories and gradients over many segments and a bit: compressed memory has dropped some by then."""
+    layer = make(kind, rate, memory_segments, compressed_segments, scale)
+    kept = memory_segments + rate * compressed_segments
+    x = inputs(kept + 2.5).requires_grad_()
+    expected, _, memory, compressed = oracle(layer, x, {"d_key": K, "d_model": D}[scale])
+    assert len(compressed) == compressed_segments * N, "full, and some fell out of it"
     got, state = layer_in_calls(layer, x, cuts)
     assert_close(got, expected, 1e-12, "output")
     assert_close(state.layers[0].memory.recent_BMD[0], torch.stack(memory), 1e-12, "memory")

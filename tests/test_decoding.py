@@ -13,6 +13,7 @@ from helpers import VOCABULARY, make_model, variant_id, variants
 from tiny_runs import TINY, write_corpus
 
 import cli
+from infini.commands.generate import _pieces
 from infini.decoding import Reader, draw, generate, load_reader, save_reader
 from infini.errors import InputError
 from infini.state import leaves
@@ -204,6 +205,7 @@ def test_generate_reads_text_files_and_standard_input_alike(
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert said(capfd, settings, "prompt=-")[0] == from_file
     assert said(capfd, settings, f"prompt='{text}'")[0] == from_file
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert said(capfd, settings, "prompt=-", "seed=2")[0] != from_file
 
 
@@ -246,12 +248,15 @@ def test_line_ends_are_read_as_they_are(trained: tuple[Path, list[str]], capfd: 
 
 def test_generate_says_what_is_wrong(trained: tuple[Path, list[str]], capfd: pytest.CaptureFixture[str]) -> None:
     folder, settings = trained
-    (folder / "utf16.txt").write_bytes("text".encode("utf-16"))
+    for name, content in (("utf16", "text".encode("utf-16")), ("blank", b" \n"), ("zero", b"a\0")):
+        (folder / f"{name}.txt").write_bytes(content)
     for words, expected in (
         ([], "prompt=null: give a text"),
         ([f"prompt=@{folder}/none"], "none': cannot be read (No such file"),
         ([f"prompt=@{folder}"], "cannot be read (Is a directory)"),
-        ([f"prompt=@{folder}/utf16.txt"], "is not UTF-8 text"),
+        ([f"prompt=@{folder}/utf16.txt"], "is not UTF-8 text (byte 0)"),
+        ([f"prompt=@{folder}/blank.txt"], "blank.txt': there is nothing in it"),
+        ([f"prompt=@{folder}/zero.txt"], "zero.txt': is not text (byte 1 is zero)"),
         (["prompt=x", "decoding.top_p=0"], "decoding.top_p=0.0: must be above 0"),
         (["prompt=x", "decoding.temperature=-1"], "decoding.temperature=-1.0: must be at least 0"),
         (["prompt=x", f"load_state={folder}/none"], "cannot be read as a saved state"),
@@ -262,3 +267,47 @@ def test_generate_says_what_is_wrong(trained: tuple[Path, list[str]], capfd: pyt
         out, err = said(capfd, settings, *words, code=2)
         assert expected in err and "Traceback" not in err and err.count("infini: error:") == 1
         assert out == ""
+
+
+def read_from(content: bytes, monkeypatch: pytest.MonkeyPatch, size: int = 4) -> str:
+    """What is made of these bytes, read a few at a time."""
+    monkeypatch.setattr("infini.commands.generate._BYTES", size)
+    return "".join(_pieces(io.BytesIO(content), "book"))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"\xef\xbb\xbfWith a mark.", "With a mark."),
+        ("née où \U0001f600\r\n".encode(), "née où \U0001f600\r\n"),
+        ("a \ufeff b".encode(), "a \ufeff b"),
+        (b"  \n\n x", "  \n\n x"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_bytes_become_text_however_they_come(
+    content: bytes, text: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_from(content, monkeypatch, size) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "there is nothing in it"),
+        (b" \n\t \r\n", "there is nothing in it"),
+        (b"\xef\xbb\xbf", "there is nothing in it"),
+        (b"0123456789\0", "is not text (byte 10 is zero)"),
+        ("A book.".encode("utf-16-le"), "is not text (byte 1 is zero)"),
+        (b"0123456789\xff", "is not UTF-8 text (byte 10)"),
+        # A character that is cut short, across two pieces and at the end.
+        (b"012\xc3x", "is not UTF-8 text (byte 3)"),
+        (b"01234\xc3", "is not UTF-8 text (byte 5)"),
+    ],
+)
+def test_bytes_that_are_no_text_are_named_with_their_place(
+    content: bytes, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError) as error:
+        read_from(content, monkeypatch)
+    assert str(error.value) == f"book: {problem}"

@@ -15,6 +15,7 @@ from helpers import TOLERANCE, assert_close, assert_same_state, bools, computing
 from infini import InfiniAttention
 from infini.layers import GateInit, LocalAttention
 from infini.models import build_model
+from infini.ops import attention
 from infini.state import detach, fork, leaves, load_state, move, place_rows, save_state, select_rows
 
 WITHOUT = """
@@ -235,3 +236,27 @@ def test_unknown_model_options_are_named() -> None:
         with pytest.raises(ValueError) as error:
             build_model(options, tiny_dims(), 31)
         assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize("amx", [True, False])
+@pytest.mark.parametrize(("length", "trained"), [(16, True), (128, True), (128, False), (256, True), (512, True)])
+def test_short_segments_are_attended_in_float32(
+    amx: bool, length: int, trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 the fused backward pass of short segments takes 2 to 11 times as long on a processor."""
+    taken: list[torch.dtype] = []
+    fused = attention.F.scaled_dot_product_attention
+
+    def spy(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        taken.append(q.dtype)
+        return fused(q, *args, **options)
+
+    monkeypatch.setattr(attention, "_has_amx", lambda: amx)
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", spy)
+    q, k, v = (torch.randn(1, 2, length, 2, 8).bfloat16() for _ in range(3))
+    q.requires_grad_(trained)
+    with torch.autocast("cpu", torch.bfloat16):
+        a = attention.local_attention(q, k, v, scale=0.3, rope_base=10000.0)
+    short = length <= 128 and trained if amx else length <= 256
+    assert taken == [torch.float32 if short else torch.bfloat16]
+    assert a.dtype == torch.bfloat16

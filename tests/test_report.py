@@ -54,6 +54,24 @@ def test_seeds_trained_with_different_settings_do_not_share_a_cell(report: Repor
         select_runs(report, "laptop", runs)
 
 
+def test_seeds_that_started_elsewhere_do_not_share_a_cell(report: Report) -> None:
+    """A start of one kind goes with each seed; a fresh one, one of other steps and an unknown one do not go with it."""
+    starts = [make_train("full", seed, run_id=f"start-{seed}") for seed in (1, 2)]
+    trainings = [make_train("local", seed) for seed in (1, 2)]
+    for training in trainings:
+        training.config["init_from"] = f"outputs/checkpoints/start-{training.seed}"
+    runs = [*starts, *trainings, make_eval("local", 1), make_eval("local", 2)]
+    assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
+    with pytest.raises(InputError, match=r"init_from \"full\" and \"unknown\""):
+        select_runs(report, "laptop", [runs[0], *runs[2:]])
+    starts[1].config["recipe"] = {"steps": 20}
+    with pytest.raises(InputError, match=r"start recipe\.steps 10 and 20"):
+        select_runs(report, "laptop", runs)
+    trainings[1].config["init_from"] = None
+    with pytest.raises(InputError, match=r"init_from \"full\" and unset"):
+        select_runs(report, "laptop", runs)
+
+
 def test_settings_that_change_no_result_may_differ(report: Report) -> None:
     runs = [make_eval("local", 1), make_eval("local", 2)]
     runs[0].config |= {"recipe": {"steps": 2600, "loss_chunk": 64}, "task": {"data_dir": "a"}, "results_dir": "b"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,3 +224,28 @@ def test_publish_renews_the_published_tables_of_other_reports_that_show_the_run(
     made = {path.stem for path in (published / "tables").glob("*.md")}
     assert made == {"lm_gates_laptop", "table2_lm_laptop", "rmt_sweep_laptop"}
     assert others.read_text() == "of runs that are not these\n"
+
+
+def test_examples_are_published_as_they_were_written_or_by_their_hash(
+    cfg: Any, published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, content = Path(cfg.results_dir), b"an example\n"
+    run = make_eval("local", 1)
+    run.data["beside"] = {".jsonl": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+    fill(mine, run)
+    beside = mine / "runs" / "eval-local-1.jsonl"
+    for wrong in (None, b"another\n"):
+        if wrong is not None:
+            beside.write_bytes(wrong)
+        with pytest.raises(InputError, match=r"eval-local-1\.jsonl: not what run eval-local-1 wrote, by the SHA-256"):
+            publish.run(cfg, [], ["eval-local-1"])
+    assert not published.exists()
+    beside.write_bytes(content)
+    monkeypatch.setattr(publish, "LARGEST", len(content) - 1)
+    publish.run(cfg, [], ["eval-local-1"])
+    copied = published / "runs" / "eval-local-1.jsonl"
+    assert not copied.exists() and "eval-local-1.jsonl: stays there, for its size" in capsys.readouterr().err
+    assert copied.with_suffix(".json").is_file()
+    monkeypatch.setattr(publish, "LARGEST", len(content))
+    publish.run(cfg, [], ["eval-local-1"])
+    assert copied.read_bytes() == content

@@ -19,7 +19,8 @@ from infini.errors import InputError
 from infini.models import build_model, kind_of, registered
 from infini.ops.cross_entropy import IGNORE
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
-from infini.pretrained.unlimiformer import encode
+from infini.pretrained.unlimiformer import encode, windows
+from infini.training.module import LanguageModelModule
 from infini.training.optimizers import parameter_groups
 from tasks.booksum.data import SourceBatches
 from tasks.text import TextTokenizer
@@ -38,6 +39,7 @@ def make(
     weights: str | None = None,
     window: int = WINDOW,
     vocabulary: int = VOCABULARY,
+    search: str = "exact",
 ) -> Seq2Seq:
     """A small model with weights that matter, or those of a folder, in float64."""
     torch.manual_seed(0)
@@ -48,7 +50,7 @@ def make(
         "window": window,
         "unlimiformer": unlimiformer,
         "k": k,
-        "search": "exact",
+        "search": search,
     }
     model: Seq2Seq = build_model(options, SimpleNamespace(**sizes), vocabulary)
     if weights is not None:
@@ -137,22 +139,25 @@ def test_token_by_token_is_the_whole_target_at_once(name: str, unlimiformer: str
         logits, state = reader.next_logits()
         assert (logits - whole[position].float()).abs().max() < 1e-5, position
         reader = SourceReader(model, state, token or 0)
-    assert told == [read.shape[1]]
+    assert told == [window.keep_stop - window.keep_start for window in windows(read.shape[1], WINDOW)]
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("unlimiformer", ["none", "test"])
 def test_trained_weights_are_given_what_they_were_trained_on(tmp_path: Path, name: str, unlimiformer: str) -> None:
     plain = make(name)
-    plain.inner.save_pretrained(tmp_path)
+    # As they will be read: in float32.
+    plain.float().inner.save_pretrained(tmp_path)
+    plain.double()
     model = make(name, unlimiformer, k=WINDOW, weights=str(tmp_path))
     for key, value in plain.inner.state_dict().items():
         assert torch.equal(model.inner.state_dict()[key], value), key
     config, target = plain.inner.config, tokens(1, 6)
     ids = torch.cat([torch.tensor([[MARK]]), target], 1)
     # One more than is read where the window is all that is read.
-    source = tokens(1, WINDOW if unlimiformer == "none" else WINDOW - 1, 2)
-    begun = torch.cat([torch.tensor([[config.bos_token_id]]), source], 1)[:, :WINDOW]
+    source = tokens(1, WINDOW if unlimiformer == "none" else WINDOW - 2, 2)
+    marks = torch.tensor([[config.bos_token_id], [config.eos_token_id]])
+    begun = torch.cat([marks[:1], source[:, : WINDOW - 2], marks[1:]], 1)
     extra = {"global_attention_mask": (torch.arange(WINDOW) == 0).long()[None]} if model.global_first else {}
     started = torch.cat([torch.tensor([[config.decoder_start_token_id]]), ids], 1)
     theirs = plain.inner(input_ids=begun, decoder_input_ids=started, **extra).logits[:, 1:]
@@ -205,7 +210,7 @@ def test_a_training_starts_from_the_hubs_weights_and_tokenizer(
     infini("train", *words)
     infini("eval", *words, "length=64")
     (run,) = infini.records("eval")
-    assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [WINDOW - 1] * 2
+    assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [WINDOW - 2] * 2
     assert run.data["tokenizer"] == tokenizer.name
 
 
@@ -255,9 +260,13 @@ def test_a_batch_has_the_book_as_source_and_the_summary_between_marks() -> None:
     batch = next(made.all_once())
     assert batch["source_BS"].tolist() == [[*range(100, 108)], [200, 201, 202, 0, 0, 0, 0, 0]]
     assert batch["source_mask_BS"].sum(1).tolist() == [8, 3]
-    assert batch["ids_BT"].tolist() == [[0, 10, 11, 12, 0], [0, 20, 21, 22, 23]]
-    assert batch["targets_BT"].tolist() == [[10, 11, 12, 3, IGNORE], [20, 21, 22, 23, 3]]
-    assert batch["mask_BT"].tolist() == [[True] * 4 + [False], [True] * 5]
+    # The second is cut, and does not end there.
+    assert batch["ids_BT"].tolist() == [[0, 10, 11, 12], [0, 20, 21, 22]]
+    assert batch["targets_BT"].tolist() == [[10, 11, 12, 3], [20, 21, 22, 23]] and batch["mask_BT"].all()
+    whole = next(SourceBatches(books, summaries, (MARK, 3), 8, 6, 2, 1).all_once())
+    assert whole["ids_BT"].tolist() == [[0, 10, 11, 12, 0, 0, 0], [0, *range(20, 26)]]
+    assert whole["targets_BT"].tolist() == [[10, 11, 12, 3, *[IGNORE] * 3], [*range(20, 26), 3]]
+    assert whole["mask_BT"].tolist() == [[True] * 4 + [False] * 3, [True] * 7]
     assert [made.batch(index)["at_random"] for index in range(3)] == [False, True, False]
 
 
@@ -295,6 +304,33 @@ def test_unlimiformer_trains_on_long_sources_in_turn(infini: Runner, tmp_path: P
     assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [64, 64]
     message = infini.error("eval", *words, "recipe.segments_per_sequence=8", "model.window=16")
     assert message.startswith("model.window=16: the checkpoint was trained with 32")
+
+
+def test_the_trainer_asks_for_states_at_random_in_turn_and_counts_what_is_read(
+    infini: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    read: list[int] = []
+    forward, step = Seq2Seq.forward, LanguageModelModule.training_step
+
+    def told(self: Seq2Seq, *given: Any, **options: Any) -> Any:
+        if self.training:
+            asked.append(options["at_random"])
+        return forward(self, *given, **options)
+
+    def counted(self: LanguageModelModule, batch: dict[str, Any], index: int) -> Any:
+        # Books are longer than an example.
+        assert batch["source_BS"].shape == (2, 8 * 16)
+        read.append(int(batch["mask_BT"].sum() + batch["source_mask_BS"].sum()))
+        return step(self, batch, index)
+
+    monkeypatch.setattr(Seq2Seq, "forward", told)
+    monkeypatch.setattr(LanguageModelModule, "training_step", counted)
+    words = ["task=booksum", *SUMMARIES, *SMALL, "model=bart", f"task.data_dir={write_books(tmp_path / 'data')}"]
+    infini("train", *words, "model.unlimiformer=alternating", "recipe.segments_per_sequence=8")
+    (training,) = infini.records()
+    assert asked == [False, True, False]
+    assert training.cost["tokens_seen"] == sum(read) > 3 * 2 * 8 * 16
 
 
 def test_a_task_that_takes_no_encoder_decoder_says_so(infini: Runner) -> None:

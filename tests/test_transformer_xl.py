@@ -17,9 +17,11 @@ POSITIONS = pytest.mark.parametrize("positions", ["dai2019", "t5"])
 GROUPS = pytest.mark.parametrize("groups", [4, 2])
 
 
-def make(positions: Any, groups: int = H) -> Any:
+def make(positions: Any, groups: int = H, scale: Any = "d_key") -> Any:
     torch.manual_seed(0)
-    layer = XLAttention(D, H, K, SEGMENT, d_value=V, n_kv_heads=groups, positions=positions).double()
+    layer = XLAttention(
+        D, H, K, SEGMENT, d_value=V, n_kv_heads=groups, positions=positions, attention_scale=scale
+    ).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(std=parameter.shape[1] ** -0.5 if parameter.dim() == 2 else 1.0)
@@ -44,8 +46,11 @@ def position_term(layer: Any, head: int, q: torch.Tensor, distance: int) -> torc
     return (q + layer.v.view(H, K)[head]) @ r
 
 
-def oracle(layer: Any, x_TD: torch.Tensor) -> torch.Tensor:
-    """One token and one head at a time over a whole document; what lies in the segment before has no gradient."""
+def oracle(layer: Any, x_TD: torch.Tensor, width: int = K) -> torch.Tensor:
+    """One token and one head at a time over a whole document; what lies in the segment before has no gradient.
+
+    width: the scores are divided by its root.
+    """
     G, N = layer.n_kv_heads, layer.segment_length
     outputs = []
     for t in range(len(x_TD)):
@@ -62,7 +67,7 @@ def oracle(layer: Any, x_TD: torch.Tensor) -> torch.Tensor:
                 if cached and layer.positions == "t5":
                     k, v = k.detach(), v.detach()
                 u = layer.u.view(H, K)[h] if layer.positions == "dai2019" else 0.0
-                scores.append(((q + u) @ k + position_term(layer, h, q, t - j)) / math.sqrt(K))
+                scores.append(((q + u) @ k + position_term(layer, h, q, t - j)) / math.sqrt(width))
                 values.append(v)
             heads.append(torch.softmax(torch.stack(scores), 0) @ torch.stack(values))
         outputs.append(layer.o_proj.weight @ torch.cat(heads))
@@ -72,12 +77,13 @@ def oracle(layer: Any, x_TD: torch.Tensor) -> torch.Tensor:
 @GROUPS
 @POSITIONS
 @pytest.mark.parametrize("cuts", [[999], [5, 7, 1, 9]], ids=["one-call", "cut"])
-def test_the_layer_is_the_equations(positions: str, groups: int, cuts: list[int]) -> None:
+@pytest.mark.parametrize("scale", ["d_key", "d_model"])
+def test_the_layer_is_the_equations(positions: str, groups: int, cuts: list[int], scale: str) -> None:
     """Outputs, gradients of inputs and of every weight, over three segments and a bit."""
-    layer = make(positions, groups)
+    layer = make(positions, groups, scale)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3 * SEGMENT + 3, D, dtype=torch.float64, generator=generator, requires_grad=True)
-    expected = oracle(layer, x)
+    expected = oracle(layer, x, {"d_key": K, "d_model": D}[scale])
     got, _ = layer_in_calls(layer, x, cuts)
     assert_close(got, expected, 1e-12, "output")
     assert_same_gradients(got, expected, {"x": x, **dict(layer.named_parameters())})

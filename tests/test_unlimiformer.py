@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infini.errors import InputError
-from infini.pretrained.unlimiformer import UnlimiformerAttention, encode, extend, windows
+from infini.pretrained.unlimiformer import StateIndex, UnlimiformerAttention, encode, extend, windows
 
 transformers = pytest.importorskip("transformers")
 from transformers.modeling_outputs import BaseModelOutput  # noqa: E402 - only where the library is
@@ -36,7 +36,7 @@ def test_without_its_package_the_approximate_search_is_one_line(monkeypatch: pyt
     states, tokens, _ = states_and_tokens()
     model = extend(make("bart"), 7, "approximate")
     with pytest.raises(InputError, match="model.search='approximate': needs the package faiss-cpu; or take exact"):
-        logits(model, states, tokens)
+        logits(model, states, tokens[:, :1])
 
 
 def test_a_window_of_odd_size_is_refused() -> None:
@@ -184,6 +184,33 @@ def test_the_approximate_search_finds_almost_all_and_its_index_is_made_once(monk
     ours = step_by_step(extend(model, 8, "approximate"), states, tokens)
     assert len(made) == 2, "one a row, for all layers, heads and tokens"
     assert (ours - exact).abs().max() < 1e-5, "among fifty states it misses none"
+
+
+def test_the_approximate_search_finds_almost_all_of_many_that_lie_far_off() -> None:
+    """More states than it looks at by default, and a mean that is large beside what tells them apart."""
+    pytest.importorskip("faiss")
+    generator = torch.Generator().manual_seed(4)
+    states = torch.randn(1, 4000, 16, generator=generator) + 30 * torch.randn(16, generator=generator)
+    queries = torch.randn(1, 20, 16, generator=generator)
+    found = StateIndex().nearest(states, queries, 300)
+    best = (queries @ states.mT).topk(300).indices
+    recall = [len(set(a.tolist()) & set(b.tolist())) / 300 for a, b in zip(found[0], best[0], strict=True)]
+    assert min(recall) > 0.9 and sum(recall) / len(recall) > 0.97
+
+
+def test_the_approximate_search_finds_no_padding() -> None:
+    pytest.importorskip("faiss")
+    model = make("bart")
+    states, tokens, mask = states_and_tokens()
+    # Large, so that it would be found first.
+    states[1, 30:] *= 100
+    exact, ours = extend(copy.deepcopy(model), 8), extend(model, 8, "approximate")
+    for length in (1, 9):
+        difference = logits(ours, states, tokens[:, :length], mask) - logits(exact, states, tokens[:, :length], mask)
+        assert difference.abs().max() < 1e-5
+    mask[1, 5:] = 0
+    few = logits(ours, states, tokens[:, :1], mask)
+    assert (few - logits(exact, states, tokens[:, :1], mask)).abs().max() < 1e-5, "fewer than are asked for"
 
 
 @pytest.mark.parametrize("kind", ["bart", "led"])

@@ -34,7 +34,6 @@ from infini.state import State, state_bytes
 
 STREAM_CALL = 512
 """Tokens of a call when streaming, about: what a call works on takes memory too."""
-DECODED = ("local", "infini_linear", "infini_delta", "full")
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -216,7 +215,7 @@ def _decoding(setting: Setting) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(cfg.seed)
     table = Table("model", "tokens before", "median ms a token", "quartiles", "ratio", "quartiles of ratio")
     rows = {}
-    for name in DECODED:
+    for name in suite.models:
         model = setting.build(name).eval()
         # A window of `full` is several segments.
         N = model.segment_length

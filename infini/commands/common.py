@@ -99,10 +99,15 @@ def find_training(cfg: Config) -> RunRecord | None:
 
 def newest_on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> RunRecord | None:
     """Of runs, oldest first, the newest that read a split of the task as it is now; None where none did."""
+    return next(reversed(on_the_data(cfg, runs, split)), None)
+
+
+def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> list[RunRecord]:
+    """Those of `runs` that read a split of the task as it is now. InputError when there are any and no data."""
     if not runs:
-        return None
+        return []
     data = load_data_module(cfg)
-    return next((run for run in reversed(runs) if data.has_read(run.data, split)), None)
+    return [run for run in runs if data.has_read(run.data, split)]
 
 
 def data_revision(cfg: Config, split: str) -> str:

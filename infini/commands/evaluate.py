@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from infini.memory_use import peak_memory_bytes
 from infini.models import kind_of
 from infini.precision import pick_device
 from infini.records import value_at
-from infini.training.checkpoint import load_model
+from infini.training.checkpoint import load_model, read_description
 
 READ_BY = {"length": ("passkey", "booksum"), "depth": ("passkey",)}
 """Key -> the tasks whose evaluations look at it."""
@@ -50,7 +51,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     check_kind(cfg)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    anew = _asked_anew(cfg, overrides)
+    anew = _asked_anew(cfg, overrides, read_description(folder)["model"])
     model, description = load_model(folder, device, anew)
     cfg = _as_trained(cfg, overrides, description, folder, anew)
     tokenizer = load_tokenizer(folder, description)
@@ -84,6 +85,8 @@ def _write(
 ) -> records.RunRecord:
     path = records.record_path(cfg.results_dir, record.run_id)
     for suffix, content in beside.items():
+        found = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        record.data.setdefault("beside", {})[suffix] = found
         records.write_atomically(path.with_suffix(suffix), content)
     records.write_record(record, cfg.results_dir)
     finish()
@@ -133,13 +136,24 @@ def _as_trained(
     return replace(cfg, task=task, **trained)
 
 
-def _asked_anew(cfg: Config, overrides: list[str]) -> dict[str, Any]:
+def _asked_anew(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict[str, Any]:
     """What an evaluation may set otherwise than the training did, for it changes no weight: how an encoder-decoder
-    looks at its source."""
-    if kind_of(cfg.model["name"]) != "seq2seq":
+    looks at its source. held: the options of the model in the checkpoint. InputError where that would name a training
+    that was another."""
+    if kind_of(cfg.model["name"]) != "seq2seq" or held["name"] != cfg.model["name"]:
         return {}
     asked = _keys(overrides)
-    return {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in asked}
+    anew = {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in asked}
+    was, now = held["unlimiformer"], anew.get("unlimiformer")
+    if now == "alternating" and was != now:
+        raise InputError(
+            f"model.unlimiformer={now!r}: is a training, and the checkpoint was trained with {was!r}; an evaluation "
+            "takes none or test, or what the training had"
+        )
+    if now == "test" and was == "alternating":
+        # In an evaluation the two are one.
+        anew["unlimiformer"] = was
+    return anew
 
 
 def _keys(overrides: list[str]) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -21,7 +23,7 @@ from infini.progress import progress_bar
 from infini.training.checkpoint import load_model
 
 TOKENS_PER_CALL = 4096
-_CHARACTERS = 1 << 20
+_BYTES = 1 << 20
 """Of the prompt, held at the same time."""
 
 
@@ -85,9 +87,8 @@ def _open(prompt: str | None) -> tuple[Iterator[str], int]:
         return iter(()), 0
     if prompt == "-":
         # Python's own standard input may let bytes pass that are no text, and turns line ends into others.
-        raw = getattr(sys.stdin, "buffer", None)
-        text = sys.stdin if raw is None else io.TextIOWrapper(raw, "utf-8", errors="strict", newline="")
-        return _pieces(text, "prompt=-"), 0
+        raw = getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
+        return _pieces(raw, "prompt=-"), 0
     if not prompt.startswith("@"):
         if len(prompt) < 200 and Path(prompt).is_file():
             print(f"prompt={prompt!r} is taken for a text; the file of that name is @{prompt}", file=sys.stderr)
@@ -99,10 +100,11 @@ def _open(prompt: str | None) -> tuple[Iterator[str], int]:
 
 
 def open_text(path: Path, where: str) -> tuple[Iterator[str], int]:
-    """A UTF-8 file in pieces, and its bytes. where: what messages call it. Raises InputError for a bad file."""
+    """A UTF-8 file in pieces, and its bytes. where: what messages call it. Raises InputError for a file that cannot be
+    read, and while it is read for one that is no text or has nothing in it."""
     try:
         size = path.stat().st_size
-        file = open(path, encoding="utf-8", newline="")  # noqa: SIM115 - it is read while it is streamed
+        file = open(path, "rb")  # noqa: SIM115 - it is read while it is streamed
     except OSError as error:
         raise InputError(f"{where}: cannot be read ({error.strerror})") from error
     return _pieces(file, where), size
@@ -117,11 +119,29 @@ def check_writable(key: str, path: Path) -> None:
         raise InputError(f"{key}={str(path)!r}: {standing} may not be written")
 
 
-def _pieces(file: object, where: str) -> Iterator[str]:
-    try:
-        while piece := file.read(_CHARACTERS):  # type: ignore[attr-defined]
+def _pieces(file: BinaryIO, where: str) -> Iterator[str]:
+    """The text of UTF-8 bytes, line ends as they are, without a mark of the order of bytes before it."""
+    decoder, first = codecs.getincrementaldecoder("utf-8")(), 0
+    begun = filled = False
+    while True:
+        try:
+            block = file.read(_BYTES)
+        except OSError as error:
+            raise InputError(f"{where}: cannot be read ({error.strerror})") from error
+        held = len(decoder.getstate()[0])
+        try:
+            piece = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{where}: is not UTF-8 text (byte {first - held + error.start})") from error
+        # UTF-16 of plain English is UTF-8 too, by its letter; no text has zeros.
+        if (zero := block.find(b"\0")) >= 0:
+            raise InputError(f"{where}: is not text (byte {first + zero} is zero)")
+        first += len(block)
+        if piece:
+            piece, begun = piece if begun else piece.removeprefix("\ufeff"), True
+            filled = filled or bool(piece.strip())
             yield piece
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: is not UTF-8 text (byte {error.start})") from error
-    except OSError as error:
-        raise InputError(f"{where}: cannot be read ({error.strerror})") from error
+        if not block:
+            break
+    if not filled:
+        raise InputError(f"{where}: there is nothing in it")

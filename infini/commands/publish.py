@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,9 @@ from infini.schema import groups
 if TYPE_CHECKING:
     from infini.config import Config
 
+EXAMPLES, LARGEST = ".jsonl", 1 << 20
+"""Suffix of the file beside a record that has its examples, and the most bytes of one that is published; of a larger
+one the hash is, in the record."""
 CLAIMS_SCALE = "laptop"
 """The scale at which CLAIMS.md judges."""
 
@@ -68,8 +72,8 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
 
     Raises:
         InputError: a run is unknown, was made from a tree with uncommitted changes or from no known commit, saw
-            synthetic data, differs from a published run of the same id, would be a second run for a cell, or is of
-            another task than the report.
+            synthetic data, differs from a published run of the same id, has other examples beside it than it wrote,
+            would be a second run for a cell, or is of another task than the report.
     """
     before = {record.run_id: record for record in records.load_records(published_dir)}
     chosen = with_parents(ids, results_dir, before)
@@ -78,7 +82,7 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         of, about = ", ".join(sorted(other)), " or ".join(tasks)
         raise InputError(f"report={report.name} is about task={about}, not {of}; choose its tables with report=")
     for record in chosen.values():
-        _check_publishable(record)
+        _check_publishable(record, results_dir)
         if record.run_id in before and before[record.run_id] != record:
             raise InputError(f"run {record.run_id} is published already, with another content")
     after = list({**before, **chosen}.values())
@@ -92,10 +96,14 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         target = records.record_path(published_dir, run_id)
         source = records.record_path(results_dir, run_id)
         # What a record points to lies beside it: the examples of an evaluation, a line each.
-        for made in (source, source.with_suffix(".jsonl")):
-            if made.is_file():
-                records.write_atomically(target.with_suffix(made.suffix), made.read_bytes())
-                written.append(target.with_suffix(made.suffix))
+        for made in (source, source.with_suffix(EXAMPLES)):
+            if not made.is_file():
+                continue
+            if made != source and made.stat().st_size > LARGEST and EXAMPLES in chosen[run_id].data.get("beside", {}):
+                print(f"{made}: stays there, for its size; its SHA-256 is in the record", file=sys.stderr)
+                continue
+            records.write_atomically(target.with_suffix(made.suffix), made.read_bytes())
+            written.append(target.with_suffix(made.suffix))
     for found, tables in rendered:
         written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
         for part in found.parts:
@@ -147,7 +155,7 @@ def _find(run_id: str, results_dir: Path) -> RunRecord:
     return records.read_record(path)
 
 
-def _check_publishable(record: RunRecord) -> None:
+def _check_publishable(record: RunRecord, results_dir: Path) -> None:
     if len(record.environment.get("git_revisions") or ()) > 1:
         raise InputError(f"run {record.run_id} cannot be published: it was made at more than one commit")
     dirty = record.environment.get("git_dirty")
@@ -157,3 +165,7 @@ def _check_publishable(record: RunRecord) -> None:
         raise InputError(f"run {record.run_id} cannot be published: it was made from a tree with uncommitted changes")
     if record.synthetic:
         raise InputError(f"run {record.run_id} cannot be published: its data is synthetic")
+    for suffix, stated in record.data.get("beside", {}).items():
+        path = records.record_path(results_dir, record.run_id).with_suffix(suffix)
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != stated["sha256"]:
+            raise InputError(f"{path}: not what run {record.run_id} wrote, by the SHA-256 in its record")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import find_training, newest_on_the_data
+from infini.commands.common import find_training, newest_on_the_data, on_the_data
 from infini.commands.evaluate import evaluate, evaluate_reference
 from infini.commands.train import train
 from infini.config import Config, compose, config_identity
-from infini.lengths import parse_lengths
-from infini.records import RunRecord
+from infini.errors import InputError
+from infini.lengths import format_length, parse_lengths
+from infini.records import RunRecord, value_at
 from infini.report.summaries import SummaryReport
 from infini.schema import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
@@ -25,6 +27,9 @@ def run_systems(report: SummaryReport, cfg: Config, overrides: list[str], seeds:
     if not any(text.startswith("length=") for text in asked):
         asked.append(f"length=[{','.join(map(str, report.input_lengths))}]")
     asked += [f"task={report.task}", f"task.split={report.split}"]
+    scale = cfg.scale.name
+    for name in report.to_run:
+        _refuse_contradiction(name, report.systems[name].settings_at(scale), asked)
     jobs = [(seed, name) for seed in seeds for name in report.to_run]
     for number, (seed, name) in enumerate(jobs, 1):
         console.rule(f"{number} of {len(jobs)}: {report.systems[name].title}, seed {seed}")
@@ -32,18 +37,34 @@ def run_systems(report: SummaryReport, cfg: Config, overrides: list[str], seeds:
         if model in REFERENCES:
             record = _reference([*asked, f"seed={seed}", f"task.reference={model}"], model)
         else:
-            settings = report.systems[name].settings
+            settings = report.systems[name].settings_at(scale)
             record = _system([*asked, f"seed={seed}", f"model={model}", *settings], console)
         shown = f"{record.run_id}: overall {record.metric('overall') or 0.0:.1f}"
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
+def _refuse_contradiction(row: str, settings: Sequence[str], asked: Sequence[str]) -> None:
+    """Raise InputError where something is asked that the row has of its own: it would be lost without a word."""
+    for setting in settings:
+        key = setting.partition("=")[0]
+        for text in asked:
+            if text.lstrip("+").startswith(f"{key}=") and text.lstrip("+") != setting:
+                raise InputError(f"{text}: row {row} has {setting}; leave it out, or other rows with report.run")
+
+
 def _reference(overrides: list[str], name: str) -> RunRecord:
     cfg = compose(overrides)
-    known = [run for run in records.load_records(cfg.results_dir) if run.model == name and _same_question(run, cfg)]
-    return newest_on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split) or evaluate_reference(
-        cfg, overrides, name
-    )
+    # No model reads the books, and nothing is drawn by decoding.
+    decides = ("data_dir", "hub_id", "split", "references", "reference", "reference_words")
+    known = [
+        run
+        for run in records.load_records(cfg.results_dir)
+        if run.model == name
+        and _is_evaluation(run, cfg)
+        and all(value_at(run.config, f"task.{key}") == getattr(cfg.task, key) for key in decides)
+    ]
+    done = newest_on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split)
+    return done or evaluate_reference(cfg, overrides, name)
 
 
 def _system(overrides: list[str], console: Console) -> RunRecord:
@@ -58,15 +79,27 @@ def _system(overrides: list[str], console: Console) -> RunRecord:
         for run in records.load_records(cfg.results_dir)
         if run.parent == trained.run_id and _same_question(run, cfg)
     ]
-    done = newest_on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split)
-    return done or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
+    known = on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split)
+    measured = {cell.get("length") for run in known for cell in run.series.get("cells", ())}
+    missing = [length for length in parse_lengths(cfg.length) if length not in measured]
+    if not missing:
+        return known[-1]
+    overrides = [text for text in overrides if not text.startswith("length=")]
+    overrides.append(f"length=[{','.join(map(format_length, missing))}]")
+    return evaluate(compose(overrides), overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
+
+
+def _is_evaluation(run: RunRecord, cfg: Config) -> bool:
+    return (run.verb, run.task, run.seed, run.scale) == ("eval", cfg.task.name, cfg.seed, cfg.scale.name)
 
 
 def _same_question(run: RunRecord, cfg: Config) -> bool:
-    """Whether an evaluation asked what `cfg` asks: books, lengths, and how summaries are drawn."""
-    if run.verb != "eval" or run.task != cfg.task.name or run.seed != cfg.seed:
-        return False
-    if parse_lengths(run.config.get("length") or [1]) != parse_lengths(cfg.length):
-        return False
-    wanted = config_identity(cfg)["task"]
-    return config_identity(run.config)["task"] == wanted and run.config["decoding"] == vars(cfg.decoding)
+    """Whether an evaluation asked what `cfg` asks, whatever the lengths: the same books, compared with their summaries
+    in the same way, read by the model with the same options and in the same precision, and summaries drawn alike."""
+    read_alike = run.config["model"] == cfg.model and run.config["parallel"]["precision"] == cfg.parallel.precision
+    same_task = config_identity(run.config)["task"] == config_identity(cfg)["task"]
+    compared_alike = all(
+        value_at(run.config, f"task.{key}") == getattr(cfg.task, key) for key in ("split", "references")
+    )
+    drawn_alike = run.config["decoding"] == vars(cfg.decoding)
+    return _is_evaluation(run, cfg) and read_alike and same_task and compared_alike and drawn_alike

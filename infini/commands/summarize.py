@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from infini.commands.common import find_checkpoint, keep_large_buffers, load_tok
 from infini.commands.generate import TOKENS_PER_CALL, check_writable, open_text
 from infini.config import Config
 from infini.decoding import Reader, generate
+from infini.epub import epub_text
 from infini.errors import InputError
 from infini.precision import autocast, pick_device
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
@@ -22,8 +24,6 @@ from infini.records import write_atomically
 from infini.training.checkpoint import load_model
 
 EPUB = ".epub"
-BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "blockquote")
-"""Elements of an EPUB's pages that hold text."""
 
 
 def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, str | None]) -> int:
@@ -47,37 +47,40 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     model, description = load_model(folder, device)
     tokenizer = load_tokenizer(folder, description)
     reader: Reader | SourceReader
-    read = 0
-    with (
-        autocast(cfg.parallel.precision, device),
-        progress_bar(f"reading {paths[0]}", max(size, 1), shown=sys.stderr.isatty()) as advance,
-    ):
+    read, shown = 0, sys.stderr.isatty()
 
-        def pieces() -> Iterator[np.ndarray]:
-            nonlocal read
-            for ids, part in tokenizer.encode_stream(text):
-                yield ids
-                read += len(ids)
-                advance(len(part.encode()))
-            if not read:
-                raise InputError(f"{paths[0]}: there is nothing in it")
+    def pieces(advance: Callable[[float], None]) -> Iterator[np.ndarray]:
+        nonlocal read
+        for ids, part in tokenizer.encode_stream(text):
+            yield ids
+            read += len(ids)
+            advance(len(part.encode()))
 
-        if isinstance(model, Seq2Seq):
-            model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
-            reader = SourceReader.begin(model, np.concatenate(list(pieces())), tokenizer.bos_id)
-            read = model.source_tokens(read)
-        else:
-            streamed = Reader.begin(model, tokenizer.bos_id).read(pieces(), TOKENS_PER_CALL)
-            reader = streamed.read([tokenizer.encode(SEPARATOR)], TOKENS_PER_CALL)
     with autocast(cfg.parallel.precision, device):
+        with progress_bar(f"reading {paths[0]}", max(size, 1), shown) as advance:
+            if isinstance(model, Seq2Seq):
+                model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
+                book = np.concatenate(list(pieces(advance)))
+            else:
+                streamed = Reader.begin(model, tokenizer.bos_id).read(pieces(advance), TOKENS_PER_CALL)
+                reader = streamed.read([tokenizer.encode(SEPARATOR)], TOKENS_PER_CALL)
+        if isinstance(model, Seq2Seq):
+            read = model.source_tokens(read)
+            with progress_bar(f"encoding {paths[0]}", read, shown) as advance:
+                reader = SourceReader.begin(model, book, tokenizer.bos_id, advance)
         options, generator = cfg.decoding, torch.Generator().manual_seed(cfg.seed)
         speak, said = tokenizer.speaker(), []
-        for token, _ in generate(
-            reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id
-        ):
-            said.append(speak(token))
-            if output is None:
-                print(said[-1], end="", flush=True)
+        # What is printed shows by itself how far it is.
+        silent: Any = nullcontext(lambda tokens: None)
+        bar = silent if output is None else progress_bar("summing up", max(options.max_new_tokens, 1), shown)
+        with bar as advance:
+            for token, _ in generate(
+                reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id
+            ):
+                said.append(speak(token))
+                advance(1)
+                if output is None:
+                    print(said[-1], end="", flush=True)
     if output is None:
         print()
     else:
@@ -92,36 +95,6 @@ def _book(path: Path) -> tuple[Iterator[str], int]:
     if path.suffix.lower() != EPUB:
         return open_text(path, repr(str(path)))
     text = epub_text(path)
+    if not text:
+        raise InputError(f"{str(path)!r}: there is nothing in it")
     return iter([text]), len(text.encode())
-
-
-def epub_text(path: Path) -> str:
-    """The text of an EPUB's chapters in the order of reading, a blank line between paragraphs.
-
-    Raises InputError when the library for it is not installed, or the file is no EPUB.
-    """
-    try:
-        from ebooklib import ITEM_DOCUMENT, epub
-        from lxml import etree, html
-    except ImportError as error:
-        raise InputError(f"{str(path)!r}: to read an EPUB, `pip install ebooklib`") from error
-    if not path.is_file():
-        raise InputError(f"{str(path)!r}: cannot be read (No such file or directory)")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            book = epub.read_epub(str(path), {"ignore_ncx": True})
-        chapters = [book.get_item_with_id(name) for name, _ in book.spine]
-        paragraphs = []
-        for chapter in chapters:
-            if chapter is None or chapter.get_type() != ITEM_DOCUMENT:
-                continue
-            tree = html.fromstring(chapter.get_content())
-            for element in tree.iter(*BLOCKS):
-                # What has blocks within it is told by them.
-                if next(element.iterdescendants(*BLOCKS), None) is None:
-                    paragraphs.append(" ".join(element.text_content().split()))
-    except (epub.EpubException, etree.LxmlError, KeyError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{str(path)!r}: cannot be read as an EPUB ({reason})") from error
-    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)

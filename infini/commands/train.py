@@ -22,6 +22,8 @@ from infini.errors import InputError, one_of
 from infini.memory_use import peak_memory_bytes
 from infini.models import build_model
 from infini.precision import pick_device, uses_bfloat16
+from infini.pretrained.seq2seq import Seq2Seq
+from infini.schema import BooksumConfig
 from infini.training.checkpoint import (
     TOKENIZER,
     checkpoint_folder,
@@ -59,6 +61,8 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     lightning.seed_everything(cfg.seed, verbose=False)
     model = build_model(cfg.model, cfg.dims, data.tokenizer.vocab_size)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
+    if isinstance(model, Seq2Seq) and isinstance(cfg.task, BooksumConfig):
+        model.check_target("task.summary_tokens", cfg.task.summary_tokens)
     if cfg.init_from is None and cfg.recipe.name.endswith("_finetune"):
         _warn(
             console,

@@ -4,7 +4,7 @@ for Natural Language Generation, Translation, and Comprehension")."""
 from __future__ import annotations
 
 from infini.models import register
-from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh_sizes, library, trained
+from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
 from infini.protocols import Dimensions
 
 
@@ -19,4 +19,4 @@ def build(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> Seq2Seq:
         **fresh_sizes(dims, vocab_size),
         max_position_embeddings=max(config.window, MOST_NEW_TOKENS),
     )
-    return Seq2Seq(transformers.BartForConditionalGeneration(sizes), config, dims.segment_length)
+    return Seq2Seq(fresh(transformers.BartForConditionalGeneration, sizes), config, dims.segment_length)

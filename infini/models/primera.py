@@ -4,7 +4,7 @@ Pyramid-based Masked Sentence Pre-training"), which is the Longformer encoder-de
 from __future__ import annotations
 
 from infini.models import register
-from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh_sizes, library, trained
+from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
 from infini.protocols import Dimensions
 
 ATTENTION_WINDOW = 512
@@ -26,4 +26,5 @@ def build(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> Seq2Seq:
         max_decoder_position_embeddings=MOST_NEW_TOKENS,
         attention_window=min(ATTENTION_WINDOW, config.window),
     )
-    return Seq2Seq(transformers.LEDForConditionalGeneration(sizes), config, dims.segment_length, global_first=True)
+    inner = fresh(transformers.LEDForConditionalGeneration, sizes)
+    return Seq2Seq(inner, config, dims.segment_length, global_first=True)

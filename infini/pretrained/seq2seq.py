@@ -21,10 +21,9 @@ from infini.protocols import Dimensions, ModelOutput
 Unlimiformer = Literal["none", "test", "alternating"]
 MOST_NEW_TOKENS = 2048
 """Tokens of a target that fresh models have positions for."""
-UNUSED = 1
-"""A token that this project's tokenizers have and never give; short inputs are filled with it, behind a mask."""
-WHOLE_SOURCE = ("test", "alternating")
-"""Of these an evaluation reads the source in windows to its end."""
+FILL = 1
+"""What short inputs are filled with, behind a mask. This project's own tokenizers never give it; in T5's vocabulary it
+ends a text, so it is a token like any other (see fresh)."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,12 @@ class Seq2SeqConfig:
     window: int
     """Tokens of the source that the encoder reads at once; what is behind them is not read without Unlimiformer."""
     unlimiformer: Unlimiformer
-    """none; test: in the evaluation only; alternating: trained on long sources too, in turn with the states that answer
-    the decoder best and with as many at random."""
+    """none; test: the whole source in evaluations, and a training as with none; alternating: trained on long sources,
+    too, in turn with the states that answer the decoder best and with as many at random."""
     k: int
     """Encoder states that a head of the decoder attends to."""
     search: Literal["exact", "approximate"]
-    """How they are found; approximate needs faiss."""
+    """How they are found where a target is drawn token by token; approximate needs faiss. Training is exact."""
 
     def __post_init__(self) -> None:
         if self.window < 2 or self.window % 2:
@@ -64,7 +63,7 @@ def library() -> Any:
 
 def fresh_sizes(dims: Dimensions, vocab_size: int) -> dict[str, Any]:
     """What BART's and LED's configurations share, at the sizes of dims with as many layers on either side."""
-    found: dict[str, Any] = {"vocab_size": vocab_size, "d_model": dims.d_model, "pad_token_id": UNUSED, "dropout": 0.0}
+    found: dict[str, Any] = {"vocab_size": vocab_size, "d_model": dims.d_model, "pad_token_id": FILL, "dropout": 0.0}
     for side in ("encoder", "decoder"):
         found[f"{side}_layers"] = dims.n_layers
         found[f"{side}_attention_heads"] = dims.n_heads
@@ -72,10 +71,22 @@ def fresh_sizes(dims: Dimensions, vocab_size: int) -> dict[str, Any]:
     return found
 
 
+def fresh(model_class: Any, sizes: Any) -> Any:
+    """A model with weights of its own, of which every token's embedding is trained."""
+    model = model_class(sizes)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            # It would keep gradients from the token that inputs are filled with.
+            module.padding_idx = None
+    return model
+
+
 def trained(model_class: Any, name: str) -> Any:
-    """A model of the hub, or of its cache, by name; InputError (one line) where it cannot be had."""
+    """A model of the hub, or of its cache, by name, in float32 and in training mode, as a fresh one is; InputError (one
+    line) where it cannot be had."""
     try:
-        return model_class.from_pretrained(name)
+        # Left alone, weights have the type they were stored in, and the mode of an evaluation, which a trainer keeps.
+        return model_class.from_pretrained(name, dtype=torch.float32).train()
     except Exception as error:  # every layer below raises its own kinds
         raise InputError(
             f"model.weights={name!r}: the Hugging Face hub did not give it ({type(error).__name__}); needs a network, "
@@ -86,13 +97,14 @@ def trained(model_class: Any, name: str) -> Any:
 class Seq2Seq(nn.Module):
     """An encoder-decoder behind the calls of the trainer: `model(ids_BT, source_BS=..., source_mask_BS=...)`.
 
-    Trained weights are given what they were trained on: the mark <s> before the source, and before the target a start
-    of the decoder's own (</s>, in BART's and LED's).
+    Trained weights are given what they were trained on: the source between the marks <s> and </s>, and before the
+    target a start of the decoder's own (</s>, in BART's and LED's).
 
     inner: BartForConditionalGeneration or LEDForConditionalGeneration. segment_length: that of the dims, in whose
     multiples a recipe counts. global_first: whether the first token of every window attends to all of it (LED).
 
-    Raises InputError where the encoder has no positions for config.window tokens.
+    Raises InputError where the encoder has no positions for config.window tokens, which LED fills up to whole attention
+    windows.
     """
 
     def __init__(self, inner: Any, config: Seq2SeqConfig, segment_length: int, global_first: bool = False) -> None:
@@ -100,14 +112,19 @@ class Seq2Seq(nn.Module):
         self.inner, self.config, self.segment_length = inner, config, segment_length
         self.global_first = global_first
         self._again = False
-        self._marks = 0 if config.weights is None else 1
+        # Beside the target, and beside the source.
+        self._marks, self._source_marks = (0, 0) if config.weights is None else (1, 2)
         positions = getattr(inner.config, "max_encoder_position_embeddings", None)
         if config.window > (most := positions or inner.config.max_position_embeddings):
             raise InputError(
                 f"model.window={config.window}: must be at most {most}, which the encoder has positions for"
             )
+        widths = getattr(inner.config, "attention_window", 1)
+        width = max(widths) if isinstance(widths, list) else widths
+        if -(-config.window // width) * width > most:
+            raise InputError(f"model.window={config.window}: must be a multiple of {width}, over which a token attends")
         if config.unlimiformer != "none":
-            extend(inner, config.k, config.search)
+            extend(inner, config.k, config.search, in_training=config.unlimiformer == "alternating")
 
     def forward(
         self,
@@ -128,8 +145,7 @@ class Seq2Seq(nn.Module):
         # The mark, and the summary.
         self.check_target("task.summary_tokens", ids_BT.shape[1] - 1)
         read = self.source_tokens(source_BS.shape[1])
-        source_BS, mask_BS = self._begun(source_BS[:, :read]), source_mask_BS[:, :read].long()
-        mask_BS = nn.functional.pad(mask_BS, (self._marks, 0), value=1)
+        source_BS, mask_BS = self._between_marks(source_BS[:, :read], source_mask_BS[:, :read].long())
         states_BSD = self.encode(source_BS, mask_BS)
         at_random = at_random and self.config.unlimiformer == "alternating"
         if at_random and self.config.k < states_BSD.shape[1]:
@@ -150,22 +166,38 @@ class Seq2Seq(nn.Module):
         """What trained weights read before the mark of a target."""
         return int(self.inner.config.decoder_start_token_id)
 
-    def _begun(self, source_BS: torch.Tensor) -> torch.Tensor:
-        return nn.functional.pad(source_BS, (self._marks, 0), value=int(self.inner.config.bos_token_id))
+    def _between_marks(self, source_BS: torch.Tensor, mask_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A source and its mask with the marks that trained weights know, the second behind a row's last token."""
+        if not self._source_marks:
+            return source_BS, mask_BS
+        config = self.inner.config
+        end_B1 = 1 + mask_BS.sum(1, keepdim=True)
+        source_BS = nn.functional.pad(source_BS, (1, 1), value=int(config.bos_token_id))
+        mask_BS = nn.functional.pad(nn.functional.pad(mask_BS, (1, 0), value=1), (0, 1), value=0)
+        return source_BS.scatter(1, end_B1, int(config.eos_token_id)), mask_BS.scatter(1, end_B1, 1)
 
-    def encode_source(self, source_BS: torch.Tensor) -> torch.Tensor:
-        """Encoder states of what is read of a source, as `forward` makes them."""
-        begun_BS = self._begun(source_BS[:, : self.source_tokens(source_BS.shape[1])])
-        return self.encode(begun_BS, torch.ones_like(begun_BS))
+    def encode_source(
+        self, source_BS: torch.Tensor, advance: Callable[[int], None] = lambda tokens: None
+    ) -> torch.Tensor:
+        """Encoder states of what is read of a source, as `forward` makes them; advance is told of them as they come."""
+        read_BS = source_BS[:, : self.source_tokens(source_BS.shape[1])]
+        return self.encode(*self._between_marks(read_BS, torch.ones_like(read_BS)), advance)
 
-    def encode(self, source_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
+    def encode(
+        self,
+        source_BS: torch.Tensor,
+        mask_BS: torch.Tensor,
+        advance: Callable[[int], None] = lambda tokens: None,
+    ) -> torch.Tensor:
         """Encoder states [B, S, D] of a source of any length, window by window."""
         encoder = self.inner.get_encoder()
-        return encode(encoder, source_BS, self.config.window, self.global_first, attention_mask=mask_BS)
+        return encode(encoder, source_BS, self.config.window, self.global_first, advance, attention_mask=mask_BS)
 
     def source_tokens(self, length: int) -> int:
         """Of a source of this many tokens, how many are read."""
-        return length if self.config.unlimiformer in WHOLE_SOURCE else min(length, self.config.window - self._marks)
+        how = self.config.unlimiformer
+        whole = how == "alternating" or (how == "test" and not self.training)
+        return length if whole else min(length, self.config.window - self._source_marks)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the vocabulary."""
@@ -238,8 +270,7 @@ class SourceReader:
         """Encode the tokens of a source that the model reads; bos_id: the mark that begins a target."""
         device = next(model.parameters()).device
         read = np.asarray(ids[: model.source_tokens(len(ids))], dtype=np.int64)
-        state = model.encode_source(torch.from_numpy(read)[None].to(device)), None
-        advance(len(read))
+        state = model.encode_source(torch.from_numpy(read)[None].to(device), advance), None
         if model.config.weights is not None:
             state = cls(model, state, model.start).next_logits()[1]
         return cls(model, state, bos_id)

@@ -11,12 +11,13 @@ Letters: B rows, T decoder tokens, S encoder states, D their width, H heads, K s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from infini.errors import InputError, one_of
+from infini.progress import progress_bar
 
 SEARCHES = ("exact", "approximate")
 STATES_PER_CALL = 1 << 14
@@ -53,13 +54,18 @@ def windows(n_tokens: int, size: int) -> list[Window]:
 
 
 def encode(
-    encoder: Callable[..., Any], ids_BS: torch.Tensor, size: int, global_first: bool = False, **options: Any
+    encoder: Callable[..., Any],
+    ids_BS: torch.Tensor,
+    size: int,
+    global_first: bool = False,
+    advance: Callable[[int], None] = lambda tokens: None,
+    **options: Any,
 ) -> torch.Tensor:
     """Encoder states [B, S, D] of an input of any length, each from the window that keeps it.
 
     encoder: as of a transformers model; options go into its calls, attention_mask ([B, S]) window by window.
-    global_first: the first token of every window attends to all of it (LED). Without gradients but where the caller has
-    them on.
+    global_first: the first token of every window attends to all of it (LED). advance is told of states as they come.
+    Without gradients but where the caller has them on.
     """
     states = []
     for window in windows(ids_BS.shape[1], size):
@@ -68,48 +74,74 @@ def encode(
             name: value[:, here] if isinstance(value, torch.Tensor) and value.shape[:2] == ids_BS.shape else value
             for name, value in options.items()
         }
+        if given.get("attention_mask") is not None:
+            # Beside a longer input a window may be padding throughout. Where nothing counts LED's gradients are NaN, so
+            # its first token does then; nothing sees it behind the mask of the states.
+            mask_BT = given["attention_mask"].clone()
+            mask_BT[~mask_BT.bool().any(1), 0] = 1
+            given["attention_mask"] = mask_BT
         if global_first:
             given["global_attention_mask"] = torch.zeros_like(ids_BS[:, here])
             given["global_attention_mask"][:, 0] = 1
         made = encoder(input_ids=ids_BS[:, here], **given).last_hidden_state
         states.append(made[:, window.keep_start - window.start : window.keep_stop - window.start])
+        advance(window.keep_stop - window.keep_start)
     return torch.cat(states, 1)
-
-
-class _Index(Protocol):
-    def search(self, queries_QD: Any, k: int) -> tuple[Any, Any]: ...
 
 
 class StateIndex:
     """An approximate index (faiss, HNSW by inner product) of the encoder states that were asked last, one a row; all
-    layers of a model share it."""
+    layers of a model share it.
+
+    It holds states minus their mean, which adds the same to all scores of a query: beside a large mean the search loses
+    sight of what tells states apart.
+    """
 
     def __init__(self) -> None:
         self._states: torch.Tensor | None = None
-        self._rows: list[_Index] = []
+        self._counts: torch.Tensor | None = None
+        self._rows: list[tuple[Any, torch.Tensor]] = []
 
-    def nearest(self, states_BSD: torch.Tensor, queries_BQD: torch.Tensor, k: int) -> torch.Tensor:
-        """Indices [B, Q, k] of states with about the largest inner products."""
+    def nearest(
+        self, states_BSD: torch.Tensor, queries_BQD: torch.Tensor, k: int, counts_BS: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Indices [B, Q, k] of states with about the largest inner products, of those that count (None: all); -1 where
+        there are fewer."""
         # The tensor is kept, so that no other can come to lie at its place.
-        if self._states is not states_BSD:
-            self._states, self._rows = states_BSD, [_hnsw(rows_SD) for rows_SD in states_BSD]
+        if self._states is not states_BSD or not _same(self._counts, counts_BS):
+            everything_S = torch.ones(states_BSD.shape[1], dtype=torch.bool)
+            self._rows = []
+            for row, rows_SD in enumerate(states_BSD):
+                places_R = (everything_S if counts_BS is None else counts_BS[row].cpu()).nonzero()[:, 0]
+                self._rows.append((_hnsw(rows_SD[places_R.to(rows_SD.device)]), places_R))
+            self._states, self._counts = states_BSD, counts_BS
         found = []
-        for index, queries_QD in zip(self._rows, queries_BQD, strict=True):
-            found.append(torch.from_numpy(index.search(queries_QD.detach().float().cpu().numpy(), k)[1]))
-        # -1 where the search found fewer: the first state, once more, is masked by the caller.
+        for (index, places_R), queries_QD in zip(self._rows, queries_BQD, strict=True):
+            # It walks from neighbour to neighbour, and must have seen more than it gives.
+            index.hnsw.efSearch = max(128, 2 * k)
+            best_QR = torch.from_numpy(index.search(queries_QD.detach().float().cpu().numpy(), k)[1])
+            found.append(torch.where(best_QR < 0, -1, places_R[best_QR.clamp(min=0)]))
         return torch.stack(found).to(states_BSD.device)
 
 
-def _hnsw(states_SD: torch.Tensor) -> _Index:
+def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def _hnsw(states_SD: torch.Tensor) -> Any:
     try:
         import faiss
     except ImportError as error:
         raise InputError("model.search='approximate': needs the package faiss-cpu; or take exact") from error
+    states_SD = states_SD.detach().float().cpu()
+    states_SD = states_SD - states_SD.mean(0)
     index = faiss.IndexHNSWFlat(states_SD.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction, index.hnsw.efSearch = 80, 128
-    index.add(states_SD.detach().float().cpu().numpy())
-    made: _Index = index
-    return made
+    index.hnsw.efConstruction = 80
+    with progress_bar("making the index of encoder states", len(states_SD), shown=False) as advance:
+        for part_RD in states_SD.split(STATES_PER_CALL):
+            index.add(part_RD.numpy())
+            advance(len(part_RD))
+    return index
 
 
 class UnlimiformerAttention(nn.Module):
@@ -117,12 +149,16 @@ class UnlimiformerAttention(nn.Module):
     answers best to.
 
     base: the layer's own cross-attention, whose projections it takes over under their names: a checkpoint of the model
-    is one of the extended model. index: for an approximate search; None searches all states. results: how many values
-    the layer expects back.
+    is one of the extended model. index: for an approximate search, token by token; None searches all states. results:
+    how many values the layer expects back. in_training: whether the best count in training, too, or all states.
     """
 
-    def __init__(self, base: Any, k: int, index: StateIndex | None = None, results: int = 2) -> None:
+    def __init__(
+        self, base: Any, k: int, index: StateIndex | None = None, results: int = 2, in_training: bool = True
+    ) -> None:
         super().__init__()
+        # In a tuple, for its projections are registered as this module's.
+        self._plain, self.in_training = (base,), in_training
         self.k, self.index, self.results = k, index, results
         self.num_heads, self.head_dim, self.scaling = base.num_heads, base.head_dim, base.scaling
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = base.q_proj, base.k_proj, base.v_proj, base.out_proj
@@ -136,6 +172,11 @@ class UnlimiformerAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Any, ...]:
         """Hidden states [B, T, D] of the decoder and all encoder states [B, S, D] -> [B, T, D]; no cache is needed."""
+        if self.training and not self.in_training:
+            (plain,) = self._plain
+            given = {"past_key_values": past_key_values, "attention_mask": attention_mask, **kwargs}
+            found: tuple[Any, ...] = plain.train()(hidden_states, key_value_states=key_value_states, **given)
+            return found
         heads = (self.num_heads, self.head_dim)
         q_BHTK = self.q_proj(hidden_states).unflatten(-1, heads).transpose(1, 2) * self.scaling
         weight_HKD = self.k_proj.weight.unflatten(0, heads)
@@ -143,7 +184,8 @@ class UnlimiformerAttention(nn.Module):
         asking_BHTD = torch.einsum("bhtk,hkd->bhtd", q_BHTK, weight_HKD)
         mask_BTS = _additive(attention_mask, asking_BHTD.dtype)
         S = key_value_states.shape[1]
-        if self.k >= S or (self.index is None and hidden_states.shape[1] > 1):
+        # For many tokens the scores of all states are less than the best states themselves, one set a token and head.
+        if self.k >= S or hidden_states.shape[1] > 1:
             read_BHTD = self._over_all(asking_BHTD, key_value_states, mask_BTS)
         else:
             read_BHTD = self._over_best(asking_BHTD, key_value_states, mask_BTS)
@@ -176,7 +218,9 @@ class UnlimiformerAttention(nn.Module):
         if self.index is None:
             best_BHTR = self._best(asking_BHTD, states_BSD, mask_BTS)
         else:
-            best_BHTR = self.index.nearest(states_BSD, asking_BHTD.flatten(1, 2), self.k).unflatten(1, (H, T))
+            counts_BS = None if mask_BTS is None else mask_BTS[:, 0] == 0
+            best_BQR = self.index.nearest(states_BSD, asking_BHTD.flatten(1, 2), self.k, counts_BS)
+            best_BHTR = best_BQR.unflatten(1, (H, T))
         none_BHTR = best_BHTR < 0
         best_BHTR = best_BHTR.clamp(min=0)
         found_BHTRD = states_BSD[row, best_BHTR]
@@ -212,11 +256,12 @@ def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | N
     return mask[:, 0].to(dtype)
 
 
-def extend(model: Any, k: int, search: str = "exact") -> Any:
+def extend(model: Any, k: int, search: str = "exact", in_training: bool = True) -> Any:
     """Give every cross-attention of an encoder-decoder model of transformers (BART, LED) the k best states; the same
     model, changed in place. Its weights stay what and where they were.
 
-    search: exact, or approximate, with an index that all layers and heads share. Raises ValueError (an InputError) for
+    search: exact, or approximate where one token is asked at a time, with an index that all layers and heads share.
+    in_training: whether the best count in training, too; otherwise all states do. Raises ValueError (an InputError) for
     another search, for k below 1, and for a model that is neither.
     """
     one_of("search", search, SEARCHES)
@@ -230,5 +275,5 @@ def extend(model: Any, k: int, search: str = "exact") -> Any:
         base = layer.encoder_attn
         # LED's layers expect the cache back, BART's do not.
         results = getattr(base, "results", 3 if type(base).__name__.startswith("LED") else 2)
-        layer.encoder_attn = UnlimiformerAttention(base, k, index, results)
+        layer.encoder_attn = UnlimiformerAttention(base, k, index, results, in_training)
     return model

@@ -6,10 +6,12 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
 
+from infini.config import EVALUATION_KEYS
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, value_at
 
@@ -19,8 +21,9 @@ IRRELEVANT_SETTINGS = {
     "task.data_dir",
     "scale.knockouts",
     "scale.eval_segments_per_call",
-    # How many were asked is chosen cell by cell.
+    # How many were asked, and how long, is chosen cell by cell.
     "task.examples",
+    "task.input_length",
     "task.rows_per_call",
     "recipe.checkpoint_activations",
     "recipe.checkpoint_segments",
@@ -29,7 +32,7 @@ IRRELEVANT_SETTINGS = {
 }
 """Settings that change neither what was trained nor what was measured, only where, how fast or what beside it."""
 # Of the task: what only an evaluation reads, whatever stands in a training's configuration.
-_NOT_LEARNED = {"task.knockout"}
+_NOT_LEARNED = {f"task.{key}" for key in EVALUATION_KEYS["task"]}
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 
@@ -345,8 +348,9 @@ def _corpus(run: RunRecord) -> dict[str, str]:
 
 
 def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
-    training, evaluation = selection.training_config(run), run.config
-    settings: dict[str, str] = {}
+    # What has no parent was made without a model, whatever stands in its configuration.
+    training, evaluation = selection.training_config(run) if run.parent else {}, run.config
+    settings = _start(training, selection)
     for config, groups in ((training, _TRAINING_GROUPS), (evaluation, _EVALUATION_GROUPS)):
         for group in groups:
             _flatten(config.get(group), group, settings)
@@ -355,6 +359,22 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     _flatten(training.get("task"), "task", learned)
     kept = {name: value for name, value in settings.items() if name not in IRRELEVANT_SETTINGS}
     return kept | {f"training {name}": learned[name] for name in learned.keys() - IRRELEVANT_SETTINGS - _NOT_LEARNED}
+
+
+def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
+    """How the model was trained that a training started from; nothing where it started from fresh weights."""
+    name = training.get("init_from")
+    if not name:
+        return {}
+    start = selection.parents.get(Path(name).name)
+    if start is None:
+        return {"init_from": json.dumps("unknown")}
+    settings = _start(start.config, selection)
+    for group in ("task", *_TRAINING_GROUPS):
+        _flatten(start.config.get(group), group, settings)
+    left_out = IRRELEVANT_SETTINGS | _NOT_LEARNED
+    kept = {f"start {key}": value for key, value in settings.items() if key not in left_out}
+    return kept | {"init_from": json.dumps(start.model)}
 
 
 def _flatten(value: Any, name: str, into: dict[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import yaml
@@ -42,12 +42,24 @@ class SummaryRow:
     """R-1, R-2, R-L and Overall as printed."""
     settings: tuple[str, ...] = ()
     """Of the model, as the command line takes them."""
+    at_scale: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Scale -> settings there, beside those or instead of them."""
 
-    def fits(self, run: RunRecord) -> bool:
-        """Whether the run is of this system."""
-        wanted = [text.partition("=") for text in self.settings]
-        same = all(value_at(run.config, key) == yaml.safe_load(value) for key, _, value in wanted)
-        return self.model == run.model and same
+    def settings_at(self, scale: str) -> list[str]:
+        """All settings at a scale, each key once."""
+        texts = (*self.settings, *self.at_scale.get(scale, ()))
+        return list({text.partition("=")[0]: text for text in texts}.values())
+
+    def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
+        """Whether the run is of this system, trained so and asked with no other options of the model. trained: the
+        configuration of its training."""
+        wanted = [text.partition("=") for text in self.settings_at(run.scale)]
+        same = all(
+            # How a summary is drawn is the evaluation's.
+            value_at(run.config if key.startswith("decoding.") else trained, key) == yaml.safe_load(value)
+            for key, _, value in wanted
+        )
+        return self.model == run.model and same and trained.get("model") == run.config.get("model")
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,8 @@ class SummaryReport(RowsOfOneTask):
         # The mean over references and the maximum are no one column.
         if value_at(run.config, "task.references") != "mean":
             return None
-        return next((name for name, row in self.systems.items() if row.fits(run)), None)
+        trained = known.training_config(run)
+        return next((name for name, row in self.systems.items() if row.fits(run, trained)), None)
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset(cell.get("length") for cell in run.series.get("cells", ()) if self._counts(cell))
@@ -114,7 +127,11 @@ def _row(name: str, values: Any) -> SummaryRow:
         raise InputError(f"report.systems.{name}: {error}") from error
     if len(made.paper) not in (0, 4):
         raise InputError(f"report.systems.{name}.paper={made.paper!r}: must be R-1, R-2, R-L and Overall, or empty")
-    return replace(made, paper=tuple(made.paper), settings=tuple(made.settings))
+    listed = isinstance(made.at_scale, Mapping) and all(isinstance(texts, list) for texts in made.at_scale.values())
+    if not listed:
+        raise InputError(f"report.systems.{name}.at_scale={made.at_scale!r}: must be {{scale: [key=value, ...]}}")
+    at_scale = {scale: tuple(texts) for scale, texts in made.at_scale.items()}
+    return replace(made, paper=tuple(made.paper), settings=tuple(made.settings), at_scale=at_scale)
 
 
 def build_summary_report(

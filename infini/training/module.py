@@ -91,6 +91,9 @@ class LanguageModelModule(lightning.LightningModule):
         # The logits are linear in these.
         loss = self._loss(out.hidden_BTD if temperature == 1.0 else out.hidden_BTD / temperature, batch["targets_BT"])
         self.tokens_seen += int(batch["mask_BT"].sum())
+        if "source_BS" in batch:
+            read = self.model.source_tokens(batch["source_BS"].shape[1])
+            self.tokens_seen += int(batch["source_mask_BS"][:, :read].sum())
         self._pending.append((self.global_step + 1, loss.detach()))
         if len(self._pending) >= 10 or loss.device.type == "cpu":
             # On a CPU nothing waits, and weights are what they were when the loss went wrong.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from infini.errors import require
 from infini.models import kind_of
 from infini.ops.cross_entropy import summed_cross_entropy
 from infini.precision import autocast
+from infini.progress import progress_bar
 from infini.schema import BooksumConfig
 from infini.training.checkpoint import TOKENIZER, named_folder
 from infini.training.module import SOURCE
@@ -85,13 +87,16 @@ class BooksumDataModule(ResumableDataModule):
         """Loss on the summaries of the validation books, each after as much of its book as in training."""
         books = open_books(self.cfg, "validation")
         total = count = 0.0
-        with autocast(self.cfg.parallel.precision, device):
-            for batch in self._batches(books, self._tokens(books)).all_once():
+        batches = self._batches(books, self._tokens(books))
+        bar = progress_bar("validating", len(batches.pairs), sys.stderr.isatty())
+        with autocast(self.cfg.parallel.precision, device), bar as advance:
+            for batch in batches.all_once():
                 given = {name: value.to(device) for name, value in batch.items() if name in ("mask_BT", *SOURCE)}
                 hidden_BTD = model(batch["ids_BT"].to(device), None, **given).hidden_BTD
                 targets_BT = batch["targets_BT"].to(device)
                 loss, n = summed_cross_entropy(hidden_BTD, model.output_weight, targets_BT, self.cfg.recipe.loss_chunk)
                 total, count = total + float(loss), count + n
+                advance(len(targets_BT))
         entry = {"value": total / count, "n": int(count), "unit": "nats a token", "higher_is_better": False}
         return {"validation_summary_nll": entry}
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
     if not path.is_file():
         raise InputError(f"{setting}: {path} does not exist; the layout is {data_dir}/{_LAYOUT}")
     rows = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    # Not splitlines: JSON may hold the other ends of lines that Unicode has.
+    for number, line in enumerate(_read(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -82,24 +84,35 @@ def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
         raise InputError(f"{path} holds no book; the layout is {_LAYOUT}")
 
     def text_of(row: Mapping[str, Any]) -> str:
-        if "text" in row:
+        if row.get("text") is not None:
             return str(row["text"])
         file = data_dir.parent / row["book"]
         if not file.is_file():
             raise InputError(f"{path}: the file of book {row['bid']}, {file}, does not exist")
-        return read_text(file)
+        return _read(file)
 
-    return _split(split, "folder", rows, lambda index: text_of(rows[index]))
+    return _split(split, "folder", rows, lambda index: text_of(rows[index]), str(path))
+
+
+def _read(path: Path) -> str:
+    # Some editors write a mark of the order of bytes.
+    return read_text(path).removeprefix("\ufeff")
 
 
 def _check(row: Any) -> None:
     """Raises ValueError, KeyError or TypeError for a row that is no book with a summary."""
-    if "text" not in row and "book" not in row:
+    if not isinstance(row, Mapping):
+        raise ValueError("no JSON object")
+    for key in ("text", "book"):
+        if not isinstance(row.get(key), str | None):
+            raise ValueError(f"{key} must be a string")
+    if row.get("text") is None and row.get("book") is None:
         raise ValueError("neither text nor book")
     texts = [summary["text"] for summary in row["summary"]]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError("no summary, or an empty one")
-    row["bid"], row["title"]
+    if row["bid"] is None or row["title"] is None:
+        raise ValueError("no bid, or no title")
 
 
 def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> BookSplit:
@@ -114,14 +127,27 @@ def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) 
                 hub_id, HUB_CONFIG, split=split, cache_dir=None if cache_dir is None else str(cache_dir / "hub")
             )
             rows = [dict(row) for row in (found if limit is None else found.select(range(min(limit, len(found)))))]
-        for row in rows:
-            _check(row)
     except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
         raise InputError(
             f"no data for {NAME}: set INFINI_DATA_DIR to a folder that holds {NAME}/{_LAYOUT}, give {hub_id} of the "
             f"Hugging Face hub a network ({type(error).__name__}), or take task.data_dir=synthetic to try things"
         ) from error
-    return _split(split, "hub", rows, lambda index: str(rows[index]["text"]))
+    usable = [
+        row | {"summary": _summaries(row)}
+        for row in rows
+        if row.get("bid") is not None and str(row.get("text") or "").strip() and _summaries(row)
+    ]
+    if not usable:
+        raise InputError(f"task.hub_id={hub_id!r}: no row of {split} has bid, text and summary")
+    if left := len(rows) - len(usable):
+        print(f"{hub_id}, {split}: {left} of {len(rows)} rows lack text or summary and are left out", file=sys.stderr)
+    return _split(split, "hub", usable, lambda index: str(usable[index]["text"]), hub_id)
+
+
+def _summaries(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The summaries of a row of the hub that say something."""
+    given = (summary for summary in row.get("summary") or () if isinstance(summary, Mapping))
+    return [summary for summary in given if str(summary.get("text") or "").strip()]
 
 
 def _synthetic(split: str) -> BookSplit:
@@ -132,16 +158,31 @@ def _synthetic(split: str) -> BookSplit:
         openings = [_OPENING.match(paragraph) for paragraph in document.text.split("\n\n")[::8]]
         summary = " ".join(match.group() for match in openings if match)
         rows.append({"bid": document.name, "title": document.name, "summary": [{"text": summary}]})
-    return _split(split, SYNTHETIC, rows, made.read)
+    return _split(split, SYNTHETIC, rows, made.read, SYNTHETIC)
 
 
-def _split(split: str, source: str, rows: Sequence[Mapping[str, Any]], read: Callable[[int], str]) -> BookSplit:
-    summaries = [tuple(str(summary["text"]) for summary in row["summary"]) for row in rows]
-    names = [str(row["bid"]) for row in rows]
+def _split(
+    split: str, source: str, rows: Sequence[Mapping[str, Any]], read: Callable[[int], str], where: str
+) -> BookSplit:
+    """The books of these rows. Rows with one bid and one text are one book with the summaries of all.
+
+    Raises InputError where two texts have one bid; on the hub, where nobody can give another, the later is numbered.
+    """
+    books: dict[str, tuple[int, str, list[str]]] = {}
+    for index, row in enumerate(rows):
+        name, digest = str(row["bid"]), hashlib.sha256(read(index).encode()).hexdigest()
+        if name in books and books[name][1] != digest:
+            if source != "hub":
+                raise InputError(f"{where}: two books have the bid {name}; give each its own")
+            name = f"{name}-{index}"
+        summaries = books.setdefault(name, (index, digest, []))[2]
+        summaries += [text for text in (str(summary["text"]) for summary in row["summary"]) if text not in summaries]
     texts, all_of_it = hashlib.sha256(), hashlib.sha256()
-    for index, name in enumerate(names):
-        digest = hashlib.sha256(read(index).encode()).hexdigest()
+    for name, (_, digest, summaries) in books.items():
         texts.update(f"{name}\0{digest}\n".encode())
-        all_of_it.update(json.dumps([name, digest, summaries[index]]).encode())
-    documents = Documents(SYNTHETIC if source == SYNTHETIC else NAME, split, source, texts.hexdigest(), names, read)
-    return BookSplit(documents, [str(row["title"]) for row in rows], summaries, all_of_it.hexdigest())
+        all_of_it.update(json.dumps([name, digest, summaries]).encode())
+    places = [index for index, _, _ in books.values()]
+    corpus = SYNTHETIC if source == SYNTHETIC else NAME
+    documents = Documents(corpus, split, source, texts.hexdigest(), list(books), lambda number: read(places[number]))
+    titles = [str(rows[index].get("title") or "") for index in places]
+    return BookSplit(documents, titles, [tuple(texts) for _, _, texts in books.values()], all_of_it.hexdigest())

@@ -23,7 +23,8 @@ class Examples(ABC):
     """Batch number i: examples in the order of the seed, every one once before any comes again.
 
     books: token ids of each book. summaries: token ids of each book's summaries, of which the first `summary_tokens`
-    count; a book with two makes two examples. marks: what begins a text, and what ends it.
+    count; a book with two makes two examples. marks: what begins a text, and what ends it; a summary that is cut does
+    not end there.
     """
 
     def __init__(
@@ -37,7 +38,12 @@ class Examples(ABC):
     ) -> None:
         self.books, self.batch_size, self.seed = books, batch_size, seed
         self.bos_id, self.end_id = marks
-        self.pairs = [(book, np.asarray(ids[:summary_tokens])) for book, found in enumerate(summaries) for ids in found]
+        pairs = [(book, ids) for book, found in enumerate(summaries) for ids in found]
+        self.pairs = [(book, np.asarray(ids[:summary_tokens], dtype=np.int64)) for book, ids in pairs]
+        """Number of the book, and the summary as far as it counts."""
+        end = np.array([self.end_id], dtype=np.int64)
+        self.ends = [end if len(ids) <= summary_tokens else end[:0] for _, ids in pairs]
+        """What stands behind each summary."""
 
     def batch(self, index: int) -> dict[str, Any]:
         """ids_BT, targets_BT (the summary and its end; IGNORE elsewhere), mask_BT, reset_BT and what a kind adds."""
@@ -59,7 +65,7 @@ class Examples(ABC):
 
 
 class SummaryBatches(Examples):
-    """Examples for a language model: mark, book, separator, summary, mark.
+    """Examples for a language model: mark, book, separator, summary, and the mark that ends it where it is not cut.
 
     separator: token ids between book and summary. length: tokens of a whole example, to which the book is cut.
 
@@ -87,13 +93,13 @@ class SummaryBatches(Examples):
             )
 
     def example(self, pair: int) -> tuple[np.ndarray, int]:
-        """Token ids of an example, mark, book, separator, summary and the mark that ends it, and where the summary
-        begins among them."""
+        """Token ids of an example, mark, book, separator, summary and the mark that ends it if it is not cut, and where
+        the summary begins among them."""
         book, summary = self.pairs[pair]
         room = self.length - 1 - len(self.separator) - len(summary)
-        parts = ([self.bos_id], self.books[book][:room], self.separator, summary, [self.end_id])
+        parts = ([self.bos_id], self.books[book][:room], self.separator, summary, self.ends[pair])
         ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
-        return ids, len(ids) - 1 - len(summary)
+        return ids, len(ids) - len(self.ends[pair]) - len(summary)
 
     def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
         shape = len(pairs), self.length
@@ -111,7 +117,8 @@ class SummaryBatches(Examples):
 
 class SourceBatches(Examples):
     """Examples for an encoder-decoder: the book's first `source_tokens` are the source, the summary between two marks
-    the target. Batches of an odd number ask for states at random (see infini.pretrained.seq2seq)."""
+    the target, without the second where it is cut. Batches of an odd number ask for states at random (see
+    infini.pretrained.seq2seq)."""
 
     def __init__(
         self,
@@ -130,19 +137,18 @@ class SourceBatches(Examples):
         return super().batch(index) | {"at_random": index % 2 == 1}
 
     def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
-        found = [self.pairs[pair] for pair in pairs]
-        books = [self.books[book][: self.source_tokens] for book, _ in found]
+        books = [self.books[self.pairs[pair][0]][: self.source_tokens] for pair in pairs]
+        targets = [np.concatenate([[self.bos_id], self.pairs[pair][1], self.ends[pair]]) for pair in pairs]
         source_BS = np.full((len(pairs), max(map(len, books))), self.bos_id, dtype=np.int64)
         source_mask_BS = np.zeros(source_BS.shape, dtype=bool)
-        shape = len(pairs), 1 + max(len(summary) for _, summary in found)
+        shape = len(pairs), max(map(len, targets)) - 1
         ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
         targets_BT = np.full(shape, IGNORE, dtype=np.int64)
         mask_BT = np.zeros(shape, dtype=bool)
-        for row, (book, (_, summary)) in enumerate(zip(books, found, strict=True)):
+        for row, (book, target) in enumerate(zip(books, targets, strict=True)):
             source_BS[row, : len(book)], source_mask_BS[row, : len(book)] = book, True
-            ids_BT[row, 1 : 1 + len(summary)] = summary
-            targets_BT[row, : len(summary)], targets_BT[row, len(summary)] = summary, self.end_id
-            mask_BT[row, : 1 + len(summary)] = True
+            asked = len(target) - 1
+            ids_BT[row, :asked], targets_BT[row, :asked], mask_BT[row, :asked] = target[:-1], target[1:], True
         arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
         arrays |= {"source_BS": source_BS, "source_mask_BS": source_mask_BS}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}

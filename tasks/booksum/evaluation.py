@@ -30,6 +30,8 @@ from tasks.text import TextTokenizer
 from tasks.token_cache import tokenise
 
 TOKENS_PER_CALL = 4096
+DRAWN = 128
+"""Tokens read that take about as long as one that is drawn: how far an evaluation is goes by it."""
 _FIELDS = ("summary", "tokens_read", "tokens_drawn", "read_seconds", "draw_seconds", "peak_memory_bytes")
 
 
@@ -62,7 +64,8 @@ def evaluate(
         highlight=False,
         soft_wrap=True,
     )
-    total = sum(_read(model, min(length, int(opened.n_tokens[index]) + len(separator))) for length, index in missing)
+    total = DRAWN * cfg.decoding.max_new_tokens * len(missing)
+    total += sum(_read(model, min(length, int(opened.n_tokens[index]) + len(separator))) for length, index in missing)
     with (
         kept,
         progress_bar(f"{cfg.model['name']} on {task.name}", max(total, 1), console.is_terminal) as advance,
@@ -74,7 +77,8 @@ def evaluate(
             entry = summarise(model, tokenizer, [ids, separator], cfg, seed, advance)
             entry["peak_memory_bytes"] = peak_memory_bytes(device)
             kept.add(_name(length, opened.names[index]), entry)
-    cells = [_cell(length, books, kept, task.references) for length in lengths]
+    with progress_bar("comparing summaries", len(wanted), console.is_terminal) as advance:
+        cells = [_cell(length, books, kept, task.references, advance) for length in lengths]
     longest = max(cells, key=lambda cell: int(cell["length"]))
     record.data = opened.data_record() | {"revision": books.revision}
     record.results = _results(longest, len(opened))
@@ -144,10 +148,11 @@ def summarise(
     chunks: Sequence[np.ndarray],
     cfg: Config,
     seed: int,
-    advance: Callable[[int], None] = lambda tokens: None,
+    advance: Callable[[float], None] = lambda tokens: None,
 ) -> dict[str, Any]:
     """Read the chunks (a book, for a language model and the separator), draw a summary as `cfg.decoding` says: the
-    summary, how many tokens were read and drawn, and the seconds of both."""
+    summary, how many tokens were read and drawn, and the seconds of both. advance is told of tokens that were read, and
+    of DRAWN for each that was drawn or, after an early end, need not be."""
     started = time.perf_counter()
     reader: Reader | SourceReader
     if isinstance(model, Seq2Seq):
@@ -162,8 +167,13 @@ def summarise(
     options = cfg.decoding
     generator = torch.Generator().manual_seed(seed)
     started = time.perf_counter()
-    drawn = generate(reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id)
-    tokens = [token for token, _ in drawn]
+    tokens = []
+    for token, _ in generate(
+        reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id
+    ):
+        tokens.append(token)
+        advance(DRAWN)
+    advance(DRAWN * (options.max_new_tokens - len(tokens)))
     return {
         "summary": tokenizer.decode(tokens),
         "tokens_read": read,
@@ -178,13 +188,16 @@ def _read(model: Any, length: int) -> int:
     return model.source_tokens(length) if isinstance(model, Seq2Seq) else length
 
 
-def _cell(length: int, books: BookSplit, kept: KeptEntries, references: str) -> dict[str, Any]:
+def _cell(
+    length: int, books: BookSplit, kept: KeptEntries, references: str, advance: Callable[[float], None]
+) -> dict[str, Any]:
     """The scores at one input length: means over books with their intervals, and each book's."""
     scored = []
     for name, texts in zip(books.documents.names, books.summaries, strict=True):
         entry = kept.entries[_name(length, name)]
         scores = {metric: round(value, 4) for metric, value in rouge(entry["summary"], texts, references).items()}
         scored.append({"name": name, "tokens_read": entry["tokens_read"], **scores})
+        advance(1)
     return {"length": length, **_means(scored)}
 
 
