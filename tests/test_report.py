@@ -65,7 +65,7 @@ def test_seeds_that_started_elsewhere_do_not_share_a_cell(report: Report) -> Non
     with pytest.raises(InputError, match=r"init_from \"full\" and \"unknown\""):
         select_runs(report, "laptop", [runs[0], *runs[2:]])
     starts[1].config["recipe"] = {"steps": 20}
-    with pytest.raises(InputError, match=r"start recipe\.steps 10 and 20"):
+    with pytest.raises(InputError, match=r"start recipe\.steps 2600 and 20"):
         select_runs(report, "laptop", runs)
     trainings[1].config["init_from"] = None
     with pytest.raises(InputError, match=r"init_from \"full\" and unset"):
