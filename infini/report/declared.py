@@ -54,7 +54,7 @@ def expected(report: Report, row: str, scale: str, declared: Declared) -> dict[s
 def apart(training: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """How a training's configuration is not what is wanted: "recipe.steps 3 instead of 2600". What its configuration
     does not have did not exist yet, or is not known."""
-    found = {f"{group}.{key}": value for group in GROUPS for key, value in (training.get(group) or {}).items() if group}
+    found = {f"{group}.{key}": value for group in GROUPS for key, value in (training.get(group) or {}).items()}
     return [
         f"{key} {_plain(found[key])} instead of {_plain(value)}"
         for key, value in wanted.items()
