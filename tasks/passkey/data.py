@@ -14,9 +14,9 @@ from tasks.passkey.prompt import PasskeyTemplate, Prompt
 
 TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
 """Streams of a seed's random numbers; no two share a draw."""
-BOUNDARY_SHARE, BOUNDARY_TRIES = 0.4, 64
+BOUNDARY_SHARE, BOUNDARY_TRIES, BOUNDARY_REACH = 0.4, 64, 16
 """Share of the last stage's keys (but for those at the start) whose place is drawn again until a segment ends within
-their sentence, and the most draws for it."""
+their sentence or fewer than so many tokens before it, and the most draws for it."""
 
 
 def input_ids(prompt: Prompt, bos_id: int) -> np.ndarray:
@@ -90,7 +90,8 @@ class PasskeyBatches:
         The first stage would take twice as long with what the last adds: one key in fourteen at the very start and
         three at the very end, where the question follows it and no memory helps; the trimmed block as often after the
         key as after the head, for a key right after the head would else be met in the evaluation for the first time;
-        and two keys in five placed so that a segment ends inside its sentence. See results/LOG.md 49, 61, 65 and 86.
+        and two keys in five placed so that a segment ends inside its sentence or right before it. See results/LOG.md
+        49, 61, 65 and 86.
         """
         if segment_length is None:
             asked, depth = int(rng.integers(shortest, longest + 1)), float(rng.random())
@@ -109,7 +110,8 @@ class PasskeyBatches:
                 key=key,
             )
             # The mark before the prompt is the first token of the first segment.
-            if (prompt.key_position + 1) // segment_length != prompt.key_end // segment_length:
+            begin, last = prompt.key_position + 1, prompt.key_end
+            if last // segment_length > max(0, begin - BOUNDARY_REACH) // segment_length:
                 break
             depth = depth if depth == 1 else float(rng.random())
         return prompt
