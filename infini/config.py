@@ -44,6 +44,7 @@ from infini.schema import (
     require,
     root_defaults,
 )
+from infini.schema_running import EVALUATION_KEYS
 
 __all__ = [
     "Config",
@@ -259,22 +260,6 @@ def _flat_keys(values: Any, prefix: str = "") -> Iterator[str]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-EVALUATION_KEYS = {
-    "scale": ("eval_max_tokens", "eval_segments_per_call", "knockouts", "knockout_max_tokens"),
-    "task": (
-        "knockout",
-        "examples",
-        "rows_per_call",
-        "split",
-        "input_length",
-        "references",
-        "reference",
-        "reference_words",
-    ),
-}
-"""Keys that matter to an evaluation only."""
 
 
 def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:

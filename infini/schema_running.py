@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 from infini.errors import at_least, one_of, require
 
+EVALUATION_KEYS = {
+    "scale": ("eval_max_tokens", "eval_segments_per_call", "knockouts", "knockout_max_tokens"),
+    "task": (
+        "knockout",
+        "examples",
+        "rows_per_call",
+        "split",
+        "input_length",
+        "references",
+        "reference",
+        "reference_words",
+    ),
+}
+"""Keys that matter to an evaluation only."""
+
 
 @dataclass
 class ParallelConfig:

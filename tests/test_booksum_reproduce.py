@@ -10,11 +10,12 @@ from command_runner import Runner
 from summary_runs import summaries
 from test_booksum import SUMMARIES, write_books
 
-from infini.config import EVALUATION_KEYS, compose, config_hash
+from infini.config import compose, config_hash
 from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
 from infini.report.summaries import SummaryReport
+from infini.schema_running import EVALUATION_KEYS
 
 SMALL = ("model.window=32", "model.k=16")
 LENGTH = 500 * 1024

@@ -9,7 +9,7 @@ from infini.commands import table
 from infini.commands.common import find_training, names_a_task, newest_on_the_data
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
-from infini.config import EVALUATION_KEYS, Config, cache_root, compose, config_hash, data_root
+from infini.config import Config, cache_root, compose, config_hash, data_root
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
@@ -17,6 +17,7 @@ from infini.report.passkey import PasskeyReport
 from infini.report.search import SearchReport
 from infini.report.summaries import SummaryReport
 from infini.schema import groups
+from infini.schema_running import EVALUATION_KEYS
 from infini.training.checkpoint import checkpoint_folder
 
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import yaml
 
-from infini.config import EVALUATION_KEYS
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, value_at
+from infini.schema_running import EVALUATION_KEYS
 
 AGGREGATES = (None, "newest", "mean")
 
