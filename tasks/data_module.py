@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import lightning
 from infini.config import Config
 
 
-class ResumableDataModule(lightning.LightningDataModule):
+class ResumableDataModule(lightning.LightningDataModule, ABC):
     """Resuming from a Lightning checkpoint goes on with the batch after the last one that was trained on."""
 
     def __init__(self, cfg: Config) -> None:
@@ -18,12 +19,12 @@ class ResumableDataModule(lightning.LightningDataModule):
         self.cfg = cfg
         self._first_batch = 0
 
+    @abstractmethod
     def revision(self, split: str) -> str:
         """Content hash of what a split is made of, as `data_record` has it; nothing is tokenised for it.
 
         Raises InputError when the data cannot be had.
         """
-        raise NotImplementedError
 
     def has_read(self, data: Mapping[str, Any], split: str) -> bool:
         """Whether a record says `data` of the split as it is now: a run on other texts is another run."""

@@ -243,7 +243,7 @@ def test_unknown_model_options_are_named() -> None:
 def test_short_segments_are_attended_in_float32(
     amx: bool, length: int, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bfloat16 the fused backward pass of short segments takes 2 to 11 times as long on a processor."""
+    """In bfloat16 the fused backward pass of short segments is several times slower on a processor."""
     taken: list[torch.dtype] = []
     fused = attention.F.scaled_dot_product_attention
 

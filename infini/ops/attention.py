@@ -69,8 +69,8 @@ SHORT_SEGMENT = 64
 
 
 def _attention_dtype(q: torch.Tensor, length: int, fused: bool) -> torch.dtype:
-    """Fused attention of short segments is computed in float32 on a processor: its backward pass is 2 to 11 times as
-    fast then. With AMX that holds to 128 tokens, and not where nothing is trained."""
+    """Fused attention of short segments is computed in float32 on a processor: its backward pass is several
+    times as fast then (results/LOG.md 86). With AMX that holds to 128 tokens, and not where nothing is trained."""
     short = length <= 128 and q.requires_grad if _has_amx() else length <= 256
     slow = q.dtype == torch.bfloat16 and q.device.type == "cpu" and fused and short
     return torch.float32 if slow else q.dtype
