@@ -7,7 +7,7 @@ import importlib
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,15 +99,17 @@ def find_training(cfg: Config) -> RunRecord | None:
 
 def newest_on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> RunRecord | None:
     """Of runs, oldest first, the newest that read a split of the task as it is now; None where none did."""
-    return next(reversed(on_the_data(cfg, runs, split)), None)
+    return next(on_the_data(cfg, runs, split), None)
 
 
-def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> list[RunRecord]:
-    """Those of `runs` that read a split of the task as it is now. InputError when there are any and no data."""
-    if not runs:
-        return []
-    data = load_data_module(cfg)
-    return [run for run in runs if data.has_read(run.data, split)]
+def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Iterator[RunRecord]:
+    """Of runs, oldest first, those that read a split of the task as it is now, newest first.
+
+    Raises InputError when there are any and the data cannot be had.
+    """
+    if runs:
+        data = load_data_module(cfg)
+        yield from (run for run in reversed(runs) if data.has_read(run.data, split))
 
 
 def data_revision(cfg: Config, split: str) -> str:

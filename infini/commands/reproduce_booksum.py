@@ -79,11 +79,11 @@ def _system(overrides: list[str], console: Console) -> RunRecord:
         for run in records.load_records(cfg.results_dir)
         if run.parent == trained.run_id and _same_question(run, cfg)
     ]
-    known = on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split)
+    known = list(on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split))
     measured = {cell.get("length") for run in known for cell in run.series.get("cells", ())}
     missing = [length for length in parse_lengths(cfg.length) if length not in measured]
     if not missing:
-        return known[-1]
+        return known[0]
     overrides = [text for text in overrides if not text.startswith("length=")]
     overrides.append(f"length=[{','.join(map(format_length, missing))}]")
     return evaluate(compose(overrides), overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
