@@ -91,9 +91,8 @@ class PasskeyBatches:
         three at the very end, where the question follows it and no memory helps; the trimmed block as often after the
         key as after the head, for a key right after the head would else be met in the evaluation for the first time;
         and two keys in five placed so that a segment ends inside its sentence or right before it. And it leaves out
-        prompts whose answer a segment's end cuts off the question, three in a hundred: digits with no word of the
-        question in their segment were hardly ever learned, and were most of the loss. See results/LOG.md 49, 61, 65
-        and 86 to 88.
+        prompts whose answer a segment's end cuts off the question, three in a hundred: seven in ten were answered
+        wrong, and they were most of the loss. See results/LOG.md 49, 61, 65 and 86 to 92.
         """
         if segment_length is None:
             asked, depth = int(rng.integers(shortest, longest + 1)), float(rng.random())
