@@ -264,6 +264,9 @@ class RecipeConfig:
     gradient goes from one sequence of so many tokens into the one before. None means none."""
     advance_below: float
     """Smoothed loss, nats a token, below which the next stage of the curriculum begins."""
+    longer_inputs: list[int] | None
+    """Passkey: [tokens a sequence, steps]: of so many last steps every other has longer sequences, as many fewer, for
+    the memory of a long past is not that of a short one made heavier. None means no longer ones."""
     length_extension: float | None
     """Not the paper's: at a random segment boundary of a sequence the memory is multiplied by a random factor between 1
     and this, as if that much more had been read. None means never."""
@@ -295,6 +298,10 @@ class RecipeConfig:
             whole = len(stage) == 2 and 1 <= stage[0] <= stage[1]
             allowed = "stages must be [segment length, tokens a sequence], the second at least the first"
             require(whole, "recipe.curriculum", self.curriculum, allowed)
+
+        if self.longer_inputs is not None:
+            pair = len(self.longer_inputs) == 2 and min(self.longer_inputs) >= 1
+            require(pair, "recipe.longer_inputs", self.longer_inputs, "must be [tokens a sequence, steps], or null")
 
     def rate_factor(self, step: int) -> float:
         """Fraction of the highest learning rate at optimizer step `step` (1 is the first, `steps` the last)."""
@@ -366,6 +373,8 @@ class Config:
         require(0 <= self.seed < 2**32, "seed", self.seed, "must be at least 0 and below 2**32")
         parse_lengths(self.length)
         parse_depths(self.depth)
+        longer, asks = self.recipe.longer_inputs, self.task.name == "passkey"
+        require(asks or longer is None, "recipe.longer_inputs", longer, f"must be null for task={self.task.name}")
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
 
 

@@ -303,8 +303,10 @@ def chosen_cells(
 
 def longest_input(training: Mapping[str, Any]) -> int:
     """Tokens of the longest input of a training with this configuration."""
-    last = training["recipe"]["segments_per_sequence"] * training["dims"]["segment_length"]
-    return max([last, *(tokens for _, tokens in training["recipe"].get("curriculum") or ())])
+    recipe = training["recipe"]
+    last = recipe["segments_per_sequence"] * training["dims"]["segment_length"]
+    longer = (recipe.get("longer_inputs") or [])[:1]
+    return max([last, *longer, *(tokens for _, tokens in recipe.get("curriculum") or ())])
 
 
 def percent(value: float) -> str:

@@ -58,6 +58,7 @@ class PasskeyDataModule(ResumableDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Make the generator. Raises InputError (one line) when the data cannot be had or a stage has no room."""
         cfg, task = self.cfg, cast(PasskeyConfig, self.cfg.task)
+        longer = cfg.recipe.longer_inputs
         self.template, self._data = make_template(cfg, self.tokenizer, "train")
         self.batches = PasskeyBatches(
             self.template,
@@ -67,6 +68,7 @@ class PasskeyDataModule(ResumableDataModule):
             cfg.seed,
             task.lm_loss_weight,
             task.few_digit_share,
+            (longer[0], cfg.recipe.steps - longer[1]) if longer else None,
         )
 
     def revision(self, split: str) -> str:

@@ -30,7 +30,9 @@ class PasskeyBatches:
     stages: [(segment length, tokens a sequence)], the last the training proper. batch_size: rows of the last; stages of
     shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too.
     few_digit_share: share of the last stage's keys that have two, three or four different digits at most; the first
-    stage would take longer with them. Raises InputError where a stage has no room for a prompt.
+    stage would take longer with them. longer: (tokens a sequence, number of the first batch): from there on every
+    other batch of the last stage has longer sequences, as many fewer. Raises InputError where there is no room for a
+    prompt.
 
     The key stands anywhere. A prompt is up to one segment shorter than the sequence, so that key and question fall on
     every place of the segment grid.
@@ -45,29 +47,32 @@ class PasskeyBatches:
         seed: int,
         lm_loss_weight: float = 0.0,
         few_digit_share: float = 0.0,
+        longer: tuple[int, int] | None = None,
     ) -> None:
         self.template, self.bos_id, self.stages = template, bos_id, list(stages)
         self.seed, self.lm_loss_weight, self.few_digit_share = seed, lm_loss_weight, few_digit_share
-        tokens = batch_size * self.stages[-1][1]
-        self.rows = [max(1, tokens // length) for _, length in self.stages]
-        for _, length in self.stages:
+        self.longer = longer
+        self.tokens = batch_size * self.stages[-1][1]
+        for length in [length for _, length in self.stages] + ([longer[0]] if longer else []):
             if length < template.shortest(training=True):
                 raise InputError(
-                    f"recipe.curriculum, or recipe.segments_per_sequence x dims.segment_length: {length} tokens are "
-                    f"too few for a passkey prompt, which needs {template.shortest(training=True)}"
+                    "recipe.curriculum, recipe.longer_inputs, or recipe.segments_per_sequence x dims.segment_length: "
+                    f"{length} tokens are too few for a passkey prompt, which needs {template.shortest(training=True)}"
                 )
 
     def batch(self, index: int, stage: int) -> dict[str, Any]:
         """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch."""
         segment_length, length = self.stages[stage]
+        last = stage == len(self.stages) - 1
+        if last and self.longer and index >= self.longer[1] and index % 2:
+            length = self.longer[0]
         rng = np.random.default_rng([self.seed, TRAINING_STREAM, index])
         shortest = max(length - segment_length + 1, self.template.shortest(training=True))
-        shape = (self.rows[stage], length)
+        shape = (max(1, self.tokens // length), length)
         ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
         targets_BT = np.full(shape, IGNORE, dtype=np.int64)
         others_BT = np.full(shape, IGNORE, dtype=np.int64)
         mask_BT = np.zeros(shape, dtype=bool)
-        last = stage == len(self.stages) - 1
         share = self.few_digit_share if last else 0.0
         for row in range(shape[0]):
             prompt = self._prompt(rng, shortest, length, segment_length if last else None, share)
@@ -88,11 +93,11 @@ class PasskeyBatches:
         """A prompt of `shortest` to `longest` tokens with its answer; segment_length: None before the last stage.
 
         The first stage would take twice as long with what the last adds: one key in fourteen at the very start and
-        three at the very end, where the question follows it and no memory helps; the trimmed block as often after the
-        key as after the head, for a key right after the head would else be met in the evaluation for the first time;
-        and two keys in five placed so that a segment ends inside its sentence or right before it. And it leaves out
-        prompts whose answer a segment's end cuts off the question, three in a hundred: seven in ten were answered
-        wrong, and they were most of the loss. See results/LOG.md 49, 61, 65 and 86 to 92.
+        three at the very end, where the question follows it and no memory helps; of those at the start half right after
+        the head, the trimmed block after them, for they would else be met in the evaluation for the first time; and two
+        keys in five placed so that a segment ends inside its sentence or right before it. And it leaves out prompts
+        whose answer a segment's end cuts off the question, three in a hundred: seven in ten were answered wrong, and
+        they were most of the loss. See results/LOG.md 49, 61, 65 and 86 to 94.
         """
         if segment_length is None:
             asked, depth = int(rng.integers(shortest, longest + 1)), float(rng.random())
@@ -118,7 +123,7 @@ class PasskeyBatches:
                 rng,
                 training=True,
                 few_digits=few,
-                trim_after_key=0.5,
+                trim_after_key=0.5 if depth == 0 else 0.0,
                 key=key,
             )
             begin, last = prompt.key_position + 1, prompt.key_end
