@@ -40,7 +40,7 @@ test: $(DEV)
 	$(BIN)/python -m pytest $(PARALLEL) --dist=loadfile
 
 test-slow: $(DEV)
-	$(BIN)/python -m pytest -m slow $(PARALLEL)
+	$(BIN)/python -m pytest -m slow -rP $(PARALLEL)
 
 reproduce: $(STAMP)
 	$(BIN)/infini reproduce report=table3_passkey scale=laptop

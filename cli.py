@@ -133,8 +133,9 @@ def _completion(arguments: list[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if len(arguments) == 2 and arguments[0] == "help" and arguments[1] in VERBS:
-        arguments = [arguments[1], "--help"]
+    if len(arguments) > 1 and arguments[0] == "help":
+        # `infini help train` is `infini train --help`.
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0

@@ -6,6 +6,7 @@ renamed. Nothing here imports torch, so that tables and help stay quick.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -87,27 +88,32 @@ class RunRecord:
         return None if value is None else float(value)
 
     def to_json(self) -> str:
-        """The record as JSON text. Numbers that are not finite become null: JSON has no NaN."""
-        return json.dumps(_plain(asdict(self)), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+        """The record as JSON text, with a checksum. Numbers that are not finite become null: JSON has no NaN."""
+        content = _plain(asdict(self))
+        return _dumps(content | {"sha256": _checksum(content)})
 
     @classmethod
     def from_json(cls, text: str) -> RunRecord:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError: the text is no JSON, or no record of this schema; the message says what is wrong with it.
+            ValueError: the text is no JSON, no record of this schema, or not what was written, by its checksum (records
+                from before there were checksums have none); the message says what is wrong with it.
         """
         raw = json.loads(text)
         if not isinstance(raw, dict):
             raise ValueError("not a JSON object")
         if raw.get("schema") != SCHEMA:
             raise ValueError(f"schema={raw.get('schema')!r}: this version reads schema {SCHEMA}")
+        sha256 = raw.pop("sha256", None)
         known = {entry.name for entry in fields(cls)}
         if wrong := sorted(known ^ set(raw)):
             raise ValueError(f"missing or unknown fields: {', '.join(wrong)}")
         for name, kind in _FIELD_KINDS.items():
             if not isinstance(raw[name], kind):
                 raise ValueError(f"field {name!r} holds a {type(raw[name]).__name__}")
+        if sha256 is not None and sha256 != _checksum(raw):
+            raise ValueError("its checksum is of another content")
         return cls(**raw)
 
 
@@ -119,6 +125,14 @@ _FIELD_KINDS: dict[str, type | tuple[type, ...]] = {
     "seed": int,
     "parent": (str, type(None)),
 }
+
+
+def _dumps(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(_dumps(content).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
@@ -181,6 +195,9 @@ def write_record(record: RunRecord, results_dir: str | Path) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", record.run_id):
         raise InputError(f"run_id={record.run_id!r}: only letters, digits, '-' and '_' are allowed")
     path = record_path(results_dir, record.run_id)
+    # What a killed process of this run had begun to write.
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        left.unlink(missing_ok=True)
     write_atomically(path, record.to_json().encode())
     return path
 

@@ -34,7 +34,6 @@ class KeptEntries:
         self.commit = _commit(record)
         self.entries: dict[str, dict[str, Any]] = {}
         needed = {"name", *fields}
-        whole = 0
         if path.exists():
             for line in path.read_bytes().splitlines(keepends=True):
                 # A line that a kill cut short is measured again.
@@ -47,8 +46,6 @@ class KeptEntries:
                     self.entries[entry["name"]] = entry
                 except (ValueError, TypeError) as error:
                     raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
-                whole += len(line)
-            os.truncate(path, whole)
 
     def __enter__(self) -> KeptEntries:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +54,12 @@ class KeptEntries:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
-            raise InputError(
-                f"{self.path}: another evaluation of this model is writing here; wait for its end"
-            ) from error
+            taken = isinstance(error, BlockingIOError)
+            why = "another evaluation of this model is writing here; wait for its end"
+            raise InputError(f"{self.path}: {why if taken else f'cannot be locked ({error.strerror})'}") from error
+        # Only now: a line that another process is writing is no line that a kill cut short.
+        content = self.path.read_bytes()
+        self._file.truncate(content.rfind(b"\n") + 1)
         return self
 
     def __exit__(self, *exception: object) -> None:

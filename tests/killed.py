@@ -1,6 +1,7 @@
 """Runs an `infini` command line that kills itself (SIGKILL) at one moment of a training; a process of its own.
 
 python killed.py <moment> <occurrence> <word> ...
+python killed.py "after seconds" <seconds since its first step> <word> ...   (says on stderr where it was)
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +23,10 @@ MOMENTS = (
     "in the weights' write",
     "before the description",
     "before the record",
+    "in the record's write",
     "after the record",
 )
+ELSEWHERE = "between these"
 
 
 def arm(moment: str, occurrence: int) -> None:
@@ -87,6 +92,17 @@ def arm(moment: str, occurrence: int) -> None:
         before(os, "replace", renamed("config.json"))
     elif moment == "before the record":
         before(records, "write_record")
+    elif moment == "in the record's write":
+        real = os.fsync
+
+        def half_synced(file: int) -> None:
+            path = os.readlink(f"/proc/self/fd/{file}")
+            if os.sep + "runs" + os.sep in path and ".json." in path:
+                os.truncate(path, os.path.getsize(path) // 2)
+                die()
+            real(file)
+
+        setattr(os, "fsync", half_synced)  # noqa: B010
     elif moment == "after the record":
         from infini.training.resume import UnfinishedRun
 
@@ -95,8 +111,59 @@ def arm(moment: str, occurrence: int) -> None:
         raise ValueError(moment)
 
 
+def arm_clock(seconds: float) -> None:
+    """Make this process say on stderr what it is doing, and kill itself, so long after its first step began.
+
+    A process that ends before says how long that was.
+    """
+    import lightning
+    import safetensors.torch
+    import torch
+
+    from infini import records
+    from infini.training.module import LanguageModelModule
+
+    doing = [ELSEWHERE]
+    started: list[float] = []
+
+    def strike() -> None:
+        os.write(2, f"\nkilled: {doing[-1]}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def during(owner: Any, name: str, what: str, first: bool = False) -> None:
+        real = getattr(owner, name)
+
+        def patched(*arguments: Any, **options: Any) -> Any:
+            if first and not started:
+                started.append(time.perf_counter())
+                clock = threading.Timer(seconds, strike)
+                clock.daemon = True
+                clock.start()
+            doing.append(what)
+            try:
+                return real(*arguments, **options)
+            finally:
+                doing.pop()
+
+        setattr(owner, name, patched)
+
+    during(LanguageModelModule, "training_step", "a forward pass", first=True)
+    during(torch.Tensor, "backward", "a backward pass")
+    during(torch.nn.utils, "clip_grad_norm_", "the optimizer")
+    during(torch.optim.lr_scheduler.LRScheduler, "step", "the schedule")
+    during(lightning.Trainer, "save_checkpoint", "a point's write")
+    during(safetensors.torch, "save_model", "the weights' write")
+    during(records, "write_record", "the record's write")
+    import atexit
+
+    atexit.register(lambda: os.write(2, f"\nseconds: {time.perf_counter() - started[0]}\n".encode()))
+
+
 if __name__ == "__main__":
     import cli
 
-    arm(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[1] == "after seconds":
+        arm_clock(float(sys.argv[2]))
+    else:
+        arm(sys.argv[1], int(sys.argv[2]))
     sys.exit(cli.main(sys.argv[3:]))

@@ -131,6 +131,17 @@ def test_help_is_quick_and_imports_no_torch(arguments: list[str], project_root: 
     assert time.perf_counter() - start < 2.0
 
 
+def test_help_of_a_verb_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    expected = capsys.readouterr().out
+    assert cli.main(["help", "train"]) == 0
+    assert capsys.readouterr().out == expected
+    assert cli.main(["help", "completion"]) == 0
+    assert "bash" in capsys.readouterr().out
+    assert cli.main(["help", "trian"]) == 2
+    assert "did you mean 'train'" in capsys.readouterr().err
+
+
 def test_overview_lists_every_verb_with_its_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     shown = capsys.readouterr().out

@@ -15,19 +15,24 @@ import pytest
 from tiny_runs import STEPS, outcome, words
 
 
-def kill(moment: str, occurrence: int, arguments: list[str]) -> int:
-    """Exit code of a process that kills itself at that moment, or ends because it never came to it."""
+def run(moment: str, when: float, arguments: list[str]) -> tuple[int, str]:
+    """Exit code and errors of a process that kills itself at that moment, or ends because it never came to it."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here.parent), str(here)])
     done = subprocess.run(
-        [sys.executable, str(here / "killed.py"), moment, str(occurrence), "train", *arguments],
+        [sys.executable, str(here / "killed.py"), moment, str(when), "train", *arguments],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode
+    return done.returncode, done.stderr
+
+
+def kill(moment: str, occurrence: int, arguments: list[str]) -> int:
+    """The exit code alone."""
+    return run(moment, occurrence, arguments)[0]
 
 
 def killed_and_finished(arguments: list[str], moments: list[tuple[str, int]]) -> Counter[str]:
@@ -50,14 +55,42 @@ def test_killed_while_it_saves(corpus: Path, tmp_path: Path) -> None:
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
 
 
+def said(errors: str, what: str) -> str:
+    """What a process said after `what`."""
+    return errors.partition(f"\n{what}: ")[2].partition("\n")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_twenty_kills_by_the_clock(corpus: Path, tmp_path: Path) -> None:
+    """At random times since a sitting's first step, whatever the training is at then."""
+    code, errors = run("after seconds", 1e6, words(corpus, tmp_path / "straight"))
+    assert code == 0
+    lasts = float(said(errors, "seconds"))
+    rng, hit, trainings = random.Random(0), Counter[str](), 0
+    while sum(hit.values()) < 20:
+        results = tmp_path / f"killed{trainings}"
+        code = -1
+        # A process can also be killed when its training has ended: nothing is unfinished then.
+        while code != 0 and not (any((results / "runs").glob("*.json")) and not any(results.glob("unfinished/*/*"))):
+            code, errors = run("after seconds", rng.uniform(0, lasts), words(corpus, results))
+            if code != 0:
+                hit[said(errors, "killed")] += 1
+        assert outcome(results) == outcome(tmp_path / "straight")
+        trainings += 1
+    print(f"{trainings} trainings of {lasts:.2f} s after the first step: {dict(hit)}")
+    # The moments have names, and a process that lost its clock would be killed never.
+    assert "" not in hit
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["pg19", "passkey"])
 def test_ten_kills_at_random_moments(corpus: Path, tmp_path: Path, task: str) -> None:
     expected = words(corpus, tmp_path / "straight", task)
     assert kill("in a step", 10**6, expected) == 0
-    # Every moment once, in an order that lets the training come to it, and one more at random.
+    # Every moment once, in an order that lets the training come to it.
     rng = random.Random(task)
-    early = [*killed.MOMENTS[:5], rng.choice(killed.MOMENTS[:5])]
+    early = list(killed.MOMENTS[:5])
     rng.shuffle(early)
     moments = [(moment, 1) for moment in early] + [(moment, 1) for moment in killed.MOMENTS[5:]]
     hit = killed_and_finished(words(corpus, tmp_path / "killed", task), moments)

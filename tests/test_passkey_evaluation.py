@@ -186,8 +186,9 @@ def test_kept_answers_survive_a_line_cut_short(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"name": "c", "len')
     again = kept_answers(path)
-    assert list(again.entries) == ["a", "b"] and path.read_bytes() == whole
+    assert list(again.entries) == ["a", "b"]
     with again:
+        assert path.read_bytes() == whole
         again.add("c", {**whole_entry(), "length": 2})
     assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == ["a", "b", "c"]
     assert [again.entries[name]["length"] for name in "abc"] == [1, 1, 2]
@@ -252,6 +253,21 @@ def test_a_second_evaluation_at_the_same_time_is_refused(tmp_path):
     with kept_answers(tmp_path / "answers.jsonl"), pytest.raises(InputError, match="another evaluation"):
         with kept_answers(tmp_path / "answers.jsonl"):
             pass
+
+
+def test_a_refused_evaluation_leaves_the_line_that_is_being_written(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with kept_answers(path) as kept:
+        kept.add("a", whole_entry())
+        half = path.read_bytes() + b'{"name": "b", '
+        path.write_bytes(half)
+        with pytest.raises(InputError, match="another evaluation"), kept_answers(path):
+            pass
+        assert path.read_bytes() == half
+    # Nobody is writing any more: a kill cut that line short.
+    with kept_answers(path) as kept:
+        assert list(kept.entries) == ["a"]
+    assert path.read_bytes() == half[: half.rindex(b"\n") + 1]
 
 
 def test_answers_of_a_larger_evaluation_stay(tmp_path):

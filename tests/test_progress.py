@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from rich.console import Console
 
 from infini import progress
+from infini.commands import train
 
 
 def test_without_a_terminal_a_line_now_and_then_says_how_long(
@@ -25,3 +31,22 @@ def test_with_a_terminal_the_bar_reaches_its_end(capsys: pytest.CaptureFixture[s
     with progress.progress_bar("reading", 10) as advance:
         advance(10)
     assert "100%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_training_that_goes_on_shows_where_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown = [0.0], io.StringIO()
+    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
+    bar = train.TrainingProgress(100, Console(file=shown, force_terminal=terminal, width=100))
+    trainer: Any
+    module: Any
+    trainer, module = SimpleNamespace(global_step=60), SimpleNamespace(tokens_seen=6_000, last_loss=1.25)
+    bar.on_train_start(trainer, module)
+    for step in range(61, 81):
+        now[0], trainer.global_step, module.tokens_seen = step - 60.0, step, step * 100
+        bar.on_train_batch_end(trainer, module, None, None, step)
+    bar.on_train_end(trainer, module)
+    # A step a second since this sitting began at 60; without a terminal a line every 15 seconds.
+    step, left = (80, 20) if terminal else (75, 25)
+    assert f"step {step}/100  loss 1.250  100 tokens/s  {left} s left" in shown.getvalue()
+    assert terminal or shown.getvalue().count("\n") == 1

@@ -78,8 +78,19 @@ def test_value_that_json_cannot_hold_is_refused() -> None:
         make_record(series={"a": {1, 2}}).to_json()
 
 
+def test_a_record_from_before_there_were_checksums_is_read() -> None:
+    written = json.loads(make_record().to_json())
+    del written["sha256"]
+    assert records.RunRecord.from_json(json.dumps(written)) == make_record()
+
+
 def test_no_temporary_file_stays_after_writing(tmp_path: Path) -> None:
+    # One of this run is from a process that was killed at it; another run's may be at work.
+    for name in (".run-1.json.0a1b2c3d.tmp", ".run-2.json.0a1b2c3d.tmp"):
+        records.write_atomically(tmp_path / "runs" / name, b"{")
     records.write_record(make_record(), tmp_path)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"run-1.json", ".run-2.json.0a1b2c3d.tmp"}
+    (tmp_path / "runs" / ".run-2.json.0a1b2c3d.tmp").unlink()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run-1.json"]
 
 
@@ -113,6 +124,9 @@ def test_failure_while_writing_leaves_the_old_file_and_nothing_else(
         (b"\xff\xfe", "decode"),
         (make_record("damaged", documents={}).to_json().encode(), "'documents' holds a dict"),
         (make_record("other").to_json().encode(), "it holds run 'other'"),
+        # One digit of a number: still JSON, still a record.
+        (make_record("damaged", cost={"n": 1234}).to_json().replace("1234", "1235").encode(), "checksum"),
+        (make_record("damaged").to_json().replace('"seed": 1,', '"seed": 3,').encode(), "checksum"),
     ],
 )
 def test_damaged_record_is_named(tmp_path: Path, content: bytes, reason: str) -> None:

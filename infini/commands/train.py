@@ -11,9 +11,10 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import StrategyRegistry
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 from infini import records
 from infini.commands.common import check_kind, keep_large_buffers, load_data_module, start_record
@@ -197,12 +198,7 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> Non
 
 
 def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints) -> lightning.Trainer:
-    callbacks: list[Callback] = [saving]
-    console = Console(stderr=True)
-    if console.is_terminal:
-        callbacks.append(RichProgressBar(refresh_rate=1))
-    else:
-        callbacks.append(_PlainProgress(cfg.recipe.steps, console))
+    callbacks: list[Callback] = [saving, TrainingProgress(cfg.recipe.steps, Console(stderr=True))]
     strategies = StrategyRegistry.available_strategies()
     one_of("parallel.strategy", cfg.parallel.strategy, ("auto", *strategies))
     return lightning.Trainer(
@@ -216,37 +212,58 @@ def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints)
         callbacks=callbacks,
         plugins=[PlainFiles()],
         enable_checkpointing=False,
-        enable_progress_bar=console.is_terminal,
+        enable_progress_bar=False,
         enable_model_summary=False,
         logger=make_logger(cfg.logger.name, Path(cfg.results_dir) / "logs", run_id),
         log_every_n_steps=10,
     )
 
 
-class _PlainProgress(Callback):
-    """A line now and then, for logs: step, loss, tokens a second, time left."""
+class TrainingProgress(Callback):
+    """Step, loss, tokens a second and time left: a bar on a terminal, elsewhere a line now and then.
+
+    A training that goes on after a stop begins where it was, and its rate is that of this sitting.
+    """
 
     def __init__(self, steps: int, console: Console) -> None:
         self.steps, self.console = steps, console
+        self.bar: Progress | None = None
         self.started = self.printed = 0.0
         self.first = self.first_tokens = 0
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self.started = self.printed = time.perf_counter()
         self.first, self.first_tokens = trainer.global_step, module.tokens_seen
+        if self.console.is_terminal:
+            self.bar = Progress(BarColumn(), TextColumn("{task.description}"), console=self.console, auto_refresh=False)
+            self.bar.start()
+            self.bar.add_task(f"step {self.first}/{self.steps}", total=self.steps, completed=self.first)
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now, step = time.perf_counter(), trainer.global_step
-        if now - self.printed < 15 and step < self.steps:
+        if now - self.printed < (15 if self.bar is None else 0.5) and step < self.steps:
             return
         self.printed = now
         each = (now - self.started) / max(1, step - self.first)
         left = each * (self.steps - step)
         rate = (module.tokens_seen - self.first_tokens) / max(now - self.started, 1e-9)
         line = f"step {step}/{self.steps}  loss {module.last_loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left"
-        self.console.print(line, highlight=False)
+        if self.bar is None:
+            self.console.print(line, highlight=False)
+        else:
+            self.bar.update(self.bar.task_ids[0], completed=step, description=line, refresh=True)
+
+    def on_train_end(self, trainer: lightning.Trainer, module: Any) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: lightning.Trainer, module: Any, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
 
 
 def _quiet() -> None:
