@@ -13,19 +13,29 @@ PLAIN_SECONDS = 15.0
 
 @contextmanager
 def progress_bar(
-    title: str, total: float, shown: bool = True, between: bool = False
+    title: str, total: float | None, shown: bool = True, between: bool = False
 ) -> Iterator[Callable[[float], None]]:
     """A bar that the function it gives moves on by so many of `total`; where it is not shown, a line now and then.
 
+    total: None where nobody knows how long it is: there is no estimate then, only how far it is and for how long.
     between: drawn when it is moved and at no other time, so that no thread runs beside what is being timed.
     """
     if not shown:
         yield _plain(title, total)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    known = (TaskProgressColumn(), TimeRemainingColumn())
+    unknown = (TextColumn("{task.completed:,.0f}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), *(unknown if total is None else known))
     with Progress(*columns, console=Console(stderr=True), auto_refresh=not between) as bar:
         task = bar.add_task(title, total=total)
 
@@ -37,7 +47,7 @@ def progress_bar(
         yield advance
 
 
-def _plain(title: str, total: float) -> Callable[[float], None]:
+def _plain(title: str, total: float | None) -> Callable[[float], None]:
     started = printed = time.monotonic()
     reached = 0.0
 
@@ -45,7 +55,12 @@ def _plain(title: str, total: float) -> Callable[[float], None]:
         nonlocal printed, reached
         reached += done
         now = time.monotonic()
-        if now - printed >= PLAIN_SECONDS and 0 < reached < total:
+        if now - printed < PLAIN_SECONDS:
+            return
+        if total is None:
+            printed = now
+            print(f"{title}: {reached:,.0f} in {now - started:,.0f} s", file=sys.stderr, flush=True)
+        elif 0 < reached < total:
             printed = now
             left = (now - started) * (total - reached) / reached
             print(f"{title}: {100 * reached / total:.0f} %, {left:,.0f} s left", file=sys.stderr, flush=True)

@@ -50,3 +50,18 @@ def test_a_training_that_goes_on_shows_where_it_is(terminal: bool, monkeypatch: 
     step, left = (80, 20) if terminal else (75, 25)
     assert f"step {step}/100  loss 1.250  100 tokens/s  {left} s left" in shown.getvalue()
     assert terminal or shown.getvalue().count("\n") == 1
+
+
+def test_of_unknown_length_there_is_no_estimate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress_bar("reading (bytes)", None, shown=False) as advance:
+        for _ in range(5):
+            now[0] += 4.0
+            advance(2000)
+    assert capsys.readouterr().err.splitlines() == ["reading (bytes): 8,000 in 16 s"]
+    with progress.progress_bar("reading", None) as advance:
+        advance(12_345)
+    assert "12,345" in capsys.readouterr().err

@@ -54,8 +54,8 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
         if cfg.load_state is not None:
             reader = load_reader(Path(cfg.load_state), model, about)
         started, read = time.perf_counter(), 0
-        shown = size > 100_000 and sys.stderr.isatty()
-        with progress_bar("reading the prompt", max(size, 1), shown=shown) as advance:
+        shown = (size is None or size > 100_000) and sys.stderr.isatty()
+        with progress_bar("reading the prompt (bytes)", size, shown=shown) as advance:
             for ids, part in tokenizer.encode_stream(text):
                 reader = reader.read([ids], TOKENS_PER_CALL)
                 read += len(ids)
@@ -81,14 +81,14 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     return 0
 
 
-def _open(prompt: str | None) -> tuple[Iterator[str], int]:
-    """The prompt in pieces, and its bytes as far as they are known beforehand. Raises InputError for a bad file."""
+def _open(prompt: str | None) -> tuple[Iterator[str], int | None]:
+    """The prompt in pieces, and its bytes, None where nobody knows them beforehand. InputError for a bad file."""
     if prompt is None:
         return iter(()), 0
     if prompt == "-":
         # Python's own standard input may let bytes pass that are no text, and turns line ends into others.
         raw = getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
-        return _pieces(raw, "prompt=-"), 0
+        return _pieces(raw, "prompt=-"), None
     if not prompt.startswith("@"):
         if len(prompt) < 200 and Path(prompt).is_file():
             print(f"prompt={prompt!r} is taken for a text; the file of that name is @{prompt}", file=sys.stderr)
