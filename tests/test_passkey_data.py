@@ -303,3 +303,22 @@ def test_longer_inputs_are_the_passkeys_and_long_enough() -> None:
         compose(["task=pg19", "recipe.longer_inputs=[2048,100]"])
     with pytest.raises(InputError, match="20 tokens are too few"):
         batches(longer=(20, 0))
+
+
+def test_keys_stand_on_every_place_of_the_grid_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks alone before the key put it on one place in 24, the evaluation's: chance and one in 28, no more."""
+    fed, places = data.input_ids, []
+
+    def note(prompt: Any, *arguments: Any) -> Any:
+        places.append(prompt.key_position)
+        return fed(prompt, *arguments)
+
+    monkeypatch.setattr(data, "input_ids", note)
+    batches(batch_size=1200).batch(0, 1)
+    template = PasskeyTemplate(TOKENIZER.encode)
+    start, later = (template.example(length, 1.0, np.random.default_rng(0), False) for length in (2000, 3000))
+    block = (later.key_position - start.key_position) // (later.blocks[0] - start.blocks[0])
+    whole = sum((place - start.key_position) % block == 0 for place in places) / len(places)
+    assert block == 24
+    # Four standard deviations above 1/24 + 1/28.
+    assert 1 / 28 < whole < 1 / 24 + 1 / 28 + 4 * (0.077 * 0.923 / len(places)) ** 0.5
