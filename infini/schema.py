@@ -272,6 +272,9 @@ class RecipeConfig:
     and this, as if that much more had been read. None means never."""
     length_extension_share: float
     """Share of the training steps in which that happens."""
+    history_pieces: int | None
+    """Passkey, and a part of length extension: half of the rows begin after a history of filler alone, read in at most
+    so many pieces that write more and more (see infini.training.long_history). None means none."""
     loss_temperature: float | None
     """Not the paper's: divides the logits in the last stage's loss. Above 1 the loss goes on asking for larger margins
     when every answer is right. None means 1."""
@@ -291,6 +294,9 @@ class RecipeConfig:
         if self.length_extension is not None:
             above = self.length_extension > 1
             require(above, "recipe.length_extension", self.length_extension, "must be above 1, or null")
+        at_least("recipe", self, 1, "history_pieces")
+        alone = self.history_pieces is not None and self.length_extension is None
+        require(not alone, "recipe.history_pieces", self.history_pieces, "needs recipe.length_extension; or null")
         if self.loss_temperature is not None:
             require(self.loss_temperature > 0, "recipe.loss_temperature", self.loss_temperature, "must be above 0")
         at_least("recipe", self, 0, "sparse_writes")
@@ -373,8 +379,9 @@ class Config:
         require(0 <= self.seed < 2**32, "seed", self.seed, "must be at least 0 and below 2**32")
         parse_lengths(self.length)
         parse_depths(self.depth)
-        longer, asks = self.recipe.longer_inputs, self.task.name == "passkey"
-        require(asks or longer is None, "recipe.longer_inputs", longer, f"must be null for task={self.task.name}")
+        for name in ("longer_inputs", "history_pieces"):
+            value, asks = getattr(self.recipe, name), self.task.name == "passkey"
+            require(asks or value is None, f"recipe.{name}", value, f"must be null for task={self.task.name}")
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
 
 

@@ -16,7 +16,7 @@ from infini.projections import recorded
 from infini.protocols import ModelOutput
 from infini.schema import OptimizerConfig, RecipeConfig
 from infini.state import State, detach, leaves, map_state
-from infini.training import length_extension
+from infini.training import length_extension, long_history
 from infini.training.non_finite import first_not_finite
 from infini.training.optimizers import build_optimizer
 from infini.training.resume import random_states, set_random_states
@@ -26,8 +26,8 @@ from infini.training.sparse_writes import penalty
 SMOOTHING = 0.98
 SOURCE = ("source_BS", "source_mask_BS", "at_random")
 """What a batch holds for an encoder-decoder; see infini.pretrained.seq2seq."""
-_EXTENSION_STREAM = 3
-"""Which stream of the seed's random numbers the length extension draws from."""
+_EXTENSION_STREAM, _HISTORY_STREAM = 3, 4
+"""Which streams of the seed's random numbers the length extension and the long histories draw from."""
 
 
 class LanguageModelModule(lightning.LightningModule):
@@ -37,7 +37,8 @@ class LanguageModelModule(lightning.LightningModule):
     starts from an empty state. Gradients flow through all segments of a sequence.
 
     A batch may also hold segment_length (that of its stage of the curriculum), lm_targets_BT with lm_weight: a second
-    loss that is added with that weight; and what an encoder-decoder takes beside the target (SOURCE).
+    loss that is added with that weight; history_PT, the pieces of a long history (see infini.training.long_history);
+    and what an encoder-decoder takes beside the target (SOURCE).
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class LanguageModelModule(lightning.LightningModule):
         self.stage_steps: list[int] = []
         """The step after which each stage was left."""
         self.carried: State | None = None
+        self.histories: State | None = None
+        """Long histories as they were last read."""
         self.loss_curve: list[list[float]] = []
         self.tokens_seen = 0
         self._pending: list[tuple[int, torch.Tensor]] = []
@@ -77,7 +80,7 @@ class LanguageModelModule(lightning.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_index: int) -> torch.Tensor:
         if batch.get("segment_length", self.model.segment_length) != self.model.segment_length:
             self.model.resize_segments(batch["segment_length"])
-        state = self.carried if self.carry_state else None
+        state = self.carried if self.carry_state else self._after_history(batch)
         # Only models of this project's decoder with a compressive memory have what it is about.
         writes = getattr(self.model, "has_memory", False) and self.in_last_stage
         sparse_writes = self.recipe.sparse_writes if writes else None
@@ -105,6 +108,15 @@ class LanguageModelModule(lightning.LightningModule):
         if sparse_writes:
             loss = loss + sparse_writes * penalty(self.model, keys, batch["mask_BT"])
         return loss + out.aux_loss
+
+    def _after_history(self, batch: dict[str, Any]) -> State | None:
+        """The state from which a batch's rows begin: some after a long history, if it has one to be read."""
+        if "history_PT" not in batch or not self.in_last_stage or not getattr(self.model, "has_memory", False):
+            return None
+        if self.histories is None or self.global_step % long_history.EVERY == 0:
+            self.histories = long_history.read_histories(self.model, batch["history_PT"])
+        rng = np.random.default_rng([self.seed, _HISTORY_STREAM, self.global_step])
+        return long_history.begun(self.model.init_state(batch["ids_BT"].shape[0], self.device), self.histories, rng)
 
     def _call(self, batch: dict[str, Any], state: State | None) -> ModelOutput:
         ids_BT = batch["ids_BT"]
@@ -187,11 +199,9 @@ class LanguageModelModule(lightning.LightningModule):
         self.read_losses()
         if where := first_not_finite(self.model, lambda: None):
             raise FloatingPointError(f"after step {self.global_step} {where}")
-        carried = {} if self.carried is None else dict(leaves(self.carried))
-        rows = 0 if self.carried is None else self.carried.clock.slot_B.shape[0]
         checkpoint["infini"] = {
-            "carried": carried,
-            "rows": rows,
+            "carried": _stored(self.carried),
+            "histories": _stored(self.histories),
             "loss_curve": self.loss_curve,
             "tokens_seen": self.tokens_seen,
             "stage": self.stage,
@@ -206,7 +216,16 @@ class LanguageModelModule(lightning.LightningModule):
         self.loss_curve, self.tokens_seen = kept["loss_curve"], kept["tokens_seen"]
         self.stage, self.stage_loss, self.stage_steps = kept["stage"], kept["stage_loss"], kept["stage_steps"]
         self._seconds_before, self._random_states = kept["seconds"], kept["random_states"]
-        if kept["rows"]:
-            stored = iter(kept["carried"].values())
-            fresh = self.model.init_state(kept["rows"], self.device)
-            self.carried = map_state(lambda leaf: next(stored).to(leaf.device, leaf.dtype), fresh)
+        self.carried, self.histories = (self._filled(kept[name]) for name in ("carried", "histories"))
+
+    def _filled(self, stored: dict[str, torch.Tensor]) -> State | None:
+        """What _stored gave."""
+        if not stored:
+            return None
+        found = iter(stored.values())
+        fresh = self.model.init_state(next(iter(stored.values())).shape[0], self.device)
+        return map_state(lambda leaf: next(found).to(leaf.device, leaf.dtype), fresh)
+
+
+def _stored(state: State | None) -> dict[str, torch.Tensor]:
+    return {} if state is None else dict(leaves(state))

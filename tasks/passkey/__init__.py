@@ -69,6 +69,7 @@ class PasskeyDataModule(ResumableDataModule):
             task.lm_loss_weight,
             task.few_digit_share,
             (longer[0], cfg.recipe.steps - longer[1]) if longer else None,
+            cfg.recipe.history_pieces,
         )
 
     def revision(self, split: str) -> str:

@@ -185,6 +185,11 @@ class PasskeyTemplate:
         """The key as it follows the question."""
         return self._added(f" {key}", QUESTION)
 
+    def filler(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """So many tokens of filler alone, from anywhere in it on."""
+        start = int(rng.integers(len(self.block)))
+        return Span(self.block, start, start + count).read(0, count).astype(np.int64)
+
     def draw_key(self, rng: np.random.Generator, training: bool, few_digits: bool = False) -> str:
         """A uniform key of the training or the evaluation set; with few_digits one of two to four kinds at most."""
         while True:
