@@ -272,9 +272,10 @@ class RecipeConfig:
     and this, as if that much more had been read. None means never."""
     length_extension_share: float
     """Share of the training steps in which that happens."""
-    history_pieces: int | None
-    """Passkey, and a part of length extension: half of the rows begin after a history of filler alone, read in at most
-    so many pieces that write more and more (see infini.training.long_history). None means none."""
+    long_history: list[int] | None
+    """Passkey, and a part of length extension: [pieces, steps]: in so many last steps half of the rows begin after a
+    history of filler alone, in at most so many pieces that write more and more (see infini.training.long_history).
+    None means none."""
     loss_temperature: float | None
     """Not the paper's: divides the logits in the last stage's loss. Above 1 the loss goes on asking for larger margins
     when every answer is right. None means 1."""
@@ -294,9 +295,6 @@ class RecipeConfig:
         if self.length_extension is not None:
             above = self.length_extension > 1
             require(above, "recipe.length_extension", self.length_extension, "must be above 1, or null")
-        at_least("recipe", self, 1, "history_pieces")
-        alone = self.history_pieces is not None and self.length_extension is None
-        require(not alone, "recipe.history_pieces", self.history_pieces, "needs recipe.length_extension; or null")
         if self.loss_temperature is not None:
             require(self.loss_temperature > 0, "recipe.loss_temperature", self.loss_temperature, "must be above 0")
         at_least("recipe", self, 0, "sparse_writes")
@@ -305,9 +303,12 @@ class RecipeConfig:
             allowed = "stages must be [segment length, tokens a sequence], the second at least the first"
             require(whole, "recipe.curriculum", self.curriculum, allowed)
 
-        if self.longer_inputs is not None:
-            pair = len(self.longer_inputs) == 2 and min(self.longer_inputs) >= 1
-            require(pair, "recipe.longer_inputs", self.longer_inputs, "must be [tokens a sequence, steps], or null")
+        for name, first in (("longer_inputs", "tokens a sequence"), ("long_history", "pieces")):
+            pair = getattr(self, name)
+            whole = pair is None or (len(pair) == 2 and min(pair) >= 1)
+            require(whole, f"recipe.{name}", pair, f"must be [{first}, steps], or null")
+        alone = self.long_history is not None and self.length_extension is None
+        require(not alone, "recipe.long_history", self.long_history, "needs recipe.length_extension; or null")
 
     def rate_factor(self, step: int) -> float:
         """Fraction of the highest learning rate at optimizer step `step` (1 is the first, `steps` the last)."""
@@ -379,7 +380,7 @@ class Config:
         require(0 <= self.seed < 2**32, "seed", self.seed, "must be at least 0 and below 2**32")
         parse_lengths(self.length)
         parse_depths(self.depth)
-        for name in ("longer_inputs", "history_pieces"):
+        for name in ("longer_inputs", "long_history"):
             value, asks = getattr(self.recipe, name), self.task.name == "passkey"
             require(asks or value is None, f"recipe.{name}", value, f"must be null for task={self.task.name}")
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")

@@ -80,7 +80,7 @@ def test_rows_begin_empty_or_after_one_of_the_histories() -> None:
 
 
 def module(*overrides: str) -> LanguageModelModule:
-    cfg = compose(["task=passkey", "recipe.length_extension=100", "recipe.history_pieces=3", *overrides])
+    cfg = compose(["task=passkey", "recipe.length_extension=100", "recipe.long_history=[3,100]", *overrides])
     made = LanguageModelModule(make_model({"name": "infini_delta"}), cfg.optimizer, cfg.recipe, False, cfg.seed)
     made.log = lambda *_, **__: None  # type: ignore[method-assign]
     return made
@@ -139,10 +139,11 @@ def test_the_pieces_are_filler_alone_of_the_last_stage() -> None:
     template = PasskeyTemplate(TOKENIZER.encode, fill="exact")
     stages = [(64, 192), (128, 512)]
     plain = PasskeyBatches(template, TOKENIZER.bos_id, stages, 4, 1)
-    made = PasskeyBatches(template, TOKENIZER.bos_id, stages, 4, 1, history_pieces=5)
-    assert "history_PT" not in made.batch(7, 0) and "history_PT" not in plain.batch(7, 1)
+    made = PasskeyBatches(template, TOKENIZER.bos_id, stages, 4, 1, history=(5, 4))
+    for other in (made.batch(7, 0), made.batch(3, 1), plain.batch(7, 1)):
+        assert "history_PT" not in other
     starts = set()
-    for index in range(20):
+    for index in range(4, 24):
         with_pieces = made.batch(index, 1)
         assert torch.equal(with_pieces["ids_BT"], plain.batch(index, 1)["ids_BT"])
         pieces = with_pieces["history_PT"]
@@ -165,9 +166,10 @@ def test_a_history_of_books_comes_from_anywhere_in_them() -> None:
 
 def test_histories_are_the_passkeys_and_belong_to_length_extension() -> None:
     for words, said in (
-        (["task=passkey", "recipe.history_pieces=0", "recipe.length_extension=10"], "must be at least 1"),
-        (["task=passkey", "recipe.history_pieces=4"], "recipe.history_pieces=4: needs recipe.length_extension"),
-        (["task=pg19", "recipe.history_pieces=4", "recipe.length_extension=10"], "must be null for task=pg19"),
+        (["task=passkey", "recipe.long_history=[4]", "recipe.length_extension=10"], r"must be \[pieces, steps\]"),
+        (["task=passkey", "recipe.long_history=[0,9]", "recipe.length_extension=10"], r"must be \[pieces, steps\]"),
+        (["task=passkey", "recipe.long_history=[4,9]"], r"recipe.long_history=\[4, 9\]: needs recipe.length_extension"),
+        (["task=pg19", "recipe.long_history=[4,9]", "recipe.length_extension=10"], "must be null for task=pg19"),
     ):
         with pytest.raises(InputError, match=said):
             compose(words)

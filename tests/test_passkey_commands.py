@@ -138,7 +138,7 @@ def test_a_training_stopped_after_a_change_of_stage_ends_as_if_it_had_not_been(
     # Every step's loss is low enough, so that the stages are left one step after the other.
     words = ["train", *SETTINGS, "task=passkey", "recipe.curriculum=[[32,192],[64,256]]", "recipe.advance_below=100"]
     words += ["recipe.steps=8", "recipe.save_every=1", "recipe.length_extension=50", "recipe.length_extension_share=1"]
-    words += ["recipe.history_pieces=2"]
+    words += ["recipe.long_history=[2,20]"]
     infini(capfd, *words, "results_dir=straight")
     real = LanguageModelModule.training_step
     for stop in (1, 2, 5):

@@ -52,6 +52,7 @@ def words(corpus: Path, results: Path, task: str = "pg19") -> list[str]:
         return [*made, f"task.data_dir={corpus}", "model=infini_linear"]
     stages = ["recipe.curriculum=[[32,192]]", "recipe.advance_below=100", "recipe.segments_per_sequence=8"]
     lengthened = ["recipe.length_extension=50", "recipe.length_extension_share=0.5"]
+    lengthened.append("recipe.long_history=[2,20]")
     return [*made, "task=passkey", "model=infini_delta", "dims.segment_length=32", *stages, *lengthened]
 
 

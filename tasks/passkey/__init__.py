@@ -58,7 +58,10 @@ class PasskeyDataModule(ResumableDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Make the generator. Raises InputError (one line) when the data cannot be had or a stage has no room."""
         cfg, task = self.cfg, cast(PasskeyConfig, self.cfg.task)
-        longer = cfg.recipe.longer_inputs
+        steps = cfg.recipe.steps
+        longer, history = (
+            (pair[0], steps - pair[1]) if pair else None for pair in (cfg.recipe.longer_inputs, cfg.recipe.long_history)
+        )
         self.template, self._data = make_template(cfg, self.tokenizer, "train")
         self.batches = PasskeyBatches(
             self.template,
@@ -68,8 +71,8 @@ class PasskeyDataModule(ResumableDataModule):
             cfg.seed,
             task.lm_loss_weight,
             task.few_digit_share,
-            (longer[0], cfg.recipe.steps - longer[1]) if longer else None,
-            cfg.recipe.history_pieces,
+            longer,
+            history,
         )
 
     def revision(self, split: str) -> str:

@@ -32,8 +32,9 @@ class PasskeyBatches:
     shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too.
     few_digit_share: share of the last stage's keys that have two, three or four different digits at most; the first
     stage would take longer with them. longer: (tokens a sequence, number of the first batch): from there on every
-    other batch of the last stage has longer sequences, as many fewer. history_pieces: of a filler that the last stage's
-    rows may begin after. Raises InputError where there is no room for a prompt.
+    other batch of the last stage has longer sequences, as many fewer. history: (pieces, number of the first batch):
+    from there on the last stage's rows may begin after so much filler. Raises InputError where there is no room for a
+    prompt.
 
     The key stands anywhere. A prompt is up to one segment shorter than the sequence, so that key and question fall on
     every place of the segment grid.
@@ -49,11 +50,11 @@ class PasskeyBatches:
         lm_loss_weight: float = 0.0,
         few_digit_share: float = 0.0,
         longer: tuple[int, int] | None = None,
-        history_pieces: int | None = None,
+        history: tuple[int, int] | None = None,
     ) -> None:
         self.template, self.bos_id, self.stages = template, bos_id, list(stages)
         self.seed, self.lm_loss_weight, self.few_digit_share = seed, lm_loss_weight, few_digit_share
-        self.longer, self.history_pieces = longer, history_pieces
+        self.longer, self.history = longer, history
         self.tokens = batch_size * self.stages[-1][1]
         for length in [length for _, length in self.stages] + ([longer[0]] if longer else []):
             if length < template.shortest(training=True):
@@ -64,7 +65,7 @@ class PasskeyBatches:
 
     def batch(self, index: int, stage: int) -> dict[str, Any]:
         """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch; with
-        history_pieces also history_PT, their tokens."""
+        a history also history_PT, the tokens of its pieces."""
         segment_length, length = self.stages[stage]
         last = stage == len(self.stages) - 1
         if last and self.longer and index >= self.longer[1] and index % 2:
@@ -87,9 +88,9 @@ class PasskeyBatches:
         arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
         if self.lm_loss_weight:
             arrays["lm_targets_BT"] = others_BT
-        if last and self.history_pieces:
+        if last and self.history and index >= self.history[1]:
             size = SEGMENTS * segment_length
-            arrays["history_PT"] = self.template.filler(rng, self.history_pieces * size).reshape(-1, size)
+            arrays["history_PT"] = self.template.filler(rng, self.history[0] * size).reshape(-1, size)
         batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return batch | {"segment_length": segment_length, "lm_weight": self.lm_loss_weight}
 
