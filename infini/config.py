@@ -57,6 +57,7 @@ __all__ = [
     "ScaleConfig",
     "SuiteConfig",
     "TaskConfig",
+    "cache_folder",
     "cache_root",
     "compose",
     "config_hash",
@@ -139,9 +140,7 @@ def load(cfg: DictConfig) -> Config:
     # One length or depth is a list of one, so that `length=1M` can be written, also in a sweep.
     values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
     made = _build(Config, values)
-    by_environment = not made.cache_dir and os.environ.get("INFINI_CACHE_DIR")
-    cache_key = "INFINI_CACHE_DIR" if by_environment else "cache_dir"
-    for key, folder in (("results_dir", Path(made.results_dir)), (cache_key, cache_root(made))):
+    for key, folder in (("results_dir", Path(made.results_dir)), (_cache_key(made), cache_root(made))):
         standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not standing.is_dir():
             raise InputError(f"{key}={str(folder)!r}: {standing} is a file; a folder, or a path where one can be made")
@@ -303,3 +302,20 @@ def data_root(task: TaskConfig) -> Path | None:
 def cache_root(cfg: Config) -> Path:
     """Folder for tokenizers and tokenised data; it need not exist yet."""
     return Path(cfg.cache_dir or os.environ.get("INFINI_CACHE_DIR") or "~/.cache/infini").expanduser()
+
+
+def cache_folder(cfg: Config) -> Path:
+    """cache_root(cfg), made where it does not exist; InputError when that cannot be done. It may be read-only."""
+    folder = cache_root(cfg)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{_cache_key(cfg)}={str(folder)!r}: cannot be made ({error.strerror}); name a folder that can"
+        ) from error
+    return folder
+
+
+def _cache_key(cfg: Config) -> str:
+    """What names the cache."""
+    return "INFINI_CACHE_DIR" if not cfg.cache_dir and os.environ.get("INFINI_CACHE_DIR") else "cache_dir"

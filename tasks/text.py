@@ -122,7 +122,9 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
         raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{_LAYOUT}")
 
     def read(index: int) -> str:
-        return read_text(paths[index])
+        if not (text := read_text(paths[index])).strip():
+            raise InputError(f"{paths[index]} is empty: remove it")
+        return text
 
     revision = hashlib.sha256()
     for path, digest in zip(paths, _file_hashes(folder, paths, cache_dir), strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from infini.config import Config, cache_root
+from infini.config import Config, cache_folder
 from infini.progress import progress_bar
 from tasks.text import Documents, TextTokenizer, bpe_tokenizer, hub_tokenizer, load_documents
 
@@ -77,7 +77,7 @@ def open_tokenizer(cfg: Config) -> TextTokenizer:
     Raises InputError (one line) when the data or the tokenizer cannot be had.
     """
     if cfg.scale.tokenizer == "bpe":
-        return bpe_tokenizer(documents_of(cfg, "train"), cfg.scale.vocab_size, cache_root(cfg))
+        return bpe_tokenizer(documents_of(cfg, "train"), cfg.scale.vocab_size, cache_folder(cfg))
     return hub_tokenizer(cfg.scale.tokenizer)
 
 
@@ -90,14 +90,14 @@ def open_split(
     data or the tokenizer cannot be had.
     """
     tokenizer = tokenizer or open_tokenizer(cfg)
-    return tokenise(documents_of(cfg, split), tokenizer, cache_root(cfg), progress), tokenizer
+    return tokenise(documents_of(cfg, split), tokenizer, cache_folder(cfg), progress), tokenizer
 
 
 def documents_of(cfg: Config, split: str) -> Documents:
     """The texts of a split of `cfg.task`; InputError (one line) when they cannot be had."""
     task = cfg.task
     limit = cfg.scale.hub_train_documents
-    return load_documents(task.corpus, split, task.data_dir, task.hub_id, cache_root(cfg), limit)
+    return load_documents(task.corpus, split, task.data_dir, task.hub_id, cache_folder(cfg), limit)
 
 
 def tokenise(documents: Documents, tokenizer: TextTokenizer, cache_dir: Path, progress: bool = True) -> TokenisedSplit:

@@ -1,4 +1,4 @@
-"""Runs an `infini` command line that kills itself (SIGKILL) at one moment of a training; a process of its own.
+"""Runs an `infini` command line that kills itself (SIGKILL) at one moment of its run; a process of its own.
 
 python killed.py <moment> <occurrence> <word> ...
 python killed.py "after seconds" <seconds since its first step> <word> ...   (says on stderr where it was)
@@ -25,6 +25,13 @@ MOMENTS = (
     "before the record",
     "in the record's write",
     "after the record",
+)
+OF_EVALUATIONS = (
+    "before an answer is kept",
+    "in an answer's line",
+    "before the record",
+    "in the record's write",
+    "before answers are dropped",
 )
 ELSEWHERE = "between these"
 
@@ -92,17 +99,24 @@ def arm(moment: str, occurrence: int) -> None:
         before(os, "replace", renamed("config.json"))
     elif moment == "before the record":
         before(records, "write_record")
-    elif moment == "in the record's write":
+    elif moment in ("in the record's write", "in an answer's line"):
         real = os.fsync
+        folder, ending = ("runs", ".json.") if moment == "in the record's write" else ("unfinished", ".jsonl")
 
         def half_synced(file: int) -> None:
             path = os.readlink(f"/proc/self/fd/{file}")
-            if os.sep + "runs" + os.sep in path and ".json." in path:
-                os.truncate(path, os.path.getsize(path) // 2)
+            if os.sep + folder + os.sep in path and ending in path:
+                if left == 1:
+                    size = os.path.getsize(path)
+                    os.truncate(path, size // 2 if folder == "runs" else size - 20)
                 die()
             real(file)
 
         setattr(os, "fsync", half_synced)  # noqa: B010
+    elif moment in ("before an answer is kept", "before answers are dropped"):
+        from tasks.kept import KeptEntries
+
+        before(KeptEntries, "add" if moment == "before an answer is kept" else "drop")
     elif moment == "after the record":
         from infini.training.resume import UnfinishedRun
 

@@ -272,7 +272,7 @@ def test_every_language_model_is_measured() -> None:
 
 def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "matrix_product_rate", lambda precision, device: (1e12, "float32"))
-    trained = ["local", "infini_linear", "memorizing", "rmt", "full"]
+    trained = ["infini_linear", "local", "memorizing", "rmt", "full"]
     decode = ["suite.decode_tokens=5", "suite.decode_short_tokens=20", "suite.decode_long_tokens=100"]
     asked = [f"suite.models=[{','.join(trained)}]", "suite.agreement_tokens=20"]
     out = infini("bench", *asked, "suite.repeats=2", "suite.stream_short_tokens=64", "suite.stream_tokens=256", *decode)
@@ -289,13 +289,14 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
     assert set(run.series["agreement"]) == set(trained)
     assert all(error < 0.05 for error in run.series["agreement"].values())
     streams = run.series["stream"]["models"]
+    assert set(streams) == set(trained) and streams["local"]["rate_to_local"] == 1.0
     for entry in streams.values():
         assert entry["state_bytes"]["64"] == entry["state_bytes"]["256"] > 0
         for per_part in (entry["tokens_per_second"], entry["peak_growth_bytes"]):
             assert {length: len(values) for length, values in per_part.items()} == {"64": 4, "256": 4}
         assert entry["ratio"] == sorted(entry["ratio"]) and entry["ratio"][0] > 0
     decoded = run.series["decode"]["models"]
-    assert set(decoded) == set(trained)
+    assert set(decoded) == set(trained) and decoded["local"]["milliseconds_to_local"] == 1.0
     for name, entry in decoded.items():
         # Both texts end where a segment does; the window of `full` is two segments.
         assert entry["tokens_before"] == ([32, 128] if name == "full" else [32, 112])

@@ -84,17 +84,22 @@ def test_ten_thousand_lines_are_answered(monkeypatch: pytest.MonkeyPatch, argume
     answered(arguments, monkeypatch)
 
 
+def in_a_process(arguments: list[str]) -> bool:
+    """No zero byte, which a system takes in no argument, and not the table that needs neither data nor a model."""
+    return "\x00" not in "".join(arguments) and not (arguments[0] == "reproduce" and "passkey" in " ".join(arguments))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @settings(max_examples=100, deadline=None, suppress_health_check=RELAXED)
-@given(lines.filter(lambda line: not {"\x00"} & set("".join(line))))
+@given(lines.filter(in_a_process))
 def test_a_hundred_processes_answer(tmp_path: Path, project_root: Path, arguments: list[str]) -> None:
-    # Without data and without a model nothing long can begin.
-    missing = ["task.data_dir=/none", "results_dir=out", "checkpoint=none", "suite.repeats=0", "suite.stream_tokens=0"]
-    missing += ["suite.decode_tokens=0"]
-    line = arguments if arguments[0] not in cli.VERBS else [arguments[0], *missing, *arguments[1:]]
-    if arguments[0] == "bench" or (arguments[0] in ("train", "reproduce") and "passkey" in " ".join(arguments)):
-        return
+    # Without data and without a model nothing long can begin; what comes last counts.
+    missing = ["task.data_dir=/none", "results_dir=out", "checkpoint=none"]
+    short = {"train": ["recipe.steps=1", "recipe.warmup_steps=0"]}
+    short["bench"] = ["suite.repeats=0", "suite.stream_tokens=0", "suite.decode_tokens=0", "suite.source_tokens=[]"]
+    verb = arguments[0]
+    line = arguments if verb not in cli.VERBS else [verb, *missing, *arguments[1:], *short.get(verb, [])]
     done = subprocess.run(
         [sys.executable, str(project_root / "cli.py"), *line], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

@@ -1,7 +1,8 @@
-"""Trainings whose process is killed, at named moments and at random ones, end as if they had not been."""
+"""Runs whose process is killed, at named moments and at random ones, end as if they had not been."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -9,18 +10,21 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import killed
 import pytest
 from tiny_runs import STEPS, outcome, words
 
+from infini import records
 
-def run(moment: str, when: float, arguments: list[str]) -> tuple[int, str]:
+
+def run(moment: str, when: float, arguments: list[str], verb: str = "train") -> tuple[int, str]:
     """Exit code and errors of a process that kills itself at that moment, or ends because it never came to it."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here.parent), str(here)])
     done = subprocess.run(
-        [sys.executable, str(here / "killed.py"), moment, str(when), "train", *arguments],
+        [sys.executable, str(here / "killed.py"), moment, str(when), verb, *arguments],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
@@ -53,6 +57,32 @@ def test_killed_while_it_saves(corpus: Path, tmp_path: Path) -> None:
     hit = killed_and_finished(words(corpus, tmp_path / "killed"), moments)
     assert sum(hit.values()) == len(moments)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
+
+
+def answers(results: Path) -> list[dict[str, Any]]:
+    """What the newest evaluation below `results` says of every example, but for what differs from run to run."""
+    newest = [found for found in records.load_records(results) if found.verb == "eval"][-1]
+    beside = records.record_path(results, newest.run_id).with_suffix(".jsonl").read_text()
+    told = ("name", "key", "answer", "right", "log_probability", "prompt_tokens")
+    return [{key: entry[key] for key in told} for entry in map(json.loads, beside.splitlines())]
+
+
+def test_an_evaluation_that_is_killed_asks_on(corpus: Path, tmp_path: Path) -> None:
+    asked = [*words(corpus, tmp_path / "results", "passkey"), "length=256", "depth=start,end", "task.examples=3"]
+    assert kill("in a step", 10**6, words(corpus, tmp_path / "results", "passkey")) == 0
+    assert run("before the record", 10**6, asked, "eval")[0] == 0
+    straight = answers(tmp_path / "results")
+    assert len(straight) == 6
+    (record,) = (tmp_path / "results" / "runs").glob("*-eval-*.json")
+    for path in (record, record.with_suffix(".jsonl")):
+        path.unlink()
+    for moment, occurrence in zip(killed.OF_EVALUATIONS, (2, 3, 1, 1, 1), strict=True):
+        code, errors = run(moment, occurrence, asked, "eval")
+        assert code == -signal.SIGKILL, (moment, errors)
+    code, errors = run("before the record", 10**6, asked, "eval")
+    assert code == 0 and "(6 were answered before)" in errors
+    assert answers(tmp_path / "results") == straight
+    assert not list((tmp_path / "results" / "unfinished").glob("*.jsonl"))
 
 
 def said(errors: str, what: str) -> str:

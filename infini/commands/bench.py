@@ -114,6 +114,11 @@ def _oracle_error(cfg: Config, device: torch.device, console: Console) -> dict[s
     return errors
 
 
+def _local_first(cfg: Config) -> list[str]:
+    """The models to measure, first the one that the others are compared with."""
+    return sorted(cfg.suite.models, key=lambda name: name != "local")
+
+
 def _streaming(setting: Setting) -> dict[str, Any]:
     """One row streamed for a short and a long text: tokens/s, peak memory above the model, bytes of the state.
 
@@ -124,9 +129,11 @@ def _streaming(setting: Setting) -> dict[str, Any]:
     N = cfg.dims.segment_length
     call = max(1, STREAM_CALL // N) * N
     short, long = cfg.suite.stream_short_tokens, cfg.suite.stream_tokens
-    table = Table("model", "tokens", "tokens/s", "ratio", "quartiles", "peak above model (MB)", "state bytes")
-    rows = {}
-    for name in ("infini_linear", "infini_delta"):
+    table = Table(
+        "model", "tokens", "tokens/s", "ratio", "quartiles", "to local", "peak above model (MB)", "state bytes"
+    )
+    rows: dict[str, dict[str, Any]] = {}
+    for name in _local_first(cfg):
         what = f"streaming {long:,} tokens through {name}, and {short:,} between its parts"
         model = setting.build(name).eval()
         # One call first: what the libraries set up once, like the bar, is no part of streaming.
@@ -157,9 +164,11 @@ def _streaming(setting: Setting) -> dict[str, Any]:
                 bytes_of[long] = state_bytes(state)
                 advance(1)
         low, ratio, high = quartiles([b / a for a, b in zip(rates[short], rates[long], strict=True)])
+        local_rates = rows["local"]["tokens_per_second"][str(long)] if rows else rates[long]
         rows[name] = {
             "tokens_per_second": {str(n): rates[n] for n in rates},
             "ratio": [low, ratio, high],
+            "rate_to_local": statistics.median(rates[long]) / statistics.median(local_rates),
             "peak_growth_bytes": {str(n): peaks[n] for n in peaks},
             "state_bytes": {str(n): bytes_of[n] for n in bytes_of},
         }
@@ -171,6 +180,7 @@ def _streaming(setting: Setting) -> dict[str, Any]:
                 f"{statistics.median(rates[length]):,.0f}",
                 f"{ratio:.3f}" if length == long else "",
                 f"{low:.3f}-{high:.3f}" if length == long else "",
+                f"{rows[name]['rate_to_local']:.3f}" if length == long else "",
                 f"{peak / 2**20:.1f}",
                 f"{bytes_of[length]:,}",
             )
@@ -213,9 +223,9 @@ def _decoding(setting: Setting) -> dict[str, Any]:
     cfg, device, console = setting.cfg, setting.device, setting.console
     suite = cfg.suite
     generator = torch.Generator().manual_seed(cfg.seed)
-    table = Table("model", "tokens before", "median ms a token", "quartiles", "ratio", "quartiles of ratio")
-    rows = {}
-    for name in suite.models:
+    table = Table("model", "tokens before", "median ms a token", "quartiles", "ratio", "quartiles of ratio", "to local")
+    rows: dict[str, dict[str, Any]] = {}
+    for name in _local_first(cfg):
         model = setting.build(name).eval()
         # A window of `full` is several segments.
         N = model.segment_length
@@ -236,6 +246,8 @@ def _decoding(setting: Setting) -> dict[str, Any]:
             "milliseconds": [[1000 * value for value in quartiles(found)] for found in seconds],
             "ratio": list(ratios),
         }
+        ours, theirs = (rows[which]["milliseconds"][1][1] for which in (name, "local"))
+        rows[name]["milliseconds_to_local"] = ours / theirs
         for length, found in zip(lengths, seconds, strict=True):
             low, median, high = (1000 * value for value in quartiles(found))
             last = length == lengths[1]
@@ -246,6 +258,7 @@ def _decoding(setting: Setting) -> dict[str, Any]:
                 f"{low:.3f}-{high:.3f}",
                 f"{ratios[1]:.3f}" if last else "",
                 f"{ratios[0]:.3f}-{ratios[2]:.3f}" if last else "",
+                f"{rows[name]['milliseconds_to_local']:.3f}" if last else "",
             )
     console.print(table)
     return {"models": rows, "tokens": suite.decode_tokens}

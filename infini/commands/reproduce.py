@@ -9,7 +9,7 @@ from infini.commands import table
 from infini.commands.common import find_training, names_a_task, newest_on_the_data
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
-from infini.config import Config, cache_root, compose, config_hash, data_root
+from infini.config import Config, cache_folder, compose, config_hash, data_root
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
@@ -114,7 +114,7 @@ def _corpus_override(cfg: Config, console: Console) -> list[str]:
     from tasks.text import load_documents
 
     try:
-        load_documents(cfg.task.name, "test", None, cfg.task.hub_id, cache_root(cfg))
+        load_documents(cfg.task.name, "test", None, cfg.task.hub_id, cache_folder(cfg))
     except InputError as error:
         console.print(
             f"{error}\nNo data here: going on with a SYNTHETIC corpus. Its numbers say nothing about {cfg.task.name} "

@@ -87,8 +87,9 @@ class UnfinishedRun:
                 os.fsync(file.fileno())
             path = self.folder / f"step-{step:08d}-{digest}.ckpt"
             os.replace(partial, path)
-        except BaseException:
+        except BaseException as error:
             partial.unlink(missing_ok=True)
+            records.name_file(error, self.folder)
             raise
         _sync_folder(self.folder)
         if sha256_of(path) == digest:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader
 
-from infini.config import cache_root
+from infini.config import cache_folder
 from infini.errors import require
 from infini.models import kind_of
 from infini.ops.cross_entropy import summed_cross_entropy
@@ -41,10 +41,10 @@ class BooksumDataModule(ResumableDataModule):
             return hub_tokenizer(weights)
         if self.cfg.scale.tokenizer != "bpe":
             return hub_tokenizer(self.cfg.scale.tokenizer)
-        return bpe_tokenizer(open_books(self.cfg, "train").documents, self.cfg.scale.vocab_size, cache_root(self.cfg))
+        return bpe_tokenizer(open_books(self.cfg, "train").documents, self.cfg.scale.vocab_size, cache_folder(self.cfg))
 
     def _tokens(self, books: BookSplit) -> TokenisedSplit:
-        return tokenise(books.documents, self.tokenizer, cache_root(self.cfg))
+        return tokenise(books.documents, self.tokenizer, cache_folder(self.cfg))
 
     def setup(self, stage: str | None = None) -> None:
         """Read books and summaries. Raises InputError (one line) when they cannot be had or an example has no room."""

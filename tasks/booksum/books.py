@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infini.config import Config, cache_root
+from infini.config import Config, cache_folder
 from infini.errors import InputError
 from tasks.text import SPLITS, SYNTHETIC, Documents, read_text, synthetic_documents
 
@@ -42,7 +42,7 @@ class BookSplit:
 
 def open_books(cfg: Config, split: str) -> BookSplit:
     """load_books for the task of a configuration."""
-    return load_books(split, cfg.task.data_dir, cfg.task.hub_id, cache_root(cfg), cfg.scale.hub_train_documents)
+    return load_books(split, cfg.task.data_dir, cfg.task.hub_id, cache_folder(cfg), cfg.scale.hub_train_documents)
 
 
 def load_books(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from infini.config import Config, cache_root
+from infini.config import Config, cache_folder
 from infini.decoding import Reader, generate
 from infini.errors import InputError
 from infini.lengths import format_length, parse_lengths
@@ -46,7 +46,7 @@ def evaluate(
     """
     task = cast(BooksumConfig, cfg.task)
     books = open_books(cfg, task.split)
-    opened = tokenise(books.documents, tokenizer, cache_root(cfg))
+    opened = tokenise(books.documents, tokenizer, cache_folder(cfg))
     lengths = parse_lengths(cfg.length if _asked_for(record, "length") else [task.input_length])
     separator = np.zeros(0, np.int64) if isinstance(model, Seq2Seq) else tokenizer.encode(SEPARATOR)
     # The model's options too: an encoder-decoder may be asked with others than it was trained with.
