@@ -15,9 +15,9 @@ from tasks.passkey.prompt import PasskeyTemplate, Prompt
 
 TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
 """Streams of a seed's random numbers; no two share a draw."""
-BOUNDARY_SHARE, BOUNDARY_TRIES, BOUNDARY_REACH = 0.4, 64, 16
+BOUNDARY_SHARE, BOUNDARY_TRIES = 0.4, 64
 """Share of the last stage's keys (but for those at the start) whose place is drawn again until a segment ends within
-their sentence or fewer than so many tokens before it, and the most draws for it (and for a whole answer)."""
+their sentence, and the most draws for it (and for a whole answer)."""
 
 
 def input_ids(prompt: Prompt, bos_id: int) -> np.ndarray:
@@ -102,9 +102,9 @@ class PasskeyBatches:
         The first stage would take twice as long with what the last adds: one key in fourteen at the very start and
         three at the very end, where the question follows it and no memory helps; of those at the start half right after
         the head, the trimmed block after them, for they would else be met in the evaluation for the first time; and two
-        keys in five placed so that a segment ends inside its sentence or right before it. And it leaves out prompts
-        whose answer a segment's end cuts off the question, three in a hundred: seven in ten were answered wrong, and
-        they were most of the loss. See results/LOG.md 49, 61, 65 and 86 to 94.
+        keys in five placed so that a segment ends inside its sentence. And it leaves out prompts whose answer a
+        segment's end cuts off the question, three in a hundred: seven in ten were answered wrong, and they were most of
+        the loss. See results/LOG.md 49, 61, 65 and 86 to 99.
         """
         if segment_length is None:
             asked, depth = int(rng.integers(shortest, longest + 1)), float(rng.random())
@@ -134,7 +134,7 @@ class PasskeyBatches:
                 key=key,
             )
             begin, last = prompt.key_position + 1, prompt.key_end
-            if last // segment_length > max(0, begin - BOUNDARY_REACH) // segment_length:
+            if last // segment_length > begin // segment_length:
                 break
             depth = depth if depth == 1 else float(rng.random())
         return prompt
