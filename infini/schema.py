@@ -264,9 +264,6 @@ class RecipeConfig:
     gradient goes from one sequence of so many tokens into the one before. None means none."""
     advance_below: float
     """Smoothed loss, nats a token, below which the next stage of the curriculum begins."""
-    longer_inputs: list[int] | None
-    """Passkey: [tokens a sequence, steps]: of so many last steps every other has longer sequences, as many fewer, for
-    the memory of a long past is not that of a short one made heavier. None means no longer ones."""
     length_extension: float | None
     """Not the paper's: at a random segment boundary of a sequence the memory is multiplied by a random factor between 1
     and this, as if that much more had been read. None means never."""
@@ -303,12 +300,11 @@ class RecipeConfig:
             allowed = "stages must be [segment length, tokens a sequence], the second at least the first"
             require(whole, "recipe.curriculum", self.curriculum, allowed)
 
-        for name, first in (("longer_inputs", "tokens a sequence"), ("long_history", "pieces")):
-            pair = getattr(self, name)
-            whole = pair is None or (len(pair) == 2 and min(pair) >= 1)
-            require(whole, f"recipe.{name}", pair, f"must be [{first}, steps], or null")
-        alone = self.long_history is not None and self.length_extension is None
-        require(not alone, "recipe.long_history", self.long_history, "needs recipe.length_extension; or null")
+        pair = self.long_history
+        whole = pair is None or (len(pair) == 2 and min(pair) >= 1)
+        require(whole, "recipe.long_history", pair, "must be [pieces, steps], or null")
+        alone = pair is not None and self.length_extension is None
+        require(not alone, "recipe.long_history", pair, "needs recipe.length_extension; or null")
 
     def rate_factor(self, step: int) -> float:
         """Fraction of the highest learning rate at optimizer step `step` (1 is the first, `steps` the last)."""
@@ -380,9 +376,8 @@ class Config:
         require(0 <= self.seed < 2**32, "seed", self.seed, "must be at least 0 and below 2**32")
         parse_lengths(self.length)
         parse_depths(self.depth)
-        for name in ("longer_inputs", "long_history"):
-            value, asks = getattr(self.recipe, name), self.task.name == "passkey"
-            require(asks or value is None, f"recipe.{name}", value, f"must be null for task={self.task.name}")
+        history, asks = self.recipe.long_history, self.task.name == "passkey"
+        require(asks or history is None, "recipe.long_history", history, f"must be null for task={self.task.name}")
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
 
 

@@ -283,29 +283,6 @@ def test_a_loss_on_few_tokens_is_the_loss_on_those_tokens() -> None:
     assert float(made._loss(hidden, targets).detach()) == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_every_other_of_the_last_steps_has_longer_inputs_in_as_many_tokens() -> None:
-    plain, made = batches(batch_size=16), batches(batch_size=16, longer=(2 * STAGES[-1][1], 10))
-    segment, length = STAGES[-1]
-    for index in (0, 1, 9, 10, 12):
-        assert torch.equal(made.batch(index, 1)["ids_BT"], plain.batch(index, 1)["ids_BT"])
-    for index in (11, 13):
-        batch = made.batch(index, 1)
-        assert batch["ids_BT"].shape == (8, 2 * length) and batch["segment_length"] == segment
-        # Prompts fill their last segment, and keys stand in the first half of some and the second of others.
-        assert (batch["mask_BT"].sum(1) > 2 * length - segment).all()
-        assert torch.equal(made.batch(index, 0)["ids_BT"], plain.batch(index, 0)["ids_BT"])
-
-
-def test_longer_inputs_are_the_passkeys_and_long_enough() -> None:
-    for value in ("[512]", "[512,0]", "[1,2,3]"):
-        with pytest.raises(InputError, match="recipe.longer_inputs.*must be"):
-            compose(["task=passkey", f"recipe.longer_inputs={value}"])
-    with pytest.raises(InputError, match="recipe.longer_inputs.*must be null for task=pg19"):
-        compose(["task=pg19", "recipe.longer_inputs=[2048,100]"])
-    with pytest.raises(InputError, match="20 tokens are too few"):
-        batches(longer=(20, 0))
-
-
 def test_keys_stand_on_every_place_of_the_grid_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole blocks alone before the key put it on one place in 24, the evaluation's: chance and one in 28, no more."""
     fed, places = data.input_ids, []

@@ -305,8 +305,7 @@ def longest_input(training: Mapping[str, Any]) -> int:
     """Tokens of the longest input of a training with this configuration."""
     recipe = training["recipe"]
     last = recipe["segments_per_sequence"] * training["dims"]["segment_length"]
-    longer = (recipe.get("longer_inputs") or [])[:1]
-    return max([last, *longer, *(tokens for _, tokens in recipe.get("curriculum") or ())])
+    return max([last, *(tokens for _, tokens in recipe.get("curriculum") or ())])
 
 
 def percent(value: float) -> str:

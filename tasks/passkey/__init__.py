@@ -58,10 +58,7 @@ class PasskeyDataModule(ResumableDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Make the generator. Raises InputError (one line) when the data cannot be had or a stage has no room."""
         cfg, task = self.cfg, cast(PasskeyConfig, self.cfg.task)
-        steps = cfg.recipe.steps
-        longer, history = (
-            (pair[0], steps - pair[1]) if pair else None for pair in (cfg.recipe.longer_inputs, cfg.recipe.long_history)
-        )
+        history = cfg.recipe.long_history
         self.template, self._data = make_template(cfg, self.tokenizer, "train")
         self.batches = PasskeyBatches(
             self.template,
@@ -71,8 +68,7 @@ class PasskeyDataModule(ResumableDataModule):
             cfg.seed,
             task.lm_loss_weight,
             task.few_digit_share,
-            longer,
-            history,
+            (history[0], cfg.recipe.steps - history[1]) if history else None,
         )
 
     def revision(self, split: str) -> str:

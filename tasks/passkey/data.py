@@ -31,10 +31,8 @@ class PasskeyBatches:
     stages: [(segment length, tokens a sequence)], the last the training proper. batch_size: rows of the last; stages of
     shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too.
     few_digit_share: share of the last stage's keys that have two, three or four different digits at most; the first
-    stage would take longer with them. longer: (tokens a sequence, number of the first batch): from there on every
-    other batch of the last stage has longer sequences, as many fewer. history: (pieces, number of the first batch):
-    from there on the last stage's rows may begin after so much filler. Raises InputError where there is no room for a
-    prompt.
+    stage would take longer with them. history: (pieces, number of the first batch): from there on the last stage's rows
+    may begin after so much filler. Raises InputError where there is no room for a prompt.
 
     The key stands anywhere. A prompt is up to one segment shorter than the sequence, so that key and question fall on
     every place of the segment grid.
@@ -49,17 +47,16 @@ class PasskeyBatches:
         seed: int,
         lm_loss_weight: float = 0.0,
         few_digit_share: float = 0.0,
-        longer: tuple[int, int] | None = None,
         history: tuple[int, int] | None = None,
     ) -> None:
         self.template, self.bos_id, self.stages = template, bos_id, list(stages)
         self.seed, self.lm_loss_weight, self.few_digit_share = seed, lm_loss_weight, few_digit_share
-        self.longer, self.history = longer, history
+        self.history = history
         self.tokens = batch_size * self.stages[-1][1]
-        for length in [length for _, length in self.stages] + ([longer[0]] if longer else []):
+        for _, length in self.stages:
             if length < template.shortest(training=True):
                 raise InputError(
-                    "recipe.curriculum, recipe.longer_inputs, or recipe.segments_per_sequence x dims.segment_length: "
+                    "recipe.curriculum, or recipe.segments_per_sequence x dims.segment_length: "
                     f"{length} tokens are too few for a passkey prompt, which needs {template.shortest(training=True)}"
                 )
 
@@ -68,8 +65,6 @@ class PasskeyBatches:
         a history also history_PT, the tokens of its pieces."""
         segment_length, length = self.stages[stage]
         last = stage == len(self.stages) - 1
-        if last and self.longer and index >= self.longer[1] and index % 2:
-            length = self.longer[0]
         rng = np.random.default_rng([self.seed, TRAINING_STREAM, index])
         shortest = max(length - segment_length + 1, self.template.shortest(training=True))
         shape = (max(1, self.tokens // length), length)

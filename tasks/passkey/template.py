@@ -67,8 +67,6 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
         fill="exact" if split == "train" else task.fill,
         book=book,
         # Never below what the paper trains on: an evaluation may have changed the segment length.
-        longest_training=max(
-            LONGEST_TRAINING, *(tokens for _, tokens in stages(cfg)), *(cfg.recipe.longer_inputs or [])[:1]
-        ),
+        longest_training=max(LONGEST_TRAINING, *(tokens for _, tokens in stages(cfg))),
     )
     return template, data | {"tokenizer": tokenizer.name}
