@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +81,24 @@ def test_wandb_goes_offline_where_nobody_is_logged_in(
     assert len(kept) == 2 and all(any(name.endswith(run_id) for name in kept) for run_id in ids)
 
 
+def test_tensorboard_is_given_the_curve(corpus: Path, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert train(corpus, tmp_path, "logger=tensorboard") == 0
+    (run,) = records.load_records(tmp_path)
+    read = accumulator.EventAccumulator(str(tmp_path / "logs" / run.run_id))
+    read.Reload()
+    known = dict(run.series["loss_curve"])
+    points = read.Scalars("loss")
+    assert [point.step for point in points] == [9, 19, 29]
+    assert all(point.value == pytest.approx(known[point.step + 1], abs=1e-4) for point in points)
+
+
 def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("tensorboard", "tensorboardX", "torch.utils.tensorboard"):
-        monkeypatch.setitem(sys.modules, name, None)
+    from lightning.fabric.loggers import tensorboard
+
+    # What Lightning asks before it makes one.
+    monkeypatch.setattr(tensorboard, "_TENSORBOARD_AVAILABLE", False)
+    monkeypatch.setattr(tensorboard, "_TENSORBOARDX_AVAILABLE", False)
     with pytest.raises(InputError, match="^logger=tensorboard: needs a package .* pip install tensorboard"):
         loggers.make_logger("tensorboard", tmp_path, "run-1")
     assert loggers.make_logger("none", tmp_path, "run-1") is False
