@@ -16,7 +16,9 @@ import killed
 import pytest
 from tiny_runs import STEPS, outcome, words
 
+import cli
 from infini import records
+from infini.training.module import LanguageModelModule
 
 
 def run(moment: str, when: float, arguments: list[str], verb: str = "train") -> tuple[int, str]:
@@ -57,6 +59,22 @@ def test_killed_while_it_saves(corpus: Path, tmp_path: Path) -> None:
     hit = killed_and_finished(words(corpus, tmp_path / "killed"), moments)
     assert sum(hit.values()) == len(moments)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
+
+
+def test_ctrl_c_behind_the_last_step_says_where_it_goes_on(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("infini.commands.train.save_model", stopped)
+        assert cli.main(["train", *words(corpus, tmp_path)]) == cli.INTERRUPTED
+    assert "stopped after the last step: the same command goes on from there" in capfd.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModelModule, "training_step", stopped)
+        assert cli.main(["train", *words(corpus, tmp_path)]) == 0
+    assert len(outcome(tmp_path)[0]) == STEPS
 
 
 def answers(results: Path) -> list[dict[str, Any]]:

@@ -78,7 +78,10 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}")
     try:
         resumed = _fit(cfg, module, data, device, unfinished, record, console)
-        return _keep(cfg, module, data, device, unfinished, record, resumed, console)
+        try:
+            return _keep(cfg, module, data, device, unfinished, record, resumed, console)
+        except KeyboardInterrupt as stopped:
+            raise KeyboardInterrupt("stopped after the last step: the same command goes on from there") from stopped
     finally:
         close_loggers()
         unfinished.release()
