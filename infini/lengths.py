@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from infini.errors import InputError
 
+HISTORY_SEGMENTS = 3
+"""Segments a piece of a long history (see infini.training.long_history)."""
+
 NAMED_DEPTHS = {"start": 0.0, "middle": 0.5, "end": 1.0}
 GRID = tuple(round(0.05 * step, 2) for step in range(21))
 """Depths of `depth=grid`, those of the needle-in-a-haystack tests of others."""

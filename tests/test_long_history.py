@@ -11,16 +11,17 @@ from helpers import SEGMENT, assert_close, make_model, random_ids, relative_erro
 
 from infini.config import compose
 from infini.errors import InputError
+from infini.lengths import HISTORY_SEGMENTS
 from infini.state import leaves, scale_memory, select_rows
 from infini.training import long_history
-from infini.training.long_history import GROWTH, SEGMENTS, begun, read_histories
+from infini.training.long_history import GROWTH, begun, read_histories
 from infini.training.module import LanguageModelModule
 from tasks.passkey.data import PasskeyBatches
 from tasks.passkey.prompt import BLOCK, PasskeyTemplate
 from tasks.passkey.tokenizer import word_tokenizer
 
 TOKENIZER = word_tokenizer()
-PIECE = SEGMENTS * SEGMENT
+PIECE = HISTORY_SEGMENTS * SEGMENT
 
 
 @pytest.mark.parametrize("first_segment", ["local", "zero"])

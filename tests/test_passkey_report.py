@@ -13,7 +13,7 @@ from infini.config import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.load import draw, load_report, render, report_of_runs
-from infini.report.passkey import PasskeyReport
+from infini.report.passkey import PasskeyReport, longest_input
 from infini.report.render import print_report
 from infini.report.selection import select_runs
 
@@ -360,3 +360,9 @@ def test_figures_are_drawn_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
         second = draw(of, "laptop", selection, tmp_path / "second")
         assert [path.suffix for path in first] == [".png", ".svg"]
         assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_the_longest_input_counts_the_filler_before_it() -> None:
+    recipe = {"segments_per_sequence": 4, "curriculum": [[32, 192]]}
+    for more, tokens in (({}, 512), ({"long_history": None}, 512), ({"long_history": [8, 100]}, 3072 + 512)):
+        assert longest_input({"recipe": recipe | more, "dims": {"segment_length": 128}}) == tokens

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import yaml
 
 from infini.errors import InputError, did_you_mean
-from infini.lengths import format_length, parse_depths, parse_lengths
+from infini.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.rows import RowsOfOneTask
 from infini.report.selection import Selection, checked, select_runs
@@ -302,9 +302,10 @@ def chosen_cells(
 
 
 def longest_input(training: Mapping[str, Any]) -> int:
-    """Tokens of the longest input of a training with this configuration."""
-    recipe = training["recipe"]
-    last = recipe["segments_per_sequence"] * training["dims"]["segment_length"]
+    """Tokens of the longest input of a training with this configuration, with the filler that it may begin after."""
+    recipe, N = training["recipe"], training["dims"]["segment_length"]
+    pieces, _ = recipe.get("long_history") or (0, 0)
+    last = (recipe["segments_per_sequence"] + pieces * HISTORY_SEGMENTS) * N
     return max([last, *(tokens for _, tokens in recipe.get("curriculum") or ())])
 
 

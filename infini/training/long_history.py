@@ -16,8 +16,6 @@ import torch
 from infini.protocols import ModelOutput
 from infini.state import State, detach, map_state, place_rows, select_rows
 
-SEGMENTS = 3
-"""Segments a piece."""
 GROWTH = 4
 """How many times as much is in memory with every piece."""
 EVERY = 20

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from infini.errors import InputError
+from infini.lengths import HISTORY_SEGMENTS
 from infini.ops.cross_entropy import IGNORE
-from infini.training.long_history import SEGMENTS
 from tasks.passkey.prompt import PasskeyTemplate, Prompt
 
 TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
@@ -84,7 +84,7 @@ class PasskeyBatches:
         if self.lm_loss_weight:
             arrays["lm_targets_BT"] = others_BT
         if last and self.history and index >= self.history[1]:
-            size = SEGMENTS * segment_length
+            size = HISTORY_SEGMENTS * segment_length
             arrays["history_PT"] = self.template.filler(rng, self.history[0] * size).reshape(-1, size)
         batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return batch | {"segment_length": segment_length, "lm_weight": self.lm_loss_weight}
