@@ -239,8 +239,10 @@ def test_unknown_model_options_are_named() -> None:
 
 
 @pytest.mark.parametrize("amx", [True, False])
-@pytest.mark.parametrize(("length", "trained"), [(16, True), (128, True), (128, False), (256, True), (512, True)])
-def test_short_segments_are_attended_in_float32(
+@pytest.mark.parametrize(
+    ("length", "trained"), [(16, True), (32, True), (128, True), (128, False), (256, True), (512, True)]
+)
+def test_short_segments_are_not_attended_in_bfloat16_by_the_fused_kernel(
     amx: bool, length: int, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16 the fused backward pass of short segments is several times slower on a processor."""
@@ -258,5 +260,37 @@ def test_short_segments_are_attended_in_float32(
     with torch.autocast("cpu", torch.bfloat16):
         a = attention.local_attention(q, k, v, scale=0.3, rope_base=10000.0)
     short = length <= 128 and trained if amx else length <= 256
-    assert taken == [torch.float32 if short else torch.bfloat16]
+    own = short and trained and length >= 32
+    assert taken == ([] if own else [torch.float32 if short else torch.bfloat16])
     assert a.dtype == torch.bfloat16
+    with torch.no_grad():
+        assert_close(a, attention.local_attention(q, k, v, scale=0.3, rope_base=10000.0), 0.02, "output")
+
+
+def grouped_inputs(length: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Queries of four heads, keys and values of two, values wider than keys, and a gradient of the output."""
+    generator = torch.Generator().manual_seed(length)
+    shapes = ((2, 3, length, 4, 8), (2, 3, length, 2, 8), (2, 3, length, 2, 12), (2, 3, length, 4, 12))
+    # Numbers that bfloat16 holds, in any dtype.
+    return [torch.randn(shape, generator=generator).bfloat16().to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("length", [32, 128])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
+def test_attention_of_short_segments_in_training_is_the_fused_kernels(
+    length: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients, in the dtype that it is for to that dtype's rounding, and in float64 to float64's."""
+
+    def run(dtype: torch.dtype) -> list[torch.Tensor]:
+        *operands, gradient = grouped_inputs(length, dtype)
+        leaves = [x.requires_grad_() for x in operands]
+        a = attention.local_attention(*leaves, scale=0.3, rope_base=10000.0)
+        return [a, *torch.autograd.grad(a, leaves, gradient)]
+
+    expected = run(torch.float64)
+    monkeypatch.setattr(attention, "SLOW_DTYPE", dtype)
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", None)
+    for given, wanted in zip(run(dtype), expected, strict=True):
+        assert given.dtype == dtype
+        assert_close(given.double(), wanted, tolerance, "output or gradient")

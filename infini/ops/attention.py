@@ -66,14 +66,43 @@ def _has_amx() -> bool:
 
 SHORT_SEGMENT = 64
 """Up to so many tokens the plain products are as fast as a fused kernel on a processor."""
+SLOW_DTYPE = torch.bfloat16
+"""In which the fused kernel's backward pass is slow on a processor."""
+SHORTEST = 32
+"""From so many on `_ShortAttention` is worth its calls."""
 
 
-def _attention_dtype(q: torch.Tensor, length: int, fused: bool) -> torch.dtype:
-    """Fused attention of short segments is computed in float32 on a processor: its backward pass is several
-    times as fast then (results/LOG.md 86). With AMX that holds to 128 tokens, and not where nothing is trained."""
-    short = length <= 128 and q.requires_grad if _has_amx() else length <= 256
-    slow = q.dtype == torch.bfloat16 and q.device.type == "cpu" and fused and short
-    return torch.float32 if slow else q.dtype
+def _is_short(length: int, trained: bool) -> bool:
+    """Whether bfloat16 in the fused kernel is slow on a processor: its backward pass then takes several times as long
+    as float32's (results/LOG.md 86). With AMX that holds to 128 tokens, and not where nothing is trained."""
+    return length <= 128 and trained if _has_amx() else length <= 256
+
+
+class _ShortAttention(torch.autograd.Function):
+    """Causal attention of whole short segments on a processor, keys and values [X, N, ...] to X queries [X, N, K].
+
+    Scores and softmax are float32's (float64's in float64), their products with values and gradients of the operands'
+    dtype, as in the fused kernels of GPUs; two thirds of the time that the fused kernel takes in float32 (LOG.md 101).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        exact = torch.promote_types(q.dtype, torch.float32)
+        future = torch.full((q.shape[1], k.shape[1]), -torch.inf, dtype=exact, device=q.device).triu(1)
+        p = torch.baddbmm(future, q.to(exact), k.to(exact).transpose(1, 2), alpha=scale).softmax(-1).to(v.dtype)
+        a = p @ v
+        ctx.save_for_backward(q, k, v, p, a)
+        ctx.scale = scale
+        return a
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, p, a = ctx.saved_tensors
+        # The softmax takes from every gradient their mean, which is that of the output.
+        mean = (grad * a).sum(-1, keepdim=True)
+        g_scores = (grad @ v.transpose(1, 2)).sub_(mean).mul_(p)
+        g_q, g_k = (g_scores @ k).mul_(ctx.scale), (g_scores.transpose(1, 2) @ q).mul_(ctx.scale)
+        return g_q, g_k, p.transpose(1, 2) @ grad, None
 
 
 def local_attention(
@@ -91,9 +120,18 @@ def local_attention(
     B, S, Q, H, K = q_BSQHK.shape
     N, G = k_BSNGK.shape[2], k_BSNGK.shape[3]
     V = v_BSNGV.shape[-1]
+    trained = torch.is_grad_enabled() and (q_BSQHK.requires_grad or k_BSNGK.requires_grad or v_BSNGV.requires_grad)
+    slow = q_BSQHK.dtype == SLOW_DTYPE and q_BSQHK.device.type == "cpu" and _is_short(N, trained)
+    if slow and trained and Q == N >= SHORTEST:
+        q, k, v = (
+            (x if x.shape[3] == H else x.repeat_interleave(H // G, 3)).transpose(2, 3).reshape(-1, N, x.shape[-1])
+            for x in (rotate(q_BSQHK, 0, rope_base), rotate(k_BSNGK, 0, rope_base), v_BSNGV)
+        )
+        with torch.autocast(q.device.type, enabled=False):
+            return _ShortAttention.apply(q, k, v, scale).view(B, S, H, N, V).transpose(2, 3)
     # Fused kernels want keys as wide as values. Zeros change no score, and the values' zeros are cut off again.
     padded = K != V and (N > SHORT_SEGMENT or q_BSQHK.device.type != "cpu")
-    dtype = _attention_dtype(q_BSQHK, N, fused=K == V or padded)
+    dtype = torch.float32 if slow and (K == V or padded) else q_BSQHK.dtype
     q = rotate(q_BSQHK, N - Q, rope_base).to(dtype).flatten(0, 1).transpose(1, 2)
     k = rotate(k_BSNGK, 0, rope_base).to(dtype).flatten(0, 1).transpose(1, 2)
     v = v_BSNGV.to(dtype).flatten(0, 1).transpose(1, 2)
