@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import filecmp
 import itertools
 import math
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 from report_runs import make_eval, make_train, report_settings
 
+import cli
 from infini.errors import InputError
 from infini.report import costs, figures, positions
 from infini.report.selection import Report, Selection, select_runs
@@ -127,3 +130,17 @@ def test_bins_of_an_evaluation_double() -> None:
     bounds = edges[positions._growing_bins(edges, math.sqrt(2))]
     assert list(bounds[:5]) == [0, 64, 96, 192, 384]
     assert {later / earlier for earlier, later in itertools.pairwise(bounds[2:])} == {2.0}
+
+
+@pytest.mark.slow
+def test_published_figures_are_drawn_again_byte_for_byte(project_root: Path, tmp_path: Path) -> None:
+    """From the published records, by the library that drew them."""
+    pinned = f"matplotlib=={version('matplotlib')}"
+    if pinned not in (project_root / "constraints.txt").read_text().split():
+        pytest.skip(f"the figures were not drawn by {pinned}")
+    assert cli.main(["figure", f"results_dir={tmp_path}"]) == 0
+    published, drawn = project_root / "results" / "figures", tmp_path / "figures"
+    names = sorted(path.name for path in published.iterdir())
+    assert len(names) > 100
+    assert sorted(path.name for path in drawn.iterdir()) == names
+    assert filecmp.cmpfiles(published, drawn, names, shallow=False) == (names, [], [])
