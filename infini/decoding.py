@@ -124,6 +124,17 @@ def save_reader(reader: Reader, path: Path, about: dict[str, str]) -> None:
     write_atomically(path, save(tensors, metadata={**about, "sha256": _digest(tensors)}))
 
 
+def saved_by(path: Path) -> str | None:
+    """The run id of the model that a file of save_reader is of; None for what is no such file."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return (file.metadata() or {}).get("model")
+    except Exception:
+        return None  # load_reader says what is wrong with it
+
+
 def load_reader(path: Path, model: Any, about: dict[str, str]) -> Reader:
     """Read what save_reader wrote.
 
@@ -144,7 +155,8 @@ def load_reader(path: Path, model: Any, about: dict[str, str]) -> Reader:
         raise InputError(f"{where}: damaged, its checksum is another")
     for key, value in about.items():
         if found.get(key) != value:
-            raise InputError(f"{where}: its {key} is {found.get(key)!r}, this model's is {value!r}")
+            hint = f"; checkpoint={found[key]} takes it" if key == "model" and key in found else ""
+            raise InputError(f"{where}: its {key} is {found.get(key)!r}, this model's is {value!r}{hint}")
     last = int(tensors.pop("last"))
     try:
         return Reader(model, filled(model.init_state(1), tensors), last)

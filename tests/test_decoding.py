@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,25 @@ def test_a_book_is_read_once_and_asked_twice(
         (folder / "both.txt").write_text(path.read_text() + question)
         assert said(capfd, settings, f"prompt=@{folder}/both.txt")[0] == asked
     assert said(capfd, settings, f"load_state={state}")[0] == said(capfd, settings, f"prompt=@{path}")[0]
+
+
+def test_a_saved_state_finds_its_own_model(
+    trained: tuple[Path, list[str]], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Also when another was trained since, unless the command line says which model it wants."""
+    folder, (_, *settings) = trained
+    shutil.copytree(folder / "results", tmp_path / "results")
+    settings.append(f"results_dir={tmp_path}/results")
+    state = f"{tmp_path}/asked.state"
+    said(capfd, settings, "prompt=Once", f"save_state={state}", "decoding.max_new_tokens=0")
+    expected = said(capfd, settings, f"load_state={state}")[0]
+    (own,) = (path.name for path in (tmp_path / "results" / "checkpoints").iterdir())
+    data = [f"cache_dir={folder}/cache", f"task.data_dir={folder}/data", "logger=none", "seed=2"]
+    assert cli.main(["train", *TINY, *data, f"results_dir={tmp_path}/results"]) == 0
+    assert said(capfd, settings, f"load_state={state}")[0] == expected
+    err = said(capfd, settings, f"load_state={state}", "model=infini_linear", code=2)[1]
+    assert f"its model is '{own}'" in err and f"checkpoint={own} takes it" in err
+    assert said(capfd, settings, f"load_state={state}", f"checkpoint={own}")[0] == expected
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,18 @@ import torch
 
 from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer
 from infini.config import Config
-from infini.decoding import Reader, generate, load_reader, save_reader
+from infini.decoding import Reader, generate, load_reader, save_reader, saved_by
 from infini.errors import InputError
 from infini.models import kind_of
 from infini.precision import autocast, pick_device
 from infini.progress import progress_bar
-from infini.training.checkpoint import load_model
+from infini.training.checkpoint import checkpoint_folder, load_model
 
 TOKENS_PER_CALL = 4096
 _BYTES = 1 << 20
 """Of the prompt, held at the same time."""
+_NAMES_A_MODEL = ("checkpoint=", "task=", "model=", "recipe=", "scale=")
+"""How overrides begin that say which model is to go on."""
 
 
 def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None = None) -> int:
@@ -42,8 +44,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
         check_writable("save_state", Path(cfg.save_state))
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    # Here the seed decides what is drawn, not which model goes on.
-    folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
+    folder = _find_model(cfg, overrides)
     model, description = load_model(folder, device)
     if kind_of(description["model"]["name"]) == "seq2seq":
         raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder goes on from no text; use infini summarize")
@@ -79,6 +80,16 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     saved = f"; state in {cfg.save_state}" if cfg.save_state is not None else ""
     print(f"{read_speed}; {new:,} drawn, {1000 * spent / max(new, 1):.1f} ms each{saved}", file=sys.stderr)
     return 0
+
+
+def _find_model(cfg: Config, overrides: list[str]) -> Path:
+    """The checkpoint's folder: a saved state's own model, where nothing on the command line names one."""
+    if cfg.load_state is not None and not any(text.startswith(_NAMES_A_MODEL) for text in overrides):
+        run_id = saved_by(Path(cfg.load_state))
+        if run_id and Path(run_id).name == run_id and (folder := checkpoint_folder(cfg.results_dir, run_id)).is_dir():
+            return folder
+    # Here the seed decides what is drawn, not which model goes on.
+    return find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
 
 
 def _open(prompt: str | None) -> tuple[Iterator[str], int | None]:
