@@ -165,6 +165,10 @@ def test_eval_of_a_checkpoint_that_is_not_there(with_model: Runner) -> None:
     assert message.startswith("checkpoint=") and run.run_id in message
     assert "neither a folder nor a run id" in message
     assert with_model.error("eval", "checkpoint=''") == "checkpoint='': must be a run id or a folder, or null"
+    (records.published_dir() / "runs").mkdir(parents=True)
+    (records.published_dir() / "runs" / "shown.json").touch()
+    message = with_model.error("eval", "checkpoint=shown")
+    assert "checkpoint='shown': a published run, which comes without weights" in message
 
 
 def truncate(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from infini import records
 from infini.errors import InputError, did_you_mean
 from infini.models import build_model
 from infini.records import write_atomically
@@ -38,8 +39,10 @@ def named_folder(key: str, name: str, results_dir: str | Path) -> Path:
     for folder in (Path(name), checkpoint_folder(results_dir, name)):
         if folder.is_dir():
             return folder
-    known = [path.name for path in checkpoint_folder(results_dir, "").glob("*")]
     where = f"{results_dir}/checkpoints"
+    if (records.published_dir() / "runs" / f"{name}.json").is_file():
+        raise InputError(f"{key}={name!r}: a published run, which comes without weights, and none are below {where}")
+    known = [path.name for path in checkpoint_folder(results_dir, "").glob("*")]
     raise InputError(f"{key}={name!r}: neither a folder nor a run id below {where}{did_you_mean(name, known)}")
 
 
