@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from tiny_runs import STEPS, outcome, words
 import cli
 from infini import records
 from infini.training.module import LanguageModelModule
+from infini.training.resume import UnfinishedRun
 
 
 def run(moment: str, when: float, arguments: list[str], verb: str = "train") -> tuple[int, str]:
@@ -108,6 +110,50 @@ def said(errors: str, what: str) -> str:
     return errors.partition(f"\n{what}: ")[2].partition("\n")[0]
 
 
+def has_ended(results: Path) -> bool:
+    """Whether the training below `results` has its record, and another sitting would begin another training."""
+    begun = [json.loads(path.read_text()) for path in results.glob("unfinished/*/run.json")]
+    return any((results / "runs").glob("*.json")) and all(found.get("ended") for found in begun)
+
+
+def test_a_training_killed_while_it_clears_up_has_ended(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After any of the removals: a sitting more goes on to the same record, or is a whole training of its own."""
+
+    class Killed(BaseException):
+        pass
+
+    straight = tmp_path / "straight"
+    assert cli.main(["train", *words(corpus, straight)]) == 0
+    unlink, ended = Path.unlink, []
+    for survived in (-1, 0, 2, 3):
+        results = tmp_path / f"killed{survived}"
+        removed: list[Path] = []
+
+        def dies(path: Path, missing_ok: bool = False, removed: list[Path] = removed, most: int = survived) -> None:
+            if any((tmp_path / f"killed{most}").glob("runs/*.json")):
+                removed.append(path)
+                if len(removed) > max(most, 0):
+                    raise Killed
+            unlink(path, missing_ok=missing_ok)
+
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(Path, "unlink", dies)
+            if survived < 0:
+                patch.setattr(UnfinishedRun, "clear", lambda self: dies(self.folder))
+            assert cli.main(["train", *words(corpus, results)]) == 0
+        ended.append(has_ended(results))
+        if not ended[-1]:
+            assert cli.main(["train", *words(corpus, results)]) == 0
+        assert outcome(results) == outcome(straight)
+        assert cli.main(["train", *words(corpus, results)]) == 0
+        first, second = (run for run in records.load_records(results) if run.verb == "train")
+        assert first.series["loss_curve"] == second.series["loss_curve"] and not second.cost["resumed"]
+        assert not any(results.glob("unfinished/*"))
+    assert ended == [False, True, True, True]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_twenty_kills_by_the_clock(corpus: Path, tmp_path: Path) -> None:
@@ -119,8 +165,8 @@ def test_twenty_kills_by_the_clock(corpus: Path, tmp_path: Path) -> None:
     while sum(hit.values()) < 20:
         results = tmp_path / f"killed{trainings}"
         code = -1
-        # A process can also be killed when its training has ended: nothing is unfinished then.
-        while code != 0 and not (any((results / "runs").glob("*.json")) and not any(results.glob("unfinished/*/*"))):
+        # A process can also be killed when its training has ended.
+        while code != 0 and not has_ended(results):
             code, errors = run("after seconds", rng.uniform(0, lasts), words(corpus, results))
             if code != 0:
                 hit[said(errors, "killed")] += 1

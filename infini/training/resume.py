@@ -55,13 +55,14 @@ class UnfinishedRun:
             # Of a process that was killed.
             partial.unlink(missing_ok=True)
         path = self.folder / "run.json"
-        begun: dict[str, Any] = {}
+        begun = self._begun()
+        if begun.get("ended"):
+            # Killed while it removed the rest: the record is there, and this is another training.
+            for point in self._points():
+                point.unlink(missing_ok=True)
         # Without a point there is nothing to go on from.
-        if self._points() and path.exists():
-            try:
-                begun = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:
-                begun = {}
+        if not self._points():
+            begun = {}
         now = {key: record.environment.get(key) for key in ("git_revision", "git_dirty")}
         if not {"run_id", "started", "mixed", *now} <= set(begun):
             begun = {"run_id": record.run_id, "started": record.started, "mixed": False, **now}
@@ -111,6 +112,8 @@ class UnfinishedRun:
 
     def clear(self) -> None:
         """Remove the folder: the training has its record."""
+        # Said first, for whoever is killed between two of the files.
+        records.write_atomically(self.folder / "run.json", json.dumps({"ended": True}).encode())
         self.release()
         made = [path for pattern in ("*.ckpt", f"*{DAMAGED}", ".*.partial") for path in self.folder.glob(pattern)]
         for path in (*made, self.folder / "run.json", self.folder / "lock"):
@@ -124,6 +127,14 @@ class UnfinishedRun:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _begun(self) -> dict[str, Any]:
+        """What run.json says; nothing where there is none, or none that can be read."""
+        try:
+            found = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _points(self) -> list[Path]:
         """All points, oldest step first."""
