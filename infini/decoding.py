@@ -126,12 +126,12 @@ def save_reader(reader: Reader, path: Path, about: dict[str, str]) -> None:
 
 def saved_by(path: Path) -> str | None:
     """The run id of the model that a file of save_reader is of; None for what is no such file."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
             return (file.metadata() or {}).get("model")
-    except Exception:
+    except (OSError, ValueError, SafetensorError):
         return None  # load_reader says what is wrong with it
 
 
