@@ -112,8 +112,9 @@ class UnfinishedRun:
 
     def clear(self) -> None:
         """Remove the folder: the training has its record."""
-        # Said first, for whoever is killed between two of the files.
-        records.write_atomically(self.folder / "run.json", json.dumps({"ended": True}).encode())
+        # Said first, for whoever is killed between two of the files; a disk that is full does not undo the training.
+        with contextlib.suppress(OSError):
+            records.write_atomically(self.folder / "run.json", json.dumps({"ended": True}).encode())
         self.release()
         made = [path for pattern in ("*.ckpt", f"*{DAMAGED}", ".*.partial") for path in self.folder.glob(pattern)]
         for path in (*made, self.folder / "run.json", self.folder / "lock"):
