@@ -6,7 +6,6 @@ be saved, loaded and forked, and costs the same memory whatever it has read.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,8 @@ import numpy as np
 import torch
 
 from infini.errors import InputError
-from infini.records import write_atomically
 from infini.state import State, filled, fork, stored_leaves
+from infini.tensor_file import read_tensors, write_tensors
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,7 @@ def draw(logits: torch.Tensor, temperature: float, top_p: float, generator: torc
 def save_reader(reader: Reader, path: Path, about: dict[str, str]) -> None:
     """Write state and last token as safetensors, whole or not at all. about: what load_reader must find again, as the
     model's run id."""
-    from safetensors.torch import save
-
-    tensors = stored_leaves(reader.state)
-    tensors["last"] = torch.tensor([reader.last])
-    write_atomically(path, save(tensors, metadata={**about, "sha256": _digest(tensors)}))
+    write_tensors(path, {**stored_leaves(reader.state), "last": torch.tensor([reader.last])}, about)
 
 
 def saved_by(path: Path) -> str | None:
@@ -141,18 +136,11 @@ def load_reader(path: Path, model: Any, about: dict[str, str]) -> Reader:
     Raises InputError when the file cannot be read, is damaged, or was made by another model or tokenizer than `about`
     says.
     """
-    from safetensors import safe_open
-
     where = f"load_state={str(path)!r}"
     try:
-        with safe_open(str(path), framework="pt") as file:
-            found = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{where}: cannot be read as a saved state ({reason})") from error
-    if found.pop("sha256", None) != _digest(tensors):
-        raise InputError(f"{where}: damaged, its checksum is another")
+        tensors, found = read_tensors(path)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from error
     for key, value in about.items():
         if found.get(key) != value:
             hint = f"; checkpoint={found[key]} takes it" if key == "model" and key in found else ""
@@ -162,13 +150,3 @@ def load_reader(path: Path, model: Any, about: dict[str, str]) -> Reader:
         return Reader(model, filled(model.init_state(1), tensors), last)
     except ValueError as error:
         raise InputError(f"{where}: {error}") from error
-
-
-def _digest(tensors: dict[str, torch.Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        total.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()

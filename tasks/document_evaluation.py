@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from infini.errors import InputError
 from infini.precision import autocast
 from infini.progress import progress_bar
 from infini.records import RunRecord
-from tasks.kept import KeptEntries, kept_path
+from tasks.kept import KeptEntries, KeptPoint, kept_path
 from tasks.language_modelling import (
     Advance,
     Some,
@@ -29,7 +28,7 @@ from tasks.text import TextTokenizer
 from tasks.token_cache import open_split
 
 TOGETHER = 16
-"""Documents that are read side by side; an evaluation that was stopped goes on behind those that are done."""
+"""Documents that are read side by side."""
 
 
 def evaluate(
@@ -38,7 +37,7 @@ def evaluate(
     """Stream the report's split through the model and fill the record.
 
     Returns what is to lie beside the record (nothing), and what to call when it is on the disk. Started again with the
-    same configuration, an evaluation that was stopped goes on with the documents that are missing.
+    same configuration, an evaluation that was stopped goes on from its last point, to the same numbers bit by bit.
     Raises InputError when the data cannot be had.
     """
     split_name = _asked_split(cfg)
@@ -54,9 +53,8 @@ def evaluate(
     knocked = int(np.minimum(split.n_tokens, knock_limit).sum()) * knockouts
     decides = (record.parent, N, cfg.parallel.precision, split.data_record(), split_name, limit, knock_limit)
     kept = KeptEntries(kept_path(cfg.results_dir, cfg.task.name, *decides), _FIELDS, record)
-    if kept.entries:
-        console.print("going on with the documents that are missing", markup=False, highlight=False)
-    resumed = bool(kept.entries)
+    if kept.begun:
+        console.print("going on where it was stopped", markup=False, highlight=False)
     call = cfg.scale.eval_segments_per_call * N
     with (
         kept,
@@ -92,7 +90,7 @@ def evaluate(
         "tokens_per_second": total / seconds,
         "tokens_seen": int(streamed.tokens.sum()),
         "state_floats": model.state_floats(int(max(split.n_tokens)) // N),
-        "resumed": resumed,
+        "resumed": reading.resumed,
     }
     kept.tell(record, list(kept.entries))
     return {}, lambda: kept.drop(list(kept.entries))
@@ -116,6 +114,7 @@ class _Reading:
     ) -> None:
         self.kept, self.model, self.split, self.bos_id = kept, model, split, bos_id
         self.tokens_per_call, self.advance = tokens_per_call, advance
+        self.resumed = bool(kept.entries)
 
     def documents(self, name: str, max_tokens: int | None, reset_every: int | None = None) -> Streamed:
         """stream_documents over all of them, longest first, so that those side by side are about as long."""
@@ -127,7 +126,7 @@ class _Reading:
         for first in range(0, len(order), TOGETHER):
             group = order[first : first + TOGETHER]
 
-            def read(group: np.ndarray = group) -> list[Streamed]:
+            def read(point: KeptPoint, group: np.ndarray = group) -> list[Streamed]:
                 return [
                     stream_documents(
                         self.model,
@@ -138,6 +137,7 @@ class _Reading:
                         reset_every=reset_every,
                         edges=edges,
                         advance=self.advance,
+                        points=point,
                     )
                 ]
 
@@ -152,30 +152,39 @@ class _Reading:
         lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
         edges = position_edges(int(lengths.max()))
 
-        def read() -> list[Streamed]:
+        def read(point: KeptPoint) -> list[Streamed]:
             found = stream_with_foreign_memory(
-                self.model, self.split, self.bos_id, max_tokens=max_tokens, advance=lambda n: self.advance(2 * n)
+                self.model,
+                self.split,
+                self.bos_id,
+                max_tokens=max_tokens,
+                advance=lambda n: self.advance(2 * n),
+                points=point,
             )
             return list(found)
 
         own, foreign = self._once("foreign", [edges, edges], 2 * int(lengths.sum()), read)
         return own, foreign
 
-    def _once(self, name: str, edges: list[list[int]], work: int, read: Callable[[], list[Streamed]]) -> list[Streamed]:
-        """What `read` gives, or gave before it was stopped."""
+    def _once(
+        self, name: str, edges: list[list[int]], work: int, read: Callable[[KeptPoint], list[Streamed]]
+    ) -> list[Streamed]:
+        """What `read` gives, or gave before it was stopped; stopped in the middle, it goes on from its last point."""
         entry = self.kept.entries.get(name)
         if entry is None:
-            started = time.perf_counter()
-            parts = read()
+            point = KeptPoint(self.kept, name)
+            parts = read(point)
+            self.resumed |= point.before > 0
             self.kept.add(
                 name,
                 {
-                    "seconds": time.perf_counter() - started,
+                    "seconds": point.seconds,
                     "nll": [part.nll_by_position.tolist() for part in parts],
                     "tokens": [part.tokens_by_position.tolist() for part in parts],
                     "growth": parts[0].growth,
                 },
             )
+            point.drop()
             return parts
         self.advance(work)
         # JSON gives back the very floats.

@@ -6,14 +6,17 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from infini.errors import InputError
 from infini.records import RunRecord, write_atomically
+from infini.tensor_file import read_tensors, write_tensors
 
 
 def kept_path(results_dir: str | Path, task: str, *decides: Any) -> Path:
@@ -47,6 +50,15 @@ class KeptEntries:
                 except (ValueError, TypeError) as error:
                     raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
 
+    @property
+    def begun(self) -> bool:
+        """Whether an evaluation that was stopped left anything, an entry or a point on the way to one."""
+        return bool(self.entries) or self.point_path.exists()
+
+    @property
+    def point_path(self) -> Path:
+        return self.path.with_suffix(".safetensors")
+
     def __enter__(self) -> KeptEntries:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")
@@ -60,6 +72,9 @@ class KeptEntries:
         # Only now: a line that another process is writing is no line that a kill cut short.
         content = self.path.read_bytes()
         self._file.truncate(content.rfind(b"\n") + 1)
+        # What a killed process had begun to write.
+        for left in self.path.parent.glob(f".{self.path.stem}.*.tmp"):
+            left.unlink(missing_ok=True)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -94,6 +109,60 @@ class KeptEntries:
             write_atomically(self.path, b"".join(map(line_of, self.entries.values())))
         else:
             self.path.unlink(missing_ok=True)
+
+
+class KeptPoint:
+    """How far the reading for an entry that is not measured yet has come, in a file beside that of `kept`.
+
+    A point is due POINT_SECONDS after the last, later where writing one takes so long that more than WRITE_SHARE of the
+    time would go into it. What another commit put down is not gone on with: an entry is of one commit.
+    """
+
+    def __init__(self, kept: KeptEntries, name: str) -> None:
+        self.path = kept.point_path
+        self.about = {"name": name, "commit": json.dumps(kept.commit)}
+        self.before = 0.0
+        self.started = self.last = time.perf_counter()
+        self.pause = POINT_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """Spent on what has been read, by whichever process; what a kill threw away is not in it."""
+        return self.before + time.perf_counter() - self.started
+
+    def found(self) -> dict[str, torch.Tensor] | None:
+        """The point's tensors; None where there is none of this entry, or none to go on from, which is said."""
+        if not self.path.exists():
+            return None
+        try:
+            tensors, about = read_tensors(self.path)
+            seconds = float(about.pop("seconds"))
+            if about["name"] != self.about["name"]:
+                return None
+            if about != self.about:
+                raise ValueError("of another commit")
+        except (ValueError, KeyError) as error:
+            text = f"{self.path}: {error}; these documents are read from their start"
+            Console(stderr=True).print(text, style="bold yellow", markup=False, soft_wrap=True)
+            return None
+        self.before = seconds
+        return tensors
+
+    def due(self) -> bool:
+        return time.perf_counter() - self.last >= self.pause
+
+    def put(self, tensors: dict[str, torch.Tensor]) -> None:
+        begun = time.perf_counter()
+        write_tensors(self.path, tensors, {**self.about, "seconds": repr(self.seconds)})
+        self.last = time.perf_counter()
+        self.pause = max(POINT_SECONDS, (self.last - begun) / WRITE_SHARE)
+
+    def drop(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+POINT_SECONDS = 20.0
+WRITE_SHARE = 0.05
 
 
 def line_of(entry: dict[str, Any]) -> bytes:

@@ -14,10 +14,24 @@ import numpy as np
 import torch
 
 from infini.ops.cross_entropy import token_nll
-from infini.state import State, is_memory, leaves, map_state, select_rows
+from infini.state import State, filled, is_memory, leaves, map_state, select_rows, stored_leaves
 
 LOSS_CHUNK = 2048
 Advance = Callable[[int], None]
+Tensors = dict[str, torch.Tensor]
+
+
+class Points(Protocol):
+    """Where a pass over documents is put down between two calls, to be gone on with by another process."""
+
+    def found(self) -> Tensors | None:
+        """What was put down last, if anything was."""
+
+    def due(self) -> bool:
+        """Whether it is time, asked after every call of the model."""
+
+    def put(self, tensors: Tensors) -> None:
+        """Put this down in place of what was there."""
 
 
 class Documents(Protocol):
@@ -109,8 +123,31 @@ class _Rows:
         self.nll.index_add_(0, index, nll_BT.double() @ into)
         self.tokens.index_add_(0, index, (targets_BT != -100).double() @ into)
 
+    def sums(self, name: str) -> Tensors:
+        """What `restore` takes up: nll and tokens by document and bin."""
+        return {f"{name}.nll": self.nll.cpu(), f"{name}.tokens": self.tokens.cpu()}
+
+    def restore(self, name: str, stored: Tensors) -> None:
+        self.nll.copy_(stored[f"{name}.nll"])
+        self.tokens.copy_(stored[f"{name}.tokens"])
+
     def result(self, edges: list[int]) -> Streamed:
         return Streamed(edges, self.nll.cpu().numpy(), self.tokens.cpu().numpy().astype(np.int64))
+
+
+def _put_down(position: int, state: State, *rows: _Rows) -> Tensors:
+    """A pass between two calls: tokens read of the longest document, state, and the sums of every reading."""
+    sums = {name: value for index, reading in enumerate(rows) for name, value in reading.sums(str(index)).items()}
+    state_leaves = {f"state.{name}": leaf for name, leaf in stored_leaves(state).items()}
+    return {"position": torch.tensor([position]), **sums, **state_leaves}
+
+
+def _taken_up(found: Tensors, model: Any, *rows: _Rows) -> tuple[int, State]:
+    """(position, state) of what _put_down gave; the sums are filled in."""
+    for index, reading in enumerate(rows):
+        reading.restore(str(index), found)
+    stored = {name.removeprefix("state."): leaf for name, leaf in found.items() if name.startswith("state.")}
+    return int(found["position"]), filled(model.init_state(len(stored["clock.position_B"])), stored)
 
 
 @torch.inference_mode()
@@ -124,24 +161,29 @@ def stream_documents(
     reset_every: int | None = None,
     edges: list[int] | None = None,
     advance: Advance | None = None,
+    points: Points | None = None,
 ) -> Streamed:
     """Read every document from its first token to its last (or to max_tokens), state carried, in constant memory.
 
     Every token is scored, the first from the beginning-of-document mark. reset_every: forget every so many tokens, as
     if each began a document (the `reset` knock-out). edges: of the position bins, where not those of the longest
-    document. advance is called with the number of tokens done.
+    document. advance is called with the number of tokens done. points: where the reading is put down after a call, and
+    gone on with, to the same numbers bit by bit.
     """
     device = next(model.parameters()).device
     lengths = [int(min(n, max_tokens or n)) for n in documents.n_tokens]
     edges = edges or position_edges(max(lengths))
     rows = _Rows(documents, lengths, bos_id, edges, device)
     state: State | None = None
-    previous: np.ndarray = rows.active(0)
-    for position in range(0, max(lengths), tokens_per_call):
+    start = 0
+    if points is not None and (found := points.found()) is not None:
+        start, state = _taken_up(found, model, rows)
+        if advance is not None:
+            advance(int(rows.tokens.sum()))
+    for position in range(start, max(lengths), tokens_per_call):
         active = rows.active(position)
-        if state is not None and len(active) < len(previous):
+        if state is not None and len(active) < len(state.clock.position_B):
             state = select_rows(state, torch.arange(len(active), device=device))
-        previous = active
         ids, targets = rows.batch(active, position, tokens_per_call)
         if len(active) == 1:
             # Nothing to line up with: the last document ends where it ends, and runs without padding.
@@ -157,6 +199,8 @@ def stream_documents(
         rows.add(active, position, token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK), targets)
         if advance is not None:
             advance(int(mask.sum()))
+        if points is not None and points.due():
+            points.put(_put_down(position + tokens_per_call, state, rows))
     return rows.result(edges)
 
 
@@ -169,13 +213,20 @@ def exchange_memory(state: State, donor_B: torch.Tensor) -> State:
 
 @torch.inference_mode()
 def stream_with_foreign_memory(
-    model: Any, documents: Documents, bos_id: int, *, max_tokens: int | None = None, advance: Advance | None = None
+    model: Any,
+    documents: Documents,
+    bos_id: int,
+    *,
+    max_tokens: int | None = None,
+    advance: Advance | None = None,
+    points: Points | None = None,
 ) -> tuple[Streamed, Streamed]:
     """The `foreign` knock-out: (own, foreign) over the same tokens.
 
     Before every segment a copy of each row gets the memory that another book left after equally many tokens, and is
     thrown away after the segment; the rows themselves go on with their own memory. A book's donor is one at
     least as long: the next in the order of length; the longest is read as far as the second, which is its donor.
+    advance, points: as for stream_documents.
     """
     device = next(model.parameters()).device
     lengths = np.array([min(int(n), max_tokens or int(n)) for n in documents.n_tokens])
@@ -187,9 +238,14 @@ def stream_with_foreign_memory(
     own = _Rows(documents, lengths, bos_id, edges, device)
     foreign = _Rows(documents, lengths, bos_id, edges, device)
     state: State | None = None
-    growth: list[torch.Tensor] = []
-    N = model.segment_length
-    for position in range(0, int(lengths.max()), N):
+    growth: torch.Tensor | None = None
+    start, N = 0, model.segment_length
+    if points is not None and (found := points.found()) is not None:
+        start, state = _taken_up(found, model, own, foreign)
+        growth = found.get("growth")
+        if advance is not None:
+            advance(int(own.tokens.sum()))
+    for position in range(start, int(lengths.max()), N):
         active = own.active(position)
         if state is not None:
             state = select_rows(state, torch.arange(len(active), device=device))
@@ -209,13 +265,17 @@ def stream_with_foreign_memory(
         if state is None:
             foreign.add(active, position, nll, targets)  # nothing was written yet: both read the same
         else:
-            growth.append(_growth(state, out.state))
+            grown = _growth(state, out.state)
+            growth = grown if growth is None else torch.maximum(growth.to(grown), grown)
         state = out.state
         if advance is not None:
             advance(int(mask.sum()))
+        if points is not None and points.due():
+            watched = {} if growth is None else {"growth": growth.cpu()}
+            points.put(_put_down(position + N, state, own, foreign) | watched)
     result = own.result(edges)
-    if growth:
-        result.growth = torch.stack(growth).amax(0).tolist()
+    if growth is not None:
+        result.growth = growth.tolist()
     return result, foreign.result(edges)
 
 
