@@ -1,13 +1,16 @@
 """The data module of running text: documents, read from their first page to their last."""
 
+import sys
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from infini.errors import require
 from infini.precision import autocast
+from infini.progress import progress_bar
 from tasks.data_module import ResumableDataModule
 from tasks.language_modelling import metrics, stream_documents
 from tasks.stream import DocumentStream, StreamDataset
@@ -86,13 +89,16 @@ class DocumentDataModule(ResumableDataModule):
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
         """Loss over the beginning of every validation document: what choices between configurations go by."""
         cfg = self.cfg
-        with autocast(cfg.parallel.precision, device):
+        total = int(np.minimum(self.validation.n_tokens, VALIDATION_TOKENS).sum())
+        bar = progress_bar("validating", total, sys.stderr.isatty())
+        with autocast(cfg.parallel.precision, device), bar as advance:
             streamed = stream_documents(
                 model,
                 self.validation,
                 self.tokenizer.bos_id,
                 tokens_per_call=cfg.scale.eval_segments_per_call * cfg.dims.segment_length,
                 max_tokens=VALIDATION_TOKENS,
+                advance=advance,
             )
         found = metrics(streamed, self.validation.n_words, self.validation.n_bytes)["nll_per_token"]
         return {"validation_nll_per_token": found}

@@ -33,6 +33,7 @@ OF_EVALUATIONS = (
     "in the record's write",
     "before answers are dropped",
 )
+OF_READINGS = ("in a reading point's write", "before a reading point's rename", "after a reading point")
 ELSEWHERE = "between these"
 
 
@@ -77,6 +78,21 @@ def arm(moment: str, occurrence: int) -> None:
 
         setattr(owner, name, patched)
 
+    def half_synced_below(folder: str, ending: str, divisor: int) -> None:
+        """Die when such a file is to be on the disk, with its size over `divisor` there; 0: with its last line cut."""
+        real = os.fsync
+
+        def half_synced(file: int) -> None:
+            path = os.readlink(f"/proc/self/fd/{file}")
+            if os.sep + folder + os.sep in path and ending in path:
+                if left == 1:
+                    size = os.path.getsize(path)
+                    os.truncate(path, size // divisor if divisor else size - 20)
+                die()
+            real(file)
+
+        setattr(os, "fsync", half_synced)  # noqa: B010
+
     def renamed(ending: str) -> Callable[..., bool]:
         return lambda source, target, *_: str(target).endswith(ending)
 
@@ -100,23 +116,26 @@ def arm(moment: str, occurrence: int) -> None:
     elif moment == "before the record":
         before(records, "write_record")
     elif moment in ("in the record's write", "in an answer's line"):
-        real = os.fsync
-        folder, ending = ("runs", ".json.") if moment == "in the record's write" else ("unfinished", ".jsonl")
-
-        def half_synced(file: int) -> None:
-            path = os.readlink(f"/proc/self/fd/{file}")
-            if os.sep + folder + os.sep in path and ending in path:
-                if left == 1:
-                    size = os.path.getsize(path)
-                    os.truncate(path, size // 2 if folder == "runs" else size - 20)
-                die()
-            real(file)
-
-        setattr(os, "fsync", half_synced)  # noqa: B010
+        if moment == "in the record's write":
+            half_synced_below("runs", ".json.", 2)
+        else:
+            half_synced_below("unfinished", ".jsonl", 0)
     elif moment in ("before an answer is kept", "before answers are dropped"):
         from tasks.kept import KeptEntries
 
         before(KeptEntries, "add" if moment == "before an answer is kept" else "drop")
+    elif moment in OF_READINGS:
+        from tasks import kept
+
+        # A point after every call of the model.
+        setattr(kept, "POINT_SECONDS", -1.0)  # noqa: B010
+        setattr(kept, "WRITE_SHARE", 1e9)  # noqa: B010
+        if moment == "before a reading point's rename":
+            before(os, "replace", renamed(".safetensors"))
+        elif moment == "after a reading point":
+            before(kept.KeptPoint, "due")
+        else:
+            half_synced_below("unfinished", ".safetensors.", 2)
     elif moment == "after the record":
         from infini.training.resume import UnfinishedRun
 

@@ -105,6 +105,25 @@ def test_an_evaluation_that_is_killed_asks_on(corpus: Path, tmp_path: Path) -> N
     assert not list((tmp_path / "results" / "unfinished").glob("*.jsonl"))
 
 
+@pytest.mark.slow
+def test_an_evaluation_of_books_that_is_killed_reads_on(corpus: Path, tmp_path: Path) -> None:
+    """Killed while a point of its reading is written, before it is renamed, and behind it, in every pass."""
+    asked = [*words(corpus, tmp_path / "results"), "scale.eval_segments_per_call=16"]
+    assert kill("in a step", 10**6, words(corpus, tmp_path / "results")) == 0
+    assert run("before the record", 10**6, asked, "eval")[0] == 0
+    (straight,) = (found for found in records.load_records(tmp_path / "results") if found.verb == "eval")
+    records.record_path(tmp_path / "results", straight.run_id).unlink()
+    # There are 119 calls with foreign memory and 8 or so in each other pass.
+    for occurrence in (3, 38, 6):
+        for moment in killed.OF_READINGS:
+            assert run(moment, occurrence, asked, "eval")[0] == -signal.SIGKILL, (moment, occurrence)
+    assert run("before the record", 10**6, asked, "eval")[0] == 0
+    (resumed,) = (found for found in records.load_records(tmp_path / "results") if found.verb == "eval")
+    assert resumed.cost["resumed"] and resumed.documents == straight.documents
+    assert resumed.results == straight.results and resumed.series == straight.series
+    assert not list((tmp_path / "results" / "unfinished").glob("*"))
+
+
 def said(errors: str, what: str) -> str:
     """What a process said after `what`."""
     return errors.partition(f"\n{what}: ")[2].partition("\n")[0]

@@ -13,7 +13,7 @@ from infini.config import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.load import draw, load_report, render, report_of_runs
-from infini.report.passkey import PasskeyReport, longest_input
+from infini.report.passkey import PasskeyReport, longest_input, tokens_of_filler
 from infini.report.render import print_report
 from infini.report.selection import select_runs
 
@@ -125,6 +125,15 @@ def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str
     print_report(render(report(), "laptop", [], runs), Console(width=120))
     out = capsys.readouterr().out
     assert "9,901,825 ±" in out and "\u2026" not in out
+
+
+def test_tokens_of_filler_are_written_with_the_digits_that_mean_something() -> None:
+    assert list(map(tokens_of_filler, (596.7, 1363.0, 999_999.0, 53_352_877_056.0))) == [
+        "597",
+        "1,363",
+        "999,999",
+        "5.3e+10",
+    ]
 
 
 def test_what_a_lost_training_taught_is_not_guessed() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini import records
 from infini.errors import InputError
+from infini.progress import progress_bar
 from infini.report.load import OfRuns, draw, load_report, refuse_seed, report_of_runs
 from infini.report.selection import Report, select_runs
 from infini.schema import groups
@@ -32,10 +36,18 @@ def run(cfg: Config, overrides: list[str]) -> int:
         reports = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]
     else:
         reports = [report_of_runs(cfg.report, "draw")]
-    drawn = [_draw(report, cfg) for report in reports if isinstance(report, OfRuns)]
+    said: list[str] = []
+    drawn_by: list[Callable[[], list[str]]] = [
+        partial(_draw, report, cfg) for report in reports if isinstance(report, OfRuns)
+    ]
     if not named:
-        drawn.append(_draw_sources(cfg))
-    if not any(drawn):
+        drawn_by.append(partial(_draw_sources, cfg))
+    with progress_bar("drawing", len(drawn_by), sys.stderr.isatty()) as advance:
+        for draw_some in drawn_by:
+            said += draw_some()
+            advance(1)
+    print(*said, sep="\n", end="\n" * bool(said))
+    if not said:
         which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
         raise InputError(
             f"{cfg.results_dir}: nothing to draw there or among published runs; make it with `infini reproduce {which}`"
@@ -43,21 +55,20 @@ def run(cfg: Config, overrides: list[str]) -> int:
     return 0
 
 
-def _draw_sources(cfg: Config) -> list[Path]:
-    """The figure of `infini bench suite=sources`; what was drawn is printed."""
+def _draw_sources(cfg: Config) -> list[str]:
+    """Draw the figure of `infini bench suite=sources`; lines that say what was drawn."""
     from infini.report.source_costs import draw_source_costs, newest
 
     results_dir = Path(cfg.results_dir)
     for folder in (results_dir, records.published_dir()):
         if run := newest(records.load_records(folder), cfg.scale.name):
             paths = draw_source_costs(run, results_dir / "figures")
-            _tell("bench suite=sources", paths, published=folder != results_dir)
-            return paths
+            return _said("bench suite=sources", paths, published=folder != results_dir)
     return []
 
 
-def _draw(report: OfRuns, cfg: Config) -> list[Path]:
-    """The figures of one report; what was drawn is printed."""
+def _draw(report: OfRuns, cfg: Config) -> list[str]:
+    """Draw the figures of one report; lines that say what was drawn."""
     results_dir = Path(cfg.results_dir)
     for folder in (results_dir, records.published_dir()):
         known = records.load_records(folder)
@@ -66,16 +77,15 @@ def _draw(report: OfRuns, cfg: Config) -> list[Path]:
             path for part, found in selections for path in draw(part, cfg.scale.name, found, results_dir / "figures")
         ]
         if paths:
-            _tell(report.name, paths, published=folder != results_dir)
+            said = _said(report.name, paths, published=folder != results_dir)
             for part, found in selections:
                 if isinstance(part, Report) and part.baseline and found.runs and part.baseline not in found.runs:
-                    print(f"{part.task}: no gap by position, which needs model={part.baseline} with the same seed")
-            return paths
+                    said.append(
+                        f"{part.task}: no gap by position, which needs model={part.baseline} with the same seed"
+                    )
+            return said
     return []
 
 
-def _tell(name: str, paths: list[Path], published: bool) -> None:
-    if published:
-        print(f"{name}: no runs of yours, drawn from the published ones")
-    for path in paths:
-        print(path)
+def _said(name: str, paths: list[Path], published: bool) -> list[str]:
+    return [f"{name}: no runs of yours, drawn from the published ones"] * published + [str(path) for path in paths]

@@ -316,6 +316,11 @@ def percent(value: float) -> str:
     return f"{value:.0f}" if whole else f"{min(value, 99.9):.1f}"
 
 
+def tokens_of_filler(value: float) -> str:
+    """Whole tokens; beyond a million, where nothing after the second digit means anything, those two."""
+    return f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+
+
 def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: Selection, source: str) -> Row:
     chosen = list(chosen_cells(report, runs).values())
     used = list({run.run_id: run for run, _ in chosen}.values())
@@ -342,7 +347,7 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
         over_cells(percent(exact), exact),
         over_seeds(used, training_tokens, ",.0f", source),
         over_seeds(used, lambda run: longest_input(selection.training_config(run)), ",.0f", source),
-        over_seeds(used, lambda run: run.metric("half_dilution"), ",.0f", source),
+        over_seeds(used, lambda run: run.metric("half_dilution"), tokens_of_filler, source),
     )
     return Row(f"{name}/{source}", report.rows[name].title, cells)
 

@@ -75,8 +75,14 @@ class RenderedReport:
         return f"{self.name}_{self.scale}"
 
 
-def over_seeds(runs: Sequence[RunRecord], value: Callable[[RunRecord], Any], form: str, source: str) -> Cell:
-    """A measured cell: the mean over seeds of the mean over the runs of a seed; missing where no run has the value."""
+def over_seeds(
+    runs: Sequence[RunRecord], value: Callable[[RunRecord], Any], form: str | Callable[[float], str], source: str
+) -> Cell:
+    """A measured cell: the mean over seeds of the mean over the runs of a seed; missing where no run has the value.
+
+    form: how a number is written, as for format(), or a function that writes it.
+    """
+    write = (lambda number: format(number, form)) if isinstance(form, str) else form
     measured: dict[int, list[float]] = {}
     used: list[str] = []
     for run in runs:
@@ -89,9 +95,9 @@ def over_seeds(runs: Sequence[RunRecord], value: Callable[[RunRecord], Any], for
     means = [statistics.fmean(values) for values in measured.values()]
     mean = statistics.fmean(means)
     spread = statistics.stdev(means) if len(means) > 1 else None
-    text = format(mean, form)
+    text = write(mean)
     if spread:
-        text += f" {PLUS_MINUS} {format(spread, form)} ({len(means)})"
+        text += f" {PLUS_MINUS} {write(spread)} ({len(means)})"
     return measured_cell(text, source, mean, spread, "sd" if spread is not None else "", len(means), used)
 
 
