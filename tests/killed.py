@@ -1,11 +1,14 @@
-"""Runs an `infini` command line that kills itself (SIGKILL) at one moment of its run; a process of its own.
+"""Processes that run an `infini` command line and kill themselves (SIGKILL) at one moment of it.
 
-python killed.py <moment> <occurrence> <word> ...
-python killed.py "after seconds" <seconds since its first step> <word> ...   (says on stderr where it was)
+A server imports everything once and forks a process for each line of JSON that it is given:
+{"moment", "when", "words", "environment", "folder", "output"}. It answers with the process's exit code.
+moment "after seconds": `when` seconds since its first step; the process says in its output where it was.
+Else `when` is the occurrence, counted from 1, of one of the moments below.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -192,11 +195,37 @@ def arm_clock(seconds: float) -> None:
     atexit.register(lambda: os.write(2, f"\nseconds: {time.perf_counter() - started[0]}\n".encode()))
 
 
-if __name__ == "__main__":
-    import cli
+def serve() -> int:
+    """Fork for every request until there are no more; in a forked process, the exit code of its command line."""
+    import datasets  # noqa: F401 - every process needs it
+    import lightning  # noqa: F401
 
-    if sys.argv[1] == "after seconds":
-        arm_clock(float(sys.argv[2]))
+    import cli
+    import infini.commands.evaluate
+    import infini.commands.train  # noqa: F401
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            break
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     else:
-        arm(sys.argv[1], int(sys.argv[2]))
-    sys.exit(cli.main(sys.argv[3:]))
+        return 0
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    output = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    if asked["moment"] == "after seconds":
+        arm_clock(asked["when"])
+    else:
+        arm(asked["moment"], asked["when"])
+    sys.argv = ["infini", *asked["words"]]
+    return cli.main(asked["words"])
+
+
+if __name__ == "__main__":
+    sys.exit(serve())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,19 +25,26 @@ from infini.training.module import LanguageModelModule
 from infini.training.resume import UnfinishedRun
 
 
-def run(moment: str, when: float, arguments: list[str], verb: str = "train") -> tuple[int, str]:
-    """Exit code and errors of a process that kills itself at that moment, or ends because it never came to it."""
+@functools.cache
+def server() -> subprocess.Popen[str]:
+    """What forks the processes; it ends with the pipe to it."""
     here = Path(__file__).parent
-    paths = os.pathsep.join([str(here.parent), str(here)])
-    done = subprocess.run(
-        [sys.executable, str(here / "killed.py"), moment, str(when), verb, *arguments],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode, done.stderr
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
+    command = [sys.executable, str(here / "killed.py")]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def run(moment: str, when: float, arguments: list[str], verb: str = "train") -> tuple[int, str]:
+    """Exit code and output of a process that kills itself at that moment, or ends because it never came to it."""
+    given, taken = server().stdin, server().stdout
+    assert given is not None and taken is not None
+    with tempfile.NamedTemporaryFile() as output:
+        asked = {"moment": moment, "when": when, "words": [verb, *arguments], "output": output.name}
+        print(json.dumps({**asked, "environment": dict(os.environ), "folder": str(Path.cwd())}), file=given, flush=True)
+        code = int(taken.readline())
+        said = Path(output.name).read_text(encoding="utf-8")
+    assert code in (0, -signal.SIGKILL), said
+    return code, said
 
 
 def kill(moment: str, occurrence: int, arguments: list[str]) -> int:
