@@ -32,6 +32,16 @@ def uses_bfloat16(precision: str, device: torch.device) -> bool:
     return precision == "bf16" or (precision == "auto" and has_fast_bfloat16(device))
 
 
+def emulated_bfloat16(precision: str, device: torch.device) -> str | None:
+    """A line to say where bfloat16 was asked of a device that does not multiply it, else None."""
+    if precision != "bf16" or has_fast_bfloat16(device):
+        return None
+    return (
+        "parallel.precision=bf16: this device has no bfloat16 products and emulates them, up to hundreds of times "
+        "slower; auto takes float32 here"
+    )
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """bfloat16 matrix products, float32 parameters and memory; nothing where `precision` says fp32."""
     if uses_bfloat16(precision, device):

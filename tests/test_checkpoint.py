@@ -118,6 +118,7 @@ def test_bfloat16_where_asked_or_fast(asked: str, fast: bool, expected: bool, mo
     with precision.autocast(asked, CPU):
         assert (a @ a).dtype == (torch.bfloat16 if expected else torch.float32)
     assert (a @ a).dtype == torch.float32
+    assert (precision.emulated_bfloat16(asked, CPU) is not None) == (expected and not fast), "said before it is slow"
 
 
 @pytest.mark.parametrize("options", WITH_MEMORY, ids=variant_id)

@@ -18,7 +18,7 @@ from infini import records
 from infini.config import Config, config_hash
 from infini.errors import InputError
 from infini.models import kind_of
-from infini.precision import pick_device, uses_bfloat16
+from infini.precision import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.records import RunRecord
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder
 
@@ -138,6 +138,8 @@ def start_record(
     _check_writable(cfg.results_dir)
     model = model or str(cfg.model["name"])
     device = pick_device(cfg.parallel.accelerator)
+    if slow := emulated_bfloat16(cfg.parallel.precision, device):
+        print(slow, file=sys.stderr)
     running = {
         "threads": torch.get_num_threads(),
         "device": device.type,
