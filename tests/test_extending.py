@@ -44,6 +44,7 @@ def test_the_pages_model_passes_the_conformance_tests(extended: Path) -> None:
     assert int(re.search(r"(\d+) passed", out)[1]) >= 26, out  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_the_pages_model_trains_and_goes_on(extended: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "data")
     settings = ["model=gru", f"results_dir={tmp_path}/results", f"task.data_dir={tmp_path}/data"]
