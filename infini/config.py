@@ -226,6 +226,10 @@ def _check(overrides: Sequence[str]) -> list[Override]:
             raise InputError(f"{override.input_line}: several values for one key; add -m to run once for each")
         if "/" in key and not key.startswith("hydra/"):
             raise InputError(_no_such_key(key, override.value(), [*groups(), *root_defaults()]))
+        if key.startswith("hydra/") and not isinstance(
+            override.value(), str | type(None) if override.is_delete() else str
+        ):
+            raise InputError(f"{override.input_line}: takes the name of one of Hydra's configurations, as basic")
         if _is_group(override) and not override.is_delete():
             options = groups().get(key, [])
             if key in OPTIONAL_GROUPS:
