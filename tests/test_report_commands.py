@@ -96,6 +96,17 @@ def test_training_curves_are_drawn_once_and_are_the_same_bytes_twice(tmp_path: P
     assert len(step) == 60 and step[0] == 3.0 and loss[0] == pytest.approx(sum(3 / n for n in range(1, 6)) / 5)
 
 
+def test_two_trainings_of_one_seed_have_lines_of_their_own(tmp_path: Path) -> None:
+    curve = [[step, 3.0 / step] for step in range(1, 301)]
+    trained = [
+        make_train("local", seed, run_id=f"t{n}", series={"loss_curve": curve}) for n, seed in enumerate((1, 1, 2))
+    ]
+    runs = [make_eval("local", run.seed, run_id=f"e{run.run_id}", parent=run.run_id) for run in trained]
+    selection = Selection({"one": runs}, {run.run_id: run for run in trained})
+    svg = draw_curves(selection, {"one": "One"}, tmp_path / "training", "x")[1].read_text()
+    assert [svg.count(f"<!-- {label} -->") for label in ("seed 1", "seed 1, training 2", "seed 2")] == [1, 1, 1]
+
+
 def test_publish_copies_run_and_parent_and_renews_tables_and_figures(cfg: Any, published: Path) -> None:
     mine = Path(cfg.results_dir)
     fill(mine, make_eval("infini_linear", 1), make_eval("local", 1))

@@ -45,7 +45,9 @@ def training_curves(
             for index, run in enumerate(runs):
                 style, _, shade = LINES[index % len(LINES)]
                 step, loss = smoothed(run.series["loss_curve"])
-                axes.plot(step, loss, linestyle=style, color=shade, linewidth=1.0, label=f"seed {run.seed}")
+                again = sum(other.seed == run.seed for other in runs[:index])
+                label = f"seed {run.seed}" + f", training {again + 1}" * bool(again)
+                axes.plot(step, loss, linestyle=style, color=shade, linewidth=1.0, label=label)
                 for end in run.series.get("stage_steps", ()):
                     axes.axvline(end, color=shade, linewidth=0.6, linestyle=":")
             axes.set_title("\n".join(_halves(titles[name])), fontsize=8)
