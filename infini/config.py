@@ -6,6 +6,7 @@ What the user got wrong is an `InputError` of one line: `<key>=<value!r>: <what 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -156,14 +157,16 @@ def compose(overrides: Sequence[str]) -> Config:
     overrides = normalise(overrides)
     parsed = _check(overrides)
     try:
-        return load(_hydra_compose(overrides))
+        composed = _hydra_compose(tuple(overrides))
     except MissingConfigException as error:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group in groups():
             one_of(group, choice, groups()[group])
         raise InputError(_first_line(error)) from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
+        # The last three come from inside Hydra, where a group is set in a way that it does not expect.
         raise InputError(_explain(error, parsed)) from error
+    return load(composed)
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:
@@ -203,7 +206,12 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in itertools.product(*choices)]
 
 
-def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
+@functools.lru_cache(maxsize=256)
+def _hydra_compose(overrides: tuple[str, ...]) -> DictConfig:
+    """To be read and not to be changed: it takes long, and a search or a reproduction asks for the same many times.
+
+    The files in `conf/` do not change while a process runs.
+    """
     # Inside a sweep's job Hydra is at work already; it has one global instance, which must be there afterwards.
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -222,6 +230,8 @@ def _check(overrides: Sequence[str]) -> list[Override]:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     for override in parsed:
         key = override.key_or_group
+        if not key:
+            raise InputError(f"{override.input_line!r}: not a setting; write key=value")
         if override.is_sweep_override():
             raise InputError(f"{override.input_line}: several values for one key; add -m to run once for each")
         if "/" in key and not key.startswith("hydra/"):
@@ -244,7 +254,7 @@ def _explain(error: Exception, parsed: Sequence[Override]) -> str:
     """One line for a composition that failed: the unknown key when that is why, else Hydra's own first line."""
     groups_only = [o.input_line for o in parsed if o.input_line and _is_group(o) and not o.is_delete()]
     try:
-        known = list(_flat_keys(OmegaConf.to_container(_hydra_compose(groups_only), resolve=False)))
+        known = list(_flat_keys(OmegaConf.to_container(_hydra_compose(tuple(groups_only)), resolve=False)))
     except (HydraException, OmegaConfBaseException):
         return _first_line(error)
     for override in parsed:

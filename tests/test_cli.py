@@ -200,6 +200,10 @@ def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str])
         (["train", "model=locl"], "model='locl': must be one of .*did you mean 'local'"),
         (["train", "recipe.steps=0"], "recipe.steps=0: must be at least 1"),
         (["train", "full"], "'full': not a setting; write key=value"),
+        (["train", "@=0"], "'@=0': not a setting; write key=value"),
+        (["train", "+@x=a"], "'\\+@x=a': not a setting; write key=value"),
+        (["train", "~@=0"], "'~@=0': not a setting; write key=value"),
+        (["train", "-m", "@=0"], "'@=0': not a setting; write key=value"),
         (["train", "--fast"], "'--fast': no such option"),
         (["train", "seed=1,2"], "seed=1,2: several values for one key; add -m"),
         (["train", "-m", "seed=1,x"], "seed='x': must be an integer"),
@@ -331,6 +335,7 @@ def test_a_defect_of_ours_keeps_its_traceback(calls: list[Call], monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_wheel_works_away_from_the_checkout(project_root: Path, tmp_path: Path) -> None:
     """Built and installed without its dependencies, which this environment has."""
     # Built from a copy: a build leaves folders in its source that a later build would pack.

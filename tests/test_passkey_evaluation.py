@@ -46,10 +46,18 @@ def by_name(answers):
     return {(a.question.length, a.question.depth, a.question.index): a for a in answers}
 
 
-@pytest.mark.parametrize("options", variants(), ids=variant_id)
-@pytest.mark.parametrize(
-    ("calls", "prompts"), [(16, {}), (48, {"distractors": 3}), (48, {"longest_training": 100})], ids=str
-)
+def shared_cases():
+    """Every variant is asked plain prompts; of the other kinds, one variant of each model, and the rest when slow."""
+    seen = set()
+    for options in variants():
+        marks = [pytest.mark.slow] if options["name"] in seen else []
+        seen.add(options["name"])
+        for calls, prompts in ((16, {}), (48, {"distractors": 3}), (48, {"longest_training": 100})):
+            name = f"{calls}-{prompts}-{variant_id(options)}"
+            yield pytest.param(options, calls, prompts, marks=marks if prompts else [], id=name)
+
+
+@pytest.mark.parametrize(("options", "calls", "prompts"), shared_cases())
 def test_what_is_shared_changes_no_answer(options, calls, prompts):
     """A prefix computed once and forked gives what the plain run gives."""
     model = passkey_model(options)

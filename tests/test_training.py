@@ -114,8 +114,16 @@ def test_each_step_has_the_recipes_rate(schedule: str) -> None:
     assert [rate["gates"] for rate in rates.seen] == pytest.approx([f * cfg.optimizer.gate_lr for f in factors])
 
 
-@pytest.mark.parametrize("optimizer", groups()["optimizer"])
-@pytest.mark.parametrize("name", MODELS)
+def trainings():
+    """Every model with the optimizer that laptops take, and Infini-attention with each; the other pairs are slow."""
+    usual = compose([]).optimizer.name
+    for name in MODELS:
+        for optimizer in groups()["optimizer"]:
+            quick = optimizer == usual or name.startswith("infini")
+            yield pytest.param(name, optimizer, marks=[] if quick else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("name", "optimizer"), trainings())
 def test_training_learns_a_repetitive_corpus(name: str, optimizer: str) -> None:
     torch.manual_seed(0)
     # Adafactor's rate is a fraction of the weights' size.
