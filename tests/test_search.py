@@ -117,6 +117,18 @@ def test_every_model_gets_as_many_runs_and_a_second_search_none(
     assert "0.08" in capfd.readouterr().out
 
 
+def test_a_search_is_a_quarter_as_long_as_the_table_unless_it_is_told_otherwise(
+    trained: list[tuple[str, float]], tmp_path: Path
+) -> None:
+    table = compose(["task=pg19"]).recipe
+    for words, steps in (([], table.steps // 4), (["recipe.steps=300"], 300)):
+        results = tmp_path / str(steps)
+        assert main(["reproduce", *WORDS, *words, "report.most=3", f"results_dir={results}"]) == 0
+        recipes = [run.config["recipe"] for run in records.load_records(results)]
+        assert {recipe["steps"] for recipe in recipes} == {steps}
+        assert {recipe["warmup_steps"] for recipe in recipes} == {table.warmup_steps // 4}
+
+
 def test_a_grid_that_may_not_grow_says_so(
     trained: list[tuple[str, float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +149,8 @@ def test_a_grid_that_may_not_grow_says_so(
         ("report.rates=[0.1,0.2]", r"report.rates=\[0.1, 0.2\]: must be three rates above 0, or more"),
         ("report.rates=[0.1,0.3,0.2]", "must ascend"),
         ("report.rates=0.01", "report.rates=0.01: must be three rates above 0, or more"),
+        ("report.settings=[recipe.steps]", r"report.settings=\['recipe.steps'\]: must be a list of key=value"),
+        ("report.settings=1", "report.settings=1: must be a list of key=value"),
         ("report.factor=1", "report.factor=1.*: must be above 1"),
         ("report.factor=abc", "report.factor='abc': must be above 1"),
         ("report.most=2", "report.most=2: must be at least the 3 rates"),

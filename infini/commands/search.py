@@ -114,7 +114,8 @@ class _Search:
         if cell not in self.cells:
             set_here = ("task=", "model=", "seed=", f"{KEY}=")
             others = [text for text in self.overrides if not text.startswith(set_here)]
-            words = [f"task={task}", f"model={model}", *others, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
+            chosen = [f"task={task}", f"model={model}", *self.report.settings, *others]
+            words = [*chosen, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
             self.cells[cell] = words, compose(words)
         words, cfg = self.cells[cell]
         key = config_hash(cfg)

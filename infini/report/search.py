@@ -31,6 +31,10 @@ class SearchReport:
     """Rates that every model is trained at first, ascending."""
     rates_at: dict[str, list[float]] = field(default_factory=dict)
     """Scale -> its rates; `rates` are those of the scale that is chosen."""
+    settings: list[str] = field(default_factory=list)
+    """What every training of the search sets beside its rate, such as fewer steps."""
+    settings_at: dict[str, list[str]] = field(default_factory=dict)
+    """Scale -> its settings; `settings` are those of the scale that is chosen."""
     factor: float = 2.0
     """Between a rate and the next where the grid is extended, for all models: the best of none may be at its edge."""
     most: int = 9
@@ -43,6 +47,9 @@ class SearchReport:
             raise InputError(f"report.rates={rates}: must be three rates above 0, or more")
         if sorted(set(rates)) != list(rates):
             raise InputError(f"report.rates={rates}: must ascend")
+        settings = self.settings
+        if not isinstance(settings, list) or any(not isinstance(text, str) or "=" not in text for text in settings):
+            raise InputError(f"report.settings={settings}: must be a list of key=value")
         if not _number(self.factor) or not self.factor > 1:
             raise InputError(f"report.factor={self.factor!r}: must be above 1")
         if not isinstance(self.most, int) or self.most < len(rates):
