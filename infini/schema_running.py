@@ -59,7 +59,7 @@ class SuiteConfig:
     """What `infini bench` measures."""
 
     name: str
-    """train, models, stream, decode, sources, all, paper or paper_models."""
+    """train, models, stream, decode, sources, lengths, all, paper or paper_models."""
     models: list[str]
     """Models whose training step is measured; `local`, with which the others are compared, is one."""
     repeats: int
@@ -82,18 +82,22 @@ class SuiteConfig:
     """Length of the long one."""
     source_tokens: list[int]
     """Lengths of sources that an encoder-decoder reads; none leaves that out."""
+    training_segments: list[int]
+    """Lengths of training sequences, in segments, whose step's peak memory is measured; none leaves that out."""
+    training_group: int
+    """Segments whose activations are kept at a time, beside all of them."""
 
     def __post_init__(self) -> None:
         at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens", "agreement_tokens", "decode_tokens")
-        at_least("suite", self, 1, "stream_short_tokens", "decode_short_tokens")
+        at_least("suite", self, 1, "stream_short_tokens", "decode_short_tokens", "training_group")
         at_least("suite", self, self.decode_short_tokens, "decode_long_tokens")
-        whole = all(
-            isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0 for tokens in self.source_tokens
-        )
-        require(whole, "suite.source_tokens", self.source_tokens, "whole numbers of at least 1")
+        for key in ("source_tokens", "training_segments"):
+            lengths = getattr(self, key)
+            whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
+            require(whole, f"suite.{key}", lengths, "whole numbers of at least 1")
         measured = (self.repeats, self.stream_tokens, self.oracle_tokens, self.agreement_tokens, self.decode_tokens)
         require(
-            any(measured) or bool(self.source_tokens),
+            any(measured) or bool(self.source_tokens) or bool(self.training_segments),
             "suite.repeats",
             self.repeats,
             "must be above 0: nothing else is measured",

@@ -14,7 +14,7 @@ from tiny_runs import DOCUMENTS
 
 import cli
 from infini import records
-from infini.commands import bench
+from infini.commands import bench, figure
 from infini.config import compose
 from infini.models import registered
 from infini.report.tables import commit_of
@@ -310,6 +310,37 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
         assert name in out
     message = infini.error("bench", "suite.repeats=0", "suite.stream_tokens=0", "suite.decode_tokens=0")
     assert message == "suite.repeats=0: must be above 0: nothing else is measured" and len(infini.records()) == 1
+
+
+def test_longer_training_sequences_are_measured_and_drawn(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "matrix_product_rate", lambda precision, device: (1e12, "float32"))
+    models = ["local", "infini_delta"]
+    out = infini(
+        "bench",
+        "suite=lengths",
+        "suite.training_segments=[8,4]",
+        "suite.training_group=2",
+        f"suite.models=[{','.join(models)}]",
+    )
+    assert "of 2 segments" in out
+    (run,) = infini.records()
+    measured = run.series["training_lengths"]
+    assert (measured["group"], measured["batch_size"]) == (2, run.config["recipe"]["batch_size"])
+    assert set(measured["models"]) == set(models)
+    for ways in measured["models"].values():
+        for way in ("all", "grouped"):
+            assert set(ways[way]) == {"4", "8"}
+            assert all(one["seconds"] > 0 and one["peak_bytes"] >= 0 for one in ways[way].values())
+    # Not by the verb, which would draw all reports.
+    cfg = compose([f"results_dir={infini.results}"])
+    png, svg = map(Path, figure._draw_bench("lengths", cfg))
+    assert (png.name, svg.name) == ("training_memory_laptop.png", "training_memory_laptop.svg")
+    before = png.read_bytes(), svg.read_bytes()
+    figure._draw_bench("lengths", cfg)
+    assert (png.read_bytes(), svg.read_bytes()) == before
+    for wrong in ("[0]", "[true]", "[x]"):
+        message = infini.error("bench", "suite=lengths", f"suite.training_segments={wrong}")
+        assert "suite.training_segments" in message
 
 
 def test_an_evaluation_that_went_on_at_another_commit_says_so(

@@ -354,8 +354,8 @@ def test_the_cost_of_a_long_source_is_measured_and_drawn(infini: Runner, monkeyp
     assert all(way in out for way in ways)
     # Not by the verb, which would draw all reports.
     cfg = compose([f"results_dir={infini.results}"])
-    png, svg = map(Path, figure._draw_sources(cfg))
+    png, svg = map(Path, figure._draw_bench("sources", cfg))
     assert (png.name, svg.name) == ("source_costs_laptop.png", "source_costs_laptop.svg")
     before = png.read_bytes(), svg.read_bytes()
-    figure._draw_sources(cfg)
+    figure._draw_bench("sources", cfg)
     assert (png.read_bytes(), svg.read_bytes()) == before

@@ -1,5 +1,6 @@
 """`infini bench`: what the memory costs. A training step beside `local` (bench_training), a long stream beside a short
-one, a token read alone after much text beside one after little, and long sources (bench_sources)."""
+one, a token read alone after much text beside one after little, long training sequences (bench_lengths), and long
+sources (bench_sources)."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infini import records
+from infini.commands.bench_lengths import training_lengths
 from infini.commands.bench_sources import source_costs
 from infini.commands.bench_training import (
     VOCABULARY,
@@ -62,6 +64,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
         record.series["decode"] = _decoding(setting)
     if cfg.suite.source_tokens:
         record.series["sources"] = source_costs(setting)
+    if cfg.suite.training_segments:
+        record.series["training_lengths"] = training_lengths(setting)
     path = records.write_record(record, cfg.results_dir)
     console.print(f"record: {path}", markup=False, soft_wrap=True)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from infini.models import build_model
 from infini.ops.cross_entropy import summed_cross_entropy
 from infini.precision import autocast, uses_bfloat16
 from infini.progress import progress_bar
+from infini.protocols import ModelOutput
 
 VOCABULARY = 4096
 
@@ -62,7 +63,7 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
                 # The first warms up, the last shows its memory: freed memory is given back before it, which takes time.
                 base = _start_peak(device) if repeat == rounds - 1 else None
                 begin = time.perf_counter()
-                _step(setting, model, ids)
+                training_step(setting, model, model, ids)
                 if 0 < repeat < rounds - 1:
                     seconds[name].append(time.perf_counter() - begin)
                 memory[name] = None if base is None else peak_memory_bytes(device) - base
@@ -119,10 +120,11 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
     }
 
 
-def _step(setting: Setting, model: Any, ids: torch.Tensor) -> None:
+def training_step(setting: Setting, model: Any, read: Callable[..., ModelOutput], ids: torch.Tensor) -> None:
+    """Forward, loss and backward; gradients are thrown away. read: the model, or what calls it group by group."""
     cfg = setting.cfg
     with autocast(cfg.parallel.precision, setting.device):
-        out = model(ids)
+        out = read(ids, None)
         total, count = summed_cross_entropy(out.hidden_BTD, model.output_weight, ids, cfg.recipe.loss_chunk)
         loss = total / count + out.aux_loss
     loss.backward()

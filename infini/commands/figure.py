@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from infini import records
 from infini.errors import InputError
 from infini.progress import progress_bar
+from infini.report.bench_figures import DRAWN_BY, newest
 from infini.report.load import OfRuns, draw, load_report, refuse_seed, report_of_runs
 from infini.report.selection import Report, select_runs
 from infini.schema import groups
@@ -41,7 +42,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
         partial(_draw, report, cfg) for report in reports if isinstance(report, OfRuns)
     ]
     if not named:
-        drawn_by.append(partial(_draw_sources, cfg))
+        drawn_by += [partial(_draw_bench, suite, cfg) for suite in DRAWN_BY]
     with progress_bar("drawing", len(drawn_by), sys.stderr.isatty()) as advance:
         for draw_some in drawn_by:
             said += draw_some()
@@ -55,15 +56,14 @@ def run(cfg: Config, overrides: list[str]) -> int:
     return 0
 
 
-def _draw_sources(cfg: Config) -> list[str]:
-    """Draw the figure of `infini bench suite=sources`; lines that say what was drawn."""
-    from infini.report.source_costs import draw_source_costs, newest
-
+def _draw_bench(suite: str, cfg: Config) -> list[str]:
+    """Draw the figure of `infini bench suite=<suite>`; lines that say what was drawn."""
+    series, draw_one = DRAWN_BY[suite]
     results_dir = Path(cfg.results_dir)
     for folder in (results_dir, records.published_dir()):
-        if run := newest(records.load_records(folder), cfg.scale.name):
-            paths = draw_source_costs(run, results_dir / "figures")
-            return _said("bench suite=sources", paths, published=folder != results_dir)
+        if run := newest(records.load_records(folder), cfg.scale.name, series):
+            paths = draw_one(run, results_dir / "figures")
+            return _said(f"bench suite={suite}", paths, published=folder != results_dir)
     return []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from infini.lengths import format_length
@@ -15,12 +14,6 @@ TITLES = {
     "approximate": "the best by an approximate index",
 }
 """How the decoder looks at the states -> what the legend calls it."""
-
-
-def newest(runs: Iterable[RunRecord], scale: str) -> RunRecord | None:
-    """The newest measurement of sources at a scale."""
-    found = [run for run in runs if run.verb == "bench" and run.scale == scale and run.series.get("sources")]
-    return found[-1] if found else None
 
 
 def draw_source_costs(run: RunRecord, folder: Path) -> list[Path]:
