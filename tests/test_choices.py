@@ -60,7 +60,7 @@ def test_defaults_of_the_passkey_task() -> None:
     assert cfg.task.digits == 5  # type: ignore[attr-defined]
     assert (cfg.recipe.steps, cfg.recipe.batch_size) == (400, 4)
     assert composed("task=passkey", "recipe=passkey_gpu_finetune", "scale=gpu").recipe.batch_size == 16
-    assert cfg.optimizer.lr == composed("scale=laptop").optimizer.lr, "the rate of the scale, not the paper's 0.0001"
+    assert cfg.optimizer.lr == composed("tuned=null").optimizer.lr, "the rate of the scale, not the paper's 0.0001"
 
 
 def test_the_sweeps_8196_is_8192() -> None:

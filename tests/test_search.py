@@ -212,8 +212,8 @@ def test_the_seed_that_is_named_is_the_one_that_is_trained(
 
 def test_a_tuned_rate_is_of_one_optimizer(project_root: Path, tmp_path: Path) -> None:
     copied = tmp_path / "conf"
-    shutil.copytree(project_root / "conf", copied)
-    (copied / "tuned").mkdir(exist_ok=True)
+    shutil.copytree(project_root / "conf", copied, ignore=shutil.ignore_patterns("tuned"))
+    (copied / "tuned").mkdir()
     text = tuned_yaml({0.1: run(4.0), 0.2: run(3.0), 0.4: run(5.0)})
     assert text is not None
     (copied / "tuned" / "pg19_laptop_rmt_muon.yaml").write_text(text)
