@@ -10,6 +10,7 @@ Letters: B rows, T tokens of a call, Q new tokens of a segment, P prefix vectors
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -34,40 +35,71 @@ class RecurrentLeaves(NamedTuple):
     writes_B: torch.Tensor
 
 
+class _Read(NamedTuple):
+    """Slots [begin, stop) of the segment [first, last) at one place of the call's grid; which rows forget before it."""
+
+    place: int
+    first: int
+    last: int
+    begin: int
+    stop: int
+    reset_B: torch.Tensor | None
+
+
+class SegmentShape(NamedTuple):
+    """What all layers read alike of a segment: vectors of the prefix, where the write tokens begin, and who sees whom
+    (a mask of attention; None: everyone what stands before it)."""
+
+    n_prefix: int
+    write_from: int
+    mask: torch.Tensor | None
+
+
 class PrefixAttention(LocalAttention):
     """Causal attention over [prefix; tokens; write tokens] of a segment; rotary positions count from the prefix."""
 
     inner_resets = False
 
+    def projections(self) -> torch.Tensor:
+        """The matrices of queries, keys and values as one: for many short segments, read one by one, one product costs
+        less than three small ones."""
+        return torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
+
     def attend_segment(
-        self, x_BLD: torch.Tensor, old: Window, n_prefix: int, n_write: int, valid_BP: torch.Tensor
+        self, x_BLD: torch.Tensor, projections: torch.Tensor | None, old: Window, shape: SegmentShape
     ) -> tuple[torch.Tensor, Window]:
         """What attention gives for x, and keys and values of the new tokens.
 
-        x: the prefix, the new tokens, the write tokens. old: of the segment's tokens before the new ones. valid: which
-        prefix vectors exist.
+        x: the prefix, the new tokens, the write tokens. projections: see above; None: not worth making. old: of the
+        segment's tokens before the new ones.
         """
+        H, G, P, offset = self.n_heads, self.n_kv_heads, shape.n_prefix, old.k_BNGK.shape[1]
         x_BLD = for_products(x_BLD)
-        q = self.q_proj(x_BLD).unflatten(-1, (self.n_heads, self.d_key))
-        k = self.k_proj(x_BLD).unflatten(-1, (self.n_kv_heads, self.d_key))
-        v = self.v_proj(x_BLD).unflatten(-1, (self.n_kv_heads, self.d_value))
-        P, stop, offset = n_prefix, x_BLD.shape[1] - n_write, old.k_BNGK.shape[1]
-        new = Window(k[:, P:stop], v[:, P:stop])
-        # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
-        later = torch.cat([old.k_BNGK.to(k.dtype), k[:, P:]], 1)
-        keys = torch.cat([rotate(k[:, :P], 0, self.rope_base), rotate(later, P, self.rope_base)], 1)
-        queries = torch.cat([rotate(q[:, :P], 0, self.rope_base), rotate(q[:, P:], P + offset, self.rope_base)], 1)
-        values = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
-        place = torch.arange(keys.shape[1], device=k.device)
-        asking = torch.cat([place[:P], place[P + offset :]])
-        seen = torch.ones(x_BLD.shape[0], len(place), dtype=torch.bool, device=k.device)
-        seen[:, :P] = valid_BP
-        # A vector that does not exist sees itself, so that its softmax is one of something.
-        itself = asking[:, None] == place
-        mask = ((asking[:, None] >= place) & seen[:, None]) | itself
-        heads = (queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2))
-        grouped = self.n_heads != self.n_kv_heads
-        a = F.scaled_dot_product_attention(*heads, attn_mask=mask[:, None], scale=self.scale, enable_gqa=grouped)
+        if projections is None:
+            qkv = torch.cat([self.q_proj(x_BLD), self.k_proj(x_BLD), self.v_proj(x_BLD)], -1)
+        else:
+            qkv = F.linear(x_BLD, projections)
+        qk, v = qkv.split([(H + G) * self.d_key, G * self.d_value], -1)
+        qk, v = qk.unflatten(-1, (H + G, self.d_key)), v.unflatten(-1, (G, self.d_value))
+        new = Window(qk[:, P : shape.write_from, H:], v[:, P : shape.write_from])
+        if offset:
+            # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
+            rotated = [rotate(qk[:, :P], 0, self.rope_base), rotate(qk[:, P:], P + offset, self.rope_base)]
+            before = rotate(old.k_BNGK.to(v.dtype), P, self.rope_base)
+            q = torch.cat([x[:, :, :H] for x in rotated], 1)
+            k = torch.cat([rotated[0][:, :, H:], before, rotated[1][:, :, H:]], 1)
+            v = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
+        else:
+            q, k = rotate(qk, 0, self.rope_base).split([H, G], 2)
+        a = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=shape.mask,
+            is_causal=shape.mask is None,
+            scale=self.scale,
+            enable_gqa=H != G,
+        )
         return self.o_proj(a.transpose(1, 2).flatten(-2)), new
 
 
@@ -116,8 +148,9 @@ class Recurrence(Decoder, ABC):
         """Vectors of the memory."""
 
     @abstractmethod
-    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What stands before a segment of a document that wrote so often: [B, P, D], and which of it exists [B, P]."""
+    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What stands before a segment of a document that wrote so often: [B, P, D], and which of it exists [B, P]
+        (None: all)."""
 
     @abstractmethod
     def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
@@ -159,41 +192,53 @@ class Recurrence(Decoder, ABC):
     ) -> tuple[torch.Tensor, tuple[Any, ...]]:
         (leaves,) = layers
         memory, writes_B, N = leaves.memory, leaves.writes_B, self.segment_length
-        embedded = self.embedding(ids_BT)
         outputs: list[torch.Tensor] = []
         kept: list[list[Window]] = [[] for _ in self.blocks]
         # Columns are counted from the beginning of the unfinished segment.
-        stop_B, place = grid.window_B + grid.clock.slot_B, 0
-        for piece in grid.pieces:
-            for s in range(piece.n_segments):
-                if piece.reset_BS is not None:
-                    memory = memory.masked_fill(piece.reset_BS[:, s, None, None], 0)
-                    writes_B = writes_B.masked_fill(piece.reset_BS[:, s], 0)
-                read_to = piece.stop + grid.offset - place * N
-                for first, last in self._drawn_segments(piece):
-                    begin, stop = max(first, piece.offset if s == 0 else 0), min(last, read_to)
-                    if begin >= stop:
-                        continue
-                    memory = self._cut_gradient(memory, writes_B)
-                    column = place * N - grid.offset
-                    old = [Window(w.k_BNGK[:, first:begin], w.v_BNGV[:, first:begin]) for w in leaves.window]
-                    tokens = embedded[:, column + begin : column + stop]
-                    hidden, written, new = self._read_segment(tokens, old, memory, writes_B, stop == last)
-                    outputs.append(hidden)
-                    for layer, window in enumerate(new):
-                        kept[layer].append(window)
-                    if written is not None:
-                        # A row whose segment padding cut short has not ended it.
-                        ended = stop_B >= place * N + last
-                        updated = self.updated(memory, written.to(memory.dtype))
-                        memory = torch.where(ended[:, None, None], updated, memory)
-                        writes_B = writes_B + ended
-                place += 1
+        stop_B, reads = grid.window_B + grid.clock.slot_B, list(self._reads(grid))
+        # Cut at once: the gradient of a slice is as large as what it was cut from.
+        tokens = self.embedding(ids_BT).split([read.stop - read.begin for read in reads], 1)
+        blocks: list[Any] = list(self.blocks)
+        several = len(reads) > 1
+        projections = [for_products(block.attention.projections()) if several else None for block in blocks]
+        for read, tokens_BQD in zip(reads, tokens, strict=True):
+            if read.reset_B is not None:
+                memory = memory.masked_fill(read.reset_B[:, None, None], 0)
+                writes_B = writes_B.masked_fill(read.reset_B, 0)
+            memory = self._cut_gradient(memory, writes_B)
+            before = slice(read.first, read.begin)
+            old = [Window(window.k_BNGK[:, before], window.v_BNGV[:, before]) for window in leaves.window]
+            ends = read.stop == read.last
+            hidden, written, new = self._read_segment(tokens_BQD, projections, old, memory, writes_B, ends)
+            outputs.append(hidden)
+            for layer, window in enumerate(new):
+                kept[layer].append(window)
+            if written is not None:
+                # A row whose segment padding cut short has not ended it.
+                ended = stop_B >= read.place * N + read.last
+                updated = self.updated(memory, written.to(memory.dtype))
+                memory = torch.where(ended[:, None, None], updated, memory)
+                writes_B = writes_B + ended
         windows = []
         for old_window, parts in zip(leaves.window, kept, strict=True):
             new_BT = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
             windows.append(Window(*(grid.new_window(o, n) for o, n in zip(old_window, new_BT, strict=True))))
         return torch.cat(outputs, 1), (RecurrentLeaves(tuple(windows), memory, writes_B),)
+
+    def _reads(self, grid: Grid) -> Iterator[_Read]:
+        """What is read one after the other in a call."""
+        place, N = 0, self.segment_length
+        for piece in grid.pieces:
+            for s in range(piece.n_segments):
+                reset_B = None if piece.reset_BS is None else piece.reset_BS[:, s]
+                read_to = piece.stop + grid.offset - place * N
+                for first, last in self._drawn_segments(piece):
+                    begin, stop = max(first, piece.offset if s == 0 else 0), min(last, read_to)
+                    if begin < stop:
+                        yield _Read(place, first, last, begin, stop, reset_B)
+                        # Forgotten is what was written before, not what this segment's first part writes.
+                        reset_B = None
+                place += 1
 
     def _drawn_segments(self, piece: Piece) -> list[tuple[int, int]]:
         """The segments (first slot, slot after the last) of one place of the grid; all rows have the same."""
@@ -214,23 +259,33 @@ class Recurrence(Decoder, ABC):
         return torch.where(begins_B[:, None, None], memory.detach(), memory)
 
     def _read_segment(
-        self, tokens_BQD: torch.Tensor, old: list[Window], memory: torch.Tensor, writes_B: torch.Tensor, ends: bool
+        self,
+        tokens_BQD: torch.Tensor,
+        projections: list[torch.Tensor | None],
+        old: list[Window],
+        memory: torch.Tensor,
+        writes_B: torch.Tensor,
+        ends: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, list[Window]]:
         """Final hidden states of a segment's new tokens, what is written (None: the segment goes on), and keys and
-        values of the new tokens by layer. old: those of the tokens before."""
+        values of the new tokens by layer. projections: of each layer's attention. old: keys and values of the tokens
+        before."""
         prefix, valid = self.prefix(memory, writes_B)
         prefix = prefix.to(tokens_BQD.dtype)
         parts = [prefix, tokens_BQD]
         if ends:
             parts.append(self.write_tokens(prefix))
-        n_prefix, n_write = prefix.shape[1], parts[-1].shape[1] if ends else 0
+        write_from = prefix.shape[1] + tokens_BQD.shape[1]
+        shape = SegmentShape(
+            prefix.shape[1], write_from, _who_sees_whom(sum(x.shape[1] for x in parts), prefix, valid, old[0])
+        )
         blocks: list[Any] = list(self.blocks)
 
         def run(x_BLD: torch.Tensor) -> tuple[torch.Tensor, list[Window]]:
             new = []
-            for block, window in zip(blocks, old, strict=True):
+            for block, projection, window in zip(blocks, projections, old, strict=True):
                 h_BLD = block.attention_norm(x_BLD)
-                a, made = block.attention.attend_segment(h_BLD, window, n_prefix, n_write, valid)
+                a, made = block.attention.attend_segment(h_BLD, projection, window, shape)
                 x_BLD = x_BLD + a
                 x_BLD = x_BLD + block.feed_forward(block.feed_forward_norm(x_BLD))
                 new.append(made)
@@ -240,8 +295,8 @@ class Recurrence(Decoder, ABC):
             hidden, new = checkpoint(run, torch.cat(parts, 1), use_reentrant=False)
         else:
             hidden, new = run(torch.cat(parts, 1))
-        last = hidden.shape[1] - n_write
-        return hidden[:, n_prefix:last], hidden[:, last:] if n_write else None, new
+        written = hidden[:, write_from:] if ends else None
+        return hidden[:, shape.n_prefix : write_from], written, new
 
     def state_floats(self, n_segments: int) -> int:
         """d_model for each vector of the memory."""
@@ -250,6 +305,24 @@ class Recurrence(Decoder, ABC):
     def receptive_field(self, n_segments: int) -> int:
         """Everything that was read: each segment's memory has seen the one before."""
         return self.segment_length * n_segments
+
+
+def _who_sees_whom(
+    n_asking: int, prefix_BPD: torch.Tensor, valid_BP: torch.Tensor | None, old: Window
+) -> torch.Tensor | None:
+    """The mask of attention over [prefix; tokens before; what else asks]; None where it is the plain causal one."""
+    P, offset = prefix_BPD.shape[1], old.k_BNGK.shape[1]
+    if valid_BP is None and not offset:
+        return None
+    place = torch.arange(n_asking + offset, device=prefix_BPD.device)
+    asking = torch.cat([place[:P], place[P + offset :]])
+    causal = asking[:, None] >= place
+    if valid_BP is None:
+        return causal
+    seen = torch.ones(len(prefix_BPD), len(place), dtype=torch.bool, device=place.device)
+    seen[:, :P] = valid_BP
+    # A vector that does not exist sees itself, so that its softmax is one of something.
+    return ((causal & seen[:, None]) | (asking[:, None] == place))[:, None]
 
 
 def vectors(n: int, d_model: int) -> nn.Parameter:

@@ -30,10 +30,9 @@ class RMT(Recurrence):
     def memory_size(self) -> int:
         return self.memory_tokens
 
-    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, None]:
         first = self.first_memory.view(memory_BMD.shape[1:]).to(memory_BMD.dtype)
-        prefix = torch.where((writes_B == 0)[:, None, None], first, memory_BMD)
-        return prefix, torch.ones(prefix.shape[:2], dtype=torch.bool, device=prefix.device)
+        return torch.where((writes_B == 0)[:, None, None], first, memory_BMD), None
 
     def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
         return prefix_BPD
