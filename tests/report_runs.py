@@ -36,7 +36,13 @@ def make_train(model: str, seed: int, **changes: Any) -> RunRecord:
         "parent": None,
         "command": "infini train task=pg19",
         "overrides": [],
-        "config": {"model": {"name": model}, "dims": {"segment_length": 16}, "recipe": {"steps": 2600}, "seed": seed},
+        "config": {
+            "model": {"name": model},
+            "dims": {"segment_length": 16},
+            "recipe": {"steps": 1200},
+            "scale": {"eval_max_tokens": 65536},
+            "seed": seed,
+        },
         "config_hash": "0123456789ab",
         "started": f"2024-05-01T1{seed}:00:00+00:00",
         "environment": {

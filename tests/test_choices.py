@@ -44,7 +44,7 @@ def composed(*overrides: str) -> Config:
         ("laptop", "optimizer.name", "muon"),
         ("laptop", "optimizer.weight_decay", 0.1),
         ("laptop", "optimizer.clip_norm", 1.0),
-        ("laptop", "recipe.steps", 2600),
+        ("laptop", "recipe.steps", 1200),
         ("laptop", "recipe.final_lr_fraction", 0.1),
     ],
 )

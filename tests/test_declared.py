@@ -12,8 +12,8 @@ from infini.config import compose
 from infini.records import RunRecord
 from infini.report.declared import apart, declared_at, expected
 from infini.report.load import load_report, render
-from infini.report.selection import Report
 from infini.report.tables import RenderedReport
+from infini.report.text_report import Report
 
 
 def report_named(name: str) -> Report:
@@ -46,7 +46,7 @@ def test_a_training_of_three_steps_is_marked_beside_the_others() -> None:
     (note,) = [note for note in report.notes if note.startswith("†")]
     assert note == (
         "† PG19, yours: not as the row is declared at scale laptop: Infini-Transformer (Linear) "
-        "(dims.d_model 16 instead of 128, recipe.steps 3 instead of 2600)"
+        "(dims.d_model 16 instead of 128, recipe.steps 3 instead of 1200)"
     )
 
 

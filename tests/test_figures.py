@@ -15,7 +15,8 @@ from report_runs import make_eval, make_train, report_settings
 import cli
 from infini.errors import InputError
 from infini.report import costs, figures, positions
-from infini.report.selection import Report, Selection, select_runs
+from infini.report.selection import Selection, select_runs
+from infini.report.text_report import Report
 from tasks.language_modelling import position_edges
 
 

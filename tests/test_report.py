@@ -14,8 +14,9 @@ from rich.console import Console
 from infini.errors import InputError
 from infini.report import render
 from infini.report.footprint import TABLE1
-from infini.report.selection import Report, select_runs
+from infini.report.selection import select_runs
 from infini.report.tables import DASH, RenderedReport
+from infini.report.text_report import Report
 from infini.report.text_tables import build_report
 
 
@@ -50,7 +51,7 @@ def test_seeds_trained_with_different_settings_do_not_share_a_cell(report: Repor
     runs = [make_train("local", 1), make_train("local", 2), make_eval("local", 1), make_eval("local", 2)]
     assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
     runs[1].config["recipe"] = {"steps": 20}
-    with pytest.raises(InputError, match=r"eval-local-1 and eval-local-2 \(recipe\.steps 2600 and 20\)"):
+    with pytest.raises(InputError, match=r"eval-local-1 and eval-local-2 \(recipe\.steps 1200 and 20\)"):
         select_runs(report, "laptop", runs)
 
 
@@ -65,7 +66,7 @@ def test_seeds_that_started_elsewhere_do_not_share_a_cell(report: Report) -> Non
     with pytest.raises(InputError, match=r"init_from \"full\" and \"unknown\""):
         select_runs(report, "laptop", [runs[0], *runs[2:]])
     starts[1].config["recipe"] = {"steps": 20}
-    with pytest.raises(InputError, match=r"start recipe\.steps 2600 and 20"):
+    with pytest.raises(InputError, match=r"start recipe\.steps 1200 and 20"):
         select_runs(report, "laptop", runs)
     trainings[1].config["init_from"] = None
     with pytest.raises(InputError, match=r"init_from \"full\" and unset"):
@@ -74,7 +75,7 @@ def test_seeds_that_started_elsewhere_do_not_share_a_cell(report: Report) -> Non
 
 def test_settings_that_change_no_result_may_differ(report: Report) -> None:
     runs = [make_eval("local", 1), make_eval("local", 2)]
-    runs[0].config |= {"recipe": {"steps": 2600, "loss_chunk": 64}, "task": {"data_dir": "a"}, "results_dir": "b"}
+    runs[0].config |= {"recipe": {"steps": 1200, "loss_chunk": 64}, "task": {"data_dir": "a"}, "results_dir": "b"}
     assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
 
 
@@ -153,6 +154,23 @@ def test_seeds_are_averaged_with_their_spread(report: Report) -> None:
     assert cell.text == "11.00 ± 1.00 (3)"
     assert (cell.value, cell.spread, cell.spread_kind, cell.n_seeds) == (11.0, 1.0, "sd", 3)
     assert cell.run_ids == tuple(run.run_id for run in runs)
+
+
+def test_whole_documents_and_their_beginnings_fill_different_tables(report_config: dict[str, Any]) -> None:
+    """One model, read both ways: each table takes its own; a scale that never stops early has one of them."""
+    begun, whole = make_eval("local", 1, 4.0), make_eval("local", 1, 3.0, run_id="whole")
+    whole.config["scale"] = {"eval_max_tokens": None}
+    tables = {flag: Report.from_config(report_config | {"whole_documents": flag}) for flag in (False, True)}
+    for flag, run in ((False, begun), (True, whole)):
+        assert select_runs(tables[flag], "laptop", [begun, whole]).runs["local"] == [run]
+    for run in (begun, whole):
+        run.scale = "gpu"
+    assert not select_runs(tables[True], "gpu", [begun]).runs
+    assert select_runs(tables[False], "gpu", [whole]).runs["local"] == [whole]
+    assert tables[True].evaluation_settings() == ["scale.eval_max_tokens=null"]
+    assert not tables[False].evaluation_settings()
+    with pytest.raises(InputError, match=r"report\.whole_documents='yes': true or false"):
+        Report.from_config(report_config | {"whole_documents": "yes"})
 
 
 def full_report(report: Report) -> RenderedReport:

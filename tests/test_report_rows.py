@@ -13,7 +13,7 @@ from infini.config import compose
 from infini.models import build_model
 from infini.report.declared import declared_at, expected
 from infini.report.load import load_report
-from infini.report.selection import Report
+from infini.report.text_report import Report
 from infini.training.module import LanguageModelModule
 
 SCALES = ("laptop", "gpu", "paper")

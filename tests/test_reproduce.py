@@ -86,10 +86,13 @@ def test_an_experiment_fills_its_own_rows_and_no_other_tables(infini: Runner) ->
     assert extended == [None, 100.0, None, 100.0, None]
     assert [run.config["variant"] for run in trained] == [made and "lm_history_scaling" for made in extended]
     usual, lengthened = (next(run for run in infini.records("eval") if run.parent == trained[i].run_id) for i in (0, 1))
-    infini("table", "task=pg19")
-    own, table2 = (infini.results / "tables" / f"{name}_laptop.md" for name in ("lm_history_scaling", "table2_lm"))
+    names = ("lm_history_scaling", "table2_whole", "table2_lm")
+    for name in names[1:]:
+        infini("table", f"report={name}")
+    own, whole, table2 = (infini.results / "tables" / f"{name}_laptop.md" for name in names)
     assert {usual.run_id, lengthened.run_id} <= set(re.findall(r"[\w-]+-eval-[\w-]+", own.read_text()))
-    assert usual.run_id in table2.read_text() and lengthened.run_id not in table2.read_text()
+    assert usual.run_id in whole.read_text() and lengthened.run_id not in whole.read_text()
+    assert usual.run_id not in table2.read_text(), "it was read to the end of the documents"
     assert "gap_by_position.png" in infini("figure", "experiment=lm_history_scaling")
     assert infini("reproduce", "experiment=lm_history_scaling") == out and len(infini.records()) == 10
 

@@ -14,9 +14,10 @@ from infini.report.declared import declared_at, look_for_others
 from infini.report.load import AnyKind, load_report
 from infini.report.passkey import PasskeyReport
 from infini.report.render import to_markdown
-from infini.report.selection import Report, Selection, select_runs
+from infini.report.selection import Selection, select_runs
 from infini.report.summaries import SummaryReport
 from infini.report.tables import RenderedReport
+from infini.report.text_report import Report
 
 FILE = "CLAIMS.md"
 

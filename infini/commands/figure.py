@@ -13,7 +13,8 @@ from infini.errors import InputError
 from infini.progress import progress_bar
 from infini.report.bench_figures import DRAWN_BY, newest
 from infini.report.load import OfRuns, draw, load_report, refuse_seed, report_of_runs
-from infini.report.selection import Report, select_runs
+from infini.report.selection import select_runs
+from infini.report.text_report import Report
 from infini.schema import groups
 
 if TYPE_CHECKING:

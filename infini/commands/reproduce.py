@@ -68,6 +68,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     cells = [(seed, task, row) for seed in seeds for task in of_task for row in made]
     for number, (seed, task, row) in enumerate(cells, 1):
         cell = [*of_task[task], f"model={report.model_of(row)}", *made[row], f"seed={seed}"]
+        cell += report.evaluation_settings()
         console.rule(f"{number} of {len(cells)}: {task}, {report.models[row]}, seed {seed}")
         _fill(compose(cell), cell, console)
     return table.run(cfg, overrides)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from infini.records import RunRecord
 from infini.report.figures import LINES, SYNTHETIC_MARK, paper_style, save
-from infini.report.selection import Report, Selection
+from infini.report.selection import Selection
 from infini.report.sizes import carried_floats
+from infini.report.text_report import Report
 
 
 @dataclass(frozen=True)

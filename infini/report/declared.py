@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from infini.report.selection import IRRELEVANT_SETTINGS, Report, Selection
+from infini.report.selection import IRRELEVANT_SETTINGS, Selection
+from infini.report.text_report import Report
 
 GROUPS = ("dims", "recipe", "optimizer", "model")
 NOT_COMPARED = {"dims.name", "recipe.name", "optimizer.lr"} | IRRELEVANT_SETTINGS

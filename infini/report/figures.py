@@ -16,7 +16,8 @@ import numpy as np
 from infini.errors import InputError
 from infini.records import RunRecord, write_atomically
 from infini.report.positions import gap
-from infini.report.selection import Report, Selection
+from infini.report.selection import Selection
+from infini.report.text_report import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

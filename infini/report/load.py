@@ -13,9 +13,10 @@ from infini.report.declared import declared_at
 from infini.report.footprint import MemoryReport
 from infini.report.passkey import PasskeyReport, build_passkey_report
 from infini.report.search import SearchReport
-from infini.report.selection import Report, Selection
+from infini.report.selection import Selection
 from infini.report.summaries import SummaryReport, build_summary_report
 from infini.report.tables import RenderedReport
+from infini.report.text_report import Report
 from infini.report.text_tables import build_report
 
 OfRuns = Report | PasskeyReport | SummaryReport

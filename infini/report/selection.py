@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from infini.errors import InputError, did_you_mean
-from infini.records import RunRecord, value_at
+from infini.records import RunRecord
 from infini.schema_running import EVALUATION_KEYS
 
 AGGREGATES = (None, "newest", "mean")
@@ -75,135 +73,6 @@ class AnyReport(Protocol):
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         """Which of its row's cells a run fills; runs of one row and seed that share none do not compete."""
         ...
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A row that is a model with settings other than its usual ones."""
-
-    model: str
-    settings: Mapping[str, Sequence[str]]
-    """Scale -> the settings, as the command line takes them; at a scale that is not named there is no such row."""
-
-    def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
-        """Whether the run is of this model and was trained with these settings."""
-        wanted = [text.partition("=") for text in self.settings.get(run.scale, ())]
-        decides = [(key, yaml.safe_load(value)) for key, _, value in wanted if key not in IRRELEVANT_SETTINGS]
-        same = all(value_at(trained, key) == value for key, value in decides)
-        return bool(wanted) and run.model == self.model and same
-
-
-@dataclass(frozen=True)
-class Report:
-    """A table of running text, as `conf/report/<name>.yaml` declares it."""
-
-    name: str
-    title: str
-    task: str
-    """The task that `infini reproduce` takes where none is named."""
-    split: str
-    models: dict[str, str]
-    """Model name -> title of its row, in the order of the rows."""
-    benchmarks: dict[str, str]
-    """Task name -> title of its columns."""
-    variants: dict[str, Variant] = field(default_factory=dict)
-    """Name of a row -> its Variant; the rows that are not named here are models with their usual settings."""
-    paper: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Model name -> what the paper prints: memory, xl_cache, segment_length and one value a benchmark."""
-    aggregate: str | None = None
-    """What several runs of one model, scale and seed are: null (an error), newest or mean."""
-    baseline: str | None = None
-    """Model whose loss the others are compared with."""
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        if self.aggregate not in AGGREGATES:
-            raise InputError(f"report.aggregate={self.aggregate!r}: null, newest or mean")
-        for model in self.paper:
-            if model not in self.models:
-                raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
-        for key in ("models", "benchmarks", "paper", "variants"):
-            if not isinstance(getattr(self, key), Mapping):
-                raise InputError(
-                    f"report.{key}={getattr(self, key)!r}: names with what belongs to each, {{a: ..., b: ...}}"
-                )
-        for name in self.variants:
-            if name not in self.models:
-                raise InputError(f"report.variants: no row {name!r} in report.models{did_you_mean(name, self.models)}")
-        if self.task not in self.benchmarks:
-            hint = did_you_mean(self.task, self.benchmarks)
-            raise InputError(f"report.task={self.task!r}: a task of report.benchmarks{hint}")
-        if self.baseline is not None and self.baseline not in self.models:
-            hint = did_you_mean(self.baseline, self.models)
-            raise InputError(f"report.baseline={self.baseline!r}: a model of report.models{hint}")
-
-    @property
-    def titles(self) -> Mapping[str, str]:
-        return self.models
-
-    @property
-    def parts(self) -> tuple[Report, ...]:
-        """The report of each task by itself: its runs are chosen, and its figures drawn, apart from the others'."""
-        return tuple(
-            replace(self, task=task, name=self.name if task == self.task else f"{self.name}_{task}")
-            for task in self.benchmarks
-        )
-
-    @property
-    def one_corpus(self) -> bool:
-        return True
-
-    @property
-    def ways_to_choose(self) -> tuple[str, ...]:
-        return ("newest", "mean")
-
-    def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        if run.task != self.task or run.data.get("split") != self.split:
-            return None
-        trained = known.training_config(run)
-        for name, variant in self.variants.items():
-            if variant.fits(run, trained):
-                return name
-        # However it was evaluated: what was trained as a variant is not the model as it is.
-        usual = run.model in self.models and run.model not in self.variants and not trained.get("variant")
-        return run.model if usual else None
-
-    def model_of(self, row: str) -> str:
-        """The model of a row."""
-        return self.variants[row].model if row in self.variants else row
-
-    def settings_of(self, row: str, scale: str) -> list[str] | None:
-        """What is set for a row beside its model; None where it has no place at this scale."""
-        if row not in self.variants:
-            return []
-        settings = self.variants[row].settings.get(scale)
-        return None if settings is None else [*settings, f"variant={self.name}"]
-
-    def cells_of(self, run: RunRecord) -> frozenset[Any]:
-        return frozenset({"all"})
-
-    @classmethod
-    def from_config(cls, config: Any) -> Report:
-        """A report from the `report` group of a configuration, a mapping or a dataclass.
-
-        Raises:
-            InputError: a key is missing, unknown or has a value that is not allowed.
-        """
-        report: Report = checked(cls, config, "title", "task", "split", "models", "benchmarks")
-        return replace(report, variants={name: _variant(name, given) for name, given in report.variants.items()})
-
-
-def _variant(name: str, given: Any) -> Variant:
-    settings = given.get("settings") if isinstance(given, Mapping) else None
-    listed = isinstance(settings, Mapping) and all(
-        isinstance(texts, list) and texts and all("=" in str(text) for text in texts) for texts in settings.values()
-    )
-    if not listed or not isinstance(given, Mapping) or set(given) != {"model", "settings"}:
-        allowed = "{model: name, settings: {scale: [key=value, ...]}}"
-        raise InputError(f"report.variants.{name}={given!r}: must be {allowed}")
-    return Variant(
-        str(given["model"]), {scale: [str(text) for text in given["settings"][scale]] for scale in given["settings"]}
-    )
 
 
 def checked(cls: Any, config: Any, *required: str) -> Any:

@@ -11,7 +11,7 @@ from infini.lengths import format_length
 from infini.records import RunRecord
 from infini.report.declared import Declared, look_for_others
 from infini.report.positions import gap
-from infini.report.selection import Report, Selection, select_runs
+from infini.report.selection import Selection, select_runs
 from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
 from infini.report.stats import Effect, knockout_cost, paired_difference
 from infini.report.tables import (
@@ -28,6 +28,7 @@ from infini.report.tables import (
     measured_cell,
     over_seeds,
 )
+from infini.report.text_report import Report
 from infini.report.training_tokens import described, trained_tokens
 
 BIN_GROWTH = 4.0
