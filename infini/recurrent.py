@@ -115,6 +115,9 @@ class Recurrence(Decoder, ABC):
     what was read of it stays as it was read.
     """
 
+    memory_sees_itself = False
+    """Whether all vectors of the prefix see each other, and all write tokens: not only those before."""
+
     def __init__(
         self,
         dims: Dimensions,
@@ -276,9 +279,9 @@ class Recurrence(Decoder, ABC):
         if ends:
             parts.append(self.write_tokens(prefix))
         write_from = prefix.shape[1] + tokens_BQD.shape[1]
-        shape = SegmentShape(
-            prefix.shape[1], write_from, _who_sees_whom(sum(x.shape[1] for x in parts), prefix, valid, old[0])
-        )
+        x_BLD, offset = torch.cat(parts, 1), old[0].k_BNGK.shape[1]
+        mask = self._mask(prefix, valid, offset, offset + x_BLD.shape[1], x_BLD.shape[1] - write_from)
+        shape = SegmentShape(prefix.shape[1], write_from, mask)
         blocks: list[Any] = list(self.blocks)
 
         def run(x_BLD: torch.Tensor) -> tuple[torch.Tensor, list[Window]]:
@@ -292,11 +295,33 @@ class Recurrence(Decoder, ABC):
             return self.norm(x_BLD), new
 
         if self.checkpoint_activations and torch.is_grad_enabled():
-            hidden, new = checkpoint(run, torch.cat(parts, 1), use_reentrant=False)
+            hidden, new = checkpoint(run, x_BLD, use_reentrant=False)
         else:
-            hidden, new = run(torch.cat(parts, 1))
+            hidden, new = run(x_BLD)
         written = hidden[:, write_from:] if ends else None
         return hidden[:, shape.n_prefix : write_from], written, new
+
+    def _mask(
+        self, prefix_BPD: torch.Tensor, valid_BP: torch.Tensor | None, offset: int, length: int, n_write: int
+    ) -> torch.Tensor | None:
+        """The mask of attention of all but the `offset` tokens read before over all `length` vectors of the segment;
+        None where it is the plain causal one."""
+        P = prefix_BPD.shape[1]
+        blocks = self.memory_sees_itself and max(P, n_write) > 1
+        if valid_BP is None and not offset and not blocks:
+            return None
+        place = torch.arange(length, device=prefix_BPD.device)
+        asking = torch.cat([place[:P], place[P + offset :]])
+        mask = asking[:, None] >= place
+        if blocks:
+            for inside in (lambda at: at < P, lambda at: at >= length - n_write):
+                mask = mask | (inside(asking)[:, None] & inside(place))
+        if valid_BP is None:
+            return mask
+        seen = torch.ones(len(prefix_BPD), length, dtype=torch.bool, device=place.device)
+        seen[:, :P] = valid_BP
+        # A vector that does not exist sees itself, so that its softmax is one of something.
+        return ((mask & seen[:, None]) | (asking[:, None] == place))[:, None]
 
     def state_floats(self, n_segments: int) -> int:
         """d_model for each vector of the memory."""
@@ -305,24 +330,6 @@ class Recurrence(Decoder, ABC):
     def receptive_field(self, n_segments: int) -> int:
         """Everything that was read: each segment's memory has seen the one before."""
         return self.segment_length * n_segments
-
-
-def _who_sees_whom(
-    n_asking: int, prefix_BPD: torch.Tensor, valid_BP: torch.Tensor | None, old: Window
-) -> torch.Tensor | None:
-    """The mask of attention over [prefix; tokens before; what else asks]; None where it is the plain causal one."""
-    P, offset = prefix_BPD.shape[1], old.k_BNGK.shape[1]
-    if valid_BP is None and not offset:
-        return None
-    place = torch.arange(n_asking + offset, device=prefix_BPD.device)
-    asking = torch.cat([place[:P], place[P + offset :]])
-    causal = asking[:, None] >= place
-    if valid_BP is None:
-        return causal
-    seen = torch.ones(len(prefix_BPD), len(place), dtype=torch.bool, device=place.device)
-    seen[:, :P] = valid_BP
-    # A vector that does not exist sees itself, so that its softmax is one of something.
-    return ((causal & seen[:, None]) | (asking[:, None] == place))[:, None]
 
 
 def vectors(n: int, d_model: int) -> nn.Parameter:

@@ -259,11 +259,13 @@ class RecipeConfig:
     save_every: int | None
     """Steps between the points from which a stopped training goes on; None means about a minute between them."""
     curriculum: list[list[int]] | None
-    """Easier stages before the training proper, each [segment length, tokens a sequence]. Passkey: a batch keeps its
-    number of tokens by having more rows. Books and mathematics: all segments are dims.segment_length long, and no
-    gradient goes from one sequence of so many tokens into the one before. None means none."""
+    """Easier stages before the training proper, each [segment length, tokens a sequence] or [segment length, tokens a
+    sequence, steps]: of so many steps at most. Passkey: a batch keeps its number of tokens by having more rows. Books
+    and mathematics: all segments are dims.segment_length long, and no gradient goes from one sequence of so many tokens
+    into the one before. None means none."""
     advance_below: float
-    """Smoothed loss, nats a token, below which the next stage of the curriculum begins."""
+    """Smoothed loss, nats a token, below which the next stage of the curriculum begins (text never gets to that of the
+    passkey task: stages of it need steps)."""
     length_extension: float | None
     """Not the paper's: at a random segment boundary of a sequence the memory is multiplied by a random factor between 1
     and this, as if that much more had been read. None means never."""
@@ -296,8 +298,9 @@ class RecipeConfig:
             require(self.loss_temperature > 0, "recipe.loss_temperature", self.loss_temperature, "must be above 0")
         at_least("recipe", self, 0, "sparse_writes")
         for stage in self.curriculum or ():
-            whole = len(stage) == 2 and 1 <= stage[0] <= stage[1]
-            allowed = "stages must be [segment length, tokens a sequence], the second at least the first"
+            whole = len(stage) in (2, 3) and 1 <= stage[0] <= stage[1] and min(stage) >= 1
+            allowed = "stages must be [segment length, tokens a sequence], the second at least the first, with steps "
+            allowed += "behind them or without"
             require(whole, "recipe.curriculum", self.curriculum, allowed)
 
         pair = self.long_history

@@ -56,7 +56,7 @@ class DocumentDataModule(ResumableDataModule):
         Raises InputError (one line) when the data cannot be had, or for a curriculum that a stream cannot follow.
         """
         N = self.cfg.dims.segment_length
-        for segment, tokens in self.cfg.recipe.curriculum or ():
+        for segment, tokens, *_ in self.cfg.recipe.curriculum or ():
             allowed = f"stages of task={self.cfg.task.name} are [dims.segment_length={N}, a multiple of it]"
             require(segment == N and tokens % N == 0, "recipe.curriculum", self.cfg.recipe.curriculum, allowed)
         needed = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +118,36 @@ def test_a_segment_that_no_call_reads_whole_is_not_cut() -> None:
     assert_close(run_in_calls(model, ids, [3])[0], model.eval()(ids).hidden_BTD, 1e-12, "hidden")
 
 
+def test_segments_of_random_lengths_are_halves_of_the_time_cut_anywhere_in_the_middle_half() -> None:
+    """By the numbers that torch's generator gives: two a place of the grid, whether it is cut and where."""
+    torch.manual_seed(7)
+    numbers = [torch.rand(2).tolist() for _ in range(400)]
+    expected = []
+    for one, at in numbers:
+        cut = [N // 4 + i for i in range(N // 2 + 1)][int(at * (N // 2 + 1))]
+        expected += [N] if one < 0.5 else [cut, N - cut]
+    assert drawn(7, 400) == expected
+    cuts = [first for first, rest in itertools.pairwise(expected) if first + rest == N]
+    assert set(cuts) == set(range(N // 4, N - N // 4 + 1)), "every place of the middle half"
+    assert 540 < len(expected) < 660, "about every second one is cut"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_the_gradient_stops_where_it_should_in_training_with_random_lengths_too(depth: int) -> None:
+    """From the last segment's outputs: the tokens of as many segments before it get a gradient as its place in its
+    group of depth + 1, none before them. Tokens of a segment are its own."""
+    for seed in range(6):
+        lengths = drawn(seed, 5)
+        model = make_model({**OPTIONS, "bptt_depth": depth, "accumulated": 20}).train()
+        model.random_segments = True
+        S = len(lengths)
+        ids = torch.cat([torch.full((length,), s) for s, length in enumerate(lengths)])[None]
+        torch.manual_seed(seed)
+        model(ids).hidden_BTD[:, -lengths[-1] :].square().sum().backward()
+        reached = model.embedding.weight.grad[:S].abs().amax(1) > 0
+        assert reached.tolist() == [S - 1 - s <= (S - 1) % (depth + 1) for s in range(S)], (seed, lengths)
+
+
 def test_outside_of_training_segments_have_one_length() -> None:
     model, ids = training(3), random_ids(1, 12 * N)
     assert model(ids).state.layers[0].writes_B.tolist() == [len(drawn(3, 12))] != [12]
@@ -131,7 +162,7 @@ def test_the_gradient_stops_after_two_compressions_unless_it_is_told() -> None:
 
 def test_the_footprint_is_what_is_kept_of_summaries() -> None:
     model = build_model({"name": "autocompressor"}, tiny_dims(segment_length=2048), VOCABULARY)
-    assert model.summary_tokens == 51
+    assert model.summary_tokens == 50
     model = build_model({"name": "autocompressor", "summary_tokens": 50, "accumulated": 7}, tiny_dims(), VOCABULARY)
     # p m d_model must be carried; Table 1 has p (m + 1) d_model l.
     assert memory_floats(model.init_state(2)) == model.state_floats(9) == 50 * 7 * 16

@@ -32,6 +32,22 @@ def test_a_curriculum_over_segments_of_running_text(monkeypatch: pytest.MonkeyPa
     assert staged.loss_curve[1] != plain.loss_curve[1]
 
 
+def test_a_stage_ends_after_its_steps_where_the_loss_stays_above() -> None:
+    """Text never gets to the loss of a pass key: without steps the first stage is the last one."""
+    words = [*recipe_overrides(7, segments=4), "recipe.advance_below=0"]
+    stages = f"recipe.curriculum=[[{SEGMENT},{SEGMENT},2],[{SEGMENT},{2 * SEGMENT},3]]"
+    timed = fit(make_model({"name": "rmt"}, torch.float32), compose([*words, stages]))
+    assert timed.stage_steps == [2, 5] and timed.in_last_stage
+    endless = fit(make_model({"name": "rmt"}, torch.float32), compose([*words, stages.replace(",2]", "]", 1)]))
+    assert endless.stage_steps == [] and not endless.in_last_stage
+
+
+@pytest.mark.parametrize("stages", ["[[16]]", "[[16,8]]", "[[16,32,0]]", "[[16,32,1,1]]"])
+def test_a_stage_that_is_none_is_one_line(stages: str) -> None:
+    with pytest.raises(InputError, match="^recipe.curriculum=.*: stages must be \\[segment length, tokens a sequence"):
+        compose([f"recipe.curriculum={stages}"])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -7,14 +7,21 @@ from collections.abc import Callable
 import pytest
 
 from cli import main
+from infini.commands import table_memory
 from infini.commands.table_memory import measure, measure_report
 from infini.config import compose
 from infini.errors import InputError
 from infini.report.footprint import PAPER, TABLE1, MemoryReport, Symbols, printed
 from infini.report.load import load_report, report_of_runs
+from infini.state import State, is_memory, leaves, memory_floats
 
 SIZES = ["dims.d_model=16", "dims.n_layers=3", "dims.n_heads=4", "dims.d_key=6", "dims.d_value=10"]
 SIZES += ["dims.segment_length=8", "recipe.segments_per_sequence=2"]
+
+
+def evaluated(formula: str, s: Symbols) -> int:
+    """A formula as it is printed, evaluated by Python."""
+    return int(eval(formula.replace(" x ", " * "), dict(vars(s))))
 
 
 def sizes(model: str, *overrides: str) -> list[str]:
@@ -28,6 +35,7 @@ CASES: list[tuple[list[str], int, int]] = [
     (sizes("transformer_xl", "dims.n_kv_heads=2"), 16 * 4 * 8 * 3, 16 * 2 * 8 * 3),
     (sizes("compressive", "model.rate=4"), 16 * (8 + 8) * 3, 16 * (8 + 8) * 3),
     (sizes("compressive", "model.compressed_segments=2"), 16 * (16 + 8) * 3, 16 * (16 + 8) * 3),
+    (sizes("compressive", "model.memory_segments=2"), 16 * (8 + 8) * 3, 16 * (8 + 16) * 3),
     # The memory is 2 x 2 segments long.
     (sizes("memorizing"), 16 * 4 * 8 * 5, 16 * 4 * (4 * 8 + 3 * 8)),
     (sizes("rmt", "model.memory_tokens=7"), 16 * 7 * 3 * 2, 16 * 7),
@@ -45,6 +53,23 @@ def test_what_is_carried_is_what_is_declared_and_the_papers_formula_where_they_a
     found = measure(cfg, segments=5)
     assert found.carried == found.declared == carried
     assert TABLE1[cfg.model["name"]].floats(found.s) == paper
+    if cfg.model.get("positions") != "dai2019":
+        assert evaluated(TABLE1[cfg.model["name"]].carried, found.s) == carried
+
+
+@pytest.mark.parametrize("model", TABLE1)
+def test_what_is_measured_has_read_its_segments(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    def count(state: State) -> int:
+        counted.append(state)
+        return memory_floats(state)
+
+    monkeypatch.setattr(table_memory, "memory_floats", count)
+    measure(compose(sizes(model)), segments=5)
+    assert counted[0].clock.position_B.tolist() == [5 * 8]
+    memory = [leaf for path, leaf in leaves(counted[0]) if is_memory(path)]
+    assert memory and all(bool(leaf.any()) for leaf in memory)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +112,7 @@ def test_every_symbol_of_a_formula_counts() -> None:
     s = Symbols(N=3, S=5, l=7, H=11, G=2, d_model=13, d_key=17, d_value=19, c=23, r=29, p=31, m=37)
     for entry in TABLE1.values():
         for text, value in ((entry.footprint, entry.floats(s)), (entry.context, entry.tokens(s))):
-            assert eval(text.replace(" x ", " * "), dict(vars(s))) == value
+            assert evaluated(text, s) == value
 
 
 def test_the_table_has_all_models_and_says_the_sizes(capfd: pytest.CaptureFixture[str]) -> None:

@@ -35,8 +35,12 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def plain_transformer(model: Any, x: torch.Tensor) -> torch.Tensor:
-    """Causal attention over the whole of x [L, D], layer by layer, head by head, by the model's own weights."""
+def plain_transformer(model: Any, x: torch.Tensor, first: int = 0, last: int = 0) -> torch.Tensor:
+    """Causal attention over the whole of x [L, D], layer by layer, head by head, by the model's own weights. The
+    `first` vectors see each other, and so do the `last`."""
+    hidden = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+    hidden[:first, :first] = False
+    hidden[len(x) - last :, len(x) - last :] = False
     for block in model.blocks:
         at = block.attention
         h = block.attention_norm(x)
@@ -48,9 +52,7 @@ def plain_transformer(model: Any, x: torch.Tensor) -> torch.Tensor:
         heads = []
         for n in range(at.n_heads):
             g = n // (at.n_heads // at.n_kv_heads)
-            scores = (q[:, n] @ k[:, g].T / math.sqrt(at.d_key)).masked_fill(
-                torch.ones(len(x), len(x), dtype=torch.bool).triu(1), -math.inf
-            )
+            scores = (q[:, n] @ k[:, g].T / math.sqrt(at.d_key)).masked_fill(hidden, -math.inf)
             heads.append(scores.softmax(-1) @ v[:, g])
         x = x + torch.cat(heads, 1) @ at.o_proj.weight.T
         x = x + block.feed_forward(block.feed_forward_norm(x))
@@ -64,7 +66,7 @@ def oracle(model: Any, ids_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     outputs = []
     for begin in range(0, len(ids_T), N):
         tokens = model.embedding(ids_T[begin : begin + N])
-        hidden = plain_transformer(model, torch.cat([memory, tokens, memory]))
+        hidden = plain_transformer(model, torch.cat([memory, tokens, memory]), p, p)
         outputs.append(hidden[p : p + len(tokens)])
         if len(tokens) == N:
             memory = hidden[p + N :]
@@ -119,7 +121,7 @@ def test_with_a_depth_as_long_as_the_call_nothing_is_cut() -> None:
 
 
 def test_the_memory_is_a_twentieth_of_a_segment_unless_it_is_named() -> None:
-    assert build_model({"name": "rmt"}, tiny_dims(segment_length=2048), VOCABULARY).memory_tokens == 102
+    assert build_model({"name": "rmt"}, tiny_dims(segment_length=2048), VOCABULARY).memory_tokens == 100
     assert build_model({"name": "rmt"}, tiny_dims(segment_length=8), VOCABULARY).memory_tokens == 1
     model = build_model({"name": "rmt", "memory_tokens": 100}, tiny_dims(), VOCABULARY)
     # p d_model must be carried; the paper prints p d_model l 2.

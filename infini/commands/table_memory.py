@@ -61,4 +61,5 @@ def symbols(cfg: Config, model: Any, segments: int) -> Symbols:
         r=options.get("rate", 1),
         p=getattr(model, "memory_tokens", 0) or getattr(model, "summary_tokens", 0),
         m=options.get("accumulated", 0),
+        M=options.get("memory_segments", 0) * options.get("memory_multiple", 1) * dims.segment_length,
     )

@@ -48,8 +48,8 @@ class AutoCompressor(Recurrence):
 
 @dataclass
 class AutoCompressorConfig:
-    """Options of autocompressor; see AutoCompressor and Recurrence for their meaning. summary_tokens: null is a
-    fortieth of the segment length, as the paper's 50 of 2,048."""
+    """Options of autocompressor; see AutoCompressor and Recurrence for their meaning. summary_tokens: null is
+    50 for segments of 2,048 as in their paper, and in proportion, from 1 on."""
 
     summary_tokens: int | None = None
     accumulated: int = 8
@@ -63,7 +63,7 @@ class AutoCompressorConfig:
 @register("autocompressor", AutoCompressorConfig)
 def build(config: AutoCompressorConfig, dims: Dimensions, vocab_size: int) -> AutoCompressor:
     """The model at the sizes of `dims`."""
-    tokens = max(1, dims.segment_length // 40) if config.summary_tokens is None else config.summary_tokens
+    tokens = max(1, dims.segment_length * 50 // 2048) if config.summary_tokens is None else config.summary_tokens
     return AutoCompressor(
         dims,
         vocab_size,

@@ -1,8 +1,8 @@
 """Recurrent Memory Transformer (Bulatov et al. 2022): memory tokens before and behind every segment.
 
 A segment is read as [memory; tokens; memory]; what the last layer gives at the places behind the tokens is the memory
-of the next segment. A document begins with learned vectors. The gradient goes back through the memory as far as
-bptt_depth says.
+of the next segment. Attention is causal but inside either memory, whose vectors all see each other. A document begins
+with learned vectors. The gradient goes back through the memory as far as bptt_depth says.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from infini.recurrent import Recurrence, vectors
 
 class RMT(Recurrence):
     """memory_tokens: vectors of the memory."""
+
+    memory_sees_itself = True
 
     def __init__(self, dims: Dimensions, vocab_size: int, memory_tokens: int, **options: object) -> None:
         if memory_tokens < 1:
@@ -43,7 +45,7 @@ class RMT(Recurrence):
 
 @dataclass
 class RMTConfig:
-    """Options of rmt. memory_tokens: null is a twentieth of the segment length, as the paper's 100 of 2,048.
+    """Options of rmt. memory_tokens: null is 100 for segments of 2,048 as in the paper, and in proportion, from 1 on.
     bptt_depth: see Recurrence."""
 
     memory_tokens: int | None = None
@@ -56,7 +58,7 @@ class RMTConfig:
 @register("rmt", RMTConfig)
 def build(config: RMTConfig, dims: Dimensions, vocab_size: int) -> RMT:
     """The model at the sizes of `dims`."""
-    tokens = max(1, dims.segment_length // 20) if config.memory_tokens is None else config.memory_tokens
+    tokens = max(1, dims.segment_length * 100 // 2048) if config.memory_tokens is None else config.memory_tokens
     return RMT(
         dims,
         vocab_size,

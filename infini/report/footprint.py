@@ -38,6 +38,8 @@ class Symbols:
     """Summary vectors of a segment."""
     m: int = 0
     """Segments whose summary vectors are accumulated."""
+    M: int = 0
+    """Tokens of a large memory."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Entry:
     tokens: Callable[[Symbols], int]
     """`context`, evaluated."""
     carried: str
-    """Formula of the numbers that are carried. M: tokens of a large memory."""
+    """Formula of the numbers that are carried with a model's usual options."""
     why: str = ""
     """What is to be said of the difference."""
 
@@ -83,8 +85,8 @@ TABLE1: dict[str, Entry] = {
         "Dot-product attention",
         lambda s: s.d_model * (s.c + s.N) * s.l,
         lambda s: (s.c * s.r + s.N) * s.l,
-        "d_model x (c + N) x l",
-        "The Compressive Transformer's memory is one segment long, as the formula has it.",
+        "d_model x (c + M) x l",
+        "The Compressive Transformer's memory is M tokens long, as a rule one segment, as the formula has it.",
     ),
     "memorizing": Entry(
         "Memorizing Transformers",
@@ -269,7 +271,7 @@ def _prints() -> Table:
 
 def _sizes(measured: Mapping[str, Measured]) -> str:
     """The values of the symbols: those of all models, then those that one model has."""
-    own = ("c", "r", "p", "m")
+    own = ("c", "r", "p", "m", "M")
     shared = next(({k: v for k, v in vars(found.s).items() if k not in own} for found in measured.values()), {})
     parts = [", ".join(f"{name} {value:,}" for name, value in shared.items())]
     for model, found in measured.items():

@@ -306,7 +306,7 @@ def longest_input(training: Mapping[str, Any]) -> int:
     recipe, N = training["recipe"], training["dims"]["segment_length"]
     pieces, _ = recipe.get("long_history") or (0, 0)
     last = (recipe["segments_per_sequence"] + pieces * HISTORY_SEGMENTS) * N
-    return max([last, *(tokens for _, tokens in recipe.get("curriculum") or ())])
+    return max([last, *(stage[1] for stage in recipe.get("curriculum") or ())])
 
 
 def percent(value: float) -> str:

@@ -159,13 +159,16 @@ class LanguageModelModule(lightning.LightningModule):
         return self.stage == len(self.recipe.curriculum or ())
 
     def _advance(self, loss: torch.Tensor) -> None:
-        """Go to the next stage of the curriculum when the smoothed loss is low enough."""
+        """Go to the next stage of the curriculum when the smoothed loss is low enough, or this has had its steps."""
         if self.in_last_stage:
             return
         value = float(loss.detach())
         kept = SMOOTHING if self.stage_loss is not None else 0.0
         self.stage_loss = kept * (self.stage_loss or 0.0) + (1 - kept) * value
-        if self.stage_loss < self.recipe.advance_below:
+        steps = (self.recipe.curriculum or [])[self.stage][2:]
+        since = self.stage_steps[-1] if self.stage_steps else 0
+        done = bool(steps) and self.global_step + 1 - since >= steps[0]
+        if done or self.stage_loss < self.recipe.advance_below:
             self.stage, self.stage_loss = self.stage + 1, None
             self.stage_steps.append(self.global_step + 1)
 

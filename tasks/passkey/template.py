@@ -23,7 +23,7 @@ BOOK_TOKENS = 1 << 24
 def stages(cfg: Config) -> list[tuple[int, int]]:
     """(segment length, tokens a sequence) of every stage of the training, the training proper last."""
     N = cfg.dims.segment_length
-    early = [(segment, tokens) for segment, tokens in cfg.recipe.curriculum or ()]
+    early = [(segment, tokens) for segment, tokens, *_ in cfg.recipe.curriculum or ()]
     return [*early, (N, N * cfg.recipe.segments_per_sequence)]
 
 
