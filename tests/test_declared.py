@@ -10,6 +10,7 @@ from report_runs import make_eval, make_train
 
 from infini.config import compose
 from infini.records import RunRecord
+from infini.report import declared
 from infini.report.declared import apart, declared_at, expected
 from infini.report.load import load_report, render
 from infini.report.tables import RenderedReport
@@ -53,9 +54,12 @@ def test_a_training_of_three_steps_is_marked_beside_the_others() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{}, {"recipe": {"loss_chunk": 7, "save_every": 10, "checkpoint_segments": 6}}, {"optimizer": {"lr": 0.5}}],
-    ids=["as declared", "how it runs", "the rate that was found"],
+    ids=["as declared", "how it runs", "a rate where there was no search"],
 )
-def test_what_changes_no_result_and_the_rate_of_the_search_mark_nothing(changes: dict[str, Any]) -> None:
+def test_what_changes_no_result_and_a_rate_without_a_search_mark_nothing(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declared, "tuned_rate", lambda *_: None)
     report = rendered(with_trainings([make_eval("infini_linear", 1)], **changes))
     assert not [note for note in report.notes if "†" in note]
     assert "†" not in report.tables[0].cell("infini_linear", "PG19 yours").text
@@ -93,3 +97,19 @@ def test_a_model_that_was_trained_on_made_up_text_is_marked() -> None:
     for run in runs[:2]:
         run.data["source"] = "synthetic"
     assert "SYNTHETIC" in rendered(runs).title and not [note for note in rendered(runs).notes if "†" in note]
+
+
+@pytest.mark.parametrize(("rate", "marked"), [(0.02, False), (0.01, True)])
+def test_a_rate_that_is_not_the_searchs_is_marked(rate: float, marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each model has a rate of its own: what was trained before the search is not what its row declares."""
+    asked = []
+
+    def found(*cell: str) -> float:
+        asked.append(cell)
+        return 0.02
+
+    monkeypatch.setattr(declared, "tuned_rate", found)
+    report = rendered(with_trainings([make_eval("infini_linear", 1)], optimizer={"lr": rate}))
+    assert ("pg19", "laptop", "infini_linear", "muon") in asked
+    notes = [note for note in report.notes if "†" in note]
+    assert bool(notes) == marked and (not marked or "optimizer.lr 0.01 instead of 0.02" in notes[0])

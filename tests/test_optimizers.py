@@ -15,7 +15,7 @@ from infini.models import build_model, registered
 from infini.schema import OptimizerConfig, groups
 from infini.training.adafactor import Adafactor
 from infini.training.module import LanguageModelModule
-from infini.training.optimizers import build_optimizer, parameter_groups
+from infini.training.optimizers import BIAS_FACTOR, build_optimizer, parameter_groups
 
 MODELS = sorted(registered("language_model"))
 WITH_MEMORY = [options for options in variants() if "update_rule" in options]
@@ -173,7 +173,9 @@ def test_every_parameter_is_in_exactly_one_group(name: str, tied: bool) -> None:
         return {key for key, parameter in model.named_parameters() if id(parameter) in ids}
 
     names = {key for key, _ in model.named_parameters()}
-    flat = {key for key, parameter in model.named_parameters() if parameter.dim() == 1} - members("gates")
+    flat = {key for key, parameter in model.named_parameters() if parameter.dim() == 1}
+    flat -= members("gates") | members("biases")
+    assert members("biases") == {key for key in names if key.endswith(".bucket_bias")}
     assert members("gates") == {key for key in names if key.endswith(".beta")}
     assert members("others") == flat | {key for key in names if "embedding" in key}
     assert {key for key in names if "norm" in key} <= flat
@@ -181,7 +183,24 @@ def test_every_parameter_is_in_exactly_one_group(name: str, tied: bool) -> None:
     decays = {key: group["weight_decay"] for key, group in by_name.items()}
     assert decays == {key: config.weight_decay if key == "matrices" else 0.0 for key in by_name}
     rates = {key: group["lr"] for key, group in by_name.items()}
-    assert rates == {key: config.gate_lr if key == "gates" else config.lr for key in by_name}
+    own = {"gates": config.gate_lr, "biases": BIAS_FACTOR * config.lr}
+    assert rates == {key: own.get(key, config.lr) for key in by_name}
+
+
+@pytest.mark.parametrize("name", groups()["optimizer"])
+@pytest.mark.parametrize("model", ["transformer_xl", "memorizing"])
+def test_position_biases_come_to_where_they_tell_tokens_apart(name: str, model: str) -> None:
+    """They begin at 0 and are added to scores: at the rate of embeddings, or scaled by their own size, they hardly tell
+    a token from the one before it when a short training ends. 100 equal-sign gradients must move them by 1."""
+    config = compose([f"optimizer={name}"]).optimizer
+    built = build_model({"name": model}, tiny_dims(), VOCABULARY)
+    biases = [p for key, p in built.named_parameters() if key.endswith("bucket_bias")]
+    optimizer = build_optimizer(built, config)
+    for _ in range(100):
+        for bias in biases:
+            bias.grad = -torch.ones_like(bias)
+        optimizer.step()
+    assert biases and all(float(bias.detach().min()) >= 0.999 for bias in biases)
 
 
 @pytest.mark.parametrize("name", groups()["optimizer"])

@@ -167,7 +167,7 @@ def test_whole_documents_and_their_beginnings_fill_different_tables(report_confi
         run.scale = "gpu"
     assert not select_runs(tables[True], "gpu", [begun]).runs
     assert select_runs(tables[False], "gpu", [whole]).runs["local"] == [whole]
-    assert tables[True].evaluation_settings() == ["scale.eval_max_tokens=null"]
+    assert tables[True].evaluation_settings() == ["scale.eval_max_tokens=null", "scale.knockouts=false"]
     assert not tables[False].evaluation_settings()
     with pytest.raises(InputError, match=r"report\.whole_documents='yes': true or false"):
         Report.from_config(report_config | {"whole_documents": "yes"})

@@ -7,10 +7,10 @@ import importlib
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,19 @@ from infini.models import kind_of
 from infini.precision import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.records import RunRecord
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder
+
+T = TypeVar("T")
+RATE = "optimizer.lr"
+
+
+def unless_it_diverges(make: Callable[[], T]) -> T | str:
+    """What `make` gives; what is wrong with the rate where the training diverged."""
+    try:
+        return make()
+    except InputError as error:
+        if not str(error).startswith(f"{RATE}="):
+            raise
+        return str(error)
 
 
 def load_data_module(cfg: Config) -> Any:

@@ -12,7 +12,7 @@ from infini import records
 from infini.errors import InputError
 from infini.progress import progress_bar
 from infini.report.bench_figures import DRAWN_BY, newest
-from infini.report.load import OfRuns, draw, load_report, refuse_seed, report_of_runs
+from infini.report.load import OfRuns, draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.selection import select_runs
 from infini.report.text_report import Report
 from infini.schema import groups
@@ -30,7 +30,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
         InputError: no run of the reports at this scale holds anything to draw.
     """
     refuse_seed("figure", overrides)
-    named = any(text.startswith("report=") for text in overrides)
+    named = names_a_report(overrides)
     if not named:
         from infini.config import compose
 

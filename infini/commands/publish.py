@@ -14,8 +14,9 @@ from infini.commands.claims import FILE as CLAIMS_FILE
 from infini.commands.claims import claims_text, declared_report
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
-from infini.report.load import OfRuns, draw, refuse_seed, render, report_of_runs
+from infini.report.load import OfRuns, draw, load_report, names_a_report, refuse_seed, render, report_of_runs
 from infini.report.render import write_report
+from infini.report.search import SearchReport, build_search
 from infini.report.selection import select_runs
 from infini.schema import groups
 
@@ -36,10 +37,14 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
         InputError: a run is unknown or must not be published, or there is nothing to publish.
     """
     refuse_seed("publish", overrides)
-    report = report_of_runs(cfg.report, "publish")
     results_dir = Path(cfg.results_dir)
+    declared = load_report(cfg.report)
+    if isinstance(declared, SearchReport) and not ids:
+        print(*publish_search(declared, cfg, overrides, records.published_dir()), sep="\n")
+        return 0
+    report = report_of_runs(cfg.report, "publish")
     if not ids:
-        if not any(override.split("=")[0].lstrip("+") == "report" for override in overrides):
+        if not names_a_report(overrides):
             raise InputError("publish what? `infini publish <run id> ...`, or `infini publish report=<name>`")
         known = records.load_records(results_dir)
         chosen = [select_runs(part, cfg.scale.name, known) for part in report.parts]
@@ -91,6 +96,45 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
     rendered = [(found, render(found, scale, after)) for found, scale in shown]
     claims = claims_text(CLAIMS_SCALE, after)
 
+    written = _copy(chosen, results_dir, published_dir)
+    for found, tables in rendered:
+        written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
+        for part in found.parts:
+            written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
+    records.write_atomically(published_dir / CLAIMS_FILE, claims.encode())
+    behind = {
+        run.run_id for scale in scales for part in report.parts for run in select_runs(part, scale, after).all_runs
+    }
+    for run_id in ids:
+        if run_id not in behind:
+            print(f"{run_id}: published, but it fills no cell of report={report.name}", file=sys.stderr)
+    return [*written, published_dir / CLAIMS_FILE]
+
+
+def publish_search(report: SearchReport, cfg: Config, overrides: list[str], published_dir: Path) -> list[Path]:
+    """Copy the trainings of a search that are in results_dir, as far as its grid was extended, and write its table.
+
+    Raises InputError as publish does, or where there are none.
+    """
+    from infini.commands.search import found_by_search
+
+    results_dir, before = Path(cfg.results_dir), records.load_records(published_dir)
+    known = records.load_records(results_dir)
+    found = found_by_search(report, cfg, overrides, known)
+    runs = [run for models in found.values() for losses in models.values() for run in losses.values()]
+    chosen = {run.run_id: run for run in runs if isinstance(run, RunRecord)}
+    if not chosen:
+        raise InputError(f"{results_dir}: no runs of {report.name} at scale {cfg.scale.name} to publish")
+    for record in chosen.values():
+        _check_publishable(record, results_dir)
+    shown = found_by_search(report, cfg, overrides, [*before, *chosen.values()])
+    tables = build_search(report, cfg.scale.name, shown, "published")
+    written = _copy(chosen, results_dir, published_dir)
+    return written + write_report(tables, published_dir / "tables", links={"published": "../runs"})
+
+
+def _copy(chosen: dict[str, RunRecord], results_dir: Path, published_dir: Path) -> list[Path]:
+    """The records, and what lies beside them; the paths that were written."""
     written: list[Path] = []
     for run_id in chosen:
         target = records.record_path(published_dir, run_id)
@@ -104,18 +148,7 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
                 continue
             records.write_atomically(target.with_suffix(made.suffix), made.read_bytes())
             written.append(target.with_suffix(made.suffix))
-    for found, tables in rendered:
-        written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
-        for part in found.parts:
-            written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
-    records.write_atomically(published_dir / CLAIMS_FILE, claims.encode())
-    behind = {
-        run.run_id for scale in scales for part in report.parts for run in select_runs(part, scale, after).all_runs
-    }
-    for run_id in ids:
-        if run_id not in behind:
-            print(f"{run_id}: published, but it fills no cell of report={report.name}", file=sys.stderr)
-    return [*written, published_dir / CLAIMS_FILE]
+    return written
 
 
 def _others(report: OfRuns, ids: set[str], after: list[RunRecord], published_dir: Path) -> list[tuple[OfRuns, str]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rich.console import Console
 
 from infini import records
 from infini.commands import table
-from infini.commands.common import find_training, names_a_task, newest_on_the_data
+from infini.commands.common import RATE, find_training, names_a_task, newest_on_the_data, unless_it_diverges
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import Config, cache_folder, compose, config_hash, data_root
@@ -66,12 +68,21 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     rows = {row: report.settings_of(row, cfg.scale.name) for row in report.models}
     made = {row: settings for row, settings in rows.items() if settings is not None and _is_ours(report.model_of(row))}
     cells = [(seed, task, row) for seed in seeds for task in of_task for row in made]
+    diverged: list[str] = []
     for number, (seed, task, row) in enumerate(cells, 1):
         cell = [*of_task[task], f"model={report.model_of(row)}", *made[row], f"seed={seed}"]
         cell += report.evaluation_settings()
-        console.rule(f"{number} of {len(cells)}: {task}, {report.models[row]}, seed {seed}")
-        _fill(compose(cell), cell, console)
-    return table.run(cfg, overrides)
+        where = f"{task}, {report.models[row]}, seed {seed}"
+        console.rule(f"{number} of {len(cells)}: {where}")
+        said = unless_it_diverges(partial(_fill, compose(cell), cell, console))
+        if said is not None:
+            # One model's rate is no reason to leave the others out.
+            console.print(said, style="yellow", markup=False, soft_wrap=True)
+            diverged.append(where)
+    code = table.run(cfg, overrides)
+    if diverged:
+        raise InputError(f"{RATE}: too high for {'; '.join(diverged)}; the other cells are filled")
+    return code
 
 
 def _is_ours(model: str) -> bool:

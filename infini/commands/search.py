@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import data_revision, names_a_task, newest_on_the_data
+from infini.commands.common import data_revision, names_a_task, newest_on_the_data, unless_it_diverges
 from infini.commands.train import train
 from infini.config import Config, compose, config_hash
 from infini.errors import InputError
@@ -18,7 +18,6 @@ from infini.records import RunRecord, write_atomically
 from infini.report.search import KEY, Outcome, SearchReport, best_rate, build_search, extended, tuned_yaml
 from infini.report.tables import RenderedReport
 
-T = TypeVar("T")
 Found = dict[str, dict[float, Outcome]]
 """Model -> rate -> what became of it."""
 
@@ -30,7 +29,7 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: l
     """
     if len(seeds) > 1:
         raise InputError(f"seed={','.join(map(str, seeds))}: a search takes one")
-    search = _Search(report, cfg, overrides)
+    search = _Search(report, cfg, overrides, records.load_records(cfg.results_dir))
     for task in search.tasks():
         found = search.grid(task, console)
         for model, losses in found.items():
@@ -49,16 +48,24 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: l
                 console.print(f"{path}: copy it to conf/tuned", markup=False, highlight=False, soft_wrap=True)
 
 
+def found_by_search(
+    report: SearchReport, cfg: Config, overrides: list[str], known: Iterable[RunRecord]
+) -> dict[str, Found]:
+    """Task -> what is among the known records, as far as the grid has been extended; nothing is trained."""
+    search = _Search(report, cfg, overrides, known)
+    return {task: search.grid(task, None) for task in search.tasks()}
+
+
 def table_of_search(report: SearchReport, cfg: Config, overrides: list[str]) -> RenderedReport:
-    """The losses that are on record, as far as the grid has been extended; nothing is trained."""
-    search = _Search(report, cfg, overrides)
-    return build_search(report, cfg.scale.name, {task: search.grid(task, None) for task in search.tasks()})
+    """The losses that are on record, yours and the published ones."""
+    known = [*records.load_records(records.published_dir()), *records.load_records(cfg.results_dir)]
+    return build_search(report, cfg.scale.name, found_by_search(report, cfg, overrides, known))
 
 
 class _Search:
     """The trainings of a search; those on record are looked up once."""
 
-    def __init__(self, report: SearchReport, cfg: Config, overrides: list[str]) -> None:
+    def __init__(self, report: SearchReport, cfg: Config, overrides: list[str], known: Iterable[RunRecord]) -> None:
         if cfg.task.name not in report.benchmarks:
             of = " or ".join(report.benchmarks)
             raise InputError(f"task={cfg.task.name}: report={report.name} is about task={of}")
@@ -66,7 +73,7 @@ class _Search:
         self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
         self.diverged = _Diverged(Path(cfg.results_dir))
         self.known: dict[str, list[RunRecord]] = {}
-        for run in records.load_records(cfg.results_dir):
+        for run in known:
             if run.verb == "train":
                 self.known.setdefault(config_hash(run.config), []).append(run)
 
@@ -130,7 +137,7 @@ class _Search:
             console.print(f"{diverged['message']} (remove {self.diverged.path(key)} to try again)", **_PLAIN)
             return str(diverged["message"])
         console.rule(f"{task}, {model}, {KEY}={rate:g}")
-        made = _unless_it_diverges(lambda: train(cfg, words))
+        made = unless_it_diverges(lambda: train(cfg, words))
         if isinstance(made, str):
             console.print(made, **_PLAIN)
             self.diverged.keep(key, made, data_revision(cfg, "train"))
@@ -168,13 +175,3 @@ class _Diverged:
         commit = records.environment().get("git_revision")
         kept = {"message": message, "revision": revision, "git_revision": commit, "started": records.utc_now()}
         write_atomically(self.path(key), json.dumps(kept, indent=1).encode())
-
-
-def _unless_it_diverges(make: Callable[[], T]) -> T | str:
-    """What `make` gives; what is wrong with the rate where the training diverged."""
-    try:
-        return make()
-    except InputError as error:
-        if not str(error).startswith(f"{KEY}="):
-            raise
-        return str(error)

@@ -18,9 +18,9 @@ from infini.report.selection import IRRELEVANT_SETTINGS, Selection
 from infini.report.text_report import Report
 
 GROUPS = ("dims", "recipe", "optimizer", "model")
-NOT_COMPARED = {"dims.name", "recipe.name", "optimizer.lr"} | IRRELEVANT_SETTINGS
-"""Names say nothing that the values do not, rates are found by a search for each model, and the others change no
-result."""
+NOT_COMPARED = {"dims.name", "recipe.name"} | IRRELEVANT_SETTINGS
+"""Names say nothing that the values do not, and the others change no result."""
+RATE = "optimizer.lr"
 Declared = Mapping[str, Mapping[str, Any]]
 """Group -> key -> value."""
 
@@ -40,10 +40,20 @@ def _options(model: str) -> Mapping[str, Any]:
     return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
+def tuned_rate(task: str, scale: str, model: str, optimizer: str) -> float | None:
+    """The rate that a search found for a model (conf/tuned); None where none is there."""
+    path = resources.files("conf").joinpath("tuned", f"{task}_{scale}_{model}_{optimizer}.yaml")
+    return float(yaml.safe_load(path.read_text(encoding="utf-8"))["optimizer"]["lr"]) if path.is_file() else None
+
+
 def expected(report: Report, row: str, scale: str, declared: Declared) -> dict[str, Any]:
     """Dotted key -> value that the trainings of a row have at a scale."""
     groups = {**declared, "model": _options(report.model_of(row))}
     found = {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
+    # Each model's rate is that of its search, where there was one; otherwise any will do.
+    found[RATE] = tuned_rate(report.task, scale, report.model_of(row), str(found.get("optimizer.name")))
+    if found[RATE] is None:
+        del found[RATE]
     for text in report.settings_of(row, scale) or ():
         key, _, value = text.partition("=")
         if key.partition(".")[0] in GROUPS:

@@ -48,6 +48,11 @@ def report_of_runs(config: Any, verb: str) -> OfRuns:
     return report
 
 
+def names_a_report(overrides: Iterable[str]) -> bool:
+    """Whether a report is named, by itself or as an experiment."""
+    return any(text.lstrip("+").startswith(("report=", "experiment=")) for text in overrides)
+
+
 def refuse_seed(verb: str, overrides: Iterable[str]) -> None:
     """InputError where a seed is set for a verb that takes the runs of every seed: it would change nothing."""
     for text in overrides:

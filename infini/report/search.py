@@ -112,15 +112,17 @@ def tuned_yaml(found: Losses) -> str | None:
     return "\n".join([*head, "optimizer:", f"  lr: {best:g}", ""])
 
 
-def build_search(report: SearchReport, scale: str, found: Mapping[str, Mapping[str, Losses]]) -> RenderedReport:
-    """Losses by model and rate. found: task -> model -> rate -> run."""
+def build_search(
+    report: SearchReport, scale: str, found: Mapping[str, Mapping[str, Losses]], source: str = "yours"
+) -> RenderedReport:
+    """Losses by model and rate. found: task -> model -> rate -> run. source: whose the runs are."""
     tables = []
     for task, models in found.items():
         rates = sorted({rate for losses in models.values() for rate in losses})
         rows = []
         for model, losses in models.items():
             best = best_rate(losses)
-            cells = [_cell(losses.get(rate), rate == best) for rate in rates]
+            cells = [_cell(losses.get(rate), rate == best, source) for rate in rates]
             edge = best in (rates[0], rates[-1])
             chosen = MISSING if best is None else Cell(f"{best:g}{' (at the edge)' if edge else ''}", "computed", best)
             rows.append(Row(model, model, (*cells, chosen)))
@@ -132,12 +134,10 @@ def build_search(report: SearchReport, scale: str, found: Mapping[str, Mapping[s
     return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tuple(tables), notes)
 
 
-def _cell(run: Outcome, best: bool) -> Cell:
+def _cell(run: Outcome, best: bool, source: str) -> Cell:
     if run is None:
         return MISSING
     if isinstance(run, str):
         return Cell("failed", "computed")
     value = loss_of(run)
-    return Cell(
-        f"{value:.4f}{'*' if best else ''}", "measured", value, n_seeds=1, run_ids=(run.run_id,), source="yours"
-    )
+    return Cell(f"{value:.4f}{'*' if best else ''}", "measured", value, n_seeds=1, run_ids=(run.run_id,), source=source)

@@ -213,7 +213,10 @@ def _agreeing(
 
 
 def _corpus(run: RunRecord) -> dict[str, str]:
-    return {name: json.dumps(run.data.get(name), sort_keys=True) for name in ("revision", "tokenizer")}
+    found = {name: json.dumps(run.data.get(name), sort_keys=True) for name in ("revision", "tokenizer")}
+    # How much of each document was read.
+    read = (run.config.get("scale") or {}).get("eval_max_tokens")
+    return found if read is None else found | {"scale.eval_max_tokens": json.dumps(read)}
 
 
 def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:

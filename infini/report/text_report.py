@@ -119,7 +119,8 @@ class Report:
 
     def evaluation_settings(self) -> list[str]:
         """What is set for the evaluations of every row."""
-        return ["scale.eval_max_tokens=null"] if self.whole_documents else []
+        # What the memory is worth is measured at the beginnings of documents, once.
+        return ["scale.eval_max_tokens=null", "scale.knockouts=false"] if self.whole_documents else []
 
     def model_of(self, row: str) -> str:
         """The model of a row."""
