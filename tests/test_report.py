@@ -173,6 +173,13 @@ def test_whole_documents_and_their_beginnings_fill_different_tables(report_confi
         Report.from_config(report_config | {"whole_documents": "yes"})
 
 
+def test_rows_that_read_different_lengths_are_not_compared(report: Report) -> None:
+    runs = [make_eval("local", 1), make_eval("infini_linear", 1)]
+    runs[1].config = runs[1].config | {"scale": {"eval_max_tokens": 512}}
+    with pytest.raises(InputError, match=r"different data in one table: .*scale\.eval_max_tokens"):
+        select_runs(report, "laptop", runs)
+
+
 def full_report(report: Report) -> RenderedReport:
     models = {"infini_linear": 3.9, "infini_delta": 3.92, "local": 4.0}
     runs = [make_eval(model, seed, loss, model != "local") for model, loss in models.items() for seed in (1, 2)]

@@ -17,6 +17,7 @@ from infini import records
 from infini.commands import reproduce
 from infini.commands.common import find_training
 from infini.config import compose
+from infini.errors import InputError
 from infini.records import RunRecord
 from tasks import text as text_module
 
@@ -60,6 +61,27 @@ def test_reproduce_runs_every_task_of_the_report_unless_one_is_named(
     assert cli.main(["reproduce", "report=table2_lm", "seed=1,2", *words]) == 0
     expected = [(seed, task, f"{task}_laptop", model) for seed in (1, 2) for task in tasks for model in MODELS]
     assert cells == expected
+
+
+def test_a_cell_that_diverges_leaves_the_others_to_be_filled(
+    monkeypatch: pytest.MonkeyPatch, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pg19").symlink_to(corpus)
+    monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path))
+    cells = []
+
+    def fill(cfg: Any, *_: Any) -> None:
+        cells.append(cfg.model["name"])
+        if cfg.model["name"] == "rmt":
+            raise InputError("optimizer.lr=0.02: the loss at step 7 is nan")
+
+    monkeypatch.setattr(reproduce, "_fill", fill)
+    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    assert cli.main(["reproduce", "report=table2_lm", "task=pg19"]) == 2
+    assert cells == MODELS
+    said = capfd.readouterr().err
+    assert "optimizer.lr=0.02: the loss at step 7 is nan" in said
+    assert "infini: error: optimizer.lr: too high for pg19, RMT, seed 1; the other cells are filled" in said
 
 
 def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(

@@ -70,6 +70,14 @@ def test_the_table_marks_the_lowest_and_says_what_is_at_the_edge() -> None:
     assert table.cell("rmt", "0.4").run_ids == ("rmt-5.0",)
 
 
+@pytest.fixture(autouse=True)
+def published(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of published records of its own: the project's are of real searches."""
+    folder = tmp_path_factory.mktemp("published")
+    monkeypatch.setattr(records, "published_dir", lambda: folder)
+    return folder
+
+
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """What was trained: (model, rate). RMT's loss falls up to a rate of 0.04, that of the others up to 0.01."""
@@ -190,6 +198,28 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     path.write_text("{")
     assert main(["table", *WORDS, f"results_dir={tmp_path}"]) == 2
     assert f"{path}: damaged; remove it to try that rate again" in capfd.readouterr().err
+
+
+def test_a_search_is_published_with_its_table_and_shown_where_nothing_was_run(
+    trained: list[tuple[str, float]], tmp_path: Path, published: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, f"results_dir={tmp_path}"]
+    assert main(["publish", *words]) == 2
+    assert f"{tmp_path}: no runs of lr_search at scale laptop to publish" in capfd.readouterr().err
+    assert main(["reproduce", *words]) == 0
+    assert main(["publish", *words]) == 0
+    runs = sorted(path.stem for path in (published / "runs").glob("*.json"))
+    assert len(runs) == len(trained) == 10
+    table = (published / "tables" / "lr_search_laptop.md").read_text(encoding="utf-8")
+    assert r"4.0000\*" in table and all(f"(../runs/{name}.json)" in table for name in runs) and "yours" not in table
+    capfd.readouterr()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(["table", *WORDS, f"results_dir={empty}"]) == 0
+    assert "4.0000*" in capfd.readouterr().out
+    # Published is not made: a reproduction on another machine trains its own.
+    assert main(["reproduce", *WORDS, f"results_dir={empty}"]) == 0
+    assert len(trained) == 20
 
 
 def test_other_mistakes_stop_a_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.selection import checked
-from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
+from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table
 
 KEY = "optimizer.lr"
 METRIC = "validation_nll_per_token"
@@ -113,7 +113,7 @@ def tuned_yaml(found: Losses) -> str | None:
 
 
 def build_search(
-    report: SearchReport, scale: str, found: Mapping[str, Mapping[str, Losses]], source: str = "yours"
+    report: SearchReport, scale: str, found: Mapping[str, Mapping[str, Losses]], source: Source = "yours"
 ) -> RenderedReport:
     """Losses by model and rate. found: task -> model -> rate -> run. source: whose the runs are."""
     tables = []
@@ -134,7 +134,7 @@ def build_search(
     return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tuple(tables), notes)
 
 
-def _cell(run: Outcome, best: bool, source: str) -> Cell:
+def _cell(run: Outcome, best: bool, source: Source) -> Cell:
     if run is None:
         return MISSING
     if isinstance(run, str):

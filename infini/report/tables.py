@@ -13,6 +13,7 @@ DASH = "\N{EM DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 Origin = Literal["measured", "quoted", "computed", "missing"]
+Source = Literal["", "paper", "published", "yours"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Cell:
     """sd: standard deviation over seeds; se: standard error, see infini.report.stats."""
     n_seeds: int = 0
     run_ids: tuple[str, ...] = ()
-    source: Literal["", "paper", "published", "yours"] = ""
+    source: Source = ""
 
 
 MISSING = Cell(DASH, "missing")
