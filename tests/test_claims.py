@@ -39,7 +39,9 @@ def verdicts(runs: list[RunRecord]) -> dict[str, tuple[str, str]]:
 
 def test_without_runs_nothing_is_said_but_arithmetic() -> None:
     found = verdicts([])
-    assert {name for name, (verdict, _) in found.items() if verdict == "holds"} == {"memory_ratio"}
+    sizes = {f"size_{model}" for model in ("transformer_xl", "memorizing", "rmt", "infini_linear")}
+    assert {name for name, (verdict, _) in found.items() if verdict == "holds"} == {"memory_ratio"} | sizes
+    assert found["size_rmt"][1] == "2,457,600"
     assert found["memory_ratio"][1].startswith("115.7x")
     assert {verdict for verdict, _ in found.values()} == {"holds", "not measured yet", "not testable at this scale"}
 

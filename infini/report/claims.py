@@ -13,7 +13,7 @@ from typing import Any
 from infini.report.claims_passkey import passkey_claims
 from infini.report.claims_summaries import summary_claims
 from infini.report.claims_text import gate_claims, language_modelling_claims, longer_training_claims, sweep_claims
-from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1
+from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed
 from infini.report.selection import checked
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
 from infini.report.verdicts import Claim, Evidence, Finding
@@ -58,6 +58,7 @@ def claims(evidence: Evidence, benchmarks: Mapping[str, str]) -> list[Claim]:
     """All claims, in the paper's order."""
     return [
         _memory_ratio(),
+        *_printed_sizes(),
         *language_modelling_claims(benchmarks),
         *sweep_claims(benchmarks),
         *longer_training_claims(),
@@ -84,3 +85,19 @@ def _memory_ratio() -> Claim:
         "comes out, are 114 times Infini-Transformer's memory or more",
         judge,
     )
+
+
+def _printed_sizes() -> list[Claim]:
+    """The memory sizes of Table 2, each by the formula of Table 1."""
+
+    def claim(model: str, text: str, value: float, assumption: str) -> Claim:
+        found = f"{value / 1e6:.1f}M" if value < 1e7 else f"{value / 1e6:.0f}M"
+        return Claim(
+            f"size_{model}",
+            f"{TABLE1[model].title}: a memory of {text}",
+            "Tables 1 and 2",
+            f"arithmetic, no run: Table 1's formula at the paper's sizes, rounded; assumed: {assumption}",
+            lambda _: Finding("holds" if found == text else "does not hold", f"{value:,.0f}"),
+        )
+
+    return [claim(*entry) for entry in printed() if entry[1].endswith("M")]
