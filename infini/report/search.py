@@ -33,8 +33,6 @@ class SearchReport:
     """Scale -> its rates; `rates` are those of the scale that is chosen."""
     settings: list[str] = field(default_factory=list)
     """What every training of the search sets beside its rate, such as fewer steps."""
-    settings_at: dict[str, list[str]] = field(default_factory=dict)
-    """Scale -> its settings; `settings` are those of the scale that is chosen."""
     factor: float = 2.0
     """Between a rate and the next where the grid is extended, for all models: the best of none may be at its edge."""
     most: int = 9
