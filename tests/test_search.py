@@ -21,7 +21,7 @@ from infini.config import compose, config_hash
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.load import load_report
-from infini.report.search import SearchReport, best_rate, build_search, extended, tuned_yaml
+from infini.report.search import SearchReport, at_the_edge, best_rate, build_search, next_rate, tuned_yaml
 
 
 def run(loss: float | None, model: str = "rmt") -> RunRecord:
@@ -38,10 +38,15 @@ def test_the_best_rate_is_known_when_every_rate_was_tried() -> None:
     assert best_rate({0.1: run(None), 0.2: run(None)}) is None
 
 
-def test_the_grid_grows_where_a_best_rate_is_at_its_edge() -> None:
-    assert extended([0.1, 0.2, 0.4], [0.2, None], 2.0) == [0.1, 0.2, 0.4]
-    assert extended([0.1, 0.2, 0.4], [0.2, 0.4], 2.0) == [0.1, 0.2, 0.4, 0.8]
-    assert extended([0.1, 0.2, 0.4], [0.1, 0.4], 2.0) == [0.05, 0.1, 0.2, 0.4, 0.8]
+def test_the_grid_grows_beyond_its_better_edge() -> None:
+    assert at_the_edge({0.1: run(4.0), 0.2: run(3.0)}) and not at_the_edge(
+        {0.1: run(4.0), 0.2: run(3.0), 0.4: run(5.0)}
+    )
+    assert next_rate({0.1: run(4.0), 0.2: run(3.0)}, 2.0) == 0.4
+    assert next_rate({0.1: run(3.0), 0.2: run(4.0)}, 2.0) == 0.05
+    assert next_rate({0.1: run(4.0), 0.2: run(3.0), 0.4: run(5.0)}, 2.0) == 0.05
+    assert next_rate({0.1: run(4.0), 0.2: run(3.0), 0.4: "it diverged"}, 3.0) == pytest.approx(0.1 / 3, rel=1e-5)
+    assert next_rate({0.1: run(4.0), 0.2: None}, 2.0) is None
 
 
 def test_a_file_of_the_best_rate_is_a_configuration_that_names_its_runs() -> None:
@@ -113,15 +118,16 @@ def test_every_model_gets_as_many_runs_and_a_second_search_none(
 ) -> None:
     words = [*WORDS, f"results_dir={tmp_path}"]
     assert main(["reproduce", *words]) == 0
-    rates = [0.005, 0.01, 0.02, 0.04, 0.08]
-    assert sorted(trained) == sorted((model, rate) for model in ("rmt", "local") for rate in rates)
+    # Five until RMT's best is inside its grid, and as many for the other, beyond its better edge.
+    rates = {"rmt": [0.005, 0.01, 0.02, 0.04, 0.08], "local": [0.00125, 0.0025, 0.005, 0.01, 0.02]}
+    assert sorted(trained) == sorted((model, rate) for model in rates for rate in rates[model])
     assert "4.0000*" in capfd.readouterr().out
     assert yaml.safe_load((tmp_path / "tuned" / "pg19_laptop_rmt_muon.yaml").read_text()) == {"optimizer": {"lr": 0.04}}
     assert yaml.safe_load((tmp_path / "tuned" / "pg19_laptop_local_muon.yaml").read_text()) == {
         "optimizer": {"lr": 0.01}
     }
     assert main(["reproduce", *words]) == 0
-    assert len(trained) == 2 * len(rates)
+    assert len(trained) == 10
     assert "0.08" in capfd.readouterr().out
 
 
@@ -155,14 +161,14 @@ def test_a_grid_that_may_not_grow_says_so(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("report.rates=[0.1,0.2]", r"report.rates=\[0.1, 0.2\]: must be three rates above 0, or more"),
+        ("report.rates=[0.1]", r"report.rates=\[0.1\]: must be two rates above 0, or more"),
         ("report.rates=[0.1,0.3,0.2]", "must ascend"),
-        ("report.rates=0.01", "report.rates=0.01: must be three rates above 0, or more"),
+        ("report.rates=0.01", "report.rates=0.01: must be two rates above 0, or more"),
         ("report.settings=[recipe.steps]", r"report.settings=\['recipe.steps'\]: must be a list of key=value"),
         ("report.settings=1", "report.settings=1: must be a list of key=value"),
         ("report.factor=1", "report.factor=1.*: must be above 1"),
         ("report.factor=abc", "report.factor='abc': must be above 1"),
-        ("report.most=2", "report.most=2: must be at least the 3 rates"),
+        ("report.most=1", "report.most=1: must be at least the 2 rates"),
     ],
 )
 def test_what_is_wrong_is_one_line(override: str, message: str) -> None:
@@ -284,7 +290,7 @@ def test_losses_on_other_texts_are_not_of_this_search(
     assert main(["reproduce", *words]) == 0 and len(trained) == 3
     monkeypatch.setattr(search, "newest_on_the_data", lambda cfg, runs, split: None)
     assert main(["reproduce", *words]) == 0 and len(trained) == 6, "of texts that are others now"
-    newest = records.load_records(tmp_path)[-1]
+    newest = next(run for run in records.load_records(tmp_path) if run.config["optimizer"]["lr"] == 0.005)
     newest.run_id, newest.data["revision"], newest.started = "newest", "other", "2100-01-01T00:00:00Z"
     records.write_record(newest, tmp_path)
     capfd.readouterr()

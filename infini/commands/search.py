@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from infini.commands.train import train
 from infini.config import Config, compose, config_hash
 from infini.errors import InputError
 from infini.records import RunRecord, write_atomically
-from infini.report.search import KEY, Outcome, SearchReport, best_rate, build_search, extended, tuned_yaml
+from infini.report.search import KEY, Outcome, SearchReport, at_the_edge, best_rate, build_search, next_rate, tuned_yaml
 from infini.report.tables import RenderedReport
 
 Found = dict[str, dict[float, Outcome]]
@@ -73,6 +73,7 @@ class _Search:
         self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
         self.diverged = _Diverged(Path(cfg.results_dir))
         self.known: dict[str, list[RunRecord]] = {}
+        self.texts: dict[str, str | None] = {}
         for run in known:
             if run.verb == "train":
                 self.known.setdefault(config_hash(run.config), []).append(run)
@@ -82,41 +83,53 @@ class _Search:
         return [self.cfg.task.name] if names_a_task(self.overrides) else list(self.report.benchmarks)
 
     def grid(self, task: str, console: Console | None) -> Found:
-        """Every model at every rate, the grid extended while a best rate is at its edge.
+        """Every model at the report's rates and at as many more as it takes until no best rate is at the edge of its
+        model's grid; all models at as many.
 
         console: what is missing is trained, and announced there; None looks up only what is on record.
         """
-        rates = list(self.report.rates)
+        found: Found = {model: {} for model in self.report.models}
+        for model in found:
+            self._try_all(task, model, self.report.rates, found[model], console)
         while True:
-            found = self._all(task, rates, console)
-            wider = extended(rates, [best_rate(losses) for losses in found.values()], self.report.factor)
-            new = set(wider) - set(rates)
-            if not new or len(wider) > self.report.most:
-                return found
-            if console is None and not any(self._run(task, model, rate, None) for model in found for rate in new):
-                return found
-            rates = wider
-
-    def _all(self, task: str, rates: list[float], console: Console | None) -> Found:
-        found: Found = {
-            model: {rate: self._run(task, model, rate, console) for rate in rates} for model in self.report.models
-        }
-        runs = [run for losses in found.values() for run in losses.values() if isinstance(run, RunRecord)]
-        if runs:
-            # Losses on other texts are no losses of one search.
-            newest = max(runs, key=lambda run: (run.started, run.run_id)).data.get("revision")
             for model, losses in found.items():
-                losses |= {rate: None for rate in rates if self._revision(task, model, rate, losses[rate]) != newest}
-        return found
+                while at_the_edge(losses) and self._widen(task, model, losses, console):
+                    pass
+            most = max(map(len, found.values()))
+            # As many for those whose best was inside their grid before.
+            short = [model for model, losses in found.items() if len(losses) < most]
+            if not sum([self._widen(task, model, found[model], console) for model in short]):
+                return found
 
-    def _revision(self, task: str, model: str, rate: float, outcome: Outcome) -> str | None:
-        """Which texts an outcome is of."""
-        if isinstance(outcome, RunRecord):
-            return outcome.data.get("revision")
-        kept = self.diverged.of(config_hash(self.cells[task, model, rate][1]))
-        return None if kept is None else kept["revision"]
+    def _widen(self, task: str, model: str, losses: dict[float, Outcome], console: Console | None) -> bool:
+        """One more rate; whether there is one: it may be one too many, or not on record where nothing is trained."""
+        rate = next_rate(losses, self.report.factor)
+        if rate is None or len(losses) >= self.report.most:
+            return False
+        outcome = self._run(task, model, rate, console)
+        if console is None and outcome is None:
+            return False
+        losses[rate] = outcome
+        return True
 
-    def _run(self, task: str, model: str, rate: float, console: Console | None) -> Outcome:
+    def _try_all(
+        self, task: str, model: str, rates: Sequence[float], losses: dict[float, Outcome], console: Console | None
+    ) -> None:
+        for rate in rates:
+            losses[rate] = self._run(task, model, rate, console)
+
+    def _newest_texts(self, task: str) -> str | None:
+        """Content hash of what the newest training at the report's rates read: losses on other texts are no losses of
+        one search."""
+        if task not in self.texts:
+            cells = [self._cell(task, model, rate) for model in self.report.models for rate in self.report.rates]
+            runs = [run for _, cfg in cells for run in self.known.get(config_hash(cfg), [])]
+            newest = max(runs, key=lambda run: (run.started, run.run_id), default=None)
+            self.texts[task] = None if newest is None else newest.data.get("revision")
+        return self.texts[task]
+
+    def _cell(self, task: str, model: str, rate: float) -> tuple[list[str], Config]:
+        """The command line of a training, and its configuration."""
         cell = task, model, rate
         if cell not in self.cells:
             set_here = ("task=", "model=", "seed=", f"{KEY}=")
@@ -124,13 +137,19 @@ class _Search:
             chosen = [f"task={task}", f"model={model}", *self.report.settings, *others]
             words = [*chosen, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
             self.cells[cell] = words, compose(words)
-        words, cfg = self.cells[cell]
+        return self.cells[cell]
+
+    def _run(self, task: str, model: str, rate: float, console: Console | None) -> Outcome:
+        words, cfg = self._cell(task, model, rate)
         key = config_hash(cfg)
         runs = self.known.get(key, [])
         diverged = self.diverged.of(key)
         if console is None:
             # Where nothing is to be trained, the data need not be here.
-            return next(reversed(runs), None) or (None if diverged is None else diverged["message"])
+            texts = self._newest_texts(task)
+            on_record = [run for run in runs if run.data.get("revision") == texts]
+            failed = diverged["message"] if diverged is not None and diverged["revision"] == texts else None
+            return on_record[-1] if on_record else failed
         if (done := newest_on_the_data(cfg, runs, "train")) is not None:
             return done
         if diverged is not None and diverged["revision"] == data_revision(cfg, "train"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,21 +28,21 @@ class SearchReport:
     benchmarks: dict[str, str]
     """Task name -> title of its table."""
     rates: list[float] = field(default_factory=list)
-    """Rates that every model is trained at first, ascending."""
+    """Rates that every model is trained at first, ascending; then each at others, as many for all."""
     rates_at: dict[str, list[float]] = field(default_factory=dict)
     """Scale -> its rates; `rates` are those of the scale that is chosen."""
     settings: list[str] = field(default_factory=list)
     """What every training of the search sets beside its rate, such as fewer steps."""
     factor: float = 2.0
-    """Between a rate and the next where the grid is extended, for all models: the best of none may be at its edge."""
+    """Between a rate and the next where a model's grid is extended: no best rate may be at the edge of its grid."""
     most: int = 9
     """Rates at most."""
     note: str = ""
 
     def __post_init__(self) -> None:
         rates = self.rates
-        if not isinstance(rates, list) or len(rates) < 3 or any(not _number(rate) or rate <= 0 for rate in rates):
-            raise InputError(f"report.rates={rates}: must be three rates above 0, or more")
+        if not isinstance(rates, list) or len(rates) < 2 or any(not _number(rate) or rate <= 0 for rate in rates):
+            raise InputError(f"report.rates={rates}: must be two rates above 0, or more")
         if sorted(set(rates)) != list(rates):
             raise InputError(f"report.rates={rates}: must ascend")
         settings = self.settings
@@ -84,14 +84,17 @@ def best_rate(found: Losses) -> float | None:
     return rate if math.isfinite(loss_of(found[rate])) else None
 
 
-def extended(rates: Sequence[float], best: Sequence[float | None], factor: float) -> list[float]:
-    """The grid with one more rate below or above where a model's best is at that edge."""
-    grid = list(rates)
-    if rates[0] in best:
-        grid.insert(0, float(f"{rates[0] / factor:.6g}"))
-    if rates[-1] in best:
-        grid.append(float(f"{rates[-1] * factor:.6g}"))
-    return grid
+def at_the_edge(found: Losses) -> bool:
+    """Whether the best rate is the lowest or the highest that was tried: a better one may lie beyond."""
+    return best_rate(found) in (min(found), max(found))
+
+
+def next_rate(found: Losses, factor: float) -> float | None:
+    """One more rate, beyond the edge of the grid that has the lower loss; None before every rate has been tried."""
+    if best_rate(found) is None:
+        return None
+    low, high = min(found), max(found)
+    return float(f"{(low / factor if loss_of(found[low]) <= loss_of(found[high]) else high * factor):.6g}")
 
 
 def tuned_yaml(found: Losses) -> str | None:
@@ -100,7 +103,7 @@ def tuned_yaml(found: Losses) -> str | None:
     None where there is no best rate, or it is at the edge of the grid: the best may lie beyond.
     """
     best = best_rate(found)
-    if best is None or best in (min(found), max(found)):
+    if best is None or at_the_edge(found):
         return None
     tried = [
         f"# {rate:g}: {loss_of(run):.4f} ({run.run_id})" if isinstance(run, RunRecord) else f"# {rate:g}: {run}"
@@ -121,7 +124,7 @@ def build_search(
         for model, losses in models.items():
             best = best_rate(losses)
             cells = [_cell(losses.get(rate), rate == best, source) for rate in rates]
-            edge = best in (rates[0], rates[-1])
+            edge = bool(losses) and at_the_edge(losses)
             chosen = MISSING if best is None else Cell(f"{best:g}{' (at the edge)' if edge else ''}", "computed", best)
             rows.append(Row(model, model, (*cells, chosen)))
         columns = (*(f"{rate:g}" for rate in rates), "Best")
