@@ -41,6 +41,12 @@ UNUSABLE_DISK = (
 )
 """Errors of a disk that is full or may not be written, or of a path that cannot be: the user's to mend."""
 
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+TOO_LARGE = (
+    "these sizes do not fit into memory; lower dims.d_model, dims.d_ff, dims.n_layers, recipe.batch_size, "
+    "recipe.segments_per_sequence, scale.vocab_size or task.examples"
+)
+
 
 @dataclass(frozen=True)
 class Verb:
@@ -82,6 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _dispatch(arguments)
     except InputError as error:
         print(f"infini: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return USAGE_ERROR
+    except MemoryError:
+        print(f"infini: error: {TOO_LARGE}", file=sys.stderr)
+        return USAGE_ERROR
+    except RuntimeError as error:
+        # torch says so in words alone; its OutOfMemoryError is a RuntimeError too.
+        if not any(said in str(error) for said in NO_MEMORY):
+            raise
+        print(f"infini: error: {TOO_LARGE}", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:
         # Who reads has enough, as `| head`; Python would complain again when it flushes at the end.
@@ -146,6 +161,12 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if arguments[0] == "completion":
         return _completion(arguments[1:])
+    for word in arguments:
+        # Records and checkpoints are UTF-8, and hold the command line.
+        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in word):
+            raise InputError(f"{word.encode(errors='replace').decode()!r}: holds bytes that are not UTF-8")
+        if "\0" in word:
+            raise InputError(f"{word!r}: holds a zero byte")
     name, rest = arguments[0], arguments[1:]
     if name not in VERBS:
         known = [*VERBS, "completion", "help"]
@@ -163,6 +184,7 @@ def _dispatch(arguments: list[str]) -> int:
         if word.startswith("-"):
             raise InputError(f"{word!r}: no such option; allowed: -m, --multirun, -h, --help")
     if multirun:
+        _refuse_unread(name, words)
         return _sweep(name, words)
     if name == "generate":
         texts, words = _take_texts(words)
@@ -171,6 +193,7 @@ def _dispatch(arguments: list[str]) -> int:
         texts, settings = _take_texts([word for word in words if "=" in word])
         paths = [word for word in words if "=" not in word]
         return _run(name, SUMMARIZE + settings, texts=texts, paths=paths)
+    _check_lengths(words)
     words = [_bracketed(word) for word in words]
     if name == "publish":
         ids = [word for word in words if "=" not in word]
@@ -211,6 +234,17 @@ def _bracketed(word: str) -> str:
     """`length=32K,1M` as the list it means; without -m several lengths or depths are one run."""
     key, _, value = word.partition("=")
     return f"{key}=[{value}]" if key in LISTS and "," in value and not value.startswith("[") else word
+
+
+def _check_lengths(words: Sequence[str]) -> None:
+    """Raises InputError for a length that is none, as it was typed: by Hydra's grammar 1e6 is 1000000.0."""
+    from infini.lengths import parse_length
+
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "length" and re.fullmatch(r"[\[\]\w.,+ -]+", value) and value != "null":
+            for text in value.strip("[] ").split(","):
+                parse_length(text.strip())
 
 
 def _take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
@@ -295,6 +329,10 @@ def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | No
             progress.done(job)
     except InputError as error:
         return str(error)
+    except OSError as error:
+        if error.errno not in UNUSABLE_DISK:
+            raise
+        return f"{error.filename}: {error.strerror}"
     finally:
         sys.argv = sweep_argv
     return f"exit code {code}" if code else None

@@ -15,12 +15,33 @@ GRID = tuple(round(0.05 * step, 2) for step in range(21))
 """Depths of `depth=grid`, those of the needle-in-a-haystack tests of others."""
 
 
+LONGEST = 2**40
+"""Tokens of the longest text that may be asked for: numbers of tokens and bytes of it still fit where they must."""
+
+
 def parse_length(text: str | int) -> int:
-    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, a plain integer itself; anything else InputError."""
+    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, a plain integer itself; InputError for anything else, and
+    for more than LONGEST."""
     match = re.fullmatch(r"([1-9][0-9]{0,14})([KM]?)", str(text)) if isinstance(text, str | int) else None
     if match is None:
-        raise InputError(f"length={text!r}: must be a positive integer, or one followed by K (1,024) or M (1,048,576)")
-    return int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
+        allowed = "must be a positive integer, or one followed by K (1,024) or M (1,048,576), as 131072, 32K or 1M"
+        raise InputError(f"length={text!r}: {allowed}{_meant(str(text))}")
+    tokens = int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
+    if tokens > LONGEST:
+        raise InputError(f"length={text!r}: must be at most {format_length(LONGEST)} tokens")
+    return tokens
+
+
+def _meant(text: str) -> str:
+    """`; did you mean 1000000?` for 1e6, `... 32K` for 32k or 32X; nothing where no length is near."""
+    number = re.fullmatch(r"([1-9][0-9]{0,11})([A-Za-z])[A-Za-z]?", text)
+    if number is not None and number[2] not in "eE":
+        return f"; did you mean {number[1]}{'M' if number[2] in 'mM' else 'K'}?"
+    try:
+        value = float(text)
+    except ValueError:
+        return ""
+    return f"; did you mean {int(value)}?" if value.is_integer() and 1 <= value <= LONGEST else ""
 
 
 def format_length(tokens: int) -> str:

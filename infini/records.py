@@ -16,6 +16,7 @@ import re
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -112,6 +113,8 @@ class RunRecord:
         for name, kind in _FIELD_KINDS.items():
             if not isinstance(raw[name], kind):
                 raise ValueError(f"field {name!r} holds a {type(raw[name]).__name__}")
+        if any(not isinstance(entry, dict) for entry in raw["results"].values()):
+            raise ValueError("field 'results' holds what is no result")
         if sha256 is not None and sha256 != _checksum(raw):
             raise ValueError("its checksum is of another content")
         return cls(**raw)
@@ -167,7 +170,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to `path`, replacing what was there; a reader sees the old file or the new one, never half.
 
     Folders are created. When writing fails, nothing is left behind and what was at `path` stays.
+
+    Raises:
+        InputError: something other than a file is there, such as a folder or a device.
     """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is no file; it is not replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -180,6 +188,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         name_file(error, path)
         raise
+
+
+def check_writable(results_dir: str) -> None:
+    """Raise InputError when results_dir cannot be written."""
+    try:
+        Path(results_dir).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results_dir):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"results_dir={results_dir!r}: cannot be written ({error.strerror}); name a folder that can"
+        ) from error
 
 
 def name_file(error: BaseException, path: Path) -> None:
@@ -218,7 +238,7 @@ def read_record(path: str | Path) -> RunRecord:
     path = Path(path)
     try:
         record = RunRecord.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged run record: {error}") from error
     if record.run_id != path.stem:
         raise InputError(f"{path}: damaged run record: it holds run {record.run_id!r}")

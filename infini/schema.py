@@ -19,6 +19,8 @@ from infini.lengths import parse_depths, parse_lengths
 from infini.schema_running import DecodingConfig, LoggerConfig, ParallelConfig, SuiteConfig
 
 LISTS = ("length", "depth")
+MOST_ROWS = 2**20
+"""Of a batch, and examples of a cell: more would fill any memory before anything is said of it."""
 """Root keys that are lists; one value is a list of one."""
 TEXTS = ("prompt", "save_state", "load_state", "output")
 """Root keys of `infini generate` whose values are taken as they are typed, without the grammar of the others."""
@@ -286,6 +288,7 @@ class RecipeConfig:
         names = ("batch_size", "segments_per_sequence", "excerpt_tokens", "steps", "loss_chunk", "save_every")
         at_least("recipe", self, 1, *names, "checkpoint_segments")
         at_least("recipe", self, 0, "warmup_steps")
+        require(self.batch_size <= MOST_ROWS, "recipe.batch_size", self.batch_size, f"must be at most {MOST_ROWS}")
         within = self.warmup_steps <= self.steps
         require(within, "recipe.warmup_steps", self.warmup_steps, f"must be at most recipe.steps={self.steps}")
         one_of("recipe.schedule", self.schedule, ("cosine", "constant"))

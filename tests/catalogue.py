@@ -20,13 +20,16 @@ from spoiling import (
     cut,
     damaged,
     damaged_record,
+    described,
     flipped,
     full_disk,
     full_disk_for_weights,
     hostile_folder,
     hostile_weights,
+    in_the_way,
     lines,
     named,
+    nested_record,
     no_folder,
     no_larger_files,
     not_finite,
@@ -35,6 +38,7 @@ from spoiling import (
     prompt_file,
     saved_state,
     spoiled,
+    strange_entry,
     summarised,
     trained,
 )
@@ -62,10 +66,25 @@ CASES = [
     ),
     Case("a value of the wrong kind", lines("train seed=x", "train dims.n_layers=2.5", "train recipe.steps=many")),
     Case("a value out of range", lines("train recipe.steps=0", "train dims.n_heads=0", "train optimizer.lr=-1")),
+    Case(
+        "an option of a model out of range",
+        [*trained("model.rope_base=0"), *trained("model=rmt", "model.rope_base=-3")],
+    ),
+    Case(
+        "sizes that no memory holds", [*trained("dims.d_model=99999999999"), *trained("recipe.batch_size=1000000000")]
+    ),
+    Case("a strategy that is not here", [*trained("parallel.strategy=fsdp"), *trained("parallel.strategy=deepspeed")]),
+    Case("a word that is not UTF-8", [*trained("results_dir=/tmp/\udce9"), *trained("prompt=\udce9", verb="generate")]),
+    Case("what a verb does not read", lines("train checkpoint=zz", "train -m checkpoint=zz seed=1", "table prompt=a")),
     Case("values that do not fit each other", lines("train dims.n_heads=4 dims.n_kv_heads=3")),
     Case(
         "a length that is none",
-        lines(*(f"eval task=passkey length={text}" for text in ("1X", "0", "-1", "1e6", "", "1.5K", "32K,1X"))),
+        lines(
+            *(
+                f"eval task=passkey length={text}"
+                for text in ("1X", "0", "-1", "1e6", "", "1.5K", "32K,1X", "32k", "9999999M")
+            )
+        ),
     ),
     Case("a depth that is none", lines("eval task=passkey depth=middel", "eval task=passkey depth=1.5")),
     Case(
@@ -78,6 +97,14 @@ CASES = [
     Case("a book that is binary", spoiled("train1.txt", bytes(range(256)) * 20, b"\x89PNG\r\n\x1a\n" + b"\x00" * 99)),
     Case("a book in UTF-16", spoiled("train1.txt", "A book.".encode("utf-16"), "A book.".encode("utf-16-be"))),
     Case(
+        "a book that is no file",
+        [
+            strange_entry(lambda path: path.symlink_to("nothing")),
+            strange_entry(lambda path: path.symlink_to(path)),
+            strange_entry(lambda path: path.mkdir()),
+        ],
+    ),
+    Case(
         "a report without a split", [*trained("report=lr_search", verb="eval"), *trained("report=claims", verb="eval")]
     ),
     Case("a checkpoint that is not there", [*trained("checkpoint=none", verb="eval"), *trained("init_from=none")]),
@@ -89,12 +116,26 @@ CASES = [
         "a damaged tokenizer",
         [*damaged("tokenizer.json", cut(0), cut(0.5)), *damaged("tokenizer.json", cut(0.5), verb="generate")],
     ),
+    Case(
+        "a description of no model",
+        [
+            described(dims={}),
+            described(dims={"d_model": "many"}),
+            described(vocab_size=10**15),
+            described(config=None),
+            described(tokenizer_hash=None),
+        ],
+    ),
     Case("a checkpoint of another model", named("eval", "checkpoint", "model=local")),
     Case("a checkpoint of other sizes", trained("dims.d_model=32", verb="eval")),
     Case("weights of other sizes to start from", named("train", "init_from", "dims.d_model=32")),
     Case("a checkpoint of another tokenizer", [other_tokenizer]),
     Case("a pickle that would run code", [hostile_weights, hostile_folder]),
-    Case("a damaged record", [damaged_record(b""), damaged_record(b"\x00\xff"), damaged_record(b"}"), changed_digit]),
+    Case(
+        "a damaged record",
+        [damaged_record(b""), damaged_record(b"\x00\xff"), damaged_record(b"}"), changed_digit, nested_record],
+    ),
+    Case("a folder where a file is to be written", [in_the_way]),
     Case(
         "no space left",
         [

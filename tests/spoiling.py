@@ -19,6 +19,7 @@ import torch
 from tiny_runs import TINY, write_corpus
 
 import cli
+from infini.training.checkpoint import DESCRIPTION, checksum
 from infini.training.module import LanguageModelModule
 
 
@@ -138,6 +139,42 @@ def changed_digit(place: Place) -> list[str]:
     return place.line("table")
 
 
+def nested_record(place: Place) -> list[str]:
+    """The table of a record that is nothing but brackets."""
+    (path,) = (place.results / "runs").glob("*.json")
+    path.write_text("[" * 200_000, encoding="utf-8")
+    return place.line("table")
+
+
+def described(**changes: Any) -> Try:
+    """An evaluation of a checkpoint whose description says something else, with a checksum that fits; None: nothing."""
+
+    def describe(place: Place) -> list[str]:
+        path = place.checkpoint / DESCRIPTION
+        description = json.loads(path.read_text(encoding="utf-8")) | changes
+        found = {key: value for key, value in description.items() if value is not None and key != "description_sha256"}
+        path.write_text(json.dumps(found | {"description_sha256": checksum(found)}), encoding="utf-8")
+        return place.line("eval")
+
+    return describe
+
+
+def strange_entry(make: Callable[[Path], None]) -> Try:
+    """A training on a folder of books in which something is no file."""
+
+    def put(place: Place) -> list[str]:
+        make(place.books / "train" / "strange.txt")
+        return place.line("train", "seed=2")
+
+    return put
+
+
+def in_the_way(place: Place) -> list[str]:
+    """A folder where the table is to be written."""
+    (place.results / "tables" / "table2_lm_laptop.md").mkdir(parents=True)
+    return place.line("table", "report.aggregate=newest")
+
+
 def no_larger_files(place: Place) -> list[str]:
     """The system lets no file grow beyond 20,000 bytes (as `ulimit -f`, or a quota)."""
     resource = pytest.importorskip("resource")
@@ -148,7 +185,7 @@ def no_larger_files(place: Place) -> list[str]:
 
 
 def full_disk(call: str, number: int, verb: str = "train") -> Try:
-    """No space left at the flush or the rename of this number."""
+    """No space left at the flush or the rename of this number, by an error that names no file, as the system's."""
 
     def fill(place: Place) -> list[str]:
         real, seen = getattr(os, call), []
@@ -156,7 +193,7 @@ def full_disk(call: str, number: int, verb: str = "train") -> Try:
         def failing(*given: Any) -> Any:
             seen.append(given)
             if len(seen) == number:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(*given)
 
         place.patch.setattr(os, call, failing)

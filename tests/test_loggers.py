@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +51,63 @@ def test_curves_go_to_a_csv_file_by_default_and_every_sitting_keeps_its_own(
     assert steps == [[9, 19], [29]]
 
 
-@pytest.mark.parametrize(("key", "mode"), [("", "offline"), ("0" * 40, None)])
-def test_wandb_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, mode: str | None) -> None:
+def netrc(folder: Path, text: str) -> Path:
+    path = folder / "netrc"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("variables", "login", "modes", "said"),
+    [
+        ({}, "", ["offline"], ""),
+        ({"WANDB_API_KEY": "0" * 40}, "", ["online"], ""),
+        ({}, "machine api.wandb.ai login user password key", ["online"], ""),
+        ({"WANDB_API_KEY": "0" * 40, "WANDB_MODE": "offline"}, "", ["offline"], ""),
+        ({"WANDB_API_KEY": "bad"}, "", ["online", "offline"], "logger=wandb: cannot come online (no network); goes"),
+    ],
+    ids=["nobody", "a key", "a login", "told to", "no network"],
+)
+def test_wandb_asks_nothing_and_stops_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    variables: dict[str, str],
+    login: str,
+    modes: list[str],
+    said: str,
+) -> None:
     wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "")
-    monkeypatch.delenv("WANDB_MODE")
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(netrc(tmp_path, login)))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setattr(type(wandb.api), "api_key", property(lambda self: key))
-    made = loggers.make_logger("wandb", tmp_path / "logs", "run-1")
-    assert os.environ.get("WANDB_MODE") == mode
-    assert made._wandb_init["id"] == "run-1" and made._wandb_init["project"] == "infini"
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    asked: list[str] = []
+
+    def init(settings: Any, **options: Any) -> Any:
+        asked.append(settings.mode)
+        assert options["id"] == "run-1" and options["project"] == "infini"
+        if settings.mode == "online" and len(modes) > 1:
+            assert settings.init_timeout <= 30
+            raise wandb.errors.CommError("no network\nlong story")
+        return real(settings=wandb.Settings(mode="disabled"))
+
+    real = wandb.init
+    monkeypatch.setattr(wandb, "init", init)
+    loggers.make_logger("wandb", tmp_path / "logs", "run-1")
+    loggers.close_loggers()
+    assert asked == modes
+    assert said in capfd.readouterr().err
+
+
+def test_a_mode_that_wandb_does_not_have_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    with pytest.raises(InputError, match="^WANDB_MODE='ofline': must be one of .*did you mean 'offline'"):
+        loggers.make_logger("wandb", tmp_path / "logs", "run-1")
 
 
 def test_wandb_goes_offline_where_nobody_is_logged_in(

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from infini.config import Config, compose
+from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes, reset_peak_memory
-from infini.models import build_model
+from infini.models import build_model, kind_of
 from infini.ops.cross_entropy import summed_cross_entropy
 from infini.precision import autocast, uses_bfloat16
 from infini.progress import progress_bar
@@ -37,6 +38,8 @@ class Setting:
         """The model of that name with its options and these settings, at the configuration's sizes and seed."""
         others = [text for text in self.overrides if not text.startswith("model=")]
         options = compose([*others, f"model={name}", *settings]).model
+        if kind_of(name) not in (None, "language_model"):
+            raise InputError(f"suite.models: {name} is a {kind_of(name)}; this suite takes language models")
         torch.manual_seed(self.cfg.seed)
         return build_model(options, self.cfg.dims, VOCABULARY).to(self.device)
 

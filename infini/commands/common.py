@@ -6,7 +6,6 @@ import ctypes
 import importlib
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -83,7 +82,7 @@ def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:
     from tasks.text import TextTokenizer
 
     tokenizer = TextTokenizer.load(folder / TOKENIZER)
-    if tokenizer.hash != description["tokenizer_hash"]:
+    if tokenizer.hash != description.get("tokenizer_hash"):
         raise InputError(f"checkpoint={str(folder)!r}: {TOKENIZER} is not the one the model was trained with")
     return tokenizer
 
@@ -130,17 +129,6 @@ def data_revision(cfg: Config, split: str) -> str:
     return str(load_data_module(cfg).revision(split))
 
 
-def _check_writable(results_dir: str) -> None:
-    try:
-        Path(results_dir).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=results_dir):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"results_dir={results_dir!r}: cannot be written ({error.strerror}); name a folder that can"
-        ) from error
-
-
 def start_record(
     verb: str, cfg: Config, overrides: list[str], parent: str | None = None, model: str | None = None
 ) -> RunRecord:
@@ -148,7 +136,7 @@ def start_record(
 
     Raises InputError when results_dir cannot be written: better known now than after the run.
     """
-    _check_writable(cfg.results_dir)
+    records.check_writable(cfg.results_dir)
     model = model or str(cfg.model["name"])
     device = pick_device(cfg.parallel.accelerator)
     if slow := emulated_bfloat16(cfg.parallel.precision, device):

@@ -30,6 +30,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
         InputError: no run of the reports at this scale holds anything to draw.
     """
     refuse_seed("figure", overrides)
+    records.check_writable(cfg.results_dir)
     named = names_a_report(overrides)
     if not named:
         from infini.config import compose

@@ -26,6 +26,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     results_dir = Path(cfg.results_dir)
     if not results_dir.is_dir() and any(text.startswith("results_dir=") for text in overrides):
         raise InputError(f"results_dir={cfg.results_dir!r}: no such folder")
+    records.check_writable(cfg.results_dir)
     declared = load_report(cfg.report)
     if not isinstance(declared, SearchReport):
         refuse_seed("table", overrides)

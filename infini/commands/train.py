@@ -13,6 +13,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -53,6 +54,8 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     if cfg.parallel.devices != 1:
         raise InputError(f"parallel.devices={cfg.parallel.devices}: a training takes one device")
     check_kind(cfg)
+    # Before an hour of tokenising, not behind it.
+    records.check_writable(cfg.results_dir)
     _quiet()
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
@@ -195,7 +198,7 @@ def _warn(console: Console, text: str) -> None:
 def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:
     assert cfg.init_from is not None
     folder = named_folder("init_from", cfg.init_from, cfg.results_dir)
-    if read_description(folder).get("tokenizer_hash", tokenizer_hash) != tokenizer_hash:
+    if read_description(folder, "init_from").get("tokenizer_hash", tokenizer_hash) != tokenizer_hash:
         raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
     load_weights_into(model, folder)
 
@@ -204,22 +207,31 @@ def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints)
     callbacks: list[Callback] = [saving, TrainingProgress(cfg.recipe.steps, Console(stderr=True))]
     strategies = StrategyRegistry.available_strategies()
     one_of("parallel.strategy", cfg.parallel.strategy, ("auto", *strategies))
-    return lightning.Trainer(
-        accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=cfg.parallel.devices,
-        strategy=cfg.parallel.strategy,
-        precision="bf16-mixed" if uses_bfloat16(cfg.parallel.precision, device) else "32-true",
-        max_steps=cfg.recipe.steps,
-        max_epochs=-1,
-        gradient_clip_val=cfg.optimizer.clip_norm,
-        callbacks=callbacks,
-        plugins=[PlainFiles()],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        logger=make_logger(cfg.logger.name, Path(cfg.results_dir) / "logs", run_id),
-        log_every_n_steps=10,
-    )
+    options: dict[str, Any] = {
+        "accelerator": "gpu" if device.type == "cuda" else "cpu",
+        "devices": cfg.parallel.devices,
+        "strategy": cfg.parallel.strategy,
+        "precision": "bf16-mixed" if uses_bfloat16(cfg.parallel.precision, device) else "32-true",
+        "max_steps": cfg.recipe.steps,
+        "max_epochs": -1,
+        "gradient_clip_val": cfg.optimizer.clip_norm,
+        "callbacks": callbacks,
+        "plugins": [PlainFiles()],
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": make_logger(cfg.logger.name, Path(cfg.results_dir) / "logs", run_id),
+        "log_every_n_steps": 10,
+    }
+    try:
+        return lightning.Trainer(**options)
+    except (ValueError, ImportError, MisconfigurationException) as error:
+        if cfg.parallel.strategy == "auto":
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"parallel.strategy={cfg.parallel.strategy!r}: not here ({reason}); auto always works"
+        ) from error
 
 
 class TrainingProgress(Callback):

@@ -70,28 +70,30 @@ def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]
         partial.unlink(missing_ok=True)
         raise
     whole = description | {"weights_sha256": digest}
-    whole["description_sha256"] = _checksum(whole)
+    whole["description_sha256"] = checksum(whole)
     write_atomically(folder / DESCRIPTION, json.dumps(whole, indent=1).encode())
 
 
-def read_description(folder: Path) -> dict[str, Any]:
-    """What save_model was told, and weights_sha256. InputError when the folder is not a checkpoint or is damaged."""
+def read_description(folder: Path, setting: str = "checkpoint") -> dict[str, Any]:
+    """What save_model was told, and weights_sha256. setting: the key that names the folder. InputError when it is not a
+    checkpoint or is damaged."""
     path = folder / DESCRIPTION
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
-        if not {"run_id", "model", "dims", "vocab_size"} <= set(description):
-            raise ValueError("keys are missing")
+        if missing := sorted({"run_id", "model", "dims", "vocab_size"} - set(description)):
+            raise ValueError(f"{', '.join(missing)} missing")
         stated = description.pop("description_sha256", None)
         # Checkpoints of before checksums have neither.
-        if (stated or "weights_sha256" in description) and stated != _checksum(description):
+        if (stated or "weights_sha256" in description) and stated != checksum(description):
             raise ValueError("its checksum is another")
     except (OSError, ValueError, TypeError) as error:
         problem = f"has no {path.name}: not a checkpoint" if not path.exists() else f"{path.name} is damaged ({error})"
-        raise InputError(f"checkpoint={str(folder)!r}: {problem}") from error
+        raise InputError(f"{setting}={str(folder)!r}: {problem}") from error
     return dict(description)
 
 
-def _checksum(description: dict[str, Any]) -> str:
+def checksum(description: dict[str, Any]) -> str:
+    """Of a description without its own checksum."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
@@ -107,8 +109,11 @@ def load_model(
     """The model in evaluation mode, and its description. changes: options of the model that are to be others than it
     was trained with. InputError when weights and description do not fit."""
     description = read_description(folder)
-    options = description["model"] | dict(changes or {})
-    model = build_model(options, SimpleNamespace(**description["dims"]), description["vocab_size"])
+    try:
+        options = description["model"] | dict(changes or {})
+        model = build_model(options, SimpleNamespace(**description["dims"]), description["vocab_size"])
+    except (TypeError, AttributeError, KeyError, OverflowError) as error:
+        raise InputError(f"checkpoint={str(folder)!r}: {DESCRIPTION} describes no model ({error})") from error
     _load_weights(model, folder, description)
     return model.to(device).eval(), description
 
@@ -116,7 +121,7 @@ def load_model(
 def load_weights_into(model: torch.nn.Module, folder: Path) -> None:
     """Fill a model from the checkpoint that `init_from` names; InputError when a name or a shape differs, or a file is
     damaged."""
-    _load_weights(model, folder, read_description(folder), "init_from")
+    _load_weights(model, folder, read_description(folder, "init_from"), "init_from")
 
 
 def _load_weights(

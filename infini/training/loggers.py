@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import netrc
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
-from infini.errors import InputError
+from infini.errors import InputError, one_of
 
 
 def make_logger(name: str, folder: Path, run_id: str) -> Any:
     """Lightning's logger `name` (see LoggerConfig), with its files below `folder`; False for none.
 
-    Weights & Biases never asks anything: where nobody is logged in, and WANDB_MODE says nothing else, it goes offline.
+    Weights & Biases never asks anything: where nobody is logged in, and WANDB_MODE says nothing else, it goes offline,
+    and where it cannot come online, after WANDB_SECONDS.
     Raises InputError when the package is not installed.
     """
     try:
@@ -41,17 +45,37 @@ def close_loggers() -> None:
         wandb.finish()
 
 
+WANDB_MODES = ("online", "offline", "disabled", "dryrun")
+WANDB_SECONDS = 20
+"""How long Weights & Biases may take to come online."""
+
+
 def _wandb(folder: Path, run_id: str) -> Any:
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
     os.environ.setdefault("WANDB_SILENT", "true")
+    mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in() else "offline")
+    one_of("WANDB_MODE", mode, WANDB_MODES)
     folder.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {}
-    if "WANDB_MODE" not in os.environ and not wandb.api.api_key:
-        # Asked for the key, wandb has read its settings: for this process the environment comes too late.
-        os.environ["WANDB_MODE"] = "offline"
-    # Lightning's logger writes the older name for it.
-    if os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
-        options = {"offline": True, "settings": wandb.Settings(mode="offline")}
-    return WandbLogger(name=run_id, id=run_id, project="infini", save_dir=folder, resume="allow", **options)
+    begin = partial(wandb.init, id=run_id, name=run_id, project="infini", dir=str(folder), resume="allow")
+    try:
+        run = begin(settings=wandb.Settings(mode=mode, init_timeout=WANDB_SECONDS))
+    except Exception as error:  # a key that is none, no network, no such project: each has an error of its own
+        if mode != "online":
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(f"logger=wandb: cannot come online ({reason}); goes offline, see `wandb sync`", file=sys.stderr)
+        run = begin(settings=wandb.Settings(mode="offline"))
+    return WandbLogger(experiment=run)
+
+
+def _logged_in() -> bool:
+    """Whether a key is in the environment, or where `wandb login` puts it."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
