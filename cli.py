@@ -102,6 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Who reads has enough, as `| head`; Python would complain again when it flushes at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as ended:
+        # rich's way to say the same.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return 0
     except OSError as error:
         # A folder that the system refuses to make, as one in /proc, is the user's; any other missing file is a defect.
         refused = traceback.extract_tb(error.__traceback__)[-1].name in ("mkdir", "makedirs")

@@ -13,6 +13,7 @@ from infini import records
 from infini.commands.claims import FILE as CLAIMS_FILE
 from infini.commands.claims import claims_text, declared_report
 from infini.errors import InputError, did_you_mean
+from infini.progress import progress_bar
 from infini.records import RunRecord
 from infini.report.load import OfRuns, draw, load_report, names_a_report, refuse_seed, render, report_of_runs
 from infini.report.render import write_report
@@ -93,14 +94,22 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
     after = list({**before, **chosen}.values())
     scales = sorted({record.scale for record in after if record.verb == "eval" and record.task in tasks})
     shown = [(report, scale) for scale in scales] + _others(report, set(ids), after, published_dir)
-    rendered = [(found, render(found, scale, after)) for found, scale in shown]
-    claims = claims_text(CLAIMS_SCALE, after)
+    with progress_bar("making tables", len(shown) + 1, sys.stderr.isatty()) as advance:
+        rendered = []
+        for found, scale in shown:
+            rendered.append((found, render(found, scale, after)))
+            advance(1)
+        claims = claims_text(CLAIMS_SCALE, after)
+        advance(1)
 
     written = _copy(chosen, results_dir, published_dir)
-    for found, tables in rendered:
-        written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
-        for part in found.parts:
-            written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
+    figures = sum(len(found.parts) for found, _ in rendered)
+    with progress_bar("drawing figures", figures, sys.stderr.isatty()) as advance:
+        for found, tables in rendered:
+            written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
+            for part in found.parts:
+                written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
+                advance(1)
     records.write_atomically(published_dir / CLAIMS_FILE, claims.encode())
     behind = {
         run.run_id for scale in scales for part in report.parts for run in select_runs(part, scale, after).all_runs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from infini.commands.common import data_revision, names_a_task, newest_on_the_da
 from infini.commands.train import train
 from infini.config import Config, compose, config_hash
 from infini.errors import InputError
+from infini.progress import progress_bar
 from infini.records import RunRecord, write_atomically
 from infini.report.search import KEY, Outcome, SearchReport, at_the_edge, best_rate, build_search, next_rate, tuned_yaml
 from infini.report.tables import RenderedReport
@@ -53,7 +55,9 @@ def found_by_search(
 ) -> dict[str, Found]:
     """Task -> what is among the known records, as far as the grid has been extended; nothing is trained."""
     search = _Search(report, cfg, overrides, known)
-    return {task: search.grid(task, None) for task in search.tasks()}
+    tasks = search.tasks()
+    with progress_bar("looking up runs", len(tasks) * len(report.models), sys.stderr.isatty()) as advance:
+        return {task: search.grid(task, None, advance) for task in tasks}
 
 
 def table_of_search(report: SearchReport, cfg: Config, overrides: list[str]) -> RenderedReport:
@@ -82,15 +86,17 @@ class _Search:
         """The task that is named, or of which something is set; else all of the report."""
         return [self.cfg.task.name] if names_a_task(self.overrides) else list(self.report.benchmarks)
 
-    def grid(self, task: str, console: Console | None) -> Found:
+    def grid(self, task: str, console: Console | None, advance: Callable[[int], None] = lambda _: None) -> Found:
         """Every model at the report's rates and at as many more as it takes until no best rate is at the edge of its
         model's grid; all models at as many.
 
-        console: what is missing is trained, and announced there; None looks up only what is on record.
+        console: what is missing is trained, and announced there; None looks up only what is on record. advance: called
+        with 1 after each model.
         """
         found: Found = {model: {} for model in self.report.models}
         for model in found:
             self._try_all(task, model, self.report.rates, found[model], console)
+            advance(1)
         while True:
             for model, losses in found.items():
                 while at_the_edge(losses) and self._widen(task, model, losses, console):
