@@ -60,7 +60,8 @@ def _wandb(folder: Path, run_id: str) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     begin = partial(wandb.init, id=run_id, name=run_id, project="infini", dir=str(folder), resume="allow")
     try:
-        run = begin(settings=wandb.Settings(mode=mode, init_timeout=WANDB_SECONDS))
+        settings: dict[str, Any] = {"mode": mode, "init_timeout": WANDB_SECONDS}
+        run = begin(settings=wandb.Settings(**settings))
     except Exception as error:  # a key that is none, no network, no such project: each has an error of its own
         if mode != "online":
             raise
