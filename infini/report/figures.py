@@ -164,13 +164,13 @@ def gap_by_position(
             )
             axes.fill_between(position, mean - error, mean + error, color=shade, alpha=0.15, linewidth=0)
         axes.set_xscale("log")
-        axes.set_xlabel("position in the book (tokens)")
+        axes.set_xlabel("position in the document (tokens)")
         axes.set_ylabel(f"loss minus loss of {baseline}\n(nats a token, below 0: better)")
         n_seeds = len({run.seed for run in at_zero})
         synthetic = SYNTHETIC_MARK if any(run.synthetic for run in at_zero) else ""
         axes.set_title(
             f"Gap by position to {named.get(baseline, baseline)}, {n_seeds} seed{'s' * (n_seeds != 1)}{synthetic}\n"
-            "mean over books and seeds, band: one standard error, the larger of those over books and over seeds",
+            "mean over documents and seeds, band: one standard error, the larger of those over documents and over seeds",
             fontsize=9,
         )
         # Many curves leave no room for it.
