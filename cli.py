@@ -169,7 +169,7 @@ def _dispatch(arguments: list[str]) -> int:
     for word in arguments:
         # Records and checkpoints are UTF-8, and hold the command line.
         if any(0xD800 <= ord(letter) <= 0xDFFF for letter in word):
-            raise InputError(f"{word.encode(errors='replace').decode()!r}: holds bytes that are not UTF-8")
+            raise InputError(f"{word.encode(errors='replace').decode()!r}: is not UTF-8 text")
         if "\0" in word:
             raise InputError(f"{word!r}: holds a zero byte")
     name, rest = arguments[0], arguments[1:]

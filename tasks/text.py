@@ -120,10 +120,8 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
     if not paths:
         problem = "holds no .txt or .tex file" if folder.is_dir() else "does not exist"
         raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{_LAYOUT}")
-
-    for path in paths:
-        if not path.is_file():
-            raise InputError(f"{path}: a folder or a link to nothing, where a text should be: remove it")
+    for path in (path for path in paths if not path.is_file()):
+        raise InputError(f"{path}: a folder or a link to nothing, where a text should be: remove it")
 
     def read(index: int) -> str:
         if not (text := read_text(paths[index])).strip():

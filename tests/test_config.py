@@ -31,7 +31,7 @@ from infini.config import (
     expand_sweep,
 )
 from infini.errors import InputError
-from infini.lengths import parse_depths, parse_length
+from infini.lengths import LONGEST, parse_depths, parse_length
 from infini.schema import TASK_CONFIGS, groups, root_defaults
 
 SCHEMAS: dict[str, Any] = {
@@ -313,7 +313,11 @@ def test_identity_is_plain_json() -> None:
 @given(st.integers(1, 10**9), st.sampled_from([("", 1), ("K", 1024), ("M", 1024**2)]))
 def test_parse_length_multiplies(number: int, unit: tuple[str, int]) -> None:
     letter, factor = unit
-    assert parse_length(f"{number}{letter}") == number * factor
+    if number * factor > LONGEST:
+        with pytest.raises(InputError, match="^length='.*': must be at most 1048576M tokens$"):
+            parse_length(f"{number}{letter}")
+    else:
+        assert parse_length(f"{number}{letter}") == number * factor
 
 
 @given(st.text(max_size=8))

@@ -245,7 +245,7 @@ def test_activations_computed_again_give_the_same_gradients(name: str, unlimifor
 
 @pytest.mark.parametrize("name", MODELS)
 def test_embeddings_are_no_matrices_to_the_optimizer(name: str) -> None:
-    config: Any = SimpleNamespace(lr=0.1, gate_lr=0.1, weight_decay=0.1)
+    config: Any = SimpleNamespace(name="muon", lr=0.1, gate_lr=0.1, weight_decay=0.1)
     model = make(name)
     (matrices,) = [group["params"] for group in parameter_groups(model, config) if group["name"] == "matrices"]
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -139,7 +139,7 @@ def _streaming(setting: Setting) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     for name in _local_first(cfg):
         what = f"streaming {long:,} tokens through {name}, and {short:,} between its parts"
-        model = setting.build(name).eval()
+        model = setting.language_model(name).eval()
         # One call first: what the libraries set up once, like the bar, is no part of streaming.
         generator = torch.Generator().manual_seed(cfg.seed)
         _stream(cfg, model, call, call, None, generator, device)
@@ -230,7 +230,7 @@ def _decoding(setting: Setting) -> dict[str, Any]:
     table = Table("model", "tokens before", "median ms a token", "quartiles", "ratio", "quartiles of ratio", "to local")
     rows: dict[str, dict[str, Any]] = {}
     for name in _local_first(cfg):
-        model = setting.build(name).eval()
+        model = setting.language_model(name).eval()
         # A window of `full` is several segments.
         N = model.segment_length
         call = max(1, STREAM_CALL // N) * N

@@ -35,7 +35,7 @@ def training_lengths(setting: Setting) -> dict[str, Any]:
     total = 2 * sum(1 + length for length in lengths) * len(cfg.suite.models)
     with progress_bar("training steps", total, console.is_terminal) as advance:
         for name in cfg.suite.models:
-            model = setting.build(name)
+            model = setting.language_model(name)
             found: dict[str, Any] = {way: {} for way in ways}
             for length in lengths:
                 ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, length * N), device=device)

@@ -38,10 +38,14 @@ class Setting:
         """The model of that name with its options and these settings, at the configuration's sizes and seed."""
         others = [text for text in self.overrides if not text.startswith("model=")]
         options = compose([*others, f"model={name}", *settings]).model
-        if kind_of(name) not in (None, "language_model"):
-            raise InputError(f"suite.models: {name} is a {kind_of(name)}; this suite takes language models")
         torch.manual_seed(self.cfg.seed)
         return build_model(options, self.cfg.dims, VOCABULARY).to(self.device)
+
+    def language_model(self, name: str) -> Any:
+        """The same of a name in suite.models; InputError where that is no language model."""
+        if kind_of(name) not in (None, "language_model"):
+            raise InputError(f"suite.models: {name} is a {kind_of(name)}; this suite takes language models")
+        return self.build(name)
 
 
 def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]:
@@ -53,7 +57,7 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
     segments = cfg.recipe.segments_per_sequence
     tokens = segments * cfg.dims.segment_length
     ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, tokens), device=device)
-    models = {name: setting.build(name) for name in cfg.suite.models}
+    models = {name: setting.language_model(name) for name in cfg.suite.models}
     for model in models.values():
         model.checkpoint_activations = again
     seconds: dict[str, list[float]] = {name: [] for name in models}
@@ -152,7 +156,7 @@ def agreement(setting: Setting) -> dict[str, float]:
     ids = torch.randint(VOCABULARY, (1, cfg.suite.agreement_tokens))
     errors = {}
     for name in cfg.suite.models:
-        model = setting.build(name).eval()
+        model = setting.language_model(name).eval()
         with autocast(cfg.parallel.precision, device):
             found = model(ids.to(device)).hidden_BTD.double().cpu()
         expected = model.cpu()(ids).hidden_BTD.double()
