@@ -302,9 +302,7 @@ class RecipeConfig:
         at_least("recipe", self, 0, "sparse_writes")
         for stage in self.curriculum or ():
             whole = len(stage) in (2, 3) and 1 <= stage[0] <= stage[1] and min(stage) >= 1
-            allowed = (
-                "stages must be [segment length, tokens a sequence] or that and steps, the second at least the first"
-            )
+            allowed = "stages must be [segment length, tokens a sequence(, steps)], the second at least the first"
             require(whole, "recipe.curriculum", self.curriculum, allowed)
 
         pair = self.long_history

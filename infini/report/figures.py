@@ -170,7 +170,8 @@ def gap_by_position(
         synthetic = SYNTHETIC_MARK if any(run.synthetic for run in at_zero) else ""
         axes.set_title(
             f"Gap by position to {named.get(baseline, baseline)}, {n_seeds} seed{'s' * (n_seeds != 1)}{synthetic}\n"
-            "mean over documents and seeds, band: one standard error, the larger of those over documents and over seeds",
+            "mean over documents and seeds, band: one standard error, "
+            "the larger of those over documents and over seeds",
             fontsize=9,
         )
         # Many curves leave no room for it.
