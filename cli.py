@@ -119,8 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return USAGE_ERROR
     except KeyboardInterrupt as stopped:
-        goes_on = ", and the same command goes on behind them" if arguments[0] in ("eval", "reproduce") else ""
-        said = str(stopped) or f"runs that had finished kept their records{goes_on}"
+        said = str(stopped) or (
+            "runs that had finished kept their records, and the same command goes on behind them"
+            if arguments[0] in ("train", "eval", "reproduce")
+            else "nothing that was there before is lost; the same command starts again"
+        )
         print(f"infini: interrupted; {said}", file=sys.stderr)
         return INTERRUPTED
 
