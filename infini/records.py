@@ -17,7 +17,8 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -172,10 +173,10 @@ def write_atomically(path: Path, content: bytes) -> None:
     Folders are created. When writing fails, nothing is left behind and what was at `path` stays.
 
     Raises:
-        InputError: something other than a file is there, such as a folder or a device.
+        InputError: what is at `path` is a folder, a device or the like, which no file may replace.
     """
     if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is no file; it is not replaced")
+        raise InputError(f"{path}: is in the way, for it is no file; remove it, or have this written elsewhere")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -200,6 +201,16 @@ def check_writable(results_dir: str) -> None:
         raise InputError(
             f"results_dir={results_dir!r}: cannot be written ({error.strerror}); name a folder that can"
         ) from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """System errors in here that name no file name this one."""
+    try:
+        yield
+    except OSError as error:
+        name_file(error, path)
+        raise
 
 
 def name_file(error: BaseException, path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from infini.errors import InputError
-from infini.records import RunRecord, name_file, write_atomically
+from infini.records import RunRecord, naming, write_atomically
 from infini.tensor_file import read_tensors, write_tensors
 
 
@@ -78,18 +78,17 @@ class KeptEntries:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()
+        # What add could not write is tried once more.
+        with naming(self.path):
+            self._file.close()
 
     def add(self, name: str, entry: dict[str, Any]) -> None:
         """Keep one entry, on the disk when this returns."""
         self.entries[name] = {"name": name, "commit": self.commit, **entry}
-        try:
+        with naming(self.path):
             self._file.write(line_of(self.entries[name]))
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as error:
-            name_file(error, self.path)
-            raise
 
     def tell(self, record: RunRecord, names: Iterable[str]) -> None:
         """Say in a record at which commits these entries were measured, where it was not at its own alone.

@@ -14,6 +14,7 @@ import numpy as np
 
 from infini.config import Config, cache_folder
 from infini.progress import progress_bar
+from infini.records import naming
 from tasks.text import Documents, TextTokenizer, bpe_tokenizer, hub_tokenizer, load_documents
 
 _FORMAT = 1
@@ -128,7 +129,7 @@ def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress:
         }
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
+    with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
         temporary = Path(folder) / path.name
         title = f"tokenising {documents.name}/{documents.split} ({len(documents)} documents)"
         bar = progress_bar(title, documents.total_bytes or len(documents), progress)

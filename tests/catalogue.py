@@ -24,6 +24,7 @@ from spoiling import (
     flipped,
     full_disk,
     full_disk_for_weights,
+    full_while_writing,
     hostile_folder,
     hostile_weights,
     in_the_way,
@@ -140,11 +141,18 @@ CASES = [
         "no space left",
         [
             full_disk_for_weights,
-            *(full_disk(call, k) for call in ("fsync", "replace") for k in (1, 2, 3)),
-            *(full_disk(call, 1, "eval") for call in ("fsync", "replace")),
+            *(full_disk("fsync", k) for k in range(1, 8)),
+            *(full_disk("replace", k) for k in range(1, 6)),
+            *(full_disk("fsync", k, "eval") for k in (1, 2, 3)),
+            full_disk("replace", 1, "eval"),
+            *(full_while_writing(name) for name in ("/.run.json", ".partial", "/.tokenizer.json")),
+            full_while_writing("/runs/", "eval"),
         ],
     ),
-    Case("a limit on the size of files", [no_larger_files]),
+    Case(
+        "a limit on the size of files",
+        [no_larger_files(20_000), no_larger_files(1_000), no_larger_files(1_000, "eval")],
+    ),
     Case(
         "a results_dir that cannot be written",
         [

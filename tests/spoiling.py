@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import io
@@ -175,17 +176,25 @@ def in_the_way(place: Place) -> list[str]:
     return place.line("table", "report.aggregate=newest")
 
 
-def no_larger_files(place: Place) -> list[str]:
-    """The system lets no file grow beyond 20,000 bytes (as `ulimit -f`, or a quota)."""
-    resource = pytest.importorskip("resource")
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    place.undo.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
-    return place.line("train", "seed=2")
+def no_larger_files(most_bytes: int, verb: str = "train") -> Try:
+    """The system lets no file grow beyond so many bytes (as `ulimit -f`, or a quota)."""
+
+    def limit(place: Place) -> list[str]:
+        resource = pytest.importorskip("resource")
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        place.undo.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most))
+        return place.line(verb, *SECOND.get(verb, ()))
+
+    return limit
+
+
+SECOND = {"train": ("seed=2",)}
+"""What makes a run another than the one that is there already."""
 
 
 def full_disk(call: str, number: int, verb: str = "train") -> Try:
-    """No space left at the flush or the rename of this number, by an error that names no file, as the system's."""
+    """No space left at the flush or the rename of this number; like the system's own, the error names no file."""
 
     def fill(place: Place) -> list[str]:
         real, seen = getattr(os, call), []
@@ -197,7 +206,32 @@ def full_disk(call: str, number: int, verb: str = "train") -> Try:
             return real(*given)
 
         place.patch.setattr(os, call, failing)
-        return place.line(verb, *(["seed=2"] if verb == "train" else []))
+        return place.line(verb, *SECOND.get(verb, ()))
+
+    return fill
+
+
+def full_for(name: str, patch: pytest.MonkeyPatch) -> None:
+    """From now on there is no space left for what is written to files with `name` in their path."""
+    real = open
+
+    def opening(file: Any, mode: str = "r", *given: Any, **options: Any) -> Any:
+        made = real(file, mode, *given, **options)
+        if name in str(file) and not set(mode).isdisjoint("wax+"):
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, made.fileno())
+            os.close(full)
+        return made
+
+    patch.setattr(builtins, "open", opening)
+
+
+def full_while_writing(name: str, verb: str = "train") -> Try:
+    """The same, for a verb that writes such a file."""
+
+    def fill(place: Place) -> list[str]:
+        full_for(name, place.patch)
+        return place.line(verb, *SECOND.get(verb, ()))
 
     return fill
 

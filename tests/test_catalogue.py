@@ -10,6 +10,9 @@ import pytest
 
 ROWS = [line for line in catalogue.TABLE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")][2:]
 
+NAMING = ("no space left", "a limit on the size of files")
+"""Cases in which every answer begins with the file that could not be written."""
+
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -25,4 +28,5 @@ def test_bad_input_is_answered_in_one_line(case: catalogue.Case, prepared: Path,
     answers = catalogue.try_out(case, prepared, tmp_path / "tries")
     (row,) = (row for row in ROWS if row.startswith(f"| {case.name} | {len(answers)} |"))
     # What stands in brackets are other packages' words, which change with them; lists grow with the project.
+    assert case.name not in NAMING or all(re.match("(DIR)?/.+: ", answer) for answer in answers), answers
     assert re.split(r"\(|must be one of|allowed:", answers[0])[0] in row

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spoiling import full_for
 from tiny_runs import TINY, write_corpus
 
 import cli
@@ -148,3 +149,12 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(InputError, match="^logger=tensorboard: needs a package .* pip install tensorboard"):
         loggers.make_logger("tensorboard", tmp_path, "run-1")
     assert loggers.make_logger("none", tmp_path, "run-1") is False
+
+
+def test_a_disk_that_is_full_for_the_curves_is_named(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full_for("metrics.csv", monkeypatch)
+    assert train(corpus, tmp_path, "logger=csv") == cli.USAGE_ERROR
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"infini: error: {tmp_path}/logs/") and "metrics.csv: No space left on device" in said

@@ -19,7 +19,7 @@ import torch
 from infini import records
 from infini.errors import InputError, did_you_mean
 from infini.models import build_model
-from infini.records import write_atomically
+from infini.records import name_file, write_atomically
 
 WEIGHTS, DESCRIPTION, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
@@ -66,8 +66,9 @@ def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         partial.replace(folder / WEIGHTS)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        name_file(error, folder / WEIGHTS)
         raise
     whole = description | {"weights_sha256": digest}
     whole["description_sha256"] = checksum(whole)

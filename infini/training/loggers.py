@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from infini.errors import InputError, one_of
+from infini.records import naming
 
 
 def make_logger(name: str, folder: Path, run_id: str) -> Any:
@@ -22,11 +23,7 @@ def make_logger(name: str, folder: Path, run_id: str) -> Any:
     """
     try:
         if name == "csv":
-            from lightning.pytorch.loggers import CSVLogger
-
-            # A file that an earlier sitting began would be deleted.
-            sittings = len(list(folder.glob(f"{run_id}*")))
-            return CSVLogger(folder, name="", version=run_id if not sittings else f"{run_id}-{sittings + 1}")
+            return _csv(folder, run_id)
         if name == "tensorboard":
             from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -43,6 +40,21 @@ def close_loggers() -> None:
     wandb = sys.modules.get("wandb")
     if wandb is not None and getattr(wandb, "run", None) is not None:
         wandb.finish()
+
+
+def _csv(folder: Path, run_id: str) -> Any:
+    from lightning.pytorch.loggers import CSVLogger
+
+    class NamingLogger(CSVLogger):
+        """A disk that is full says which file it was that did not fit."""
+
+        def save(self) -> None:
+            with naming(Path(self.log_dir) / "metrics.csv"):
+                super().save()
+
+    # A file that an earlier sitting began would be deleted.
+    sittings = len(list(folder.glob(f"{run_id}*")))
+    return NamingLogger(folder, name="", version=run_id if not sittings else f"{run_id}-{sittings + 1}")
 
 
 WANDB_MODES = ("online", "offline", "disabled", "dryrun")

@@ -251,6 +251,7 @@ def _sync_folder(folder: Path) -> None:
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(handle)
+            with records.naming(folder):
+                os.fsync(handle)
         finally:
             os.close(handle)
