@@ -13,6 +13,7 @@ import torch
 from helpers import TOLERANCE, assert_close, assert_same_state, bools, computing_in, make_layer, marks, tiny_dims
 
 from infini import InfiniAttention
+from infini.errors import InputError
 from infini.layers import GateInit, LocalAttention
 from infini.models import build_model
 from infini.ops import attention
@@ -223,6 +224,13 @@ def test_a_fresh_state_is_no_state() -> None:
     assert_same_state(state, state2, 0.0)
     with pytest.raises(ValueError, match="column 3"):
         layer(x, reset_BT=marks(2, 11, 3))
+
+
+@pytest.mark.parametrize("name", ["local", "full", "infini_linear", "infini_delta", "rmt", "autocompressor"])
+@pytest.mark.parametrize("base", [0, -3.0, float("nan"), float("inf")])
+def test_a_base_that_gives_no_rotary_positions_is_refused(name: str, base: float) -> None:
+    with pytest.raises(InputError, match=f"^model={name}: rope_base={base}: must be a finite number from 1 on$"):
+        build_model({"name": name, "rope_base": base}, tiny_dims(), 31)
 
 
 def test_unknown_model_options_are_named() -> None:

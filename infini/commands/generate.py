@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 import io
-import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,12 +122,16 @@ def open_text(path: Path, where: str) -> tuple[Iterator[str], int]:
 
 
 def check_writable(key: str, path: Path) -> None:
-    """Before a long text is read: raises InputError where the file that `key` names cannot be made."""
+    """Before a long text is read: raises InputError where the file that `key` names cannot be made, or would replace
+    something that is no file, as a device."""
     standing = next(folder for folder in path.absolute().parents if folder.exists())
-    if path.is_dir() or not standing.is_dir():
-        raise InputError(f"{key}={str(path)!r}: {path if path.is_dir() else standing} is in the way; name a file")
-    if not os.access(standing, os.W_OK):
-        raise InputError(f"{key}={str(path)!r}: {standing} may not be written")
+    if (path.exists() and not path.is_file()) or not standing.is_dir():
+        raise InputError(f"{key}={str(path)!r}: {path if standing.is_dir() else standing} is in the way; name a file")
+    try:
+        with tempfile.TemporaryFile(dir=standing):
+            pass
+    except OSError as error:
+        raise InputError(f"{key}={str(path)!r}: {standing} may not be written ({error.strerror})") from error
 
 
 def _pieces(file: BinaryIO, where: str) -> Iterator[str]:

@@ -78,7 +78,7 @@ def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
         try:
             rows.append(json.loads(line))
             _check(rows[-1])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path}, line {number}: not a book ({error}); the layout is {_LAYOUT}") from error
     if not rows:
         raise InputError(f"{path} holds no book; the layout is {_LAYOUT}")
