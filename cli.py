@@ -57,12 +57,24 @@ class Verb:
     example: str
     sweeps: bool = False
     """Whether `-m` makes sense: one job for each combination of values."""
+    again: str = "the same command starts from the beginning"
+    """What is true of a command that was stopped before it could say so itself."""
 
 
 VERBS = {
-    "train": Verb("train", "train a model and write its record", "infini train task=pg19 model=infini_linear", True),
+    "train": Verb(
+        "train",
+        "train a model and write its record",
+        "infini train task=pg19 model=infini_linear",
+        True,
+        "the same command goes on from the last checkpoint of this training, or starts it where there is none",
+    ),
     "eval": Verb(
-        "evaluate", "ask a trained model for a pass key, or for the test documents", "infini eval task=pg19", True
+        "evaluate",
+        "ask a trained model for a pass key, or for the test documents",
+        "infini eval task=pg19",
+        True,
+        "what had been measured is kept, and the same command goes on behind it",
     ),
     "generate": Verb(
         "generate", "go on from a prompt of any length", "infini generate prompt=@book.txt decoding.temperature=0"
@@ -71,12 +83,28 @@ VERBS = {
         "summarize", "sum up a book of any length, text or EPUB", "infini summarize book.txt output=summary.txt"
     ),
     "table": Verb("table", "print a table from the records, the paper's numbers beside ours", "infini table"),
-    "figure": Verb("figure", "draw the figures of all reports, or of one, from the records", "infini figure"),
-    "reproduce": Verb("reproduce", "run what a table still needs, then print it", "infini reproduce seed=1,2,3"),
+    "figure": Verb(
+        "figure",
+        "draw the figures of all reports, or of one, from the records",
+        "infini figure",
+        again="figures that were drawn are whole, and the same command draws all of them again",
+    ),
+    "reproduce": Verb(
+        "reproduce",
+        "run what a table still needs, then print it",
+        "infini reproduce seed=1,2,3",
+        again="runs that had finished kept their records, and the same command goes on behind them",
+    ),
     "publish": Verb(
         "publish", "copy finished records into results/, for others to see", "infini publish report=table2_lm"
     ),
-    "bench": Verb("bench", "measure what the memory costs in time and space", "infini bench", True),
+    "bench": Verb(
+        "bench",
+        "measure what the memory costs in time and space",
+        "infini bench",
+        True,
+        "nothing is recorded of what was being measured, and the same command measures it again",
+    ),
 }
 
 
@@ -85,7 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with _termination_as_interrupt():
-            return _dispatch(arguments)
+            code = _dispatch(arguments)
+            # Here, where a reader that has gone is no error; at the end Python would complain of it.
+            sys.stdout.flush()
+            return code
     except InputError as error:
         print(f"infini: error: {' '.join(str(error).split())}", file=sys.stderr)
         return USAGE_ERROR
@@ -103,29 +134,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as ended:
-        # rich's way to say the same.
+        # The same, met by rich while it prints a table.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         return 0
     except OSError as error:
-        # A folder that the system refuses to make, as one in /proc, is the user's; any other missing file is a defect.
-        refused = traceback.extract_tb(error.__traceback__)[-1].name in ("mkdir", "makedirs")
-        if error.errno not in UNUSABLE_DISK and not refused:
+        if (said := _users_to_mend(error)) is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(
-            f"infini: error: {where}{error.strerror}; nothing that was there before is lost",
-            file=sys.stderr,
-        )
+        print(f"infini: error: {said}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt as stopped:
-        said = str(stopped) or (
-            "runs that had finished kept their records, and the same command goes on behind them"
-            if arguments[0] in ("train", "eval", "reproduce")
-            else "nothing that was there before is lost; the same command starts again"
-        )
-        print(f"infini: interrupted; {said}", file=sys.stderr)
+        said = str(stopped) or (VERBS[arguments[0]].again if arguments[:1] and arguments[0] in VERBS else "")
+        print(f"infini: interrupted{'; ' * bool(said)}{said}", file=sys.stderr)
         return INTERRUPTED
+
+
+def _users_to_mend(error: OSError) -> str | None:
+    """One line for a disk or a path that cannot be used; None where the error is a defect of ours."""
+    # A folder that the system refuses to make, as one in /proc, is the user's; any other missing file is a defect.
+    refused = traceback.extract_tb(error.__traceback__)[-1].name in ("mkdir", "makedirs")
+    if error.errno not in UNUSABLE_DISK and not refused:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}; nothing that was there before is lost"
 
 
 @contextmanager
@@ -191,8 +222,8 @@ def _dispatch(arguments: list[str]) -> int:
     for word in words:
         if word.startswith("-"):
             raise InputError(f"{word!r}: no such option; allowed: -m, --multirun, -h, --help")
+    _refuse_unread(name, words)
     if multirun:
-        _refuse_unread(name, words)
         return _sweep(name, words)
     if name == "generate":
         texts, words = _take_texts(words)
@@ -209,7 +240,6 @@ def _dispatch(arguments: list[str]) -> int:
     if name == "reproduce":
         seeds, words = _take_seeds(words)
         return _run(name, words, first_seed=seeds[:1], seeds=seeds)
-    _refuse_unread(name, words)
     return _run(name, words)
 
 
@@ -218,8 +248,8 @@ def _refuse_unread(name: str, words: Sequence[str]) -> None:
     from infini.help import USES
 
     for word in words:
-        key = word.lstrip("+").partition("=")[0]
-        if key in SUBJECTS and key not in USES[name][1]:
+        key, separator, _ = word.lstrip("+").partition("=")
+        if separator and key in SUBJECTS and key not in USES[name][1]:
             reading = ", ".join(verb for verb, (_, keys) in USES.items() if key in keys)
             raise InputError(f"{word}: infini {name} does not read {key}; verbs that do: {reading}")
 
@@ -308,6 +338,9 @@ def _sweep(name: str, words: Sequence[str]) -> int:
             )
         except (HydraException, OmegaConfBaseException) as error:
             raise InputError(str(error)) from error
+        except KeyboardInterrupt as stopped:
+            others = "all jobs run again" if progress is None else "jobs that had finished are passed over"
+            raise KeyboardInterrupt(f"{str(stopped) or VERBS[name].again}; {others}") from stopped
     jobs = [job for batch in batches or () for job in batch]
     failures = [f"{' '.join(job.overrides)}: {job.return_value}" for job in jobs if job.return_value]
     if failures:
@@ -338,9 +371,9 @@ def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | No
     except InputError as error:
         return str(error)
     except OSError as error:
-        if error.errno not in UNUSABLE_DISK:
+        if (said := _users_to_mend(error)) is None:
             raise
-        return f"{error.filename}: {error.strerror}"
+        return said
     finally:
         sys.argv = sweep_argv
     return f"exit code {code}" if code else None

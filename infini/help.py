@@ -69,7 +69,7 @@ def verb_help(name: str, description: str, example: str, overrides: Sequence[str
         for key, value in cfg[group].items():
             if key not in ("name", "kind"):
                 lines += _entry(f"{group}.{key}", value, explained.get(key, ""))
-    if name == "reproduce":
+    if "report" in used_groups:
         experiments = ", ".join(groups()["experiment"])
         lines += ["", f"experiment=null: a report together with settings that it needs; one of {experiments}."]
     lines += ["", "Choices change defaults: add them, as task=passkey, to see theirs."]

@@ -78,8 +78,8 @@ class LocalAttention(nn.Module):
             raise ValueError(f"n_kv_heads={n_kv_heads}: must divide n_heads={n_heads}")
         if d_key % 2:
             raise ValueError(f"d_key={d_key}: rotary positions need an even number")
-        if not 0 < rope_base < math.inf:
-            raise ValueError(f"rope_base={rope_base}: must be above 0")
+        if not 1 <= rope_base < math.inf:
+            raise ValueError(f"rope_base={rope_base}: must be a finite number from 1 on")
         if attention_scale not in ("d_key", "d_model"):
             raise ValueError(f"attention_scale={attention_scale!r}: must be 'd_key' or 'd_model'")
         self.d_model, self.n_heads, self.n_kv_heads = d_model, n_heads, n_kv_heads

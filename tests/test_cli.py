@@ -1,23 +1,20 @@
 """The command line: help without torch, one line for every mistake, sweeps, and the frozen surface."""
 
-import ast
 import dataclasses
+import errno
 import importlib
 import importlib.metadata
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 import tomllib
 import types
-import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import TINY
 
 import cli
 from infini.config import Config, compose
@@ -144,6 +141,20 @@ def test_help_of_a_verb_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'train'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["table", "figure", "publish", "reproduce"])
+def test_an_experiment_is_named_where_a_report_is(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    assert "experiment=null: a report together with settings that it needs; one of" in capsys.readouterr().out
+
+
+def test_a_table_of_an_experiment_is_that_of_its_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tables = []
+    for group in ("report", "experiment"):
+        assert cli.main(["table", f"{group}=rmt_sweep", f"results_dir={tmp_path}"]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] and "RMT" in tables[0]
+
+
 def test_overview_lists_every_verb_with_its_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     shown = capsys.readouterr().out
@@ -244,13 +255,56 @@ def test_input_error_of_a_command_is_one_line(
     assert capsys.readouterr().err == "infini: error: bad luck\n"
 
 
-def test_interruption(calls: list[Call], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train"], "goes on from the last checkpoint of this training, or starts it where there is none\n"),
+        (["eval"], "what had been measured is kept, and the same command goes on behind it\n"),
+        (["figure"], "figures that were drawn are whole, and the same command draws all of them again\n"),
+        (["bench"], "nothing is recorded of what was being measured, and the same command measures it again\n"),
+        (["table"], "the same command starts from the beginning\n"),
+        (["train", "-m", "seed=1,2"], "where there is none; jobs that had finished are passed over\n"),
+    ],
+)
+def test_who_stops_a_command_is_told_what_it_does_when_started_again(
+    arguments: list[str],
+    said: str,
+    calls: list[Call],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def interrupted(cfg: Config, overrides: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["infini.commands.train"], "run", interrupted)
-    assert cli.main(["train"]) == 130
-    assert capsys.readouterr().err.startswith("infini: interrupted; ")
+    module = cli.VERBS[arguments[0]].module
+    monkeypatch.setattr(sys.modules[f"infini.commands.{module}"], "run", interrupted)
+    assert cli.main(arguments) == 130
+    shown = capsys.readouterr().err
+    assert shown.startswith("infini: interrupted; ") and shown.endswith(said) and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["train", "-m", "seed=1,2"]])
+def test_a_full_disk_is_one_line_in_a_sweep_too(
+    arguments: list[str], calls: list[Call], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(cfg: Config, overrides: list[str]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr(sys.modules["infini.commands.train"], "run", full)
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("infini: error: ") and shown.count("\n") == 1
+    assert shown.endswith("model.safetensors: No space left on device; nothing that was there before is lost\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["table", "report=lr_search", "--help"], ["table"]])
+def test_a_reader_that_has_enough_is_no_error(arguments: list[str], project_root: Path, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, str(project_root / "cli.py"), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_command_gets_its_config_overrides_and_its_code_is_returned(calls: list[Call]) -> None:
@@ -334,67 +388,3 @@ def test_a_defect_of_ours_keeps_its_traceback(calls: list[Call], monkeypatch: py
     for arguments in (["train"], ["train", "-m", "seed=1,2"]):
         with pytest.raises(ZeroDivisionError):
             cli.main(arguments)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_wheel_works_away_from_the_checkout(project_root: Path, tmp_path: Path) -> None:
-    """Built and installed without its dependencies, which this environment has."""
-    # Built from a copy: a build leaves folders in its source that a later build would pack.
-    source, wheels = tmp_path / "source", tmp_path / "wheels"
-    unpacked = shutil.ignore_patterns(".*", "build", "*.egg-info", "outputs", "tests", "results")
-    shutil.copytree(project_root, source, ignore=unpacked)
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels), str(source)]
-    subprocess.run(build, check=True, timeout=300)
-    (wheel,) = wheels.glob("*.whl")
-    home = tmp_path / "env"
-    venv.create(home, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True, timeout=300)
-    (site,) = home.glob("lib/python*/site-packages")
-    # The packages it needs are those of this environment; the checkout's own is found only where it lies first.
-    here = next(path for path in sys.path if path.endswith("site-packages"))
-    (site / "needed.pth").write_text(f"{here}\n", encoding="utf-8")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    empty = tmp_path / "empty"
-    empty.mkdir()
-
-    def infini(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(home / "bin" / "infini"), *arguments]
-        return subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=300)
-
-    found = [str(home / "bin" / "python"), "-c", "import cli, conf, infini; print(infini.__file__)"]
-    where = subprocess.run(found, cwd=empty, env=environment, capture_output=True, text=True, check=True)
-    assert str(site) in where.stdout
-    for arguments, code, said in (
-        (["--help"], 0, "infini train task=pg19"),
-        (["train", "--help"], 0, "infini_linear"),
-        (["train", "model=locl"], 2, "did you mean 'local'"),
-        (["train", *TINY, "task.data_dir=synthetic"], 0, "trained"),
-        (["table"], 0, "Infini-Transformer"),
-        (["eval", "task.data_dir=synthetic"], 0, "perplexity"),
-    ):
-        done = infini(*arguments)
-        assert done.returncode == code and said in done.stdout + done.stderr, done
-    assert len(list((empty / "outputs" / "results" / "runs").glob("*.json"))) == 2
-
-
-def test_what_is_imported_is_declared(project_root: Path) -> None:
-    """A package that comes along with another one today may not do so tomorrow."""
-    project = tomllib.loads((project_root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    texts = [*project["dependencies"], *(text for extra in project["optional-dependencies"].values() for text in extra)]
-    declared = {re.split(r"[^\w-]", text)[0].lower().replace("_", "-") for text in texts}
-    sources = [project_root / "cli.py", *(p for top in ("infini", "tasks") for p in (project_root / top).rglob("*.py"))]
-    imported: set[str] = set()
-    for path in sources:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
-            imported |= {name.split(".")[0] for name in names}
-    own = {"infini", "tasks", "cli", "conf"}
-    packages = importlib.metadata.packages_distributions()
-    for name in sorted(imported - own - sys.stdlib_module_names):
-        distributions = {found.lower().replace("_", "-") for found in packages.get(name, [name])}
-        assert distributions & declared, f"{name} is imported and of no declared package"
-    pinned = (project_root / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
-    assert all(f"{name}==" in pinned for name in declared)
