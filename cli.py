@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError, did_you_mean, too_large
 from infini.schema import LISTS, TEXTS
 
 if TYPE_CHECKING:
@@ -40,12 +40,8 @@ UNUSABLE_DISK = (
     errno.ENAMETOOLONG,
 )
 """Errors of a disk that is full or may not be written, or of a path that cannot be: the user's to mend."""
-
-NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-TOO_LARGE = (
-    "these sizes do not fit into memory; lower dims.d_model, dims.d_ff, dims.n_layers, recipe.batch_size, "
-    "recipe.segments_per_sequence, scale.vocab_size or task.examples"
-)
+SIZE_ERRORS = (MemoryError, RuntimeError, ValueError, TypeError)
+"""What torch and numpy raise for a tensor that no memory holds, besides much else."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +116,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"infini: error: {' '.join(str(error).split())}", file=sys.stderr)
         return USAGE_ERROR
-    except MemoryError:
-        print(f"infini: error: {TOO_LARGE}", file=sys.stderr)
-        return USAGE_ERROR
-    except RuntimeError as error:
-        # torch says so in words alone; its OutOfMemoryError is a RuntimeError too.
-        if not any(said in str(error) for said in NO_MEMORY):
+    except SIZE_ERRORS as error:
+        if (said := too_large(error)) is None:
             raise
-        print(f"infini: error: {TOO_LARGE}", file=sys.stderr)
+        print(f"infini: error: {said}", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:
         # Who reads has enough, as `| head`; Python would complain again when it flushes at the end.
@@ -370,6 +362,10 @@ def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | No
             progress.done(job)
     except InputError as error:
         return str(error)
+    except SIZE_ERRORS as error:
+        if (said := too_large(error)) is None:
+            raise
+        return said
     except OSError as error:
         if (said := _users_to_mend(error)) is None:
             raise

@@ -33,3 +33,25 @@ def one_of(key: str, value: object, options: Sequence[str]) -> None:
     """Raises InputError, with the options and the nearest of them, unless `value` is one of `options`."""
     if value not in options:
         raise InputError(f"{key}={value!r}: must be one of {', '.join(options)}{did_you_mean(str(value), options)}")
+
+
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+    "Overflow when unpacking long",
+    "array is too big",
+    "Maximum allowed dimension exceeded",
+)
+"""How torch and numpy say, in words alone, that a tensor is larger than the memory or than any memory can be."""
+
+
+def too_large(error: BaseException) -> str | None:
+    """One line for sizes that no memory here holds; None for an error that says something else."""
+    if not isinstance(error, MemoryError) and not any(said in str(error) for said in _NO_MEMORY):
+        return None
+    return (
+        "these sizes do not fit into memory; lower dims.d_model, dims.d_ff, dims.n_layers, recipe.batch_size, "
+        "recipe.segments_per_sequence, scale.vocab_size or task.examples"
+    )

@@ -18,9 +18,9 @@ from infini.errors import at_least, one_of, require
 from infini.lengths import parse_depths, parse_lengths
 from infini.schema_running import DecodingConfig, LoggerConfig, ParallelConfig, SuiteConfig
 
-LISTS = ("length", "depth")
 MOST_ROWS = 2**20
-"""Of a batch, and examples of a cell: more would fill any memory before anything is said of it."""
+"""Of a batch, examples of a cell and words of a vocabulary: more fill any memory before anything is said of it."""
+LISTS = ("length", "depth")
 """Root keys that are lists; one value is a list of one."""
 TEXTS = ("prompt", "save_state", "load_state", "output")
 """Root keys of `infini generate` whose values are taken as they are typed, without the grammar of the others."""
@@ -199,7 +199,7 @@ class ScaleConfig:
     def __post_init__(self) -> None:
         require(bool(self.tokenizer), "scale.tokenizer", self.tokenizer, "must be bpe or a tokenizer id on the hub")
         # A byte-level vocabulary holds every byte and the end-of-document token.
-        at_least("scale", self, 258, "vocab_size")
+        require(258 <= self.vocab_size <= MOST_ROWS, "scale.vocab_size", self.vocab_size, f"must be 258 to {MOST_ROWS}")
         positive = ("hub_train_documents", "eval_max_tokens", "eval_segments_per_call", "knockout_max_tokens")
         at_least("scale", self, 1, *positive)
 

@@ -72,7 +72,17 @@ CASES = [
         [*trained("model.rope_base=0"), *trained("model=rmt", "model.rope_base=-3")],
     ),
     Case(
-        "sizes that no memory holds", [*trained("dims.d_model=99999999999"), *trained("recipe.batch_size=1000000000")]
+        "sizes that no memory holds",
+        [
+            *trained("dims.d_model=99999999999"),
+            *trained("recipe.batch_size=1000000000"),
+            *trained(f"dims.d_model={10**17}"),
+            *trained(f"dims.d_model={10**22}"),
+            *trained(f"dims.segment_length={10**18}"),
+            *trained(f"recipe.segments_per_sequence={10**18}"),
+            *trained(f"scale.vocab_size={10**18}"),
+            *trained("-m", "dims.d_model=99999999999"),
+        ],
     ),
     Case("a strategy that is not here", [*trained("parallel.strategy=fsdp"), *trained("parallel.strategy=deepspeed")]),
     Case("a word that is not UTF-8", [*trained("results_dir=/tmp/\udce9"), *trained("prompt=\udce9", verb="generate")]),

@@ -146,7 +146,7 @@ def test_paper_scale_is_the_papers() -> None:
         ("recipe=pg19_huge", "recipe='pg19_huge': must be one of"),
         ("dims.d_key=7", "dims.d_key=7: must be even"),
         ("dims.n_kv_heads=3", "dims.n_kv_heads=3: must divide dims.n_heads="),
-        ("scale.vocab_size=10", "scale.vocab_size=10: must be at least 258"),
+        ("scale.vocab_size=10", "scale.vocab_size=10: must be 258 to 1048576"),
         ("optimizer.lr=nan", "optimizer.lr=nan: must be a finite number"),
         ("optimizer.lr=0", "optimizer.lr=0.0: must be above 0"),
         ("optimizer.betas=[0.9]", "optimizer.betas=\\[0.9\\]: must be two numbers"),
