@@ -99,8 +99,8 @@ class RunRecord:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError: the text is no JSON, no record of this schema, or not what was written, by its checksum (records
-                from before there were checksums have none); the message says what is wrong with it.
+            ValueError: the text is no JSON, no record of this schema, or not what was written, by its checksum or for
+                want of one; the message says what is wrong with it.
         """
         raw = json.loads(text)
         if not isinstance(raw, dict):
@@ -114,10 +114,15 @@ class RunRecord:
         for name, kind in _FIELD_KINDS.items():
             if not isinstance(raw[name], kind):
                 raise ValueError(f"field {name!r} holds a {type(raw[name]).__name__}")
-        if any(not isinstance(entry, dict) for entry in raw["results"].values()):
-            raise ValueError("field 'results' holds what is no result")
-        if sha256 is not None and sha256 != _checksum(raw):
+        if sha256 is None:
+            raise ValueError("it has no checksum")
+        if sha256 != _checksum(raw):
             raise ValueError("its checksum is of another content")
+        for name, entry in raw["results"].items():
+            if not isinstance(entry, dict) or not isinstance(entry.get("value"), int | float | None):
+                raise ValueError(f"result {name!r} holds no value")
+        if not all(isinstance(entry, dict) for entry in raw["documents"]):
+            raise ValueError("field 'documents' holds what is no document")
         return cls(**raw)
 
 

@@ -47,7 +47,7 @@ class KeptEntries:
                     if not needed <= set(entry):
                         raise ValueError("fields are missing")
                     self.entries[entry["name"]] = entry
-                except (ValueError, TypeError) as error:
+                except (ValueError, TypeError, RecursionError) as error:
                     raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
 
     @property

@@ -148,14 +148,15 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
         key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         memo = cache_dir / "hashes" / f"{key}.json"
         try:
-            known = json.loads(memo.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = json.loads(memo.read_text(encoding="utf-8"))
+            known = found if isinstance(found, dict) else {}
+        except (OSError, ValueError, RecursionError):
             known = {}
     entries: dict[str, list[Any]] = {}
     for path in paths:
         stat = path.stat()
         entry = known.get(path.name)
-        if entry is None or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
+        if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
             entry = [stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()]
         entries[path.name] = entry
     if memo is not None and entries != known:

@@ -147,15 +147,22 @@ def nested_record(place: Place) -> list[str]:
     return place.line("table")
 
 
-def described(**changes: Any) -> Try:
-    """An evaluation of a checkpoint whose description says something else, with a checksum that fits; None: nothing."""
+def nested_description(place: Place) -> list[str]:
+    """An evaluation of a checkpoint whose description is nothing but brackets."""
+    (place.checkpoint / DESCRIPTION).write_text("[" * 200_000, encoding="utf-8")
+    return place.line("eval")
+
+
+def described(verb: str = "eval", **changes: Any) -> Try:
+    """A verb that reads a checkpoint whose description says something else (None: nothing), with a fitting checksum."""
 
     def describe(place: Place) -> list[str]:
         path = place.checkpoint / DESCRIPTION
         description = json.loads(path.read_text(encoding="utf-8")) | changes
         found = {key: value for key, value in description.items() if value is not None and key != "description_sha256"}
         path.write_text(json.dumps(found | {"description_sha256": checksum(found)}), encoding="utf-8")
-        return place.line("eval")
+        words = {"generate": ["prompt=a"], "train": [f"init_from={place.checkpoint}", "seed=2"]}
+        return place.line(verb, *words.get(verb, []))
 
     return describe
 

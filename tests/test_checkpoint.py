@@ -90,14 +90,14 @@ def test_a_truncated_checkpoint_is_one_line(tmp_path: Path) -> None:
         load_model(tmp_path, CPU)
 
 
-def test_a_checkpoint_of_before_checksums_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [("weights_sha256", "description_sha256"), ("description_sha256",)])
+def test_a_checkpoint_without_checksums_is_refused(tmp_path: Path, gone: tuple[str, ...]) -> None:
     saved(tmp_path)
     path = tmp_path / "config.json"
-    old = json.loads(path.read_text())
-    del old["weights_sha256"], old["description_sha256"]
-    path.write_text(json.dumps(old))
-    model, read = load_model(tmp_path, CPU)
-    assert read == old and model is not None
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in held.items() if key not in gone}))
+    with pytest.raises(InputError, match="config.json is damaged .it has no checksum"):
+        load_model(tmp_path, CPU)
 
 
 def test_weights_of_other_sizes_are_one_line(tmp_path: Path) -> None:

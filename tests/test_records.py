@@ -78,10 +78,11 @@ def test_value_that_json_cannot_hold_is_refused() -> None:
         make_record(series={"a": {1, 2}}).to_json()
 
 
-def test_a_record_from_before_there_were_checksums_is_read() -> None:
+def test_a_record_without_a_checksum_is_refused() -> None:
     written = json.loads(make_record().to_json())
     del written["sha256"]
-    assert records.RunRecord.from_json(json.dumps(written)) == make_record()
+    with pytest.raises(ValueError, match="it has no checksum"):
+        records.RunRecord.from_json(json.dumps(written))
 
 
 def test_no_temporary_file_stays_after_writing(tmp_path: Path) -> None:
@@ -123,6 +124,10 @@ def test_failure_while_writing_leaves_the_old_file_and_nothing_else(
         (b'{"schema": 1}', "missing or unknown fields: command"),
         (b"\xff\xfe", "decode"),
         (make_record("damaged", documents={}).to_json().encode(), "'documents' holds a dict"),
+        (make_record("damaged", results={"perplexity": 3}).to_json().encode(), "result 'perplexity' holds no value"),
+        (make_record("damaged", results={"perplexity": {"value": "3"}}).to_json().encode(), "'perplexity' holds no"),
+        (make_record("damaged", documents=[3]).to_json().encode(), "'documents' holds what is no document"),
+        (b"[" * 200_000, "recursion"),
         (make_record("other").to_json().encode(), "it holds run 'other'"),
         # One digit of a number: still JSON, still a record.
         (make_record("damaged", cost={"n": 1234}).to_json().replace("1234", "1235").encode(), "checksum"),

@@ -53,7 +53,10 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     device = pick_device(cfg.parallel.accelerator)
     anew = _asked_anew(cfg, overrides, read_description(folder)["model"])
     model, description = load_model(folder, device, anew)
-    cfg = _as_trained(cfg, overrides, description, folder, anew)
+    try:
+        cfg = _as_trained(cfg, overrides, description, folder, anew)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"checkpoint={str(folder)!r}: does not say how it was trained ({error!r})") from error
     tokenizer = load_tokenizer(folder, description)
     model.resize_segments(cfg.dims.segment_length)
     record = start_record("eval", cfg, overrides, parent=description["run_id"])
@@ -146,7 +149,7 @@ def _asked_anew(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict
         return {}
     asked = _keys(overrides)
     anew = {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in asked}
-    was, now = held["unlimiformer"], anew.get("unlimiformer")
+    was, now = held.get("unlimiformer"), anew.get("unlimiformer")
     if now == "alternating" and was != now:
         raise InputError(
             f"model.unlimiformer={now!r}: is a training, and the checkpoint was trained with {was!r}; an evaluation "

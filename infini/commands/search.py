@@ -192,7 +192,7 @@ class _Diverged:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             return {name: str(kept[name]) for name in ("message", "revision")}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path}: damaged; remove it to try that rate again") from error
 
     def keep(self, key: str, message: str, revision: str) -> None:

@@ -198,7 +198,7 @@ def _warn(console: Console, text: str) -> None:
 def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:
     assert cfg.init_from is not None
     folder = named_folder("init_from", cfg.init_from, cfg.results_dir)
-    if read_description(folder, "init_from").get("tokenizer_hash", tokenizer_hash) != tokenizer_hash:
+    if read_description(folder, "init_from").get("tokenizer_hash") != tokenizer_hash:
         raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
     load_weights_into(model, folder)
 

@@ -75,19 +75,28 @@ def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]
     write_atomically(folder / DESCRIPTION, json.dumps(whole, indent=1).encode())
 
 
+_KINDS: dict[str, type] = {"run_id": str, "model": dict, "dims": dict, "vocab_size": int}
+"""What every description holds, and of which kind it is."""
+
+
 def read_description(folder: Path, setting: str = "checkpoint") -> dict[str, Any]:
     """What save_model was told, and weights_sha256. setting: the key that names the folder. InputError when it is not a
     checkpoint or is damaged."""
     path = folder / DESCRIPTION
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
-        if missing := sorted({"run_id", "model", "dims", "vocab_size"} - set(description)):
+        if missing := sorted(set(_KINDS) - set(description)):
             raise ValueError(f"{', '.join(missing)} missing")
         stated = description.pop("description_sha256", None)
-        # Checkpoints of before checksums have neither.
-        if (stated or "weights_sha256" in description) and stated != checksum(description):
+        if stated is None or "weights_sha256" not in description:
+            raise ValueError("it has no checksum")
+        if stated != checksum(description):
             raise ValueError("its checksum is another")
-    except (OSError, ValueError, TypeError) as error:
+        if wrong := [name for name, kind in _KINDS.items() if not isinstance(description[name], kind)]:
+            raise ValueError(f"its {wrong[0]} is no {_KINDS[wrong[0]].__name__}")
+        if not isinstance(description["model"].get("name"), str):
+            raise ValueError("its model has no name")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         problem = f"has no {path.name}: not a checkpoint" if not path.exists() else f"{path.name} is damaged ({error})"
         raise InputError(f"{setting}={str(folder)!r}: {problem}") from error
     return dict(description)
@@ -108,13 +117,16 @@ def load_model(
     folder: Path, device: torch.device, changes: Mapping[str, Any] | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """The model in evaluation mode, and its description. changes: options of the model that are to be others than it
-    was trained with. InputError when weights and description do not fit."""
+    was trained with. InputError when weights and description do not fit, or the latter describes no model."""
     description = read_description(folder)
     try:
         options = description["model"] | dict(changes or {})
         model = build_model(options, SimpleNamespace(**description["dims"]), description["vocab_size"])
-    except (TypeError, AttributeError, KeyError, OverflowError) as error:
-        raise InputError(f"checkpoint={str(folder)!r}: {DESCRIPTION} describes no model ({error})") from error
+    except InputError:
+        raise
+    except Exception as error:  # sizes that are none, of the wrong kind, or such as no memory holds
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"checkpoint={str(folder)!r}: {DESCRIPTION} describes no model ({reason})") from error
     _load_weights(model, folder, description)
     return model.to(device).eval(), description
 
@@ -132,9 +144,8 @@ def _load_weights(
 
     path = folder / WEIGHTS
     where = f"{setting}={str(folder)!r}"
-    expected = description.get("weights_sha256")
     try:
-        damaged = expected is not None and sha256_of(path) != expected
+        damaged = sha256_of(path) != description["weights_sha256"]
     except OSError as error:
         raise InputError(f"{where}: {WEIGHTS} cannot be read ({error.strerror})") from error
     if damaged:

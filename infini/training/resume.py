@@ -133,7 +133,7 @@ class UnfinishedRun:
         """What run.json says; nothing where there is none, or none that can be read."""
         try:
             found = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
