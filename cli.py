@@ -28,6 +28,8 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 SUBJECTS = ("checkpoint", "init_from", *TEXTS)
 """Keys that say what a verb works on: where it does not, the user meant something else."""
+LENGTHS = ("length", "task.input_length")
+"""Keys whose values are lengths in tokens."""
 SUMMARIZE = ["task=booksum"]
 """What summarize is about: what a model was trained for, and how summaries are drawn."""
 UNUSABLE_DISK = (
@@ -215,6 +217,7 @@ def _dispatch(arguments: list[str]) -> int:
         if word.startswith("-"):
             raise InputError(f"{word!r}: no such option; allowed: -m, --multirun, -h, --help")
     _refuse_unread(name, words)
+    _check_lengths(words)
     if multirun:
         return _sweep(name, words)
     if name == "generate":
@@ -224,7 +227,6 @@ def _dispatch(arguments: list[str]) -> int:
         texts, settings = _take_texts([word for word in words if "=" in word])
         paths = [word for word in words if "=" not in word]
         return _run(name, SUMMARIZE + settings, texts=texts, paths=paths)
-    _check_lengths(words)
     words = [_bracketed(word) for word in words]
     if name == "publish":
         ids = [word for word in words if "=" not in word]
@@ -272,9 +274,9 @@ def _check_lengths(words: Sequence[str]) -> None:
 
     for word in words:
         key, _, value = word.partition("=")
-        if key == "length" and re.fullmatch(r"[\[\]\w.,+ -]+", value) and value != "null":
-            for text in value.strip("[] ").split(","):
-                parse_length(text.strip())
+        if key in LENGTHS and re.fullmatch(r"[\[\]\w.,+ -]+", value) and value != "null":
+            for text in re.sub(r"[\[\]]", "", value).split(","):
+                parse_length(text.strip(), key)
 
 
 def _take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:

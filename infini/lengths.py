@@ -19,16 +19,16 @@ LONGEST = 2**40
 """Tokens of the longest text that may be asked for: numbers of tokens and bytes of it still fit where they must."""
 
 
-def parse_length(text: str | int) -> int:
-    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, a plain integer itself; InputError for anything else, and
-    for more than LONGEST."""
+def parse_length(text: str | int, key: str = "length") -> int:
+    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, a plain integer itself; InputError, about the setting
+    `key`, for anything else, and for more than LONGEST."""
     match = re.fullmatch(r"([1-9][0-9]{0,14})([KM]?)", str(text)) if isinstance(text, str | int) else None
     if match is None:
         allowed = "must be a positive integer, or one followed by K (1,024) or M (1,048,576), as 131072, 32K or 1M"
-        raise InputError(f"length={text!r}: {allowed}{_meant(str(text))}")
+        raise InputError(f"{key}={text!r}: {allowed}{_meant(str(text))}")
     tokens = int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
     if tokens > LONGEST:
-        raise InputError(f"length={text!r}: must be at most {format_length(LONGEST)} tokens")
+        raise InputError(f"{key}={text!r}: must be at most {format_length(LONGEST)} tokens")
     return tokens
 
 
@@ -52,11 +52,11 @@ def format_length(tokens: int) -> str:
     return str(tokens)
 
 
-def parse_lengths(values: Sequence[str | int]) -> list[int]:
+def parse_lengths(values: Sequence[str | int], key: str = "length") -> list[int]:
     """Distinct lengths in tokens, in the order given."""
     if not values:
-        raise InputError("length=[]: must name at least one length, as 32K")
-    return list(dict.fromkeys(parse_length(value) for value in values))
+        raise InputError(f"{key}=[]: must name at least one length, as 32K")
+    return list(dict.fromkeys(parse_length(value, key) for value in values))
 
 
 def parse_depths(values: Sequence[str | float]) -> dict[str, float]:

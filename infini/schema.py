@@ -129,7 +129,7 @@ class BooksumConfig(TaskConfig):
         if self.reference is not None:
             one_of("task.reference", self.reference, REFERENCES)
         at_least("task", self, 1, "reference_words")
-        parse_lengths([self.input_length])
+        parse_lengths([self.input_length], "task.input_length")
         at_least("task", self, 1, "summary_tokens")
         require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every book stands alone")
 

@@ -95,7 +95,10 @@ CASES = [
             *(
                 f"eval task=passkey length={text}"
                 for text in ("1X", "0", "-1", "1e6", "", "1.5K", "32K,1X", "32k", "9999999M")
-            )
+            ),
+            "eval -m task=passkey length=1e6",
+            "eval -m task=passkey length=[32K],[1K,1e6]",
+            "eval task=booksum task.input_length=1e6",
         ),
     ),
     Case("a depth that is none", lines("eval task=passkey depth=middel", "eval task=passkey depth=1.5")),
