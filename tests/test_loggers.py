@@ -90,6 +90,8 @@ def test_wandb_asks_nothing_and_stops_nothing(
 
     def init(settings: Any, **options: Any) -> Any:
         asked.append(settings.mode)
+        # Without a limit it waits for a network that has gone for as long as it is gone.
+        assert 0 < settings.finish_timeout <= 60
         assert options["id"] == "run-1" and options["project"] == "infini"
         if settings.mode == "online" and len(modes) > 1:
             assert settings.init_timeout <= 30
@@ -111,6 +113,15 @@ def test_a_mode_that_wandb_does_not_have_is_one_line(tmp_path: Path, monkeypatch
         loggers.make_logger("wandb", tmp_path / "logs", "run-1")
 
 
+def test_a_setting_of_wandb_that_is_wrong_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    # As wandb does where it reads WANDB_RUN_ID or the like.
+    monkeypatch.setattr(wandb, "init", lambda **options: wandb.Settings(init_timeout="soon"))
+    with pytest.raises(InputError, match="(?s)^logger=wandb: .*init_timeout"):
+        loggers.make_logger("wandb", tmp_path / "logs", "run-1")
+
+
 def test_wandb_goes_offline_where_nobody_is_logged_in(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +137,25 @@ def test_wandb_goes_offline_where_nobody_is_logged_in(
     kept = [path.name for path in (tmp_path / "results" / "logs").glob("wandb/offline-run-*")]
     ids = [run.run_id for run in records.load_records(tmp_path / "results")]
     assert len(kept) == 2 and all(any(name.endswith(run_id) for name in kept) for run_id in ids)
+
+
+def test_wandb_goes_offline_where_nothing_answers(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Against wandb itself: what the first attempt leaves must not be in the way of the second."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    # A port at which nobody listens.
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setitem(loggers.WANDB_SECONDS, "init_timeout", 1.0)
+    assert train(corpus, tmp_path / "results", "logger=wandb") == 0
+    assert capfd.readouterr().err.count("logger=wandb: cannot come online") == 1
+    (kept,) = (tmp_path / "results" / "logs").glob("wandb/offline-run-*")
+    (run,) = records.load_records(tmp_path / "results")
+    assert kept.name.endswith(run.run_id)
 
 
 def test_tensorboard_is_given_the_curve(corpus: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import netrc
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -19,7 +18,7 @@ def make_logger(name: str, folder: Path, run_id: str) -> Any:
 
     Weights & Biases never asks anything: where nobody is logged in, and WANDB_MODE says nothing else, it goes offline,
     and where it cannot come online, after WANDB_SECONDS.
-    Raises InputError when the package is not installed.
+    Raises InputError when the package is not installed, or the environment gives it a setting that is wrong.
     """
     try:
         if name == "csv":
@@ -58,8 +57,9 @@ def _csv(folder: Path, run_id: str) -> Any:
 
 
 WANDB_MODES = ("online", "offline", "disabled", "dryrun")
-WANDB_SECONDS = 20
-"""How long Weights & Biases may take to come online."""
+WANDB_SECONDS = {"init_timeout": 20.0, "finish_timeout": 60.0}
+"""How long Weights & Biases may take to come online, and at the end to send what is left, unless WANDB_INIT_TIMEOUT or
+WANDB_FINISH_TIMEOUT say otherwise; what is not sent by then, `wandb sync` sends."""
 
 
 def _wandb(folder: Path, run_id: str) -> Any:
@@ -70,17 +70,25 @@ def _wandb(folder: Path, run_id: str) -> Any:
     mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in() else "offline")
     one_of("WANDB_MODE", mode, WANDB_MODES)
     folder.mkdir(parents=True, exist_ok=True)
-    begin = partial(wandb.init, id=run_id, name=run_id, project="infini", dir=str(folder), resume="allow")
+    patience = {key: value for key, value in WANDB_SECONDS.items() if f"WANDB_{key.upper()}" not in os.environ}
+
+    def begun(mode: str) -> Any:
+        settings = wandb.Settings(mode=mode, **patience)  # type: ignore[arg-type]
+        run = wandb.init(id=run_id, name=run_id, project="infini", dir=str(folder), resume="allow", settings=settings)
+        return WandbLogger(experiment=run)
+
     try:
-        settings: dict[str, Any] = {"mode": mode, "init_timeout": WANDB_SECONDS}
-        run = begin(settings=wandb.Settings(**settings))
-    except Exception as error:  # a key that is none, no network, no such project: each has an error of its own
-        if mode != "online":
-            raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"logger=wandb: cannot come online ({reason}); goes offline, see `wandb sync`", file=sys.stderr)
-        run = begin(settings=wandb.Settings(mode="offline"))
-    return WandbLogger(experiment=run)
+        if mode == "online":
+            try:
+                return begun(mode)
+            except Exception as error:  # a key that is none, no network, no such project: each has an error of its own
+                mode, reason = "offline", (str(error).strip() or type(error).__name__).splitlines()[0]
+                print(f"logger=wandb: cannot come online ({reason}); goes offline, see `wandb sync`", file=sys.stderr)
+                # Its service holds the id of the run that it could not begin.
+                wandb.teardown()
+        return begun(mode)
+    except ValueError as error:  # what another WANDB_ variable says, pydantic finds wrong
+        raise InputError(f"logger=wandb: {error}") from error
 
 
 def _logged_in() -> bool:
