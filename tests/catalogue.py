@@ -104,7 +104,11 @@ CASES = [
     Case("a depth that is none", lines("eval task=passkey depth=middel", "eval task=passkey depth=1.5")),
     Case(
         "a model that the task does not take",
-        lines("train model=bart", "train task=passkey model=primera", "eval task=passkey model=bart checkpoint=none"),
+        [
+            *lines("train model=bart", "train task=passkey model=primera"),
+            *lines("eval task=passkey model=bart checkpoint=none"),
+            *trained("suite=train", "suite.models=[local,bart]", verb="bench"),
+        ],
     ),
     Case("several values without -m", lines("train seed=1,2", "train model=local,full")),
     Case("a data folder that is not there", [no_folder]),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import csv
+import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +191,19 @@ def test_a_disk_that_is_full_for_the_curves_is_named(
     assert train(corpus, tmp_path, "logger=csv") == cli.USAGE_ERROR
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"infini: error: {tmp_path}/logs/") and "metrics.csv: No space left on device" in said
+
+
+def test_a_disk_that_is_full_for_tensorboard_is_one_line(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    # Put back after the test: the logger sets it.
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    full_for("events.out", monkeypatch)
+    # TensorBoard takes it from there.
+    monkeypatch.setattr(io, "open", builtins.open)
+    assert train(corpus, tmp_path, "logger=tensorboard") == cli.USAGE_ERROR
+    said = capfd.readouterr().err
+    last = said.splitlines()[-1]
+    assert "Traceback" not in said and last.startswith(f"infini: error: {tmp_path}/logs/")
+    assert "No space left on device" in last

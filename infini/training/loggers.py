@@ -5,6 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -24,9 +25,7 @@ def make_logger(name: str, folder: Path, run_id: str) -> Any:
         if name == "csv":
             return _csv(folder, run_id)
         if name == "tensorboard":
-            from lightning.pytorch.loggers import TensorBoardLogger
-
-            return TensorBoardLogger(folder, name="", version=run_id)
+            return _tensorboard(folder, run_id)
         if name == "wandb":
             return _wandb(folder, run_id)
     except ModuleNotFoundError as error:
@@ -54,6 +53,39 @@ def _csv(folder: Path, run_id: str) -> Any:
     # A file that an earlier sitting began would be deleted.
     sittings = len(list(folder.glob(f"{run_id}*")))
     return NamingLogger(folder, name="", version=run_id if not sittings else f"{run_id}-{sittings + 1}")
+
+
+def _tensorboard(folder: Path, run_id: str) -> Any:
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    class NamingLogger(TensorBoardLogger):
+        """A disk that is full says where it was that the curves did not fit."""
+
+        @property
+        def experiment(self) -> Any:
+            with naming(Path(self.log_dir)):
+                return super().experiment
+
+        def log_metrics(self, *given: Any, **options: Any) -> None:
+            with naming(Path(self.log_dir)):
+                super().log_metrics(*given, **options)
+
+        def save(self) -> None:
+            with naming(Path(self.log_dir)):
+                super().save()
+
+        def finalize(self, status: str) -> None:
+            with naming(Path(self.log_dir)):
+                super().finalize(status)
+
+    threading.excepthook = _but_for_the_disk
+    return NamingLogger(folder, name="", version=run_id)
+
+
+def _but_for_the_disk(met: threading.ExceptHookArgs) -> None:
+    """What a thread says when it ends: nothing of a disk error, which TensorBoard's raises again in the training."""
+    if not isinstance(met.exc_value, OSError):
+        threading.__excepthook__(met)
 
 
 WANDB_MODES = ("online", "offline", "disabled", "dryrun")
