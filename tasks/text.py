@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,11 +147,9 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
     if cache_dir is not None:
         key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         memo = cache_dir / "hashes" / f"{key}.json"
-        try:
+        with suppress(OSError, ValueError, RecursionError):
             found = json.loads(memo.read_text(encoding="utf-8"))
             known = found if isinstance(found, dict) else {}
-        except (OSError, ValueError, RecursionError):
-            known = {}
     entries: dict[str, list[Any]] = {}
     for path in paths:
         stat = path.stat()

@@ -89,10 +89,11 @@ def test_unchanged_files_are_hashed_once(corpus: Path, monkeypatch: pytest.Monke
     assert folder_documents(corpus).revision == revision
 
 
-def test_a_damaged_hash_memo_is_made_anew(corpus: Path) -> None:
+@pytest.mark.parametrize("damage", ["{", "[3]", '{"train1.txt": 3, "train0.txt": [1]}', "[" * 200_000])
+def test_a_damaged_hash_memo_is_made_anew(corpus: Path, damage: str) -> None:
     revision = folder_documents(corpus).revision
     (memo,) = (corpus.parent.parent / "cache" / "hashes").iterdir()
-    memo.write_text("{")
+    memo.write_text(damage)
     assert folder_documents(corpus).revision == revision
 
 
