@@ -207,3 +207,20 @@ def test_a_disk_that_is_full_for_tensorboard_is_one_line(
     last = said.splitlines()[-1]
     assert "Traceback" not in said and last.startswith(f"infini: error: {tmp_path}/logs/")
     assert "No space left on device" in last
+
+
+def test_of_other_threads_disk_errors_are_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class _AsyncWriterThread(threading.Thread):
+        """Named as TensorBoard's, whose error the training meets too."""
+
+    def fail() -> None:
+        raise OSError("no disk")
+
+    monkeypatch.setattr(threading, "excepthook", loggers._but_for_the_disk)
+    for kind, said in ((_AsyncWriterThread, False), (threading.Thread, True)):
+        thread = kind(target=fail)
+        thread.start()
+        thread.join()
+        assert ("no disk" in capfd.readouterr().err) == said

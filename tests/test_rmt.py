@@ -120,7 +120,7 @@ def test_with_a_depth_as_long_as_the_call_nothing_is_cut() -> None:
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 
-def test_the_memory_is_a_twentieth_of_a_segment_unless_it_is_named() -> None:
+def test_the_memory_is_100_vectors_to_2048_tokens_unless_it_is_named() -> None:
     assert build_model({"name": "rmt"}, tiny_dims(segment_length=2048), VOCABULARY).memory_tokens == 100
     assert build_model({"name": "rmt"}, tiny_dims(segment_length=8), VOCABULARY).memory_tokens == 1
     model = build_model({"name": "rmt", "memory_tokens": 100}, tiny_dims(), VOCABULARY)

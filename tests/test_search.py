@@ -54,6 +54,9 @@ def test_a_file_of_the_best_rate_is_a_configuration_that_names_its_runs() -> Non
     assert text is not None and text.startswith("# @package _global_\n")
     assert yaml.safe_load(text) == {"optimizer": {"lr": 0.2}}
     assert "# 0.2: 3.0000 (rmt-3.0)" in text
+    assert tuned_yaml({0.2: run(3.0), 0.4: run(5.0), 0.1: run(4.0)}) == text, (
+        "by rate, in whichever order they were tried"
+    )
     assert tuned_yaml({0.1: None}) is None
     assert tuned_yaml({0.1: run(2.0), 0.2: run(3.0), 0.4: run(5.0)}) is None, "the best may lie beyond the edge"
 
@@ -164,8 +167,6 @@ def test_a_grid_that_may_not_grow_says_so(
         ("report.rates=[0.1]", r"report.rates=\[0.1\]: must be two rates above 0, or more"),
         ("report.rates=[0.1,0.3,0.2]", "must ascend"),
         ("report.rates=0.01", "report.rates=0.01: must be two rates above 0, or more"),
-        ("report.settings=[recipe.steps]", r"report.settings=\['recipe.steps'\]: must be a list of key=value"),
-        ("report.settings=1", "report.settings=1: must be a list of key=value"),
         ("report.factor=1", "report.factor=1.*: must be above 1"),
         ("report.factor=abc", "report.factor='abc': must be above 1"),
         ("report.most=1", "report.most=1: must be at least the 2 rates"),
@@ -224,6 +225,13 @@ def test_a_search_is_published_with_its_table_and_shown_where_nothing_was_run(
     empty.mkdir()
     assert main(["table", *WORDS, f"results_dir={empty}"]) == 0
     assert "4.0000*" in capfd.readouterr().out
+    changed = records.load_records(tmp_path)[0]
+    changed.results["validation_nll_per_token"]["value"] = 1.0
+    records.write_record(changed, tmp_path)
+    before = (published / "runs" / f"{changed.run_id}.json").read_bytes()
+    assert main(["publish", *words]) == 2
+    assert f"run {changed.run_id} is published already, with another content" in capfd.readouterr().err
+    assert (published / "runs" / f"{changed.run_id}.json").read_bytes() == before
     # Published is not made: a reproduction on another machine trains its own.
     assert main(["reproduce", *WORDS, f"results_dir={empty}"]) == 0
     assert len(trained) == 20

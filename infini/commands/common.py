@@ -19,10 +19,10 @@ from infini.errors import InputError
 from infini.models import kind_of
 from infini.precision import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.records import RunRecord
+from infini.report.search import KEY
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder
 
 T = TypeVar("T")
-RATE = "optimizer.lr"
 
 
 def unless_it_diverges(make: Callable[[], T]) -> T | str:
@@ -30,7 +30,7 @@ def unless_it_diverges(make: Callable[[], T]) -> T | str:
     try:
         return make()
     except InputError as error:
-        if not str(error).startswith(f"{RATE}="):
+        if not str(error).startswith(f"{KEY}="):
             raise
         return str(error)
 

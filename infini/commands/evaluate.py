@@ -104,9 +104,7 @@ def _as_trained(
 
     Raises InputError when the command line asks for anything else.
     """
-    held: dict[str, Any] = description.get("config") or {}
-    if value_at(held, "model.name") is None or value_at(held, "task.name") is None:
-        raise InputError(f"checkpoint={str(folder)!r}: does not say how it was trained")
+    held = description["config"]
     name = held["model"]["name"]
     if name != cfg.model["name"]:
         raise InputError(f"checkpoint={str(folder)!r}: holds {name}; add model={name}")

@@ -88,9 +88,7 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         of, about = ", ".join(sorted(other)), " or ".join(tasks)
         raise InputError(f"report={report.name} is about task={about}, not {of}; choose its tables with report=")
     for record in chosen.values():
-        _check_publishable(record, results_dir)
-        if record.run_id in before and before[record.run_id] != record:
-            raise InputError(f"run {record.run_id} is published already, with another content")
+        _check_publishable(record, results_dir, before)
     after = list({**before, **chosen}.values())
     scales = sorted({record.scale for record in after if record.verb == "eval" and record.task in tasks})
     shown = [(report, scale) for scale in scales] + _others(report, set(ids), after, published_dir)
@@ -127,7 +125,7 @@ def publish_search(report: SearchReport, cfg: Config, overrides: list[str], publ
     """
     from infini.commands.search import found_by_search
 
-    results_dir, before = Path(cfg.results_dir), records.load_records(published_dir)
+    results_dir, before = Path(cfg.results_dir), {run.run_id: run for run in records.load_records(published_dir)}
     known = records.load_records(results_dir)
     found = found_by_search(report, cfg, overrides, known)
     runs = [run for models in found.values() for losses in models.values() for run in losses.values()]
@@ -135,8 +133,8 @@ def publish_search(report: SearchReport, cfg: Config, overrides: list[str], publ
     if not chosen:
         raise InputError(f"{results_dir}: no runs of {report.name} at scale {cfg.scale.name} to publish")
     for record in chosen.values():
-        _check_publishable(record, results_dir)
-    shown = found_by_search(report, cfg, overrides, [*before, *chosen.values()])
+        _check_publishable(record, results_dir, before)
+    shown = found_by_search(report, cfg, overrides, {**before, **chosen}.values())
     tables = build_search(report, cfg.scale.name, shown, "published")
     written = _copy(chosen, results_dir, published_dir)
     return written + write_report(tables, published_dir / "tables", links={"published": "../runs"})
@@ -197,7 +195,9 @@ def _find(run_id: str, results_dir: Path) -> RunRecord:
     return records.read_record(path)
 
 
-def _check_publishable(record: RunRecord, results_dir: Path) -> None:
+def _check_publishable(record: RunRecord, results_dir: Path, before: dict[str, RunRecord]) -> None:
+    if record.run_id in before and before[record.run_id] != record:
+        raise InputError(f"run {record.run_id} is published already, with another content")
     if len(record.environment.get("git_revisions") or ()) > 1:
         raise InputError(f"run {record.run_id} cannot be published: it was made at more than one commit")
     dirty = record.environment.get("git_dirty")

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from infini import records
 from infini.commands import table
-from infini.commands.common import RATE, find_training, names_a_task, newest_on_the_data, unless_it_diverges
+from infini.commands.common import find_training, names_a_task, newest_on_the_data, unless_it_diverges
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import Config, cache_folder, compose, config_hash, data_root
@@ -16,7 +16,7 @@ from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
 from infini.report.passkey import PasskeyReport
-from infini.report.search import SearchReport
+from infini.report.search import KEY, SearchReport
 from infini.report.summaries import SummaryReport
 from infini.schema import groups
 from infini.schema_running import EVALUATION_KEYS
@@ -81,7 +81,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
             diverged.append(where)
     code = table.run(cfg, overrides)
     if diverged:
-        raise InputError(f"{RATE}: too high for {'; '.join(diverged)}; the other cells are filled")
+        raise InputError(f"{KEY}: too high for {'; '.join(diverged)}; the other cells are filled")
     return code
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ class _Search:
         """
         found: Found = {model: {} for model in self.report.models}
         for model in found:
-            self._try_all(task, model, self.report.rates, found[model], console)
+            found[model] = {rate: self._run(task, model, rate, console) for rate in self.report.rates}
             advance(1)
         while True:
             for model, losses in found.items():
@@ -104,7 +104,8 @@ class _Search:
             most = max(map(len, found.values()))
             # As many for those whose best was inside their grid before.
             short = [model for model, losses in found.items() if len(losses) < most]
-            if not sum([self._widen(task, model, found[model], console) for model in short]):
+            widened = [self._widen(task, model, found[model], console) for model in short]
+            if not any(widened):
                 return found
 
     def _widen(self, task: str, model: str, losses: dict[float, Outcome], console: Console | None) -> bool:
@@ -117,12 +118,6 @@ class _Search:
             return False
         losses[rate] = outcome
         return True
-
-    def _try_all(
-        self, task: str, model: str, rates: Sequence[float], losses: dict[float, Outcome], console: Console | None
-    ) -> None:
-        for rate in rates:
-            losses[rate] = self._run(task, model, rate, console)
 
     def _newest_texts(self, task: str) -> str | None:
         """Content hash of what the newest training at the report's rates read: losses on other texts are no losses of
@@ -140,7 +135,7 @@ class _Search:
         if cell not in self.cells:
             set_here = ("task=", "model=", "seed=", f"{KEY}=")
             others = [text for text in self.overrides if not text.startswith(set_here)]
-            chosen = [f"task={task}", f"model={model}", *self.report.settings, *others]
+            chosen = [f"task={task}", f"model={model}", *others]
             words = [*chosen, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
             self.cells[cell] = words, compose(words)
         return self.cells[cell]

@@ -14,13 +14,13 @@ from typing import Any
 
 import yaml
 
+from infini.report.search import KEY
 from infini.report.selection import IRRELEVANT_SETTINGS, Selection
 from infini.report.text_report import Report
 
 GROUPS = ("dims", "recipe", "optimizer", "model")
 NOT_COMPARED = {"dims.name", "recipe.name"} | IRRELEVANT_SETTINGS
 """Names say nothing that the values do not, and the others change no result."""
-RATE = "optimizer.lr"
 Declared = Mapping[str, Mapping[str, Any]]
 """Group -> key -> value."""
 
@@ -51,9 +51,9 @@ def expected(report: Report, row: str, scale: str, declared: Declared) -> dict[s
     groups = {**declared, "model": _options(report.model_of(row))}
     found = {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
     # Each model's rate is that of its search, where there was one; otherwise any will do.
-    found[RATE] = tuned_rate(report.task, scale, report.model_of(row), str(found.get("optimizer.name")))
-    if found[RATE] is None:
-        del found[RATE]
+    found[KEY] = tuned_rate(report.task, scale, report.model_of(row), str(found.get("optimizer.name")))
+    if found[KEY] is None:
+        del found[KEY]
     for text in report.settings_of(row, scale) or ():
         key, _, value = text.partition("=")
         if key.partition(".")[0] in GROUPS:

@@ -31,8 +31,6 @@ class SearchReport:
     """Rates that every model is trained at first, ascending; then each at others, as many for all."""
     rates_at: dict[str, list[float]] = field(default_factory=dict)
     """Scale -> its rates; `rates` are those of the scale that is chosen."""
-    settings: list[str] = field(default_factory=list)
-    """What every training of the search sets beside its rate, such as fewer steps."""
     factor: float = 2.0
     """Between a rate and the next where a model's grid is extended: no best rate may be at the edge of its grid."""
     most: int = 9
@@ -45,9 +43,6 @@ class SearchReport:
             raise InputError(f"report.rates={rates}: must be two rates above 0, or more")
         if sorted(set(rates)) != list(rates):
             raise InputError(f"report.rates={rates}: must ascend")
-        settings = self.settings
-        if not isinstance(settings, list) or any(not isinstance(text, str) or "=" not in text for text in settings):
-            raise InputError(f"report.settings={settings}: must be a list of key=value")
         if not _number(self.factor) or not self.factor > 1:
             raise InputError(f"report.factor={self.factor!r}: must be above 1")
         if not isinstance(self.most, int) or self.most < len(rates):
@@ -107,7 +102,7 @@ def tuned_yaml(found: Losses) -> str | None:
         return None
     tried = [
         f"# {rate:g}: {loss_of(run):.4f} ({run.run_id})" if isinstance(run, RunRecord) else f"# {rate:g}: {run}"
-        for rate, run in found.items()
+        for rate, run in sorted(found.items())
     ]
     head = ["# @package _global_", f"# Best of {KEY} by the loss on the validation documents, in nats a token:", *tried]
     return "\n".join([*head, "optimizer:", f"  lr: {best:g}", ""])

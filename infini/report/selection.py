@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from infini.errors import InputError, did_you_mean
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
 from infini.schema_running import EVALUATION_KEYS
 
 AGGREGATES = (None, "newest", "mean")
@@ -215,7 +215,7 @@ def _agreeing(
 def _corpus(run: RunRecord) -> dict[str, str]:
     found = {name: json.dumps(run.data.get(name), sort_keys=True) for name in ("revision", "tokenizer")}
     # How much of each document was read.
-    read = (run.config.get("scale") or {}).get("eval_max_tokens")
+    read = value_at(run.config, "scale.eval_max_tokens")
     return found if read is None else found | {"scale.eval_max_tokens": json.dumps(read)}
 
 

@@ -54,7 +54,7 @@ class Report:
     """Model whose loss the others are compared with."""
     whole_documents: bool = False
     """Whether documents are read to their end in evaluations, also at a scale that otherwise stops earlier
-    (scale.eval_max_tokens); runs that stopped are then none of the table's."""
+    (scale.eval_max_tokens); runs that stopped are then none of the table's, and nothing is knocked out."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class Report:
         return run.model if usual else None
 
     def _reads_as_far_as(self, run: RunRecord) -> bool:
-        stopped = (run.config.get("scale") or {}).get("eval_max_tokens") is not None
+        stopped = value_at(run.config, "scale.eval_max_tokens") is not None
         if self.whole_documents:
             return not stopped
         return stopped or not _stops_early(run.scale)

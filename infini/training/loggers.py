@@ -83,8 +83,8 @@ def _tensorboard(folder: Path, run_id: str) -> Any:
 
 
 def _but_for_the_disk(met: threading.ExceptHookArgs) -> None:
-    """What a thread says when it ends: nothing of a disk error, which TensorBoard's raises again in the training."""
-    if not isinstance(met.exc_value, OSError):
+    """What a thread says when it ends: TensorBoard's nothing of a disk error, which it raises again in the training."""
+    if not (type(met.thread).__name__ == "_AsyncWriterThread" and isinstance(met.exc_value, OSError)):
         threading.__excepthook__(met)
 
 

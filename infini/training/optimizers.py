@@ -17,9 +17,8 @@ from infini.training.adafactor import Adafactor
 GATE = "beta"
 POSITION_BIAS = "bucket_bias"
 BIAS_FACTOR = 10.0
-"""How much faster T5's position biases learn than embeddings do with Muon and AdamW. They are added to scores, begin at
-0 and must come to several units before a model knows the order of its tokens; at the model's rate Transformer-XL was
-worse than local attention after 300 steps (results/LOG.md, 105)."""
+"""How much faster T5's position biases learn than embeddings do with Muon and AdamW. They are added to scores and begin
+at 0; at the model's rate Transformer-XL was worse than local attention after 300 steps (results/LOG.md, 105)."""
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -61,7 +60,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         return torch.optim.AdamW(groups, betas=(config.betas[0], config.betas[1]), eps=1e-8)
     for group in groups:
         if group["name"] in ("gates", "biases"):
-            # Steps of the rate times max(1, size of the gate), not times max(1e-3, size of the gate).
+            # Steps of the rate times max(1, size of the parameter), not times max(1e-3, size of the parameter).
             group["smallest_scale"] = 1.0
     return Adafactor(groups)
 
