@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
@@ -17,6 +17,21 @@ from rich.console import Console
 from infini.errors import InputError
 from infini.records import RunRecord, naming, write_atomically
 from infini.tensor_file import read_tensors, write_tensors
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Points(Protocol):
+    """Where a reading is put down between two calls of the model, to be gone on with by another process."""
+
+    def found(self) -> Tensors | None:
+        """What was put down last, if anything was."""
+
+    def due(self) -> bool:
+        """Whether it is time, asked after every call of the model."""
+
+    def put(self, tensors: Tensors) -> None:
+        """Put this down in place of what was there."""
 
 
 def kept_path(results_dir: str | Path, task: str, *decides: Any) -> Path:
@@ -145,7 +160,7 @@ class KeptPoint:
             if about != self.about:
                 raise ValueError("of another commit")
         except (ValueError, KeyError) as error:
-            text = f"{self.path}: {error}; these documents are read from their start"
+            text = f"{self.path}: {error}; it is read from its start again"
             Console(stderr=True).print(text, style="bold yellow", markup=False, soft_wrap=True)
             return None
         self.before = seconds

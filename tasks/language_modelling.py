@@ -15,23 +15,10 @@ import torch
 
 from infini.ops.cross_entropy import token_nll
 from infini.state import State, filled, is_memory, leaves, map_state, select_rows, stored_leaves
+from tasks.kept import Points, Tensors
 
 LOSS_CHUNK = 2048
 Advance = Callable[[int], None]
-Tensors = dict[str, torch.Tensor]
-
-
-class Points(Protocol):
-    """Where a pass over documents is put down between two calls, to be gone on with by another process."""
-
-    def found(self) -> Tensors | None:
-        """What was put down last, if anything was."""
-
-    def due(self) -> bool:
-        """Whether it is time, asked after every call of the model."""
-
-    def put(self, tensors: Tensors) -> None:
-        """Put this down in place of what was there."""
 
 
 class Documents(Protocol):

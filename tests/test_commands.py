@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from command_runner import Runner
@@ -292,7 +293,13 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
     # On the processor itself, in its own format.
     assert set(run.series["agreement"]) == set(trained)
     assert all(error < 0.05 for error in run.series["agreement"].values())
+    # Four matrices of 16 x 16 and two of 16 x 32; with the output's (4,096 tokens) thrice in a training step.
+    layers, output = 4 * 16 * 16 + 2 * 16 * 32, 4096 * 16
+    rate = steps["local"]["tokens_per_second"]
+    assert steps["local"]["share_of_peak"] == pytest.approx(3 * 2 * (layers + output) * rate / 1e12)
     streams = run.series["stream"]["models"]
+    rate = float(np.median(streams["local"]["tokens_per_second"]["256"]))
+    assert streams["local"]["share_of_peak"]["256"] == pytest.approx(2 * layers * rate / 1e12)
     assert set(streams) == set(trained) and streams["local"]["rate_to_local"] == 1.0
     for entry in streams.values():
         assert entry["state_bytes"]["64"] == entry["state_bytes"]["256"] > 0
@@ -301,6 +308,8 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
         assert entry["ratio"] == sorted(entry["ratio"]) and entry["ratio"][0] > 0
     decoded = run.series["decode"]["models"]
     assert set(decoded) == set(trained) and decoded["local"]["milliseconds_to_local"] == 1.0
+    spent = decoded["local"]["milliseconds"][1][1] / 1000
+    assert decoded["local"]["share_of_peak"][1] == pytest.approx(2 * layers / spent / 1e12)
     for name, entry in decoded.items():
         # Both texts end where a segment does; the window of `full` is two segments.
         assert entry["tokens_before"] == ([32, 128] if name == "full" else [32, 112])

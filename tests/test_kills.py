@@ -105,13 +105,14 @@ def test_an_evaluation_that_is_killed_asks_on(corpus: Path, tmp_path: Path) -> N
     (record,) = (tmp_path / "results" / "runs").glob("*-eval-*.json")
     for path in (record, record.with_suffix(".jsonl")):
         path.unlink()
-    for moment, occurrence in zip(killed.OF_EVALUATIONS, (2, 3, 1, 1, 1), strict=True):
+    in_readings = zip(killed.OF_READINGS, (1, 1, 2), strict=True)
+    for moment, occurrence in [*in_readings, *zip(killed.OF_EVALUATIONS, (1, 3, 1, 1, 1), strict=True)]:
         code, errors = run(moment, occurrence, asked, "eval")
         assert code == -signal.SIGKILL, (moment, errors)
     code, errors = run("before the record", 10**6, asked, "eval")
     assert code == 0 and "(6 were answered before)" in errors
     assert answers(tmp_path / "results") == straight
-    assert not list((tmp_path / "results" / "unfinished").glob("*.jsonl"))
+    assert not list((tmp_path / "results" / "unfinished").glob("*"))
 
 
 @pytest.mark.slow

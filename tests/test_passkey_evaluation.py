@@ -1,25 +1,21 @@
 """The passkey evaluator: what it shares changes nothing, it decodes greedily, and it goes on where it was stopped."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import tiny_dims, variant_id, variants
+from helpers import PointsOnDisk, tiny_dims, variant_id, variants
 from report_runs import make_train
 
 from infini.errors import InputError
 from infini.models import build_model
 from tasks.kept import KeptEntries
-from tasks.passkey.evaluation import (
-    Answer,
-    answer_alone,
-    answer_questions,
-    make_questions,
-    tokens_to_read,
-)
+from tasks.passkey.evaluation import Answer, answer_alone, answer_questions
 from tasks.passkey.measure import _FIELDS, _entry, bootstrap_interval
+from tasks.passkey.plan import make_questions, tokens_to_read
 from tasks.passkey.prompt import PasskeyTemplate
 from tasks.passkey.tokenizer import word_tokenizer
 
@@ -71,6 +67,45 @@ def test_what_is_shared_changes_no_answer(options, calls, prompts):
         assert alone.log_probability == pytest.approx(shared.log_probability, abs=1e-9)
         # Everything before the last digit was read, whoever computed it.
         assert alone.tokens_read == shared.tokens_read == len(question.prompt) + len(question.prompt.answer)
+
+
+def models_alone():
+    """One variant of each model."""
+    first = {options["name"]: options for options in reversed(list(variants()))}
+    return pytest.mark.parametrize("options", first.values(), ids=first)
+
+
+@models_alone()
+@pytest.mark.parametrize("prompts", [{}, {"longest_training": 100}], ids=["plain", "one-place"])
+def test_prompts_go_on_from_any_point(options, prompts, tmp_path):
+    """Stopped at every point in turn, it gives the same answers, and reads no call twice."""
+    model = passkey_model(options)
+    questions = questions_of(examples=3, **prompts)
+    read = partial(answer_questions, model, bos_id=TOKENIZER.bos_id, tokens_per_call=48, rows_per_call=2)
+    path = tmp_path / "straight"
+    whole = PointsOnDisk(path, 0)
+    straight = by_name(read(questions, points=whole))
+    assert len(whole.put_down) > 20
+    answers: dict[str, Answer] = {}
+    stops = 0
+    path = tmp_path / "stopped"
+    while len(answers) < len(questions):
+        points = PointsOnDisk(path, 1)
+        missing = [question for question in questions if question.name not in answers]
+        told: list[int] = []
+        try:
+            for answer in read(missing, points=points, advance=told.append):
+                answers[answer.question.name] = answer
+            assert sum(told) == tokens_to_read(missing, 2)
+        except KeyboardInterrupt:
+            stops += 1
+        assert sum(told) <= tokens_to_read(missing, 2)
+    assert stops == len(whole.put_down)
+    for answer in answers.values():
+        expected = straight[answer.question.length, answer.question.depth, answer.question.index]
+        assert np.array_equal(answer.given, expected.given)
+        assert answer.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
+        assert answer.tokens_read == expected.tokens_read
 
 
 def test_the_prompts_of_these_tests_matter_to_the_models():

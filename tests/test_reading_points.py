@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from command_runner import Runner
-from helpers import SEGMENT, VOCABULARY, make_model, variant_id, variants
+from helpers import SEGMENT, VOCABULARY, PointsOnDisk, make_model, variant_id, variants
 
 import cli
-from infini.tensor_file import read_tensors, write_tensors
 from tasks import kept
 from tasks.kept import KeptEntries, KeptPoint
 from tasks.language_modelling import Streamed, stream_documents, stream_with_foreign_memory
@@ -32,24 +31,8 @@ class Books:
         return self.tokens[index]
 
 
-class OnDisk:
-    """Points after every call; the pass is stopped at the last of `stops` of them, and then goes through."""
-
-    def __init__(self, path: Path, stops: int) -> None:
-        self.path, self.left, self.positions = path, stops, []  # type: ignore[var-annotated]
-
-    def due(self) -> bool:
-        return True
-
-    def put(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.positions.append(int(tensors["position"]))
-        write_tensors(self.path, tensors, {})
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-    def found(self) -> dict[str, torch.Tensor] | None:
-        return read_tensors(self.path)[0] if self.path.exists() else None
+def positions(points: PointsOnDisk) -> list[int]:
+    return [int(tensors["position"]) for tensors in points.put_down]
 
 
 def same(one: Streamed, other: Streamed) -> bool:
@@ -66,15 +49,15 @@ def test_a_reading_goes_on_from_any_point(options: dict[str, Any], reset_every: 
     for stops in range(1, calls + 1):
         path = tmp_path / str(stops)
         seen: list[int] = []
-        points = OnDisk(path, stops)
+        points = PointsOnDisk(path, stops)
         with pytest.raises(KeyboardInterrupt):
             stream_documents(model, books, BOS, tokens_per_call=call, reset_every=reset_every, points=points)
-        going_on = OnDisk(path, 0)
+        going_on = PointsOnDisk(path, 0)
         found = stream_documents(
             model, books, BOS, tokens_per_call=call, reset_every=reset_every, points=going_on, advance=seen.append
         )
         assert same(found, straight)
-        assert points.positions + going_on.positions == [call * (index + 1) for index in range(calls)]
+        assert positions(points) + positions(going_on) == [call * (index + 1) for index in range(calls)]
         assert sum(seen) == sum(LENGTHS), "the bar ends where it would have ended"
 
 
@@ -86,13 +69,13 @@ def test_a_reading_with_foreign_memory_goes_on_from_any_point(options: dict[str,
     for stops in range(1, calls + 1):
         path = tmp_path / str(stops)
         seen: list[int] = []
-        points = OnDisk(path, stops)
+        points = PointsOnDisk(path, stops)
         with pytest.raises(KeyboardInterrupt):
             stream_with_foreign_memory(model, books, BOS, points=points)
-        going_on = OnDisk(path, 0)
+        going_on = PointsOnDisk(path, 0)
         found = stream_with_foreign_memory(model, books, BOS, points=going_on, advance=seen.append)
         assert all(map(same, found, straight))
-        assert len(points.positions + going_on.positions) == calls
+        assert len(points.put_down + going_on.put_down) == calls
         assert sum(seen) == straight[0].tokens.sum()
 
 
@@ -112,7 +95,7 @@ def test_a_point_is_of_one_entry_and_one_commit(entries: KeptEntries, capsys: py
     assert capsys.readouterr().err == ""
     entries.commit = ["another", False]
     assert KeptPoint(entries, "read/0").found() is None
-    assert "of another commit; these documents are read from their start" in capsys.readouterr().err
+    assert "of another commit; it is read from its start again" in capsys.readouterr().err
     again.drop()
     assert not entries.begun
 

@@ -22,6 +22,7 @@ from infini.commands.bench_training import (
     Setting,
     agreement,
     matrix_product_rate,
+    product_flops,
     quartiles,
     training_steps,
 )
@@ -59,9 +60,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
     if cfg.suite.agreement_tokens:
         record.series["agreement"] = agreement(setting)
     if cfg.suite.stream_tokens:
-        record.series["stream"] = _streaming(setting)
+        record.series["stream"] = _streaming(setting, peak)
     if cfg.suite.decode_tokens:
-        record.series["decode"] = _decoding(setting)
+        record.series["decode"] = _decoding(setting, peak)
     if cfg.suite.source_tokens:
         record.series["sources"] = source_costs(setting)
     if cfg.suite.training_segments:
@@ -123,18 +124,20 @@ def _local_first(cfg: Config) -> list[str]:
     return sorted(cfg.suite.models, key=lambda name: name != "local")
 
 
-def _streaming(setting: Setting) -> dict[str, Any]:
+def _streaming(setting: Setting, peak: float) -> dict[str, Any]:
     """One row streamed for a short and a long text: tokens/s, peak memory above the model, bytes of the state.
 
     The long text is read in parts as long as the short one, which is read before each of them: the ratio is the median
-    over these pairs, so that neither the machine's drift nor a moment's interruption decides it.
+    over these pairs, so that neither the machine's drift nor a moment's interruption decides it. peak: operations a
+    second of a matrix product alone.
     """
     cfg, device, console = setting.cfg, setting.device, setting.console
     N = cfg.dims.segment_length
     call = max(1, STREAM_CALL // N) * N
     short, long = cfg.suite.stream_short_tokens, cfg.suite.stream_tokens
     table = Table(
-        "model", "tokens", "tokens/s", "ratio", "quartiles", "to local", "peak above model (MB)", "state bytes"
+        *("model", "tokens", "tokens/s", "of peak", "ratio", "quartiles", "to local"),
+        *("peak above model (MB)", "state bytes"),
     )
     rows: dict[str, dict[str, Any]] = {}
     for name in _local_first(cfg):
@@ -168,24 +171,28 @@ def _streaming(setting: Setting) -> dict[str, Any]:
                 bytes_of[long] = state_bytes(state)
                 advance(1)
         low, ratio, high = quartiles([b / a for a, b in zip(rates[short], rates[long], strict=True)])
+        flops = product_flops(model, head=False)
+        shares = {n: flops * statistics.median(rates[n]) / peak for n in rates}
         local_rates = rows["local"]["tokens_per_second"][str(long)] if rows else rates[long]
         rows[name] = {
             "tokens_per_second": {str(n): rates[n] for n in rates},
+            "share_of_peak": {str(n): shares[n] for n in shares},
             "ratio": [low, ratio, high],
             "rate_to_local": statistics.median(rates[long]) / statistics.median(local_rates),
             "peak_growth_bytes": {str(n): peaks[n] for n in peaks},
             "state_bytes": {str(n): bytes_of[n] for n in bytes_of},
         }
         # All but the first short text run beside the long text's state.
-        for length, peak in ((short, peaks[short][0]), (long, max(peaks[long]))):
+        for length, used in ((short, peaks[short][0]), (long, max(peaks[long]))):
             table.add_row(
                 name,
                 f"{length:,}",
                 f"{statistics.median(rates[length]):,.0f}",
+                f"{shares[length]:.1%}",
                 f"{ratio:.3f}" if length == long else "",
                 f"{low:.3f}-{high:.3f}" if length == long else "",
                 f"{rows[name]['rate_to_local']:.3f}" if length == long else "",
-                f"{peak / 2**20:.1f}",
+                f"{used / 2**20:.1f}",
                 f"{bytes_of[length]:,}",
             )
     console.print(table)
@@ -218,16 +225,18 @@ def _stream(
     return n_tokens / (time.perf_counter() - begin), state
 
 
-def _decoding(setting: Setting) -> dict[str, Any]:
+def _decoding(setting: Setting, peak: float) -> dict[str, Any]:
     """Milliseconds a token read alone, after a short text and after a long one.
 
     Both texts end at the same place of a segment, and their tokens are read in turn: each pair is at one place, and the
-    ratio is the median over the pairs.
+    ratio is the median over the pairs. peak: as for _streaming.
     """
     cfg, device, console = setting.cfg, setting.device, setting.console
     suite = cfg.suite
     generator = torch.Generator().manual_seed(cfg.seed)
-    table = Table("model", "tokens before", "median ms a token", "quartiles", "ratio", "quartiles of ratio", "to local")
+    table = Table(
+        "model", "tokens before", "median ms a token", "quartiles", "of peak", "ratio", "quartiles of ratio", "to local"
+    )
     rows: dict[str, dict[str, Any]] = {}
     for name in _local_first(cfg):
         model = setting.language_model(name).eval()
@@ -248,11 +257,12 @@ def _decoding(setting: Setting) -> dict[str, Any]:
         rows[name] = {
             "tokens_before": lengths,
             "milliseconds": [[1000 * value for value in quartiles(found)] for found in seconds],
+            "share_of_peak": [product_flops(model, head=False) / quartiles(found)[1] / peak for found in seconds],
             "ratio": list(ratios),
         }
         ours, theirs = (rows[which]["milliseconds"][1][1] for which in (name, "local"))
         rows[name]["milliseconds_to_local"] = ours / theirs
-        for length, found in zip(lengths, seconds, strict=True):
+        for length, found, share in zip(lengths, seconds, rows[name]["share_of_peak"], strict=True):
             low, median, high = (1000 * value for value in quartiles(found))
             last = length == lengths[1]
             table.add_row(
@@ -260,6 +270,7 @@ def _decoding(setting: Setting) -> dict[str, Any]:
                 f"{length:,}",
                 f"{median:.3f}",
                 f"{low:.3f}-{high:.3f}",
+                f"{share:.2%}",
                 f"{ratios[1]:.3f}" if last else "",
                 f"{ratios[0]:.3f}-{ratios[2]:.3f}" if last else "",
                 f"{rows[name]['milliseconds_to_local']:.3f}" if last else "",

@@ -94,9 +94,9 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
         ratios = [a / b for a, b in zip(seconds[name], seconds["local"], strict=True)]
         low, median, high = quartiles(seconds[name])
         ratio_low, ratio, ratio_high = quartiles(ratios)
-        matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2) - model.embedding.weight.numel()
         parameters, bytes_used = sum(p.numel() for p in model.parameters()), memory[name]
-        share = 6 * matrices * ids.numel() / median / peak
+        # The backward pass multiplies twice as much as the forward.
+        share = 3 * product_flops(model, head=True) * ids.numel() / median / peak
         rows[name] = {
             "parameters": parameters,
             "seconds": [low, median, high],
@@ -125,6 +125,16 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
         "segment_length": cfg.dims.segment_length,
         "repeats": cfg.suite.repeats,
     }
+
+
+def product_flops(model: Any, head: bool) -> int:
+    """Operations a token of the products with weight matrices: two for every number in one. head: the output's too.
+
+    Attention, the memory and what a model reads beside the text are not in it.
+    """
+    tables = (model.embedding.weight, model.output_weight)
+    layers = sum(p.numel() for p in model.parameters() if p.dim() == 2 and not any(p is table for table in tables))
+    return 2 * (layers + head * model.output_weight.numel())
 
 
 def training_step(setting: Setting, model: Any, read: Callable[..., ModelOutput], ids: torch.Tensor) -> None:

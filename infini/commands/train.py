@@ -59,6 +59,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     _quiet()
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
+    _check_strategy(cfg, device)
     console = Console(stderr=True)
     data = load_data_module(cfg)
     data.setup("fit")
@@ -203,35 +204,45 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> Non
     load_weights_into(model, folder)
 
 
-def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints) -> lightning.Trainer:
-    callbacks: list[Callback] = [saving, TrainingProgress(cfg.recipe.steps, Console(stderr=True))]
-    strategies = StrategyRegistry.available_strategies()
-    one_of("parallel.strategy", cfg.parallel.strategy, ("auto", *strategies))
-    options: dict[str, Any] = {
+def _place(cfg: Config, device: torch.device) -> dict[str, Any]:
+    """Where a training runs, in a Trainer's words."""
+    return {
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
         "devices": cfg.parallel.devices,
         "strategy": cfg.parallel.strategy,
-        "precision": "bf16-mixed" if uses_bfloat16(cfg.parallel.precision, device) else "32-true",
-        "max_steps": cfg.recipe.steps,
-        "max_epochs": -1,
-        "gradient_clip_val": cfg.optimizer.clip_norm,
-        "callbacks": callbacks,
-        "plugins": [PlainFiles()],
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "logger": make_logger(cfg.logger.name, Path(cfg.results_dir) / "logs", run_id),
-        "log_every_n_steps": 10,
     }
+
+
+def _check_strategy(cfg: Config, device: torch.device) -> None:
+    """Raises InputError where Lightning has no such strategy, or not here: before the data is read."""
+    if cfg.parallel.strategy == "auto":
+        return
+    one_of("parallel.strategy", cfg.parallel.strategy, ("auto", *StrategyRegistry.available_strategies()))
     try:
-        return lightning.Trainer(**options)
+        lightning.Trainer(**_place(cfg, device), logger=False, enable_checkpointing=False, enable_model_summary=False)
     except (ValueError, ImportError, MisconfigurationException) as error:
-        if cfg.parallel.strategy == "auto":
-            raise
         reason = str(error).strip().splitlines()[0]
         raise InputError(
             f"parallel.strategy={cfg.parallel.strategy!r}: not here ({reason}); auto always works"
         ) from error
+
+
+def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints) -> lightning.Trainer:
+    callbacks: list[Callback] = [saving, TrainingProgress(cfg.recipe.steps, Console(stderr=True))]
+    return lightning.Trainer(
+        **_place(cfg, device),
+        precision="bf16-mixed" if uses_bfloat16(cfg.parallel.precision, device) else "32-true",
+        max_steps=cfg.recipe.steps,
+        max_epochs=-1,
+        gradient_clip_val=cfg.optimizer.clip_norm,
+        callbacks=callbacks,
+        plugins=[PlainFiles()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=make_logger(cfg.logger.name, Path(cfg.results_dir) / "logs", run_id),
+        log_every_n_steps=10,
+    )
 
 
 class TrainingProgress(Callback):

@@ -15,8 +15,9 @@ from infini.schema import PasskeyConfig
 from infini.training.checkpoint import TOKENIZER, named_folder
 from tasks.data_module import ResumableDataModule
 from tasks.passkey.data import VALIDATION_STREAM, PasskeyBatches
-from tasks.passkey.evaluation import Question, answer_questions
+from tasks.passkey.evaluation import answer_questions
 from tasks.passkey.measure import evaluate
+from tasks.passkey.plan import Question
 from tasks.passkey.template import make_template, revision_of, stages
 from tasks.passkey.tokenizer import word_tokenizer
 from tasks.text import TextTokenizer

@@ -3,13 +3,13 @@
 Prompts of one evaluation begin alike: the same sentences, then filler, until the key comes; and prompts of the same
 example at several lengths go on alike until the shorter one asks. Each such beginning is read once and its state is
 forked; nothing else is saved, no repetition is folded into a formula. `answer_alone` reads one prompt from its first
-token to its last, and the tests hold the two equal.
+token to its last, and the tests hold the two equal. A reading that was stopped goes on from its last point (`points`).
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,21 +18,11 @@ import numpy as np
 import torch
 
 from infini.ops.dtypes import state_dtype
-from infini.state import State, fork, select_rows
-from tasks.passkey.data import EVALUATION_STREAM
-from tasks.passkey.prompt import PasskeyTemplate, Prompt, shared_prefix
+from infini.state import State, filled, fork, select_rows, stored_leaves
+from tasks.kept import Points, Tensors
+from tasks.passkey.plan import Lane, Question, plan_reading
 
 Advance = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Question:
-    """One prompt of an evaluation. index: which of its cell's examples."""
-
-    length: int
-    depth: str
-    index: int
-    prompt: Prompt
 
 
 @dataclass(frozen=True)
@@ -67,32 +57,6 @@ class Answer:
         return self.n_right == len(self.expected)
 
 
-def make_questions(
-    template: PasskeyTemplate, lengths: Sequence[int], depths: dict[str, float], examples: int, seed: int
-) -> Iterator[Question]:
-    """Every example of every cell. A key is fresh for every depth and example, and never one of the training's.
-
-    Example i of a depth has the same key at all lengths, so that lengths differ in nothing else.
-    """
-    for name, depth in depths.items():
-        for index in range(examples):
-            for length in lengths:
-                rng = np.random.default_rng([seed, EVALUATION_STREAM, round(depth * 10**6), index])
-                yield Question(length, name, index, template.example(length, depth, rng, training=False))
-
-
-@dataclass(frozen=True)
-class _Lane:
-    """Prompts that are read together: rows side by side, each row one example at its lengths, the shortest first.
-
-    branch: where the rows leave the trunk. forks: where the prompts of each length but the last leave the last one's.
-    """
-
-    branch: int
-    forks: tuple[int, ...]
-    rows: list[list[Question]]
-
-
 @torch.no_grad()
 def answer_questions(
     model: Any,
@@ -103,90 +67,64 @@ def answer_questions(
     rows_per_call: int = 64,
     knock_out: bool = False,
     advance: Advance = lambda tokens: None,
+    points: Points | None = None,
 ) -> Iterator[Answer]:
     """Answer every question, each as soon as its prompt has been read.
 
     tokens_per_call: tokens of a row that a call reads; rows_per_call: rows side by side. Neither decides an answer.
     knock_out: every segment starts from an empty memory. advance is told of tokens as they are read,
-    counting shared ones once.
+    counting shared ones once. points: where the reading is put down after a call, and gone on with; `questions` are
+    then those of the same evaluation that have no answer yet.
     """
     if not questions:
         return
-    reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out)
-    trunk_prompt, lanes = _plan(questions, rows_per_call)
-    trunk = reader.begin(1)
-    trunk_spans = _Cursor([trunk_prompt])
-    for lane in sorted(lanes, key=lambda lane: lane.branch):
-        trunk = reader.read(trunk, trunk_spans, lane.branch)
-        yield from _answer_lane(reader, trunk, lane)
+    trunk_question, lanes = plan_reading(questions, rows_per_call)
+    reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out, points)
+    stands = reader.taken_up()
+    rows, trunk_stand = stands.get("rows"), stands.get("trunk")
+    begun = [lane for lane in lanes if rows is not None and rows.leads(lane)]
+    ahead = [lane for lane in lanes if lane not in begun]
+    cursor = _Cursor([trunk_question])
+    trunk = None
+    if trunk_stand is not None and trunk_stand.names == cursor.names:
+        if all(trunk_stand.position <= lane.branch for lane in ahead):
+            reader.stands["trunk"] = trunk_stand
+            trunk, cursor.position = trunk_stand.run, trunk_stand.position
+            advance(cursor.position)
+    for lane in begun:
+        assert rows is not None
+        advance((rows.position - lane.branch) * len(lane.rows))
+        yield from _answer_lane(reader, rows.of(lane), rows.position, lane)
+    trunk = trunk or reader.begin(1)
+    for lane in ahead:
+        trunk = reader.read(trunk, cursor, lane.branch, kept_as="trunk")
+        yield from _answer_lane(reader, trunk.rows(len(lane.rows)), lane.branch, lane)
+    # Those that were begun did not ask for the trunk again.
+    advance(lanes[-1].branch - cursor.position)
 
 
 def answer_alone(model: Any, question: Question, bos_id: int, *, tokens_per_call: int) -> Answer:
     """The plain way: one prompt, from its first token to its last, nothing shared."""
     reader = _Reader(model, bos_id, tokens_per_call, lambda tokens: None)
     with torch.no_grad():
-        prompt = question.prompt
-        run = reader.read(reader.begin(1), _Cursor([prompt]), len(prompt), True)
+        run = reader.read(reader.begin(1), _Cursor([question]), len(question.prompt), True)
         return reader.decode(run, [question])[0]
 
 
-def tokens_to_read(questions: Sequence[Question], rows_per_call: int = 64) -> int:
-    """What `answer_questions` will tell `advance`, in all."""
-    _, lanes = _plan(questions, rows_per_call)
-    total = max(lane.branch for lane in lanes)
-    for lane in lanes:
-        for row in lane.rows:
-            stops = [*lane.forks, len(row[-1].prompt)]
-            total += stops[-1] - lane.branch
-            total += sum(len(question.prompt) - stop for question, stop in zip(row[:-1], stops, strict=False))
-    return total
-
-
-def _plan(questions: Sequence[Question], rows_per_call: int) -> tuple[Prompt, list[_Lane]]:
-    """The prompt whose beginning the others branch off, and the lanes."""
-    examples: dict[tuple[str, int], list[Question]] = defaultdict(list)
-    for question in questions:
-        examples[question.depth, question.index].append(question)
-    rows = [row for example in examples.values() for row in _rows(example)]
-    trunk = max((row[-1].prompt for row in rows), key=lambda prompt: prompt.key_position)
-    cells: dict[tuple[Any, ...], list[list[Question]]] = defaultdict(list)
-    for row in rows:
-        cells[row[0].depth, *((question.length, len(question.prompt)) for question in row)].append(row)
-    lanes = []
-    for rows in cells.values():
-        for start in range(0, len(rows), rows_per_call):
-            some = rows[start : start + rows_per_call]
-            forks = [[_fork(question.prompt, row[-1].prompt) for question in row[:-1]] for row in some]
-            # Keys may begin with the same digits: a lane leaves the trunk where its keys' sentences begin.
-            places = [min(row[-1].prompt.key_position, shared_prefix([row[-1].prompt, trunk])) for row in some]
-            first = [min(column) for column in zip(*forks, strict=True)]
-            lanes.append(_Lane(min([*places, *first]), tuple(first), some))
-    return trunk, lanes
-
-
-def _fork(prompt: Prompt, longest: Prompt) -> int:
-    """Where a prompt leaves the longest one; it always has a token of its own left to read before it answers."""
-    return min(shared_prefix([prompt, longest]), len(prompt) - 1)
-
-
-def _rows(example: list[Question]) -> Iterator[list[Question]]:
-    """The lengths of one example in rows whose shorter prompts share their key's place with the longest."""
-    by_place: dict[int, list[Question]] = defaultdict(list)
-    for question in sorted(example, key=lambda question: len(question.prompt)):
-        by_place[question.prompt.key_position].append(question)
-    yield from by_place.values()
-
-
 class _Cursor:
-    """Several prompts of equal length read side by side."""
+    """Several questions' prompts of equal length read side by side."""
 
-    def __init__(self, prompts: Sequence[Prompt], start: int = 0) -> None:
-        self.prompts, self.position = prompts, start
+    def __init__(self, questions: Sequence[Question], start: int = 0) -> None:
+        self.questions, self.position = questions, start
+
+    @property
+    def names(self) -> list[str]:
+        return [question.name for question in self.questions]
 
     def take(self, stop: int, most: int) -> np.ndarray:
         """The next tokens [B, T] up to `stop`, at most `most`."""
         count = min(most, stop - self.position)
-        rows = [prompt.read(self.position, count) for prompt in self.prompts]
+        rows = [question.prompt.read(self.position, count) for question in self.questions]
         self.position += count
         return np.stack(rows)
 
@@ -210,15 +148,71 @@ class _Run:
         )
 
 
+@dataclass(frozen=True)
+class _Stand:
+    """How far rows have come. names: of the questions whose prompts they read; position: in these, in tokens."""
+
+    names: list[str]
+    position: int
+    run: _Run
+
+    def leads(self, lane: Lane) -> bool:
+        """Whether a lane can go on from here: its rows are among these, and none is to be left before."""
+        among = {question.name for question in lane.longest} <= set(self.names)
+        return among and all(self.position <= stop for stop in lane.forks)
+
+    def of(self, lane: Lane) -> _Run:
+        """The rows of a lane alone."""
+        rows = torch.tensor([self.names.index(question.name) for question in lane.longest])
+        return replace(self.run, state=select_rows(self.run.state, rows))
+
+
+def _put_down(stands: dict[str, _Stand]) -> Tensors:
+    """What `_Reader.taken_up` takes up."""
+    about: dict[str, Any] = {}
+    tensors: Tensors = {}
+    for role, stand in stands.items():
+        run = stand.run
+        spent = {"seconds": run.seconds, "generator_seconds": run.generator_seconds, "tokens": run.tokens}
+        about[role] = {"names": stand.names, "position": stand.position, "spent": spent}
+        tensors |= {f"{role}/{name}": leaf for name, leaf in stored_leaves(run.state).items()}
+    text = json.dumps(about).encode()
+    return {"about": torch.tensor(list(text), dtype=torch.uint8), **tensors}
+
+
 class _Reader:
-    """Feeds tokens to a model and keeps count of time and tokens."""
+    """Feeds tokens to a model and keeps count of time and tokens.
+
+    stands: where the rows that others begin from (`trunk`) and those of the lane being read (`rows`) are.
+    """
 
     def __init__(
-        self, model: Any, bos_id: int, tokens_per_call: int, advance: Advance, knock_out: bool = False
+        self,
+        model: Any,
+        bos_id: int,
+        tokens_per_call: int,
+        advance: Advance,
+        knock_out: bool = False,
+        points: Points | None = None,
     ) -> None:
         self.model, self.bos_id, self.tokens_per_call, self.advance = model, bos_id, tokens_per_call, advance
         self.device = next(model.parameters()).device
-        self.knock_out = knock_out
+        self.knock_out, self.points = knock_out, points
+        self.stands: dict[str, _Stand] = {}
+
+    def taken_up(self) -> dict[str, _Stand]:
+        """The stands of the last point, where there is one."""
+        found = None if self.points is None else self.points.found()
+        if found is None:
+            return {}
+        stands = {}
+        for role, about in json.loads(bytes(found["about"].tolist())).items():
+            begins = f"{role}/"
+            stored = {name.removeprefix(begins): leaf for name, leaf in found.items() if name.startswith(begins)}
+            state = filled(self.model.init_state(len(about["names"]), self.device), stored)
+            run = _Run(state, torch.empty(0), **about["spent"])
+            stands[role] = _Stand(about["names"], about["position"], run)
+        return stands
 
     def _clock(self) -> float:
         # A GPU goes on working after a call has returned.
@@ -247,10 +241,10 @@ class _Reader:
         seconds = run.seconds + self._clock() - started
         return _Run(state, hidden_BD, seconds, run.generator_seconds, run.tokens + ids.shape[1])
 
-    def read(self, run: _Run, cursor: _Cursor, stop: int, to_answer: bool = False) -> _Run:
+    def read(self, run: _Run, cursor: _Cursor, stop: int, to_answer: bool = False, kept_as: str | None = None) -> _Run:
         """Go on to token `stop` of the cursor's prompts; calls end on the model's segment grid.
 
-        to_answer: the answer follows, so the last call's output is wanted.
+        to_answer: the answer follows, so the last call's output is wanted. kept_as: which of the stands it moves.
         """
         while cursor.position < stop:
             # One token, the mark, stands before the prompt.
@@ -259,8 +253,14 @@ class _Reader:
             ids = cursor.take(stop, most)
             making = time.perf_counter() - started
             run = replace(run, seconds=run.seconds + making, generator_seconds=run.generator_seconds + making)
-            run = self._call(run, ids, to_answer and cursor.position == stop)
+            last = to_answer and cursor.position == stop
+            run = self._call(run, ids, last)
             self.advance(ids.size)
+            # The last call's output, which a point has not, is what the answer begins from.
+            if kept_as and not last:
+                self.stands[kept_as] = _Stand(cursor.names, cursor.position, run)
+                if self.points is not None and self.points.due():
+                    self.points.put(_put_down(self.stands))
         return run
 
     def _log_probabilities(self, hidden_BD: torch.Tensor) -> torch.Tensor:
@@ -291,14 +291,13 @@ class _Reader:
         return answers
 
 
-def _answer_lane(reader: _Reader, trunk: _Run, lane: _Lane) -> Iterator[Answer]:
-    run = trunk.rows(len(lane.rows))
-    cursor = _Cursor([row[-1].prompt for row in lane.rows], lane.branch)
+def _answer_lane(reader: _Reader, run: _Run, position: int, lane: Lane) -> Iterator[Answer]:
+    """Read on from token `position` of a lane's prompts, which `run` has read up to there."""
+    cursor = _Cursor(lane.longest, position)
     for column, stop in enumerate(lane.forks):
-        run = reader.read(run, cursor, stop)
+        run = reader.read(run, cursor, stop, kept_as="rows")
         asked = [row[column] for row in lane.rows]
-        prompts = [question.prompt for question in asked]
         aside = replace(run, state=fork(run.state))
-        yield from reader.decode(reader.read(aside, _Cursor(prompts, stop), len(prompts[0]), True), asked)
-    asked = [row[-1] for row in lane.rows]
-    yield from reader.decode(reader.read(run, cursor, len(asked[0].prompt), True), asked)
+        yield from reader.decode(reader.read(aside, _Cursor(asked, stop), len(asked[0].prompt), True), asked)
+    yield from reader.decode(reader.read(run, cursor, len(lane.longest[0].prompt), True, "rows"), lane.longest)
+    reader.stands.pop("rows", None)

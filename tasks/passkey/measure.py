@@ -20,9 +20,10 @@ from infini.precision import autocast
 from infini.progress import progress_bar
 from infini.records import RunRecord
 from infini.schema import PasskeyConfig
-from tasks.kept import KeptEntries, kept_path, line_of
+from tasks.kept import KeptEntries, KeptPoint, kept_path, line_of
 from tasks.passkey.data import input_ids
-from tasks.passkey.evaluation import Answer, Question, answer_questions, make_questions, tokens_to_read
+from tasks.passkey.evaluation import Answer, answer_questions
+from tasks.passkey.plan import Question, make_questions, tokens_to_read
 from tasks.passkey.prompt import PasskeyTemplate
 from tasks.passkey.template import make_template
 from tasks.text import TextTokenizer
@@ -43,8 +44,8 @@ def evaluate(
 
     Returns what is to lie beside the record by suffix (the examples), and what to call when both are on the disk.
 
-    Every answer is appended to a file as soon as it is there; started again with the same configuration, the
-    evaluation goes on with the examples that are missing.
+    Every answer is appended to a file as soon as it is there, and how far the others have been read is put down every
+    20 seconds; started again with the same configuration, the evaluation goes on from there.
     """
     task = cast(PasskeyConfig, cfg.task)
     template, data = make_template(cfg, tokenizer, "test")
@@ -52,7 +53,7 @@ def evaluate(
     questions = list(make_questions(template, lengths, depths, task.examples, cfg.seed))
     N = cfg.dims.segment_length
     kept = KeptEntries(_kept_path(cfg, record, data), _FIELDS, record)
-    missing = [question for question in questions if _name(question) not in kept.entries]
+    missing = [question for question in questions if question.name not in kept.entries]
     console = Console(stderr=True)
     console.print(
         f"asking {record.parent} ({cfg.recipe.name}) {len(missing):,} questions"
@@ -63,6 +64,7 @@ def evaluate(
     )
     names = _names_by_cell(questions)
     total = tokens_to_read(missing, task.rows_per_call) if missing else 0
+    point = KeptPoint(kept, "prompts")
     with (
         kept,
         progress_bar(f"{cfg.model['name']} on passkey", total, console.is_terminal) as advance,
@@ -76,15 +78,17 @@ def evaluate(
             rows_per_call=task.rows_per_call,
             knock_out=task.knockout == "reset",
             advance=advance,
+            points=point,
         ):
             question = answer.question
-            kept.add(_name(question), _entry(answer, tokenizer, N, peak_memory_bytes(device)))
+            kept.add(question.name, _entry(answer, tokenizer, N, peak_memory_bytes(device)))
             asked = names[question.length, question.depth]
             if all(name in kept.entries for name in asked):
                 shown = _cell(question.length, question.depth, [kept.entries[name] for name in asked])
                 console.print(_line(shown), markup=False, highlight=False, soft_wrap=True)
+        point.drop()
     # A larger evaluation may have been stopped here before: only what was asked for now counts.
-    entries = [kept.entries[_name(question)] for question in questions]
+    entries = [kept.entries[question.name] for question in questions]
     cells = [
         _cell(length, depth, [kept.entries[name] for name in names[length, depth]])
         for length in lengths
@@ -105,7 +109,7 @@ def evaluate(
     record.cost = {
         "tokens_seen": total,
         "state_floats": model.state_floats(max(lengths) // N),
-        "resumed": len(missing) < len(questions),
+        "resumed": len(missing) < len(questions) or point.before > 0,
     }
     kept.tell(record, [entry["name"] for entry in entries])
     beside = {".jsonl": b"".join(map(line_of, entries))}
@@ -143,14 +147,10 @@ def _kept_path(cfg: Config, record: RunRecord, data: dict[str, Any]) -> Path:
     return kept_path(cfg.results_dir, "passkey", *parts)
 
 
-def _name(question: Question) -> str:
-    return f"{question.length}/{question.depth}/{question.index}"
-
-
 def _names_by_cell(questions: Iterable[Question]) -> dict[tuple[int, str], list[str]]:
     names: dict[tuple[int, str], list[str]] = defaultdict(list)
     for question in questions:
-        names[question.length, question.depth].append(_name(question))
+        names[question.length, question.depth].append(question.name)
     return names
 
 

@@ -1,0 +1,107 @@
+"""Which prompts an evaluation asks, and how they are read together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tasks.passkey.data import EVALUATION_STREAM
+from tasks.passkey.prompt import PasskeyTemplate, Prompt, shared_prefix
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt of an evaluation. index: which of its cell's examples."""
+
+    length: int
+    depth: str
+    index: int
+    prompt: Prompt
+
+    @property
+    def name(self) -> str:
+        """Its own among all questions to one model."""
+        return f"{self.length}/{self.depth}/{self.index}"
+
+
+def make_questions(
+    template: PasskeyTemplate, lengths: Sequence[int], depths: dict[str, float], examples: int, seed: int
+) -> Iterator[Question]:
+    """Every example of every cell. A key is fresh for every depth and example, and never one of the training's.
+
+    Example i of a depth has the same key at all lengths, so that lengths differ in nothing else.
+    """
+    for name, depth in depths.items():
+        for index in range(examples):
+            for length in lengths:
+                rng = np.random.default_rng([seed, EVALUATION_STREAM, round(depth * 10**6), index])
+                yield Question(length, name, index, template.example(length, depth, rng, training=False))
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Prompts that are read together: rows side by side, each row one example at its lengths, the shortest first.
+
+    branch: where the rows leave the trunk. forks: where the prompts of each length but the last leave the last one's.
+    """
+
+    branch: int
+    forks: tuple[int, ...]
+    rows: list[list[Question]]
+
+    @property
+    def longest(self) -> list[Question]:
+        """What each row reads to its end."""
+        return [row[-1] for row in self.rows]
+
+
+def tokens_to_read(questions: Sequence[Question], rows_per_call: int = 64) -> int:
+    """What `answer_questions` will tell `advance`, in all."""
+    _, lanes = plan_reading(questions, rows_per_call)
+    total = max(lane.branch for lane in lanes)
+    for lane in lanes:
+        for row in lane.rows:
+            stops = [*lane.forks, len(row[-1].prompt)]
+            total += stops[-1] - lane.branch
+            total += sum(len(question.prompt) - stop for question, stop in zip(row[:-1], stops, strict=False))
+    return total
+
+
+def plan_reading(questions: Sequence[Question], rows_per_call: int) -> tuple[Question, list[Lane]]:
+    """The question whose prompt's beginning the others branch off, and the lanes by where they do."""
+    examples: dict[tuple[str, int], list[Question]] = defaultdict(list)
+    for question in questions:
+        examples[question.depth, question.index].append(question)
+    rows = [row for example in examples.values() for row in _rows(example)]
+    # The last of those whose key comes last: what is missing after a stop has it too.
+    trunk = max((row[-1] for row in reversed(rows)), key=lambda question: question.prompt.key_position)
+    cells: dict[tuple[Any, ...], list[list[Question]]] = defaultdict(list)
+    for row in rows:
+        cells[row[0].depth, *((question.length, len(question.prompt)) for question in row)].append(row)
+    lanes = []
+    for rows in cells.values():
+        for start in range(0, len(rows), rows_per_call):
+            some = rows[start : start + rows_per_call]
+            forks = [[_fork(question.prompt, row[-1].prompt) for question in row[:-1]] for row in some]
+            # Keys may begin with the same digits: a lane leaves the trunk where its keys' sentences begin.
+            places = [min(row[-1].prompt.key_position, shared_prefix([row[-1].prompt, trunk.prompt])) for row in some]
+            first = [min(column) for column in zip(*forks, strict=True)]
+            lanes.append(Lane(min([*places, *first]), tuple(first), some))
+    return trunk, sorted(lanes, key=lambda lane: lane.branch)
+
+
+def _fork(prompt: Prompt, longest: Prompt) -> int:
+    """Where a prompt leaves the longest one; it always has a token of its own left to read before it answers."""
+    return min(shared_prefix([prompt, longest]), len(prompt) - 1)
+
+
+def _rows(example: list[Question]) -> Iterator[list[Question]]:
+    """The lengths of one example in rows whose shorter prompts share their key's place with the longest."""
+    by_place: dict[int, list[Question]] = defaultdict(list)
+    for question in sorted(example, key=lambda question: len(question.prompt)):
+        by_place[question.prompt.key_position].append(question)
+    yield from by_place.values()
