@@ -74,7 +74,9 @@ def test_other_options_optimizers_and_sizes_are_apart_too(changes: dict[str, Any
     assert report.tables[0].cell("infini_linear", "PG19 yours").text.endswith(" †")
 
 
-@pytest.mark.parametrize("name", ["table2_lm", "table2_100k", "lm_gates", "lm_history_scaling", "rmt_sweep"])
+@pytest.mark.parametrize(
+    "name", ["table2_lm", "table2_100k", "lm_gates", "lm_history_scaling", "rmt_sweep", "segment_lengths"]
+)
 def test_every_row_is_as_it_declares_itself(name: str) -> None:
     """What `infini reproduce` would train for a row is what is compared with: no row of its own making is marked."""
     report = report_named(name)
