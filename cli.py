@@ -215,7 +215,9 @@ def _dispatch(arguments: list[str]) -> int:
     words = [word for word in rest if word not in ("-m", "--multirun")]
     for word in words:
         if word.startswith("-"):
-            raise InputError(f"{word!r}: no such option; allowed: -m, --multirun, -h, --help")
+            options = ("-m", "--multirun", "-h", "--help")
+            hint = did_you_mean(word, options) or ("; keys are written without dashes" if "=" in word else "")
+            raise InputError(f"{word!r}: no such option; allowed: {', '.join(options)}{hint}")
     _refuse_unread(name, words)
     _check_lengths(words)
     if multirun:

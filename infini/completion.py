@@ -18,7 +18,7 @@ _SCRIPT = """\
   local line="${{COMP_LINE:0:$COMP_POINT}}" keys="" choices=""
   local token="${{line##*[[:space:]]}}" verb="${{COMP_WORDS[1]}}"
   if [ "$COMP_CWORD" -le 1 ]; then
-    COMPREPLY=($(compgen -W "{verbs} help" -- "$token"))
+    COMPREPLY=($(compgen -W "{verbs} completion help" -- "$token"))
     return
   fi
   case "$token" in

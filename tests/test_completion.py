@@ -54,7 +54,7 @@ def test_verbs_and_keys_are_completed(line: str, expected: list[str]) -> None:
 
 @needs_bash
 def test_the_verbs_come_first() -> None:
-    assert completions("infini ") == [*cli.VERBS, "help"]
+    assert completions("infini ") == [*cli.VERBS, "completion", "help"]
 
 
 @needs_bash

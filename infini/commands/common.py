@@ -73,7 +73,10 @@ def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:
     runs = [run for run in runs if checkpoint_folder(cfg.results_dir, run.run_id).is_dir()]
     if not runs:
         described = " ".join(f"{key}={value}" for key, value in wanted.items())
-        raise InputError(f"checkpoint=null: no trained model for {described} in {cfg.results_dir}; train one first")
+        command = f"infini train task={cfg.task.name} model={cfg.model['name']}"
+        raise InputError(
+            f"checkpoint=null: no trained model for {described} in {cfg.results_dir}; train one with `{command}`"
+        )
     return checkpoint_folder(cfg.results_dir, runs[-1].run_id)
 
 

@@ -49,6 +49,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     if kind_of(description["model"]["name"]) == "seq2seq":
         raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder goes on from no text; use infini summarize")
     tokenizer = load_tokenizer(folder, description)
+    print(f"{description['run_id']} goes on", file=sys.stderr)
     about = {"model": str(description["run_id"]), "tokenizer": tokenizer.hash}
     with autocast(cfg.parallel.precision, device):
         reader = Reader.begin(model, tokenizer.bos_id)
@@ -74,11 +75,13 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
         for token, _ in drawn:
             new += 1
             print(speak(token), end="", flush=True)
-        print()
+        if new:
+            print()
     spent = time.perf_counter() - started
     read_speed = f"{read:,} tokens read in {seconds:.1f} s" if read else "nothing read"
     saved = f"; state in {cfg.save_state}" if cfg.save_state is not None else ""
-    print(f"{read_speed}; {new:,} drawn, {1000 * spent / max(new, 1):.1f} ms each{saved}", file=sys.stderr)
+    drawing = f"; {new:,} drawn, {1000 * spent / new:.1f} ms each" if new else ""
+    print(f"{read_speed}{drawing}{saved}", file=sys.stderr)
     return 0
 
 

@@ -135,7 +135,7 @@ def publish_search(report: SearchReport, cfg: Config, overrides: list[str], publ
     for record in chosen.values():
         _check_publishable(record, results_dir, before)
     shown = found_by_search(report, cfg, overrides, {**before, **chosen}.values())
-    tables = build_search(report, cfg.scale.name, shown, "published")
+    tables = build_search(report, cfg.scale.name, shown, {*before, *chosen})
     written = _copy(chosen, results_dir, published_dir)
     return written + write_report(tables, published_dir / "tables", links={"published": "../runs"})
 

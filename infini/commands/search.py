@@ -62,8 +62,9 @@ def found_by_search(
 
 def table_of_search(report: SearchReport, cfg: Config, overrides: list[str]) -> RenderedReport:
     """The losses that are on record, yours and the published ones."""
-    known = [*records.load_records(records.published_dir()), *records.load_records(cfg.results_dir)]
-    return build_search(report, cfg.scale.name, found_by_search(report, cfg, overrides, known))
+    published, own = records.load_records(records.published_dir()), records.load_records(cfg.results_dir)
+    found = found_by_search(report, cfg, overrides, [*published, *own])
+    return build_search(report, cfg.scale.name, found, {run.run_id for run in published} - {run.run_id for run in own})
 
 
 class _Search:

@@ -8,7 +8,7 @@ from typing import Any
 
 from infini.lengths import format_length, parse_depths, parse_lengths
 from infini.report.passkey import PasskeyReport, chosen_cells, percent
-from infini.report.verdicts import FEWEST_EXAMPLES, FEWEST_SEEDS, Claim, Evidence, Finding
+from infini.report.verdicts import FEWEST_EXAMPLES, FEWEST_SEEDS, Claim, Evidence, Finding, counted
 
 SLACK, FAR = 2.0, 20.0
 """Points of token accuracy that a passkey cell, the mean over seeds, may stay behind the paper's; and so far behind
@@ -73,7 +73,7 @@ def _accuracies(name: str, paper: Mapping[str, Any]) -> Callable[[Evidence], Fin
                 used |= {run.run_id: None for run, _ in of.values()}
             parts.append(f"{format_length(length)} {'/'.join(map(percent, ours))} (paper {printed})")
         n_seeds = len(seeds or ())
-        measured = f"{'; '.join(parts)}; {n_seeds} seeds of {min(examples)} examples"
+        measured = f"{'; '.join(parts)}; {counted(n_seeds, 'seed')} of {counted(min(examples), 'example')}"
         enough = n_seeds >= FEWEST_SEEDS and min(examples) >= FEWEST_EXAMPLES
         # Without a training on prompts what counts is to fail where the paper fails, and not where it does not.
         worst, allowed = (max(behind), SLACK) if row.recipe else (max(off), 0.0)

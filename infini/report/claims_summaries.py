@@ -14,7 +14,7 @@ from infini.records import RunRecord
 from infini.report.selection import Selection
 from infini.report.summaries import SummaryReport, cells_at
 from infini.report.tables import PLUS_MINUS
-from infini.report.verdicts import FEWEST_DOCUMENTS, FEWEST_SEEDS, SURE, Claim, Evidence, Finding
+from infini.report.verdicts import FEWEST_DOCUMENTS, FEWEST_SEEDS, SURE, Claim, Evidence, Finding, counted
 
 SUMMARIES, LENGTHS = "table4_booksum", "booksum_lengths"
 """Reports of the systems at one length, and of ours at several."""
@@ -99,7 +99,9 @@ def _surely_above_0(
     # Of each seed the resampled means over books, [wanted, resamples, 3].
     resampled = np.mean([value(overall(found[:, drawn].mean(2))) for found in scores.values()], axis=0)
     error = max(of_seeds, float(resampled.std(ddof=1)))
-    measured = f"{mean:+.2f} {PLUS_MINUS} {error:.2f} {unit} ({n_books} books; {len(scores)} seeds)"
+    measured = (
+        f"{mean:+.2f} {PLUS_MINUS} {error:.2f} {unit} ({counted(n_books, 'book')}; {counted(len(scores), 'seed')})"
+    )
     if len(scores) < FEWEST_SEEDS or n_books < FEWEST_DOCUMENTS:
         return Finding("not measured yet", measured, used)
     return Finding("holds" if mean > SURE * error else "does not hold", measured, used)

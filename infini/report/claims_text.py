@@ -12,7 +12,7 @@ from infini.report.selection import Selection
 from infini.report.stats import Effect, paired_difference
 from infini.report.tables import PLUS_MINUS
 from infini.report.training_tokens import equal_tokens
-from infini.report.verdicts import FEWEST_DOCUMENTS, FEWEST_SEEDS, SURE, Claim, Evidence, Finding
+from infini.report.verdicts import FEWEST_DOCUMENTS, FEWEST_SEEDS, SURE, Claim, Evidence, Finding, counted
 
 LONGER, GATES, SWEEP = "table2_100k", "lm_gates", "rmt_sweep"
 """Reports of models trained on longer sequences, of models whose gates begin at 0.5, and of RMT's sweep."""
@@ -167,8 +167,8 @@ def _described(effect: Effect) -> str:
     measured = f"{effect.mean:+.4f} {PLUS_MINUS} {effect.se:.4f} nats a token"
     if abs(effect.mean) <= SURE * effect.se:
         measured += ", no sure difference"
-    documents = f"{effect.n_books} documents, as good as {effect.effective_books:.1f} of one length"
-    return f"{measured} ({documents}; {effect.n_seeds} seeds)"
+    documents = f"{effect.n_books} documents, by their lengths worth {effect.effective_books:.1f}"
+    return f"{measured} ({documents}; {counted(effect.n_seeds, 'seed')})"
 
 
 def gate_claims() -> list[Claim]:
@@ -188,7 +188,7 @@ def gate_claims() -> list[Claim]:
             right, measured = holds(runs)
             seeds = min(len({run.seed for run in row}) for row in rows if row)
             run_ids = tuple(run.run_id for run in runs)
-            measured += f" ({seeds} seeds)"
+            measured += f" ({counted(seeds, 'seed')})"
             if seeds < FEWEST_SEEDS:
                 return Finding("not measured yet", measured, run_ids)
             return Finding("holds" if right else "does not hold", measured, run_ids)

@@ -102,6 +102,7 @@ def scatter(points: Mapping[str, Point], titles: Mapping[str, str], path: Path, 
             axes.set_xscale("symlog", linthresh=smallest)
         axes.set_xlabel(label)
         axes.set_ylabel("perplexity a token (lower: better)")
-        axes.set_title(f"{heading}\nmean over seeds, bars: best and worst seed", fontsize=9)
+        several = any(point.lowest < point.highest for point in points.values())
+        axes.set_title(heading + "\nmean over seeds, bars: best and worst seed" * several, fontsize=9)
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         return save(figure, path)

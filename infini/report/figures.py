@@ -18,6 +18,7 @@ from infini.records import RunRecord, write_atomically
 from infini.report.positions import gap
 from infini.report.selection import Selection
 from infini.report.text_report import Report
+from infini.report.verdicts import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,12 +114,13 @@ def gap_by_position(
     path: Path,
     baseline: str = "local",
     titles: Mapping[str, str] | None = None,
+    corpus: str = "Documents",
 ) -> list[Path]:
     """Draw each row's loss minus the loss of `baseline`, in nats a token, against the position in the book.
 
-    Positions are put into bins of which each ends at about twice its start. A point is the mean over books and seeds,
-    paired by both; the band is one standard error, the larger of those over books and over seeds. Positions that fewer
-    than two books reach are left out.
+    Positions are put into bins of which each ends at about twice its start, but for the last. A point is the mean over
+    books and seeds, paired by both; the band is one standard error, the larger of those over books and over seeds.
+    Positions that fewer than two books reach are left out.
 
     Args:
         rows: row -> evaluation runs; those with the series `nll_by_position` count: {edges: [token positions, one
@@ -127,6 +129,7 @@ def gap_by_position(
         path: the figure's path without suffix.
         baseline: the row at 0.
         titles: row -> what the legend calls it.
+        corpus: what the documents are called.
 
     Returns:
         Paths of the PNG and the SVG.
@@ -169,7 +172,7 @@ def gap_by_position(
         n_seeds = len({run.seed for run in at_zero})
         synthetic = SYNTHETIC_MARK if any(run.synthetic for run in at_zero) else ""
         axes.set_title(
-            f"Gap by position to {named.get(baseline, baseline)}, {n_seeds} seed{'s' * (n_seeds != 1)}{synthetic}\n"
+            f"{corpus}: gap by position to {named.get(baseline, baseline)}, {counted(n_seeds, 'seed')}{synthetic}\n"
             "mean over documents and seeds, band: one standard error, "
             "the larger of those over documents and over seeds",
             fontsize=9,
@@ -189,14 +192,14 @@ def draw_report(report: Report, scale: str, selection: Selection, folder: Path) 
         Paths of the files written to `folder`; empty where the runs hold nothing that can be drawn.
     """
     written: list[Path] = []
-    baseline = report.baseline or ""
+    baseline, corpus = report.baseline or "", report.benchmarks[report.task]
     at_zero = selection.runs.get(baseline, [])
     if any(len(gap(runs, at_zero)) for row, runs in selection.runs.items() if row != baseline):
         path = folder / f"{report.name}_{scale}_gap_by_position"
-        written += gap_by_position(selection.runs, path, baseline, report.models)
+        written += gap_by_position(selection.runs, path, baseline, report.models, corpus)
     for model, runs in selection.runs.items():
         with_gates = [run for run in runs if run.series.get("gates")]
         if with_gates:
             path = folder / f"{report.name}_{scale}_gates_{model}"
-            written += gate_heatmap(with_gates[0], path, report.models[model])
+            written += gate_heatmap(with_gates[0], path, f"{corpus}: {report.models[model]}")
     return written

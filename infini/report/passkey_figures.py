@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from infini.report.selection import Selection
 
 def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Path, title: str) -> list[Path]:
     """Draw token accuracy, in per cent and printed, for every length and place of the key; the mean over the runs. A
-    mark, as in the table, stands where key and question lie in one segment.
+    mark, as in the table, stands where key and question lie in one segment; where fewer prompts were asked than in
+    other cells, of one seed or of all, their number stands too.
 
     Args:
         report: its lengths and places are drawn.
@@ -29,9 +31,11 @@ def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Pat
         Paths of the PNG and the SVG.
     """
     found: dict[tuple[int, str], list[float]] = {}
+    prompts = Counter[tuple[int, str]]()
     local = set()
     for (_, length, depth), (_, cell) in chosen_cells(report, runs).items():
         found.setdefault((length, depth), []).append(100 * cell["token_accuracy"])
+        prompts[length, depth] += cell["examples"]
         if cell["same_segment"] > 0:
             local.add((length, depth))
     lengths = sorted({length for length, _ in found})
@@ -48,14 +52,18 @@ def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Pat
         for (row, column), value in np.ndenumerate(grid):
             if np.isfinite(value):
                 colour = "white" if value > 50 else "black"
-                text = percent(value) + LOCAL_MARK * ((lengths[column], depths[row]) in local)
-                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+                place = lengths[column], depths[row]
+                text = percent(value) + LOCAL_MARK * (place in local)
+                fewer = prompts[place] < max(prompts.values())
+                text += f"\nn={prompts[place]}" * fewer
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=6 if fewer else 8)
         axes.set_xticks(range(len(lengths)), [format_length(length) for length in lengths])
         axes.set_yticks(range(len(depths)), depths)
         axes.set_xlabel("length in tokens" + f"\n{LOCAL_MARK} key and question in one segment" * bool(local))
         axes.set_ylabel("place of the key")
         seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
-        axes.set_title(f"Pass key: {title}\nscale {runs[0].scale}, seed {seeds}", fontsize=9)
+        asked = f"{max(prompts.values())} prompts a cell"
+        axes.set_title(f"Pass key: {title}\nscale {runs[0].scale}, seed {seeds}, {asked}", fontsize=9)
         figure.colorbar(image, ax=axes, ticks=[0, 50, 100]).set_label("token accuracy in per cent")
         return save(figure, path)
 
@@ -68,6 +76,7 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
         Paths of the PNG and the SVG.
     """
     points: dict[tuple[str, int, str], dict[int, list[float]]] = {}
+    titles: dict[str, str] = {}
     for name, runs in selection.runs.items():
         # The row that others start from is none of them.
         if "dims.segment_length" not in report.rows[name].overridden():
@@ -76,6 +85,7 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
             segment = selection.training_config(run)["dims"]["segment_length"]
             for _, cell in chosen_cells(report, [run]).values():
                 if cell["same_segment"] == 0:
+                    titles.setdefault(run.model, report.rows[name].title.partition(",")[0])
                     updates = points.setdefault((run.model, cell["length"], str(cell["depth"])), {})
                     updates.setdefault(cell["length"] // segment, []).append(100 * cell["token_accuracy"])
     with paper_style():
@@ -87,9 +97,10 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
             line, marker, shade = LINES[index % len(LINES)]
             x = sorted(updates)
             y = [statistics.fmean(updates[count]) for count in x]
-            label = f"{model}, {format_length(length)}, {depth}"
+            label = f"{titles[model]}, {format_length(length)}, {depth}"
             axes.plot(x, y, linestyle=line, marker=marker, markersize=4, color=shade, label=label)
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_ylim(-3, 103)
         axes.axhline(10, color="0.7", linewidth=0.8)
         axes.set_xlabel("memory updates: length over segment length")

@@ -13,13 +13,13 @@ from infini.records import RunRecord
 from infini.report.stats import by_seed, check_same_books, ratio_with_error
 
 
-def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float = math.sqrt(2)) -> np.ndarray:
+def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float = 2.0) -> np.ndarray:
     """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, standard error).
 
     Over the seeds that both have, paired by seed and document, the error the larger of those over documents and over
-    seeds. A bin ends at the first edge of the series that is `growth` times its start or beyond: with those of an
-    evaluation, powers of two and half-way between, at twice its start. Positions that fewer than two documents reach
-    are left out; no rows where no run of a seed has its losses by position (the series `nll_by_position`).
+    seeds. A bin ends at the first edge of the series that is `growth` times its start or beyond, the last where the
+    longest document does. Positions that fewer than two documents reach are left out; no rows where no run of a seed
+    has its losses by position (the series `nll_by_position`).
     """
     known = [[run for run in side if "nll_by_position" in run.series] for side in (runs, baseline)]
     mine, theirs = (by_seed(side) for side in known)
@@ -38,7 +38,8 @@ def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float 
         names += [str(document["name"]) for document in reference.documents]
         seeds += [seed] * len(reference.documents)
     difference, weight = np.concatenate(differences), np.concatenate(tokens)
-    bounds = np.append(edges[starts], edges[-1])
+    longest = max(sum(row) for row in reference.series["nll_by_position"]["tokens"])
+    bounds = np.append(edges[starts], min(edges[-1], longest))
     points = []
     for index in range(len(starts)):
         reached = np.flatnonzero(weight[:, index] > 0)

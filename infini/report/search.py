@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,16 +110,20 @@ def tuned_yaml(found: Losses) -> str | None:
 
 
 def build_search(
-    report: SearchReport, scale: str, found: Mapping[str, Mapping[str, Losses]], source: Source = "yours"
+    report: SearchReport, scale: str, found: Mapping[str, Mapping[str, Losses]], published: Collection[str] = ()
 ) -> RenderedReport:
-    """Losses by model and rate. found: task -> model -> rate -> run. source: whose the runs are."""
-    tables = []
+    """Losses by model and rate.
+
+    found: task -> model -> rate -> run. published: ids of the runs that are; the others are yours.
+    """
+    tables, shown = [], Counter[Source]()
     for task, models in found.items():
         rates = sorted({rate for losses in models.values() for rate in losses})
         rows = []
         for model, losses in models.items():
             best = best_rate(losses)
-            cells = [_cell(losses.get(rate), rate == best, source) for rate in rates]
+            cells = [_cell(losses.get(rate), rate == best, published) for rate in rates]
+            shown.update(cell.source for cell in cells if cell.source)
             edge = bool(losses) and at_the_edge(losses)
             chosen = MISSING if best is None else Cell(f"{best:g}{' (at the edge)' if edge else ''}", "computed", best)
             rows.append(Row(model, model, (*cells, chosen)))
@@ -126,14 +131,16 @@ def build_search(
         tables.append(
             Table(f"{report.benchmarks[task]}: validation loss in nats a token by {KEY}", columns, tuple(rows))
         )
-    notes = tuple(filter(None, [report.note, "*: the lowest of its row."]))
+    whose = ", ".join(f"{count} {source}" for source, count in sorted(shown.items()))
+    notes = tuple(filter(None, [report.note, "*: the lowest of its row.", whose and f"Trainings: {whose}."]))
     return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tuple(tables), notes)
 
 
-def _cell(run: Outcome, best: bool, source: Source) -> Cell:
+def _cell(run: Outcome, best: bool, published: Collection[str]) -> Cell:
     if run is None:
         return MISSING
     if isinstance(run, str):
         return Cell("failed", "computed")
     value = loss_of(run)
+    source: Source = "published" if run.run_id in published else "yours"
     return Cell(f"{value:.4f}{'*' if best else ''}", "measured", value, n_seeds=1, run_ids=(run.run_id,), source=source)

@@ -19,6 +19,11 @@ FEWEST_SEEDS, FEWEST_EXAMPLES = 3, 50
 """Less is no answer, but for what is far behind."""
 
 
+def counted(number: int, what: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 @dataclass(frozen=True)
 class Finding:
     """What was measured of a claim, and what follows."""
