@@ -117,6 +117,8 @@ def test_an_experiment_fills_its_own_rows_and_no_other_tables(infini: Runner) ->
     assert usual.run_id not in table2.read_text(), "it was read to the end of the documents"
     assert "gap_by_position.png" in infini("figure", "experiment=lm_history_scaling")
     assert infini("reproduce", "experiment=lm_history_scaling") == out and len(infini.records()) == 10
+    shutil.rmtree(infini.results / "checkpoints")
+    assert infini("reproduce", "experiment=lm_history_scaling") == out and len(infini.records()) == 10
 
 
 @pytest.mark.parametrize("dirty", [True, False, None])

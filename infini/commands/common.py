@@ -95,17 +95,17 @@ def names_a_task(overrides: list[str]) -> bool:
     return any(text.startswith(("task=", "task.")) for text in overrides)
 
 
-def find_training(cfg: Config) -> RunRecord | None:
+def find_training(cfg: Config, with_model: bool = True) -> RunRecord | None:
     """The newest training run of exactly this configuration, on the data as it is now, whose model is still there.
 
-    Raises InputError when the data cannot be had.
+    with_model: whether it must be. Raises InputError when the data cannot be had.
     """
     runs = [
         run
         for run in records.load_records(cfg.results_dir)
         if run.verb == "train"
         and config_hash(run.config) == config_hash(cfg)
-        and checkpoint_folder(cfg.results_dir, run.run_id).is_dir()
+        and (not with_model or checkpoint_folder(cfg.results_dir, run.run_id).is_dir())
         # What was trained as a variant of another report fills no cell of a report without it.
         and (cfg.variant is not None or not run.config.get("variant"))
     ]

@@ -90,12 +90,16 @@ def _is_ours(model: str) -> bool:
 
 
 def _fill(cfg: Config, overrides: list[str], console: Console) -> None:
-    trained = find_training(cfg)
+    # A cell that is filled needs no model any more.
+    known = find_training(cfg, with_model=False)
+    evaluated = None if known is None else _evaluated(cfg, known.run_id)
+    trained = find_training(cfg) if evaluated is None else known
     if trained is None:
         trained = train(cfg, overrides)
     else:
         console.print(f"trained before: {trained.run_id}", markup=False, highlight=False)
-    evaluated = _evaluated(cfg, trained.run_id)
+    if evaluated is None:
+        evaluated = _evaluated(cfg, trained.run_id)
     if evaluated is None:
         evaluated = evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
     perplexity = evaluated.metric("perplexity")
