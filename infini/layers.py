@@ -16,8 +16,10 @@ from infini.grid import Grid, Piece, fresh_clock, run_on_grid
 from infini.ops import attention, memory
 from infini.ops.dtypes import for_products, state_dtype
 from infini.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
+from infini.ops.relative import T5_BUCKETS, biased_attention, distances, t5_bias
 from infini.state import State, reset_rows
 
+Positions = Literal["rotary", "t5"]
 GateInit = Literal["specialised", "local", "zeros", "normal", "spread"]
 
 
@@ -58,6 +60,7 @@ class LocalAttention(nn.Module):
         *,
         d_value: int | None = None,
         n_kv_heads: int | None = None,
+        positions: Positions = "rotary",
         rope_base: float = 10000.0,
         attention_scale: Literal["d_key", "d_model"] = "d_key",
     ) -> None:
@@ -78,6 +81,8 @@ class LocalAttention(nn.Module):
             raise ValueError(f"n_kv_heads={n_kv_heads}: must divide n_heads={n_heads}")
         if d_key % 2:
             raise ValueError(f"d_key={d_key}: rotary positions need an even number")
+        if positions not in get_args(Positions):
+            raise ValueError(f"positions={positions!r}: must be one of {', '.join(get_args(Positions))}")
         if not 1 <= rope_base < math.inf:
             raise ValueError(f"rope_base={rope_base}: must be a finite number from 1 on")
         if attention_scale not in ("d_key", "d_model"):
@@ -85,11 +90,14 @@ class LocalAttention(nn.Module):
         self.d_model, self.n_heads, self.n_kv_heads = d_model, n_heads, n_kv_heads
         self.d_key, self.d_value, self.segment_length = d_key, d_value, segment_length
         self.rope_base = rope_base
+        self.positions: str = positions
         self.scale = 1 / math.sqrt(d_key if attention_scale == "d_key" else d_model)
         self.q_proj = nn.Linear(d_model, n_heads * d_key, bias=False)
         self.k_proj = nn.Linear(d_model, n_kv_heads * d_key, bias=False)
         self.v_proj = nn.Linear(d_model, n_kv_heads * d_value, bias=False)
         self.o_proj = nn.Linear(n_heads * d_value, d_model, bias=False)
+        if positions == "t5":
+            self.bucket_bias = nn.Parameter(torch.zeros(T5_BUCKETS * n_heads))
 
     def memory_floats(self) -> int:
         """Numbers a row carries in this layer's memory leaves."""
@@ -145,7 +153,11 @@ class LocalAttention(nn.Module):
         for piece in grid.pieces:
             q = q_BTHK[:, piece.start : piece.stop].unflatten(1, (piece.n_segments, -1))
             k, v = self._whole_segments(old, k_BTGK, v_BTGV, piece)
-            a_dot = attention.local_attention(q, k, v, scale=self.scale, rope_base=self.rope_base)
+            if self.positions == "t5":
+                bias = t5_bias(self.bucket_bias, distances(q.shape[2], k.shape[2], q.device))
+                a_dot = biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias[None, None], None, self.scale)
+            else:
+                a_dot = attention.local_attention(q, k, v, scale=self.scale, rope_base=self.rope_base)
             a, mem = self.mix_memory(a_dot, q, k, v, mem, piece)
             outputs.append(a.flatten(-2).flatten(1, 2))
         a_BTX = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
@@ -229,6 +241,7 @@ class InfiniAttention(LocalAttention):
         first_segment: FirstSegment = "local",
         gate_init: GateInit = "specialised",
         delta_normaliser: DeltaNormaliser = "previous",
+        positions: Positions = "rotary",
         rope_base: float = 10000.0,
         attention_scale: Literal["d_key", "d_model"] = "d_key",
     ) -> None:
@@ -239,6 +252,7 @@ class InfiniAttention(LocalAttention):
             segment_length,
             d_value=d_value,
             n_kv_heads=n_kv_heads,
+            positions=positions,
             rope_base=rope_base,
             attention_scale=attention_scale,
         )

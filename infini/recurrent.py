@@ -9,6 +9,7 @@ Letters: B rows, T tokens of a call, Q new tokens of a segment, P prefix vectors
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -20,9 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from infini.decoder import Decoder
 from infini.grid import Grid, Piece, run_on_grid
-from infini.layers import LocalAttention, Window
+from infini.layers import LocalAttention, Positions, Window
 from infini.ops.attention import rotate
 from infini.ops.dtypes import for_products, state_dtype
+from infini.ops.relative import t5_bias
 from infini.protocols import Dimensions, ModelOutput
 from infini.state import State
 
@@ -53,10 +55,12 @@ class SegmentShape(NamedTuple):
     n_prefix: int
     write_from: int
     mask: torch.Tensor | None
+    distance_QL: torch.Tensor
+    """How far before each vector that asks each of the segment's stands."""
 
 
 class PrefixAttention(LocalAttention):
-    """Causal attention over [prefix; tokens; write tokens] of a segment; rotary positions count from the prefix."""
+    """Causal attention over [prefix; tokens; write tokens] of a segment; positions count from the prefix."""
 
     inner_resets = False
 
@@ -82,7 +86,13 @@ class PrefixAttention(LocalAttention):
         qk, v = qkv.split([(H + G) * self.d_key, G * self.d_value], -1)
         qk, v = qk.unflatten(-1, (H + G, self.d_key)), v.unflatten(-1, (G, self.d_value))
         new = Window(qk[:, P : shape.write_from, H:], v[:, P : shape.write_from])
-        if offset:
+        if self.positions == "t5":
+            q, k = qk.split([H, G], 2)
+            if offset:
+                k = torch.cat([k[:, :P], old.k_BNGK.to(v.dtype), k[:, P:]], 1)
+                v = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
+            mask: torch.Tensor | None = self._biased(shape).to(q.dtype)
+        elif offset:
             # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
             rotated = [rotate(qk[:, :P], 0, self.rope_base), rotate(qk[:, P:], P + offset, self.rope_base)]
             before = rotate(old.k_BNGK.to(v.dtype), P, self.rope_base)
@@ -91,16 +101,23 @@ class PrefixAttention(LocalAttention):
             v = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
         else:
             q, k = rotate(qk, 0, self.rope_base).split([H, G], 2)
+        if self.positions == "rotary":
+            mask = shape.mask
         a = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
-            attn_mask=shape.mask,
-            is_causal=shape.mask is None,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=self.scale,
             enable_gqa=H != G,
         )
         return self.o_proj(a.transpose(1, 2).flatten(-2)), new
+
+    def _biased(self, shape: SegmentShape) -> torch.Tensor:
+        """T5's biases [1 or B, H, Q, L], minus infinity where attention is masked."""
+        allowed = shape.distance_QL >= 0 if shape.mask is None else shape.mask
+        return t5_bias(self.bucket_bias, shape.distance_QL)[None].masked_fill(~allowed, -math.inf)
 
 
 class Recurrence(Decoder, ABC):
@@ -123,6 +140,7 @@ class Recurrence(Decoder, ABC):
         dims: Dimensions,
         vocab_size: int,
         *,
+        positions: Positions = "rotary",
         rope_base: float,
         bptt_depth: int | None = None,
         random_segments: bool = False,
@@ -136,6 +154,7 @@ class Recurrence(Decoder, ABC):
                 dims.segment_length,
                 d_value=dims.d_value,
                 n_kv_heads=dims.n_kv_heads,
+                positions=positions,
                 rope_base=rope_base,
             )
 
@@ -281,7 +300,9 @@ class Recurrence(Decoder, ABC):
         write_from = prefix.shape[1] + tokens_BQD.shape[1]
         x_BLD, offset = torch.cat(parts, 1), old[0].k_BNGK.shape[1]
         mask = self._mask(prefix, valid, offset, offset + x_BLD.shape[1], x_BLD.shape[1] - write_from)
-        shape = SegmentShape(prefix.shape[1], write_from, mask)
+        place = torch.arange(offset + x_BLD.shape[1], device=x_BLD.device)
+        asking = torch.cat([place[: prefix.shape[1]], place[prefix.shape[1] + offset :]])
+        shape = SegmentShape(prefix.shape[1], write_from, mask, asking[:, None] - place)
         blocks: list[Any] = list(self.blocks)
 
         def run(x_BLD: torch.Tensor) -> tuple[torch.Tensor, list[Window]]:

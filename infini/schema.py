@@ -42,6 +42,8 @@ class TaskConfig:
     """Data set on the Hugging Face hub, used when there is no folder."""
     carry_state: bool
     """Whether a training row's state lives on into its next sequence while the document lasts."""
+    positions: str
+    """What models whose attention can have either take (model.positions): rotary, or t5."""
 
     @property
     def corpus(self) -> str:
@@ -50,6 +52,7 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         one_of("task.kind", self.kind, ("language_model", "any"))
+        one_of("task.positions", self.positions, ("rotary", "t5"))
 
 
 @dataclass
@@ -266,8 +269,7 @@ class RecipeConfig:
     and mathematics: all segments are dims.segment_length long, and no gradient goes from one sequence of so many tokens
     into the one before. None means none."""
     advance_below: float
-    """Smoothed loss, nats a token, below which the next stage of the curriculum begins (text never gets to that of the
-    passkey task: stages of it need steps)."""
+    """Smoothed loss, nats a token, below which the next stage begins (text never gets there: its stages need steps)."""
     length_extension: float | None
     """Not the paper's: at a random segment boundary of a sequence the memory is multiplied by a random factor between 1
     and this, as if that much more had been read. None means never."""
@@ -275,8 +277,7 @@ class RecipeConfig:
     """Share of the training steps in which that happens."""
     long_history: list[int] | None
     """Passkey, and a part of length extension: [pieces, steps]: in so many last steps half of the rows begin after a
-    history of filler alone, in at most so many pieces that write more and more (see infini.training.long_history).
-    None means none."""
+    history of filler alone, in so many pieces at most (see infini.training.long_history). None means none."""
     loss_temperature: float | None
     """Not the paper's: divides the logits in the last stage's loss. Above 1 the loss goes on asking for larger margins
     when every answer is right. None means 1."""
@@ -304,7 +305,6 @@ class RecipeConfig:
             whole = len(stage) in (2, 3) and 1 <= stage[0] <= stage[1] and min(stage) >= 1
             allowed = "stages must be [segment length, tokens a sequence(, steps)], the second at least the first"
             require(whole, "recipe.curriculum", self.curriculum, allowed)
-
         pair = self.long_history
         whole = pair is None or (len(pair) == 2 and min(pair) >= 1)
         require(whole, "recipe.long_history", pair, "must be [pieces, steps], or null")

@@ -96,9 +96,26 @@ def oracle_layer(
         update_rule=layer.update_rule,
         first_segment=layer.first_segment,
         rope_base=layer.rope_base,
+        bias_HD=by_distance(layer),
         **call,
     )
     return a_BTHV.flatten(2) @ layer.o_proj.weight.T, m, z
+
+
+def bucket_of(distance: int) -> int:
+    """Raffel et al. 2020, for 32 buckets and distances up to 128: by comparing powers, not logarithms."""
+    if distance < 16:
+        return distance
+    # The bucket b >= 16 begins where (d / 16)^16 >= 8^(b - 16).
+    return min(31, max(b for b in range(16, 64) if distance**16 >= 16**16 * 8 ** (b - 16)))
+
+
+def by_distance(layer: Any) -> torch.Tensor | None:
+    """T5's biases of a layer by head and distance; None where it has rotary positions."""
+    if layer.positions == "rotary":
+        return None
+    table = layer.bucket_bias.view(32, layer.n_heads)
+    return torch.stack([table[bucket_of(distance)] for distance in range(layer.segment_length)], 1)
 
 
 def show_heads(layer: Any) -> Any:

@@ -45,10 +45,11 @@ def oracle(model: Any, ids_T: torch.Tensor, lengths: list[int]) -> tuple[torch.T
     return torch.cat(outputs), torch.cat(summaries)
 
 
+@pytest.mark.parametrize("positions", ["rotary", "t5"])
 @pytest.mark.parametrize("cuts", [[999], [5, 7, 1, 9]], ids=["one-call", "cut"])
-def test_the_model_is_a_transformer_over_summaries_segment_summary_tokens(cuts: list[int]) -> None:
+def test_the_model_is_a_transformer_over_summaries_segment_summary_tokens(cuts: list[int], positions: str) -> None:
     """Outputs, memory and gradients through five segments and a bit: the oldest summaries are dropped by then."""
-    model = make_model(OPTIONS)
+    model = make_model({**OPTIONS, "positions": positions})
     ids = random_ids(1, 5 * N + 3)
     expected, memory = oracle(model, ids[0], [N] * 6)
     hidden, state = run_in_calls(model, ids, cuts)

@@ -14,9 +14,9 @@ import yaml
 from helpers import make_model, variant_id, variants
 from torch import nn
 
-from infini.config import Config, compose
+from infini.config import Config, compose, config_hash, config_identity
 from infini.layers import FeedForward, InfiniAttention
-from infini.models import build_model
+from infini.models import build_model, registered
 from infini.ops import memory
 from tasks.hub import JSON_LINES
 from tasks.passkey.evaluation import Answer
@@ -73,8 +73,11 @@ def test_parameters_at_the_papers_sizes() -> None:
     with torch.device("meta"):
         model = build_model(cfg.model, cfg.dims, 32_100)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    assert sum(size for name, size in sizes.items() if "embedding" not in name) == 151_020_640
-    assert sum(sizes.values()) == 151_020_640 + 32_100 * 1024 == 183_891_040
+    # T5's biases: 12 layers, 32 buckets, 8 heads.
+    biases = sum(size for name, size in sizes.items() if "bucket_bias" in name)
+    assert biases == 12 * 32 * 8 == 3_072
+    assert sum(size for name, size in sizes.items() if "embedding" not in name) == 151_020_640 + biases
+    assert sum(sizes.values()) == 151_020_640 + biases + 32_100 * 1024 == 183_894_112
 
 
 @pytest.mark.parametrize("options", variants(), ids=variant_id)
@@ -145,3 +148,26 @@ def test_an_answer_is_compared_place_by_place() -> None:
 
 def test_of_the_hubs_mathematics_a_hundred_documents_are_tested_on() -> None:
     assert {source.most for source in JSON_LINES.values()} == {100}
+
+
+@pytest.mark.parametrize("task", ["pg19", "arxiv_math", "booksum"])
+def test_all_models_of_a_table_have_the_same_positions(task: str) -> None:
+    """Only the Compressive Transformer's are of its own paper: Transformer-XL's, learned too."""
+    for name in registered("language_model"):
+        with torch.device("meta"):
+            model = build_model(composed(f"task={task}", f"model={name}").model, composed(f"task={task}").dims, 64)
+        learned = "u" if name == "compressive" else "bucket_bias"
+        biased = [block for block in model.blocks if hasattr(block.attention, learned)]
+        assert len(biased) == len(model.blocks), name
+
+
+def test_positions_are_the_tasks_and_an_option_that_is_new_changes_no_older_run() -> None:
+    """What was trained before there was a choice had rotary positions."""
+    text, key = composed(), composed("task=passkey")
+    assert (text.model["positions"], key.model["positions"]) == ("t5", "rotary")
+    assert config_hash(text) != config_hash(composed("task.positions=rotary")) != config_hash(key)
+    assert config_hash(composed("model.positions=rotary")) == config_hash(composed("task.positions=rotary"))
+    identity = config_identity(composed("task.positions=rotary"))
+    assert "positions" not in identity["task"] and "positions" not in identity["model"]
+    xl = [composed("model=transformer_xl", f"task.positions={kind}") for kind in ("t5", "rotary")]
+    assert config_hash(xl[0]) == config_hash(xl[1])

@@ -67,7 +67,13 @@ def test_what_changes_no_result_and_a_rate_without_a_search_mark_nothing(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model": {"gate_init": "zeros"}}, {"optimizer": {"name": "adamw"}}, {"dims": {"segment_length": 64}}],
+    [
+        {"model": {"gate_init": "zeros"}},
+        # Trained before there was a choice: rotary.
+        {"model": {"rope_base": 10000.0}},
+        {"optimizer": {"name": "adamw"}},
+        {"dims": {"segment_length": 64}},
+    ],
 )
 def test_other_options_optimizers_and_sizes_are_apart_too(changes: dict[str, Any]) -> None:
     report = rendered(with_trainings([make_eval("infini_linear", 1)], **changes))

@@ -29,6 +29,9 @@ CASES: dict[str, dict[str, Any]] = {
     "weights": {"length": 60, "segment": 16, "weights": True},
     "resets": {"length": 90, "segment": 16, "resets": True},
     "weights-and-resets": {"length": 90, "segment": 16, "weights": True, "resets": True},
+    "t5": {"length": 60, "segment": 16, "positions": "t5"},
+    "t5-weights-and-resets": {"length": 90, "segment": 16, "weights": True, "resets": True, "positions": "t5"},
+    "t5-long-segments": {"length": 330, "segment": 160, "rows": 1, "heads": 2, "groups": 1, "positions": "t5"},
     "topic": {"length": 6 * 16, "segment": 16, "topic": 5.0},
 }
 
@@ -56,11 +59,11 @@ def case(
     weights: bool = False,
     resets: bool = False,
     topic: float = 0.0,
+    positions: str = "rotary",
 ) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
     """A layer, its input and the extras of its call, all exact in float32."""
-    layer = make_layer(
-        16, heads, d_key, segment, update_rule=rule, first_segment=first, n_kv_heads=groups, d_value=d_value
-    )
+    sizes = {"n_kv_heads": groups, "d_value": d_value}
+    layer = make_layer(16, heads, d_key, segment, update_rule=rule, first_segment=first, positions=positions, **sizes)
     generator = torch.Generator().manual_seed(length)
     x = torch.randn(rows, length, 16, generator=generator)
     if topic:

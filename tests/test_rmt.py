@@ -12,6 +12,7 @@ from helpers import (
     VOCABULARY,
     assert_close,
     assert_same_gradients,
+    bucket_of,
     make_model,
     random_ids,
     run_in_calls,
@@ -48,12 +49,18 @@ def plain_transformer(model: Any, x: torch.Tensor, first: int = 0, last: int = 0
             (h @ p.weight.T).unflatten(-1, (-1, size))
             for p, size in ((at.q_proj, at.d_key), (at.k_proj, at.d_key), (at.v_proj, at.d_value))
         )
-        q, k = rotated(q), rotated(k)
+        if at.positions == "rotary":
+            q, k = rotated(q), rotated(k)
         heads = []
         for n in range(at.n_heads):
             g = n // (at.n_heads // at.n_kv_heads)
-            scores = (q[:, n] @ k[:, g].T / math.sqrt(at.d_key)).masked_fill(hidden, -math.inf)
-            heads.append(scores.softmax(-1) @ v[:, g])
+            scores = q[:, n] @ k[:, g].T / math.sqrt(at.d_key)
+            if at.positions == "t5":
+                table = at.bucket_bias.view(32, at.n_heads)[:, n]
+                places = range(len(x))
+                rows = [torch.stack([table[bucket_of(max(i - j, 0))] for j in places]) for i in places]
+                scores = scores + torch.stack(rows)
+            heads.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, g])
         x = x + torch.cat(heads, 1) @ at.o_proj.weight.T
         x = x + block.feed_forward(block.feed_forward_norm(x))
     return model.norm(x)
@@ -73,11 +80,12 @@ def oracle(model: Any, ids_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return torch.cat(outputs), memory
 
 
+@pytest.mark.parametrize("positions", ["rotary", "t5"])
 @pytest.mark.parametrize("groups", [2, 1])
 @pytest.mark.parametrize("cuts", [[999], [5, 7, 1, 9]], ids=["one-call", "cut"])
-def test_the_model_is_a_transformer_over_memory_segment_memory(groups: int, cuts: list[int]) -> None:
+def test_the_model_is_a_transformer_over_memory_segment_memory(groups: int, cuts: list[int], positions: str) -> None:
     """Outputs, memory, and gradients of every weight through three segments and a bit."""
-    model = make_model(OPTIONS, n_kv_heads=groups)
+    model = make_model({**OPTIONS, "positions": positions}, n_kv_heads=groups)
     ids = random_ids(1, 3 * N + 3)
     expected, memory = oracle(model, ids[0])
     hidden, state = run_in_calls(model, ids, cuts)

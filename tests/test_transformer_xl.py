@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SEGMENT, assert_close, assert_same_gradients, layer_in_calls, relative_error
+from helpers import SEGMENT, assert_close, assert_same_gradients, bucket_of, layer_in_calls, relative_error
 
 from infini.models.transformer_xl import XLAttention
 from infini.ops.relative import T5_BUCKETS, distances, relative_shift, t5_bucket
@@ -26,14 +26,6 @@ def make(positions: Any, groups: int = H, scale: Any = "d_key") -> Any:
         for parameter in layer.parameters():
             parameter.normal_(std=parameter.shape[1] ** -0.5 if parameter.dim() == 2 else 1.0)
     return layer
-
-
-def bucket_of(distance: int) -> int:
-    """Raffel et al. 2020, for 32 buckets and distances up to 128: by comparing powers, not logarithms."""
-    if distance < 16:
-        return distance
-    # The bucket b >= 16 begins where (d / 16)^16 >= 8^(b - 16).
-    return min(31, max(b for b in range(16, 64) if distance**16 >= 16**16 * 8 ** (b - 16)))
 
 
 def position_term(layer: Any, head: int, q: torch.Tensor, distance: int) -> torch.Tensor:

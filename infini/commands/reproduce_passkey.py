@@ -33,7 +33,9 @@ class _Job:
         # Recipe, optimizer and task of the prompts do not decide the model they start from.
         ours = ("report", "results_dir", "cache_dir", "scale", "dims", "parallel", "logger", "model")
         kept = [text for text in self.asked if text.partition("=")[0].partition(".")[0] in ours]
-        return [*kept, "task=pg19", f"model={self.row.model}", f"seed={self.seed}"]
+        # Its attention is that of the row.
+        positions = next((text for text in self.asked if text.startswith("task.positions=")), "task.positions=rotary")
+        return [*kept, "task=pg19", positions, f"model={self.row.model}", f"seed={self.seed}"]
 
     def overrides(self, init_from: str | None) -> list[str]:
         """Overrides of the row's own training and evaluation."""

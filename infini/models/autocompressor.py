@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from infini.layers import Positions
 from infini.models import register
 from infini.protocols import Dimensions
 from infini.recurrent import Recurrence, vectors
@@ -55,6 +56,7 @@ class AutoCompressorConfig:
     accumulated: int = 8
     random_segments: bool = True
     bptt_depth: int | None = 2
+    positions: Positions = "rotary"
     rope_base: float = 10000.0
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True
@@ -70,6 +72,7 @@ def build(config: AutoCompressorConfig, dims: Dimensions, vocab_size: int) -> Au
         tokens,
         config.accumulated,
         random_segments=config.random_segments,
+        positions=config.positions,
         rope_base=config.rope_base,
         bptt_depth=config.bptt_depth,
         activation=config.activation,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infini.decoder import Decoder
-from infini.layers import LocalAttention
+from infini.layers import LocalAttention, Positions
 from infini.models import register
 from infini.protocols import Dimensions
 
@@ -20,6 +20,7 @@ class LocalConfig:
     """Options of `local`; see LocalAttention for their meaning."""
 
     attention_scale: Literal["d_key", "d_model"] = "d_key"
+    positions: Positions = "rotary"
     rope_base: float = 10000.0
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True
@@ -55,6 +56,7 @@ def _decoder(config: LocalConfig, dims: Dimensions, vocab_size: int, window_segm
             dims.segment_length * window_segments,
             d_value=dims.d_value,
             n_kv_heads=dims.n_kv_heads,
+            positions=config.positions,
             rope_base=config.rope_base,
             attention_scale=config.attention_scale,
         )

@@ -12,7 +12,7 @@ from typing import Literal
 
 from infini.decoder import Decoder
 from infini.errors import require
-from infini.layers import GateInit, InfiniAttention
+from infini.layers import GateInit, InfiniAttention, Positions
 from infini.models import register
 from infini.protocols import Dimensions
 
@@ -26,6 +26,7 @@ class InfiniConfig:
     gate_init: GateInit = "specialised"
     delta_normaliser: Literal["previous", "current"] = "previous"
     attention_scale: Literal["d_key", "d_model"] = "d_key"
+    positions: Positions = "rotary"
     rope_base: float = 10000.0
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True
@@ -61,6 +62,7 @@ def build(config: InfiniConfig, dims: Dimensions, vocab_size: int) -> Decoder:
             first_segment=config.first_segment,
             gate_init=config.gate_init,
             delta_normaliser=config.delta_normaliser,
+            positions=config.positions,
             rope_base=config.rope_base,
             attention_scale=config.attention_scale,
         )

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from infini.layers import Positions
 from infini.models import register
 from infini.protocols import Dimensions
 from infini.recurrent import Recurrence, vectors
@@ -50,6 +51,7 @@ class RMTConfig:
 
     memory_tokens: int | None = None
     bptt_depth: int | None = None
+    positions: Positions = "rotary"
     rope_base: float = 10000.0
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True
@@ -63,6 +65,7 @@ def build(config: RMTConfig, dims: Dimensions, vocab_size: int) -> RMT:
         dims,
         vocab_size,
         tokens,
+        positions=config.positions,
         rope_base=config.rope_base,
         bptt_depth=config.bptt_depth,
         activation=config.activation,

@@ -20,7 +20,7 @@ from infini.grid import Grid, Piece
 from infini.layers import LocalAttention
 from infini.models import register
 from infini.ops.dtypes import for_products, state_dtype
-from infini.ops.relative import T5_BUCKETS, biased_attention, distances, relative_shift, sinusoids, t5_bucket
+from infini.ops.relative import T5_BUCKETS, biased_attention, distances, relative_shift, sinusoids, t5_bias
 from infini.protocols import Dimensions
 
 
@@ -146,8 +146,7 @@ class XLAttention(LocalAttention):
             r = self.r_proj(sinusoids(n_keys, self.d_model, q.device, q.dtype)).unflatten(-1, heads)
             by_distance = torch.einsum("bsqhk,lhk->bshql", q + self.v.view(heads).to(q.dtype), r)
             return q + self.u.view(heads).to(q.dtype), relative_shift(by_distance) * self.scale
-        buckets = t5_bucket(distances(q.shape[2], n_keys, q.device).clamp(min=0))
-        return q, self.bucket_bias.view(T5_BUCKETS, self.n_heads)[buckets].permute(2, 0, 1)[None, None]
+        return q, t5_bias(self.bucket_bias, distances(q.shape[2], n_keys, q.device))[None, None]
 
 
 def segments(old_BN: torch.Tensor, new_BT: torch.Tensor, piece: Piece) -> torch.Tensor:

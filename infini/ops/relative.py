@@ -43,6 +43,14 @@ def t5_bucket(distance: torch.Tensor, buckets: int = T5_BUCKETS, longest: int = 
     return torch.where(distance < exact, distance, wide.clamp(max=buckets - 1))
 
 
+def t5_bias(bias: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+    """What a distance [Q, L] adds to the scores of each head, [H, Q, L]; keys after the query count as at 0.
+
+    bias: one number for each bucket and head, [T5_BUCKETS x H].
+    """
+    return bias.view(T5_BUCKETS, -1)[t5_bucket(distance.clamp(min=0))].permute(2, 0, 1)
+
+
 def distances(n_queries: int, n_keys: int, device: torch.device) -> torch.Tensor:
     """How far before each query each key stands [Q, L]; negative for keys after it."""
     query = torch.arange(n_keys - n_queries, n_keys, device=device)

@@ -31,7 +31,9 @@ def declared_at(task: str, scale: str) -> Declared:
     from infini.config import compose
 
     cfg = compose([f"task={task}", f"scale={scale}"])
-    return {"dims": asdict(cfg.dims), "recipe": asdict(cfg.recipe), "optimizer": asdict(cfg.optimizer)}
+    groups = {"dims": asdict(cfg.dims), "recipe": asdict(cfg.recipe), "optimizer": asdict(cfg.optimizer)}
+    # What options of models follow.
+    return {**groups, "task": {"positions": cfg.task.positions}}
 
 
 @cache
@@ -66,6 +68,8 @@ def apart(training: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """How a training's configuration is not what is wanted: "recipe.steps 3 instead of 2600". What its configuration
     does not have did not exist yet, or is not known."""
     found = {f"{group}.{key}": value for group in GROUPS for key, value in (training.get(group) or {}).items()}
+    if "model.rope_base" in found:
+        found.setdefault("model.positions", "rotary")
     return [
         f"{key} {_plain(found[key])} instead of {_plain(value)}"
         for key, value in wanted.items()
