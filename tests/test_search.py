@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -305,3 +306,14 @@ def test_losses_on_other_texts_are_not_of_this_search(
     assert main(["table", *words]) == 0
     out = capfd.readouterr().out
     assert sum(text in out for text in ("4.0000", "4.0050", "4.0100")) == 1
+
+
+def test_the_runs_that_tuned_rates_rest_on_are_published() -> None:
+    root = Path(__file__).parent.parent
+    named = [
+        run_id
+        for path in (root / "conf" / "tuned").glob("*.yaml")
+        for run_id in re.findall(r"\((\d{8}T\d{6}Z-train-[\w-]+)\)", path.read_text(encoding="utf-8"))
+    ]
+    assert named
+    assert [run_id for run_id in named if not (root / "results" / "runs" / f"{run_id}.json").is_file()] == []
