@@ -285,13 +285,14 @@ def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
     identity = {key: values.get(key) for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
     for group, evaluation_only in EVALUATION_KEYS.items():
         identity[group] = {key: value for key, value in (identity[group] or {}).items() if key not in evaluation_only}
-    # The task's acts through the model's alone, and rotary ones were no option at first.
-    for group, silent in (("task", None), ("model", "rotary")):
-        of_group = dict(identity[group] or {})
-        if silent is None or of_group.get("positions") == silent:
-            of_group.pop("positions", None)
-        identity[group] = of_group
+    # The task's positions act through the model's alone, and those were all rotary before there was a choice.
+    task, model = dict(identity["task"] or {}), dict(identity["model"] or {})
+    task.pop("positions", None)
+    if model.get("positions") == "rotary":
+        del model["positions"]
     identity |= {
+        "task": task,
+        "model": model,
         "init_from": values.get("init_from"),
         "parallel": {"precision": (values.get("parallel") or {}).get("precision")},
     }

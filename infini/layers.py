@@ -16,7 +16,7 @@ from infini.grid import Grid, Piece, fresh_clock, run_on_grid
 from infini.ops import attention, memory
 from infini.ops.dtypes import for_products, state_dtype
 from infini.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
-from infini.ops.relative import T5_BUCKETS, biased_attention, distances, t5_bias
+from infini.ops.relative import T5_BUCKETS, t5_attention
 from infini.state import State, reset_rows
 
 Positions = Literal["rotary", "t5"]
@@ -154,8 +154,7 @@ class LocalAttention(nn.Module):
             q = q_BTHK[:, piece.start : piece.stop].unflatten(1, (piece.n_segments, -1))
             k, v = self._whole_segments(old, k_BTGK, v_BTGV, piece)
             if self.positions == "t5":
-                bias = t5_bias(self.bucket_bias, distances(q.shape[2], k.shape[2], q.device))
-                a_dot = biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias[None, None], None, self.scale)
+                a_dot = t5_attention(q, k.to(q.dtype), v.to(q.dtype), self.bucket_bias, self.scale)
             else:
                 a_dot = attention.local_attention(q, k, v, scale=self.scale, rope_base=self.rope_base)
             a, mem = self.mix_memory(a_dot, q, k, v, mem, piece)

@@ -86,23 +86,19 @@ class PrefixAttention(LocalAttention):
         qk, v = qkv.split([(H + G) * self.d_key, G * self.d_value], -1)
         qk, v = qk.unflatten(-1, (H + G, self.d_key)), v.unflatten(-1, (G, self.d_value))
         new = Window(qk[:, P : shape.write_from, H:], v[:, P : shape.write_from])
+        before, mask = old.k_BNGK.to(v.dtype), shape.mask
+        # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
         if self.positions == "t5":
-            q, k = qk.split([H, G], 2)
-            if offset:
-                k = torch.cat([k[:, :P], old.k_BNGK.to(v.dtype), k[:, P:]], 1)
-                v = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
-            mask: torch.Tensor | None = self._biased(shape).to(q.dtype)
+            mask = self._biased(shape).to(v.dtype)
         elif offset:
-            # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
-            rotated = [rotate(qk[:, :P], 0, self.rope_base), rotate(qk[:, P:], P + offset, self.rope_base)]
-            before = rotate(old.k_BNGK.to(v.dtype), P, self.rope_base)
-            q = torch.cat([x[:, :, :H] for x in rotated], 1)
-            k = torch.cat([rotated[0][:, :, H:], before, rotated[1][:, :, H:]], 1)
-            v = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
+            turned = rotate(qk[:, :P], 0, self.rope_base), rotate(qk[:, P:], P + offset, self.rope_base)
+            qk, before = torch.cat(turned, 1), rotate(before, P, self.rope_base)
         else:
-            q, k = rotate(qk, 0, self.rope_base).split([H, G], 2)
-        if self.positions == "rotary":
-            mask = shape.mask
+            qk = rotate(qk, 0, self.rope_base)
+        q, k = qk.split([H, G], 2)
+        if offset:
+            k = torch.cat([k[:, :P], before, k[:, P:]], 1)
+            v = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
         a = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -299,9 +295,9 @@ class Recurrence(Decoder, ABC):
             parts.append(self.write_tokens(prefix))
         write_from = prefix.shape[1] + tokens_BQD.shape[1]
         x_BLD, offset = torch.cat(parts, 1), old[0].k_BNGK.shape[1]
-        mask = self._mask(prefix, valid, offset, offset + x_BLD.shape[1], x_BLD.shape[1] - write_from)
         place = torch.arange(offset + x_BLD.shape[1], device=x_BLD.device)
         asking = torch.cat([place[: prefix.shape[1]], place[prefix.shape[1] + offset :]])
+        mask = self._mask(prefix, valid, asking, place, x_BLD.shape[1] - write_from)
         shape = SegmentShape(prefix.shape[1], write_from, mask, asking[:, None] - place)
         blocks: list[Any] = list(self.blocks)
 
@@ -323,16 +319,19 @@ class Recurrence(Decoder, ABC):
         return hidden[:, shape.n_prefix : write_from], written, new
 
     def _mask(
-        self, prefix_BPD: torch.Tensor, valid_BP: torch.Tensor | None, offset: int, length: int, n_write: int
+        self,
+        prefix_BPD: torch.Tensor,
+        valid_BP: torch.Tensor | None,
+        asking: torch.Tensor,
+        place: torch.Tensor,
+        n_write: int,
     ) -> torch.Tensor | None:
-        """The mask of attention of all but the `offset` tokens read before over all `length` vectors of the segment;
-        None where it is the plain causal one."""
-        P = prefix_BPD.shape[1]
+        """The mask of attention of the vectors at `asking`, all but the tokens read before, over those at `place`, all
+        of the segment; None where it is the plain causal one."""
+        P, length = prefix_BPD.shape[1], len(place)
         blocks = self.memory_sees_itself and max(P, n_write) > 1
-        if valid_BP is None and not offset and not blocks:
+        if valid_BP is None and len(asking) == length and not blocks:
             return None
-        place = torch.arange(length, device=prefix_BPD.device)
-        asking = torch.cat([place[:P], place[P + offset :]])
         mask = asking[:, None] >= place
         if blocks:
             for inside in (lambda at: at < P, lambda at: at >= length - n_write):

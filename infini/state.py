@@ -109,16 +109,17 @@ def state_bytes(tree: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(tree))
 
 
-def stored_leaves(tree: Any) -> dict[str, torch.Tensor]:
-    """Dotted path -> a tensor that can be written: contiguous, without history, on the CPU."""
-    return {name: leaf.detach().cpu().contiguous() for name, leaf in leaves(tree)}
+def stored_leaves(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Dotted path behind the prefix -> a tensor that can be written: contiguous, without history, on the CPU."""
+    return {prefix + name: leaf.detach().cpu().contiguous() for name, leaf in leaves(tree)}
 
 
-def filled(like: Tree, stored: dict[str, torch.Tensor]) -> Tree:
+def filled(like: Tree, stored: dict[str, torch.Tensor], prefix: str = "") -> Tree:
     """What stored_leaves gave, in the shape of `like` (a fresh state of the same model and batch size).
 
-    Raises ValueError when these are not the leaves of such a state.
+    prefix: of the leaves among others. Raises ValueError when these are not the leaves of such a state.
     """
+    stored = {name.removeprefix(prefix): leaf for name, leaf in stored.items() if name.startswith(prefix)}
     wanted = {name: tuple(leaf.shape) for name, leaf in leaves(like)}
     if wanted != {name: tuple(leaf.shape) for name, leaf in stored.items()}:
         raise ValueError("not a state of this model, segment length and batch size")

@@ -130,7 +130,7 @@ class KeptEntries:
 
 
 class KeptPoint:
-    """How far the reading for an entry that is not measured yet has come, in a file beside that of `kept`.
+    """How far the reading for what is not measured yet has come, in a file beside that of `kept`. name: what is read.
 
     A point is due POINT_SECONDS after the last, later where writing one takes so long that more than WRITE_SHARE of the
     time would go into it. What another commit put down is not gone on with: an entry is of one commit.

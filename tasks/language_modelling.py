@@ -125,16 +125,15 @@ class _Rows:
 def _put_down(position: int, state: State, *rows: _Rows) -> Tensors:
     """A pass between two calls: tokens read of the longest document, state, and the sums of every reading."""
     sums = {name: value for index, reading in enumerate(rows) for name, value in reading.sums(str(index)).items()}
-    state_leaves = {f"state.{name}": leaf for name, leaf in stored_leaves(state).items()}
-    return {"position": torch.tensor([position]), **sums, **state_leaves}
+    return {"position": torch.tensor([position]), **sums, **stored_leaves(state, "state.")}
 
 
 def _taken_up(found: Tensors, model: Any, *rows: _Rows) -> tuple[int, State]:
     """(position, state) of what _put_down gave; the sums are filled in."""
     for index, reading in enumerate(rows):
         reading.restore(str(index), found)
-    stored = {name.removeprefix("state."): leaf for name, leaf in found.items() if name.startswith("state.")}
-    return int(found["position"]), filled(model.init_state(len(stored["clock.position_B"])), stored)
+    fresh = model.init_state(len(found["state.clock.position_B"]))
+    return int(found["position"]), filled(fresh, found, "state.")
 
 
 @torch.inference_mode()

@@ -96,7 +96,7 @@ def oracle_layer(
         update_rule=layer.update_rule,
         first_segment=layer.first_segment,
         rope_base=layer.rope_base,
-        bias_HD=by_distance(layer),
+        bias_HN=by_distance(layer),
         **call,
     )
     return a_BTHV.flatten(2) @ layer.o_proj.weight.T, m, z

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import TOLERANCE, assert_close, computing_in, make_layer, oracle_layer, set_gates
+from helpers import TOLERANCE, assert_close, computing_in, layer_in_calls, make_layer, oracle_layer, set_gates
 
-from infini.ops import attention, memory, reference
+from infini.ops import attention, memory, reference, relative
 from infini.ops.dtypes import state_dtype
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -117,6 +117,27 @@ def combinations() -> list[Any]:
             marks = [pytest.mark.slow] if name == "2000" and (rule, first) != ("delta", "local") else []
             found.append(pytest.param(name, rule, first, marks=marks))
     return found
+
+
+@pytest.mark.parametrize("cuts", [[330], [7, 90, 233]], ids=["one-call", "cut"])
+def test_a_long_window_is_read_in_parts(cuts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs, state and gradients, of calls that begin inside a segment too; each part is read again for gradients."""
+    read, whole = [], relative.biased_attention
+
+    def counting(q: torch.Tensor, k: torch.Tensor, *others: Any) -> torch.Tensor:
+        read.append((q.shape[2], k.shape[2]))
+        return whole(q, k, *others)
+
+    monkeypatch.setattr(relative, "MOST_QUERIES", 64)
+    monkeypatch.setattr(relative, "biased_attention", counting)
+    layer, x, _ = case("delta", "local", **CASES["t5-long-segments"])
+    layer, x = layer.double(), x.double().requires_grad_()
+    y, state = layer_in_calls(layer, x[0], cuts)
+    assert max(queries for queries, _ in read) == 64 < max(keys for _, keys in read)
+    memory_after = state.layers[0].memory
+    got = measured(layer, x, y[None], memory_after.m_BGKV, memory_after.z_BGK)
+    for name, right in truth("delta", "local", "t5-long-segments").items():
+        assert_close(got[name], right, TOLERANCE[torch.float64], name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float64", "float32", "bfloat16"])

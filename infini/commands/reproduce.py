@@ -91,30 +91,32 @@ def _is_ours(model: str) -> bool:
 
 def _fill(cfg: Config, overrides: list[str], console: Console) -> None:
     # A cell that is filled needs no model any more.
-    known = find_training(cfg, with_model=False)
-    evaluated = None if known is None else _evaluated(cfg, known.run_id)
-    trained = find_training(cfg) if evaluated is None else known
+    trained = find_training(cfg, with_model=False)
+    evaluated = _evaluated(cfg, trained)
+    if evaluated is None:
+        trained = find_training(cfg)
+        evaluated = _evaluated(cfg, trained)
     if trained is None:
         trained = train(cfg, overrides)
     else:
         console.print(f"trained before: {trained.run_id}", markup=False, highlight=False)
-    if evaluated is None:
-        evaluated = _evaluated(cfg, trained.run_id)
     if evaluated is None:
         evaluated = evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
     perplexity = evaluated.metric("perplexity")
     console.print(f"{evaluated.run_id}: perplexity {perplexity:.2f}", markup=False, highlight=False)
 
 
-def _evaluated(cfg: Config, parent: str) -> RunRecord | None:
-    """The newest evaluation of this training run on the report's split as it is now."""
+def _evaluated(cfg: Config, trained: RunRecord | None) -> RunRecord | None:
+    """The newest evaluation of this training run on the report's split as it is now; None where there is no run."""
+    if trained is None:
+        return None
     asked = {key: getattr(cfg.scale, key) for key in EVALUATION_KEYS["scale"]}
     fitting = [
         run
         for run in records.load_records(cfg.results_dir)
         if run.verb == "eval"
         and config_hash(run.config) == config_hash(cfg)
-        and run.parent == parent
+        and run.parent == trained.run_id
         and run.data.get("split") == cfg.report["split"]
         and asked == {key: run.config["scale"].get(key) for key in asked}
         # What was run as another report's variant fills no cell of a report without it.

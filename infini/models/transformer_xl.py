@@ -20,7 +20,7 @@ from infini.grid import Grid, Piece
 from infini.layers import LocalAttention
 from infini.models import register
 from infini.ops.dtypes import for_products, state_dtype
-from infini.ops.relative import T5_BUCKETS, biased_attention, distances, relative_shift, sinusoids, t5_bias
+from infini.ops.relative import biased_attention, distances, relative_shift, sinusoids, t5_bias
 from infini.protocols import Dimensions
 
 
@@ -47,14 +47,12 @@ class XLAttention(LocalAttention):
     look_back = 1
 
     def __init__(self, *sizes: Any, positions: Literal["dai2019", "t5"] = "dai2019", **options: Any) -> None:
-        super().__init__(*sizes, **options)
+        super().__init__(*sizes, positions="t5" if positions == "t5" else "rotary", **options)
         self.positions = positions
         if positions == "dai2019":
             self.r_proj = nn.Linear(self.d_model, self.n_heads * self.d_key, bias=False)
             self.u = nn.Parameter(torch.zeros(self.n_heads * self.d_key))
             self.v = nn.Parameter(torch.zeros(self.n_heads * self.d_key))
-        else:
-            self.bucket_bias = nn.Parameter(torch.zeros(T5_BUCKETS * self.n_heads))
 
     def memory_floats(self) -> int:
         """d_model N (layer inputs), or (d_key + d_value) N for each key-value head, as the paper counts."""

@@ -36,15 +36,15 @@ def dot_product_attention(
     v_NV: torch.Tensor,
     scale: float,
     base: float,
-    bias_D: torch.Tensor | None = None,
+    bias_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Eq. 2, with the causal mask and positions from the segment's start: rotary, or a number for each distance."""
     n = q_NK.shape[0]
-    if bias_D is None:
+    if bias_N is None:
         score = rotary(q_NK, 0, base) @ rotary(k_NK, 0, base).T * scale
     else:
         score = q_NK @ k_NK.T * scale
-        score = score + torch.stack([torch.stack([bias_D[max(i - j, 0)] for j in range(n)]) for i in range(n)])
+        score = score + torch.stack([torch.stack([bias_N[max(i - j, 0)] for j in range(n)]) for i in range(n)])
     future = torch.ones(n, n, dtype=torch.bool, device=q_NK.device).triu(1)
     return torch.softmax(score.masked_fill(future, -math.inf), dim=-1) @ v_NV
 
@@ -83,12 +83,12 @@ def infini_attention(
     first_segment: str = "local",
     scale: float | None = None,
     rope_base: float = 10000.0,
-    bias_HD: torch.Tensor | None = None,
+    bias_HN: torch.Tensor | None = None,
     write_weight_BT: torch.Tensor | None = None,
     reset_BT: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Whole documents from an empty memory: A [B, T, H, V] (Eq. 6), and M [B, G, K, V], z [B, G, K] after the last
-    complete segment. Resets must fall on segment boundaries. bias_HD: what a distance adds to the scores of a head, in
+    complete segment. Resets must fall on segment boundaries. bias_HN: what a distance adds to the scores of a head, in
     place of rotary positions."""
     B, T, H, K = q_BTHK.shape
     G, V = k_BTGK.shape[2], v_BTGV.shape[3]
@@ -109,7 +109,7 @@ def infini_attention(
             for h in range(H):
                 g = int(h / (H / G))
                 q, k, v = q_BTHK[b, start:stop, h], k_BTGK[b, start:stop, g], v_BTGV[b, start:stop, g]
-                a_dot = dot_product_attention(q, k, v, scale, rope_base, None if bias_HD is None else bias_HD[h])
+                a_dot = dot_product_attention(q, k, v, scale, rope_base, None if bias_HN is None else bias_HN[h])
                 share = torch.sigmoid(beta_H[h])
                 if not empty:
                     heads.append(share * retrieve(q, m[g], z[g]) + (1 - share) * a_dot)

@@ -11,10 +11,13 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 T5_BUCKETS = 32
 T5_LONGEST = 128
 """Distances from here on share the last bucket."""
+MOST_QUERIES = 2048
+"""Of a window, whose biases exist at the same time."""
 
 
 def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -80,3 +83,26 @@ def biased_attention(
     q, k, v = (x.flatten(0, 1).transpose(1, 2) for x in (q_BSQHK, k_BSLGK, v_BSLGV))
     a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)
     return a.transpose(1, 2).unflatten(0, (B, S))
+
+
+def t5_attention(
+    q_BSQHK: torch.Tensor, k_BSLGK: torch.Tensor, v_BSLGV: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """biased_attention with T5's biases (see t5_bias).
+
+    There is one for every pair of tokens and head: eight billion in a window of 32,768. So longer windows than
+    MOST_QUERIES are read in parts, whose biases are computed again in the backward pass.
+    """
+    Q, L = q_BSQHK.shape[2], k_BSLGK.shape[2]
+
+    def part(begin: int, stop: int) -> torch.Tensor:
+        seen = L - Q + stop
+        added = t5_bias(bias, distances(stop - begin, seen, q_BSQHK.device))[None, None]
+        return biased_attention(
+            q_BSQHK[:, :, begin:stop], k_BSLGK[:, :, :seen], v_BSLGV[:, :, :seen], added, None, scale
+        )
+
+    if Q <= MOST_QUERIES:
+        return part(0, Q)
+    bounds = [(begin, min(begin + MOST_QUERIES, Q)) for begin in range(0, Q, MOST_QUERIES)]
+    return torch.cat([checkpoint(part, *bound, use_reentrant=False) for bound in bounds], 2)

@@ -82,17 +82,16 @@ def answer_questions(
     reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out, points)
     stands = reader.taken_up()
     rows, trunk_stand = stands.get("rows"), stands.get("trunk")
-    begun = [lane for lane in lanes if rows is not None and rows.leads(lane)]
+    begun = [lane for lane in lanes if rows and rows.leads_to([q.name for q in lane.longest], lane.forks)]
     ahead = [lane for lane in lanes if lane not in begun]
     cursor = _Cursor([trunk_question])
     trunk = None
-    if trunk_stand is not None and trunk_stand.names == cursor.names:
-        if all(trunk_stand.position <= lane.branch for lane in ahead):
-            reader.stands["trunk"] = trunk_stand
-            trunk, cursor.position = trunk_stand.run, trunk_stand.position
-            advance(cursor.position)
+    if trunk_stand and trunk_stand.leads_to(cursor.names, [lane.branch for lane in ahead]):
+        reader.stands["trunk"] = trunk_stand
+        trunk, cursor.position = trunk_stand.run, trunk_stand.position
+        advance(cursor.position)
     for lane in begun:
-        assert rows is not None
+        assert rows
         advance((rows.position - lane.branch) * len(lane.rows))
         yield from _answer_lane(reader, rows.of(lane), rows.position, lane)
     trunk = trunk or reader.begin(1)
@@ -156,10 +155,9 @@ class _Stand:
     position: int
     run: _Run
 
-    def leads(self, lane: Lane) -> bool:
-        """Whether a lane can go on from here: its rows are among these, and none is to be left before."""
-        among = {question.name for question in lane.longest} <= set(self.names)
-        return among and all(self.position <= stop for stop in lane.forks)
+    def leads_to(self, names: Sequence[str], stops: Sequence[int]) -> bool:
+        """Whether rows that read these can go on from here: they are among its own, and none stops before."""
+        return set(names) <= set(self.names) and all(self.position <= stop for stop in stops)
 
     def of(self, lane: Lane) -> _Run:
         """The rows of a lane alone."""
@@ -175,7 +173,7 @@ def _put_down(stands: dict[str, _Stand]) -> Tensors:
         run = stand.run
         spent = {"seconds": run.seconds, "generator_seconds": run.generator_seconds, "tokens": run.tokens}
         about[role] = {"names": stand.names, "position": stand.position, "spent": spent}
-        tensors |= {f"{role}/{name}": leaf for name, leaf in stored_leaves(run.state).items()}
+        tensors |= stored_leaves(run.state, f"{role}/")
     text = json.dumps(about).encode()
     return {"about": torch.tensor(list(text), dtype=torch.uint8), **tensors}
 
@@ -207,9 +205,7 @@ class _Reader:
             return {}
         stands = {}
         for role, about in json.loads(bytes(found["about"].tolist())).items():
-            begins = f"{role}/"
-            stored = {name.removeprefix(begins): leaf for name, leaf in found.items() if name.startswith(begins)}
-            state = filled(self.model.init_state(len(about["names"]), self.device), stored)
+            state = filled(self.model.init_state(len(about["names"]), self.device), found, f"{role}/")
             run = _Run(state, torch.empty(0), **about["spent"])
             stands[role] = _Stand(about["names"], about["position"], run)
         return stands
