@@ -82,7 +82,16 @@ def test_other_options_optimizers_and_sizes_are_apart_too(changes: dict[str, Any
 
 @pytest.mark.parametrize(
     "name",
-    ["table2_lm", "table2_100k", "lm_gates", "lm_history_scaling", "rmt_sweep", "segment_lengths", "longer_training"],
+    [
+        "table2_lm",
+        "table2_100k",
+        "lm_gates",
+        "lm_history_scaling",
+        "rmt_sweep",
+        "segment_lengths",
+        "longer_training",
+        "memory_sizes",
+    ],
 )
 def test_every_row_is_as_it_declares_itself(name: str) -> None:
     """What `infini reproduce` would train for a row is what is compared with: no row of its own making is marked."""

@@ -101,6 +101,24 @@ def test_costs_are_drawn_where_there_is_something_to_compare(tmp_path: Path) -> 
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
 
 
+def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(costs, "save", lambda figure, path: drawn.append(figure.axes[0]) or [path])
+    costs_of = {"a": 1, "b": 4, "c": 3, "d": 2}
+    points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost) for row, cost in costs_of.items()}
+    models = {"a": "rmt", "b": "local", "c": "rmt", "d": "rmt"}
+    costs.scatter(points, models, {"a": "RMT"}, tmp_path / "figure", "numbers", "heading")
+    (axes,) = drawn
+    drawn_as = {bars.get_label(): bars[0] for bars in axes.containers}
+    looks = {label: (line.get_marker(), line.get_fillstyle()) for label, line in drawn_as.items()}
+    assert looks == {"RMT": ("o", "full"), "c": ("o", "none"), "d": ("o", "left"), "b": ("s", "full")}
+    # From the smallest to the largest, not in the order of the rows.
+    (joined,) = [line for line in axes.lines if len(line.get_xdata()) == 3]
+    assert list(joined.get_xdata()) == [1, 2, 3] and list(joined.get_ydata()) == [49, 48, 47]
+
+
 def test_no_two_of_nine_curves_look_alike() -> None:
     assert len({(str(style), marker) for style, marker, _ in figures.LINES}) == len(figures.LINES) == 9
     assert len({marker for _, marker, _ in figures.LINES}) == 9

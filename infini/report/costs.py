@@ -1,4 +1,4 @@
-"""What a perplexity costs: a point a model, against the numbers in its memory and the seconds of its training."""
+"""What a perplexity costs: a point a row, against the numbers in its memory and the seconds of its training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infini.records import RunRecord
 from infini.report.figures import LINES, SYNTHETIC_MARK, paper_style, save
@@ -13,10 +14,16 @@ from infini.report.selection import Selection
 from infini.report.sizes import carried_floats
 from infini.report.text_report import Report
 
+if TYPE_CHECKING:
+    from matplotlib.typing import FillStyleType
+
+FILLS: tuple[FillStyleType, ...] = ("full", "none", "left", "top", "right", "bottom")
+"""Of the markers of one model's rows: its usual settings first."""
+
 
 @dataclass(frozen=True)
 class Point:
-    """A model: means over its seeds, and how far the seeds' perplexities reach."""
+    """A row: means over its seeds, and how far the seeds' perplexities reach."""
 
     cost: float
     perplexity: float
@@ -25,12 +32,12 @@ class Point:
 
 
 def memory_points(selection: Selection) -> dict[str, Point]:
-    """Model -> perplexity against the numbers that a row carries from segment to segment."""
+    """Row -> perplexity against the numbers that it carries from segment to segment."""
     return _points(selection, lambda run: carried_floats(run, selection.training_config(run)))
 
 
 def training_points(selection: Selection) -> dict[str, Point]:
-    """Model -> perplexity against the seconds of its training."""
+    """Row -> perplexity against the seconds of its training."""
 
     def seconds(run: RunRecord) -> float | None:
         training = selection.training(run)
@@ -41,18 +48,18 @@ def training_points(selection: Selection) -> dict[str, Point]:
 
 def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> dict[str, Point]:
     points = {}
-    for model, runs in selection.runs.items():
+    for row, runs in selection.runs.items():
         pairs = [(cost(run), run.metric("perplexity")) for run in runs]
         known = [(c, p) for c, p in pairs if c is not None and p is not None]
         if known:
             perplexities = [p for _, p in known]
             mean = statistics.fmean(perplexities)
-            points[model] = Point(statistics.fmean(c for c, _ in known), mean, min(perplexities), max(perplexities))
+            points[row] = Point(statistics.fmean(c for c, _ in known), mean, min(perplexities), max(perplexities))
     return points
 
 
 def draw_costs(report: Report, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """Both figures, `<report>_<scale>_perplexity_by_{memory,seconds}`; none where fewer than two models have a point.
+    """Both figures, `<report>_<scale>_perplexity_by_{memory,seconds}`; none where fewer than two rows have a point.
 
     Returns:
         Paths of the files written.
@@ -66,31 +73,51 @@ def draw_costs(report: Report, scale: str, selection: Selection, folder: Path) -
     for kind, (points, label) in kinds.items():
         if len(points) > 1:
             path = folder / f"{report.name}_{scale}_perplexity_by_{kind}"
-            written += scatter(points, report.models, path, label, f"Perplexity a token: {heading}")
+            models = {row: report.model_of(row) for row in points}
+            written += scatter(points, models, report.models, path, label, f"Perplexity a token: {heading}")
     return written
 
 
-def scatter(points: Mapping[str, Point], titles: Mapping[str, str], path: Path, label: str, heading: str) -> list[Path]:
+def scatter(
+    points: Mapping[str, Point],
+    models: Mapping[str, str],
+    titles: Mapping[str, str],
+    path: Path,
+    label: str,
+    heading: str,
+) -> list[Path]:
     """Draw the points, a marker a model, bars from the best to the worst seed; the cost on a logarithmic scale
-    where it spans more than a factor of 20."""
+    where it spans more than a factor of 20.
+
+    models: row -> its model. Rows of one model differ in how their marker is filled, and a thin line joins them.
+    """
     with paper_style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.4, 3.8))
         axes = figure.add_subplot()
-        for index, (model, point) in enumerate(points.items()):
+        rows_of: dict[str, list[str]] = {}
+        for row in points:
+            rows_of.setdefault(models[row], []).append(row)
+        for index, rows in enumerate(rows_of.values()):
             _, marker, shade = LINES[index % len(LINES)]
-            below, above = point.perplexity - point.lowest, point.highest - point.perplexity
-            axes.errorbar(
-                point.cost,
-                point.perplexity,
-                [[below], [above]],
-                fmt=marker,
-                color=shade,
-                markersize=7,
-                capsize=3,
-                label=titles.get(model, model),
-            )
+            if len(rows) > 1:
+                joined = sorted((points[row].cost, points[row].perplexity) for row in rows)
+                axes.plot(*zip(*joined, strict=True), color=shade, linewidth=0.7)
+            for place, row in enumerate(rows):
+                point = points[row]
+                below, above = point.perplexity - point.lowest, point.highest - point.perplexity
+                axes.errorbar(
+                    point.cost,
+                    point.perplexity,
+                    [[below], [above]],
+                    fmt=marker,
+                    color=shade,
+                    fillstyle=FILLS[place % len(FILLS)],
+                    markersize=7,
+                    capsize=3,
+                    label=titles.get(row, row),
+                )
         costs = [point.cost for point in points.values()]
         if min(costs) > max(costs) / 20:
             axes.set_xlim(0, 1.08 * max(costs))
