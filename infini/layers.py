@@ -50,6 +50,8 @@ class LocalAttention(nn.Module):
     """Segments before its own that a gradient goes back to through this layer; None: all."""
     look_back: int | None = 0
     """Segments before its own that this layer's output depends on, by what it is given there; None: all."""
+    memory_is_a_sum = False
+    """Whether all that the layer's memory leaves hold are sums over tokens, which can be scaled."""
 
     def __init__(
         self,
@@ -226,6 +228,7 @@ class InfiniAttention(LocalAttention):
     inner_resets = False
     gradient_horizon = None
     look_back = None
+    memory_is_a_sum = True
 
     def __init__(
         self,

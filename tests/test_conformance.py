@@ -325,8 +325,8 @@ def test_two_calls_share_nothing(options: dict[str, Any]) -> None:
 
 def test_tokens_that_write_nothing_are_not_remembered(options: dict[str, Any]) -> None:
     """With write weight 0 on the past, a segment reads an empty memory; its gradients stay finite."""
-    if "first_segment" not in options:
-        pytest.skip("the model has no compressive memory")
+    if "first_segment" not in options or options["name"] == "infini_xl":
+        pytest.skip("the model has no compressive memory, or remembers in another way too")
     model = make_model(options, torch.float32)
     N = model.segment_length
     ids = random_ids(2, 2 * N)
@@ -346,7 +346,7 @@ def test_first_segment_local_is_the_local_control(options: dict[str, Any]) -> No
     if options.get("first_segment") != "local":
         pytest.skip("only where the first segment bypasses the gate")
     model = make_model(options)
-    control = make_model({"name": "local", "positions": options["positions"]})
+    control = make_model({"name": "local", "positions": options.get("positions", "t5")})
     control.load_state_dict({name: w for name, w in model.state_dict().items() if not name.endswith("beta")})
     ids = random_ids(2, 2 * SEGMENT)
     ours, theirs = model(ids).hidden_BTD, control(ids).hidden_BTD

@@ -7,6 +7,7 @@ import itertools
 import math
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,8 +105,13 @@ def test_costs_are_drawn_where_there_is_something_to_compare(tmp_path: Path) -> 
 def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = []
-    monkeypatch.setattr(costs, "save", lambda figure, path: drawn.append(figure.axes[0]) or [path])
+    drawn: list[Any] = []
+
+    def keep(figure: Any, path: Path) -> list[Path]:
+        drawn.append(figure.axes[0])
+        return [path]
+
+    monkeypatch.setattr(costs, "save", keep)
     costs_of = {"a": 1, "b": 4, "c": 3, "d": 2}
     points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost) for row, cost in costs_of.items()}
     models = {"a": "rmt", "b": "local", "c": "rmt", "d": "rmt"}

@@ -44,7 +44,7 @@ class XLAttention(LocalAttention):
     """Causal attention over a segment and the one before it; see the module's docstring for `positions`."""
 
     inner_resets = False
-    look_back = 1
+    look_back: int | None = 1
 
     def __init__(self, *sizes: Any, positions: Literal["dai2019", "t5"] = "dai2019", **options: Any) -> None:
         super().__init__(*sizes, positions="t5" if positions == "t5" else "rotary", **options)

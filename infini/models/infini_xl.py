@@ -1,0 +1,120 @@
+"""Infini-attention with Transformer-XL's cache (not in the paper): what a compressive memory adds to a cache.
+
+Each layer attends to its segment and to the one before, as Transformer-XL with T5's position biases does, where
+Infini-attention attends to its segment alone. The compressive memory of everything before the segment (Eq. 3 to 5) and
+the gate (Eq. 6) are Infini-attention's; the segment in the cache is in the memory too. The cache has no gradient, the
+memory has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from infini.decoder import Decoder
+from infini.grid import Grid, Piece
+from infini.layers import GateInit, InfiniAttention, Window
+from infini.models import register
+from infini.models.transformer_xl import XLAttention, XLLeaves, segments
+from infini.ops.dtypes import for_products
+from infini.ops.memory import Memory
+from infini.protocols import Dimensions
+
+
+class CachedMemory(NamedTuple):
+    """The segment before, and the compressive memory of all of them."""
+
+    cache: Window
+    compressive: Memory
+
+
+class InfiniXLLeaves(NamedTuple):
+    """A layer's share of the state."""
+
+    window: Window
+    memory: CachedMemory
+
+
+class InfiniXLAttention(XLAttention, InfiniAttention):
+    """An XLAttention with T5's biases whose output a gate mixes with what is read of a compressive memory.
+
+    Options are InfiniAttention's, but for those of positions.
+    """
+
+    # The cache is not.
+    memory_is_a_sum = False
+    look_back = None
+    gradient_horizon = None
+
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__(*sizes, positions="t5", **options)
+
+    def memory_floats(self) -> int:
+        """d_key (d_value + 1) of the memory and (d_key + d_value) N of the cache, for each key-value head."""
+        return XLAttention.memory_floats(self) + InfiniAttention.memory_floats(self)
+
+    def init_leaves(self, batch_size: int, device: torch.device) -> Any:
+        window, cache = XLAttention.init_leaves(self, batch_size, device)
+        compressive = InfiniAttention.init_leaves(self, batch_size, device).memory
+        assert isinstance(compressive, Memory)
+        return InfiniXLLeaves(window, CachedMemory(cache, compressive))
+
+    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+        x_BTD = for_products(x_BTD)
+        new = self._keys_values(x_BTD)
+        mem: Any = leaves.memory.compressive
+
+        def mix(a_BSQHV: torch.Tensor, q_BSQHK: torch.Tensor, piece: Piece) -> torch.Tensor:
+            nonlocal mem
+            k, v = (segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
+            a_BSQHV, mem = self.mix_memory(a_BSQHV, q_BSQHK, k, v, mem, piece)
+            return a_BSQHV
+
+        y, after = self.attend_and_mix(x_BTD, new, XLLeaves(leaves.window, leaves.memory.cache), grid, mix)
+        return y, InfiniXLLeaves(after.window, CachedMemory(after.memory, mem))
+
+    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+        new = self._keys_values(for_products(x_BTD))
+        mem: Any = leaves.memory.compressive
+        for piece in grid.pieces:
+            k, v = (segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
+            _, mem = self.write_memory(k, v, mem, piece)
+        after = self._leaves_after(XLLeaves(leaves.window, leaves.memory.cache), new, grid)
+        return InfiniXLLeaves(after.window, CachedMemory(after.memory, mem))
+
+
+@dataclass
+class InfiniXLConfig:
+    """Options of infini_xl; see InfiniAttention for their meaning."""
+
+    update_rule: Literal["linear", "delta"] = "linear"
+    first_segment: Literal["local", "zero"] = "local"
+    gate_init: GateInit = "specialised"
+    delta_normaliser: Literal["previous", "current"] = "previous"
+    attention_scale: Literal["d_key", "d_model"] = "d_key"
+    activation: Literal["gelu", "relu"] = "gelu"
+    tie_embeddings: bool = True
+
+
+@register("infini_xl", InfiniXLConfig)
+def build(config: InfiniXLConfig, dims: Dimensions, vocab_size: int) -> Decoder:
+    """The decoder with one InfiniXLAttention a layer."""
+
+    def attention(layer: int) -> InfiniXLAttention:
+        return InfiniXLAttention(
+            dims.d_model,
+            dims.n_heads,
+            dims.d_key,
+            dims.segment_length,
+            config.update_rule,
+            d_value=dims.d_value,
+            n_kv_heads=dims.n_kv_heads,
+            first_segment=config.first_segment,
+            gate_init=config.gate_init,
+            delta_normaliser=config.delta_normaliser,
+            attention_scale=config.attention_scale,
+        )
+
+    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)
