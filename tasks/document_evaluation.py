@@ -17,9 +17,11 @@ from infini.records import RunRecord
 from tasks.kept import KeptEntries, KeptPoint, kept_path
 from tasks.language_modelling import (
     Advance,
+    Binned,
     Some,
     Streamed,
     metrics,
+    place_edges,
     position_edges,
     stream_documents,
     stream_with_foreign_memory,
@@ -61,7 +63,7 @@ def evaluate(
         progress_bar(f"{cfg.model['name']} on {split_name}", total + 4 * knocked, console.is_terminal) as advance,
         autocast(cfg.parallel.precision, device),
     ):
-        reading = _Reading(kept, model, split, tokenizer.bos_id, call, advance)
+        reading = _Reading(kept, model, split, tokenizer.bos_id, call, N, advance)
         streamed = reading.documents("read", limit)
         if knockouts:
             own, foreign = reading.foreign(knock_limit)
@@ -78,11 +80,8 @@ def evaluate(
             split.names, streamed.tokens, split.n_words * share, split.n_bytes * share, streamed.nll, strict=True
         )
     ]
-    record.series["nll_by_position"] = {
-        "edges": streamed.edges,
-        "nll": np.round(streamed.nll_by_position, 3),
-        "tokens": streamed.tokens_by_position,
-    }
+    for name, binned in (("nll_by_position", streamed.by_position), ("nll_by_place", streamed.by_place)):
+        record.series[name] = {"edges": binned.edges, "nll": np.round(binned.nll, 3), "tokens": binned.tokens}
     if knockouts:
         _add_knockouts(record, own, foreign, reset, base)
     record.cost = {
@@ -96,7 +95,7 @@ def evaluate(
     return {}, lambda: kept.drop(list(kept.entries))
 
 
-_FIELDS = ("seconds", "nll", "tokens", "growth")
+_FIELDS = ("seconds", "by_position", "by_place", "growth")
 
 
 def _asked_split(cfg: Config) -> str:
@@ -110,18 +109,25 @@ class _Reading:
     """Passes over the documents of a split, a group at a time; what `kept` has is not read again."""
 
     def __init__(
-        self, kept: KeptEntries, model: Any, split: Any, bos_id: int, tokens_per_call: int, advance: Advance
+        self,
+        kept: KeptEntries,
+        model: Any,
+        split: Any,
+        bos_id: int,
+        tokens_per_call: int,
+        segment_length: int,
+        advance: Advance,
     ) -> None:
         self.kept, self.model, self.split, self.bos_id = kept, model, split, bos_id
-        self.tokens_per_call, self.advance = tokens_per_call, advance
+        self.tokens_per_call, self.segment_length, self.advance = tokens_per_call, segment_length, advance
         self.resumed = bool(kept.entries)
 
     def documents(self, name: str, max_tokens: int | None, reset_every: int | None = None) -> Streamed:
         """stream_documents over all of them, longest first, so that those side by side are about as long."""
         n_tokens = np.minimum(self.split.n_tokens, max_tokens or self.split.n_tokens.max())
         edges = position_edges(int(n_tokens.max()))
-        nll = np.zeros((len(n_tokens), len(edges) - 1))
-        tokens = np.zeros(nll.shape, dtype=np.int64)
+        n_documents = len(n_tokens)
+        whole = Streamed(_nothing(n_documents, edges), _nothing(n_documents, place_edges(self.segment_length)))
         order = np.argsort(-n_tokens, kind="stable")
         for first in range(0, len(order), TOGETHER):
             group = order[first : first + TOGETHER]
@@ -136,21 +142,22 @@ class _Reading:
                         max_tokens=max_tokens,
                         reset_every=reset_every,
                         edges=edges,
+                        segment_length=self.segment_length,
                         advance=self.advance,
                         points=point,
                     )
                 ]
 
-            (part,) = self._once(f"{name}/{first}", [edges], int(n_tokens[group].sum()), read)
-            nll[group], tokens[group] = part.nll_by_position, part.tokens_by_position
-        return Streamed(edges, nll, tokens)
+            (part,) = self._once(f"{name}/{first}", int(n_tokens[group].sum()), read)
+            for of, its in ((whole.by_position, part.by_position), (whole.by_place, part.by_place)):
+                of.nll[group], of.tokens[group] = its.nll, its.tokens
+        return whole
 
     def foreign(self, max_tokens: int) -> tuple[Streamed, Streamed]:
         """stream_with_foreign_memory, in one piece: every document reads another's memory."""
         lengths = np.minimum(self.split.n_tokens, max_tokens)
         # The longest is read as far as the second longest.
         lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
-        edges = position_edges(int(lengths.max()))
 
         def read(point: KeptPoint) -> list[Streamed]:
             found = stream_with_foreign_memory(
@@ -163,12 +170,10 @@ class _Reading:
             )
             return list(found)
 
-        own, foreign = self._once("foreign", [edges, edges], 2 * int(lengths.sum()), read)
+        own, foreign = self._once("foreign", 2 * int(lengths.sum()), read)
         return own, foreign
 
-    def _once(
-        self, name: str, edges: list[list[int]], work: int, read: Callable[[KeptPoint], list[Streamed]]
-    ) -> list[Streamed]:
+    def _once(self, name: str, work: int, read: Callable[[KeptPoint], list[Streamed]]) -> list[Streamed]:
         """What `read` gives, or gave before it was stopped; stopped in the middle, it goes on from its last point."""
         entry = self.kept.entries.get(name)
         if entry is None:
@@ -179,8 +184,8 @@ class _Reading:
                 name,
                 {
                     "seconds": point.seconds,
-                    "nll": [part.nll_by_position.tolist() for part in parts],
-                    "tokens": [part.tokens_by_position.tolist() for part in parts],
+                    "by_position": [_plain(part.by_position) for part in parts],
+                    "by_place": [_plain(part.by_place) for part in parts],
                     "growth": parts[0].growth,
                 },
             )
@@ -189,9 +194,23 @@ class _Reading:
         self.advance(work)
         # JSON gives back the very floats.
         return [
-            Streamed(bins, np.array(nll), np.array(tokens), entry["growth"])
-            for bins, nll, tokens in zip(edges, entry["nll"], entry["tokens"], strict=True)
+            Streamed(_binned(positions), _binned(places), entry["growth"])
+            for positions, places in zip(entry["by_position"], entry["by_place"], strict=True)
         ]
+
+
+def _nothing(n_documents: int, edges: list[int]) -> Binned:
+    shape = (n_documents, len(edges) - 1)
+    return Binned(edges, np.zeros(shape), np.zeros(shape, dtype=np.int64))
+
+
+def _plain(binned: Binned) -> list[Any]:
+    return [binned.edges, binned.nll.tolist(), binned.tokens.tolist()]
+
+
+def _binned(stored: list[Any]) -> Binned:
+    edges, nll, tokens = stored
+    return Binned(edges, np.array(nll), np.array(tokens))
 
 
 def _add_knockouts(record: RunRecord, own: Any, foreign: Any, reset: Any, base: Any) -> None:

@@ -39,6 +39,15 @@ def position_edges(longest: int) -> list[int]:
     return edges
 
 
+def place_edges(segment_length: int) -> list[int]:
+    """Places in a segment that bin its tokens: 0, 1, and powers of two and half-way to the next up to its length."""
+    edges, width = [0, 1], 1
+    while edges[-1] < segment_length:
+        width *= 2
+        edges += [width, width * 3 // 2]
+    return [*(edge for edge in edges if edge < segment_length), segment_length]
+
+
 class Some:
     """A few of the documents, in a given order."""
 
@@ -54,37 +63,71 @@ class Some:
 
 
 @dataclass
-class Streamed:
-    """Sums over each document. nll, tokens: [documents]; nll_by_position, tokens_by_position: [documents, bins]."""
+class Binned:
+    """Loss in nats and tokens of each document by bin, [documents, bins]; edges: where the bins begin, and the end."""
 
     edges: list[int]
-    nll_by_position: np.ndarray
-    tokens_by_position: np.ndarray
+    nll: np.ndarray
+    tokens: np.ndarray
+
+
+@dataclass
+class Streamed:
+    """Sums over each document. nll, tokens: [documents]."""
+
+    by_position: Binned
+    """By position in the document."""
+    by_place: Binned
+    """By place in the segment."""
     growth: list[list[float]] = field(default_factory=list)
     """Highest growth max_i dz_i / z_i of the normaliser in one segment, [layers][heads], where it was watched."""
 
     @property
     def nll(self) -> np.ndarray:
-        return self.nll_by_position.sum(1)
+        return self.by_position.nll.sum(1)
 
     @property
     def tokens(self) -> np.ndarray:
-        return self.tokens_by_position.sum(1)
+        return self.by_position.tokens.sum(1)
+
+
+class _Sums:
+    """Loss and tokens of documents by bins."""
+
+    def __init__(self, n_documents: int, edges: list[int], device: Any) -> None:
+        self.edges, self.n_bins = edges, len(edges) - 1
+        self.inner = torch.tensor(edges[1:-1], device=device)
+        self.nll = torch.zeros(n_documents, self.n_bins, dtype=torch.float64, device=device)
+        self.tokens = torch.zeros_like(self.nll)
+
+    def add(self, documents: torch.Tensor, where_T: torch.Tensor, nll_BT: torch.Tensor, asked_BT: torch.Tensor) -> None:
+        bins = torch.bucketize(where_T, self.inner, right=True)
+        into = torch.nn.functional.one_hot(bins, self.n_bins).double()
+        self.nll.index_add_(0, documents, nll_BT.double() @ into)
+        self.tokens.index_add_(0, documents, asked_BT.double() @ into)
+
+    def result(self) -> Binned:
+        return Binned(self.edges, self.nll.cpu().numpy(), self.tokens.cpu().numpy().astype(np.int64))
 
 
 class _Rows:
     """Documents side by side, longest first; a row leaves when its document ends."""
 
     def __init__(
-        self, documents: Documents, lengths: Sequence[int] | np.ndarray, bos_id: int, edges: list[int], device: Any
+        self,
+        documents: Documents,
+        lengths: Sequence[int] | np.ndarray,
+        bos_id: int,
+        edges: list[int],
+        segment_length: int,
+        device: Any,
     ) -> None:
         self.documents, self.bos_id, self.device = documents, bos_id, device
         self.lengths = np.asarray(lengths)
         self.order = np.argsort(-self.lengths, kind="stable")
-        self.edges = torch.tensor(edges[1:-1], device=device)
-        self.n_bins = len(edges) - 1
-        self.nll = torch.zeros(len(lengths), self.n_bins, dtype=torch.float64, device=device)
-        self.tokens = torch.zeros_like(self.nll)
+        self.segment_length = segment_length
+        self.by_position = _Sums(len(lengths), edges, device)
+        self.by_place = _Sums(len(lengths), place_edges(segment_length), device)
 
     def active(self, position: int) -> np.ndarray:
         """Documents with tokens from `position` on, longest first."""
@@ -102,24 +145,31 @@ class _Rows:
         return torch.from_numpy(ids[:, :-1]).to(self.device), torch.from_numpy(targets).to(self.device)
 
     def add(self, rows: np.ndarray, position: int, nll_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
-        """Count a call's losses to their documents and position bins."""
-        width = nll_BT.shape[1]
-        bins = torch.bucketize(torch.arange(position, position + width, device=self.device), self.edges, right=True)
-        into = torch.nn.functional.one_hot(bins, self.n_bins).double()
+        """Count a call's losses to their documents, by position and by place."""
+        column = torch.arange(position, position + nll_BT.shape[1], device=self.device)
         index = torch.from_numpy(rows.copy()).to(self.device)
-        self.nll.index_add_(0, index, nll_BT.double() @ into)
-        self.tokens.index_add_(0, index, (targets_BT != -100).double() @ into)
+        self.by_position.add(index, column, nll_BT, targets_BT != -100)
+        self.by_place.add(index, column % self.segment_length, nll_BT, targets_BT != -100)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read so far."""
+        return int(self.by_position.tokens.sum())
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        parts = {"": self.by_position, "place.": self.by_place}
+        return {f"{name}{kind}": getattr(sums, kind) for name, sums in parts.items() for kind in ("nll", "tokens")}
 
     def sums(self, name: str) -> Tensors:
         """What `restore` takes up: nll and tokens by document and bin."""
-        return {f"{name}.nll": self.nll.cpu(), f"{name}.tokens": self.tokens.cpu()}
+        return {f"{name}.{key}": sums.cpu() for key, sums in self._named().items()}
 
     def restore(self, name: str, stored: Tensors) -> None:
-        self.nll.copy_(stored[f"{name}.nll"])
-        self.tokens.copy_(stored[f"{name}.tokens"])
+        for key, sums in self._named().items():
+            sums.copy_(stored[f"{name}.{key}"])
 
-    def result(self, edges: list[int]) -> Streamed:
-        return Streamed(edges, self.nll.cpu().numpy(), self.tokens.cpu().numpy().astype(np.int64))
+    def result(self) -> Streamed:
+        return Streamed(self.by_position.result(), self.by_place.result())
 
 
 def _put_down(position: int, state: State, *rows: _Rows) -> Tensors:
@@ -146,6 +196,7 @@ def stream_documents(
     max_tokens: int | None = None,
     reset_every: int | None = None,
     edges: list[int] | None = None,
+    segment_length: int | None = None,
     advance: Advance | None = None,
     points: Points | None = None,
 ) -> Streamed:
@@ -153,19 +204,20 @@ def stream_documents(
 
     Every token is scored, the first from the beginning-of-document mark. reset_every: forget every so many tokens, as
     if each began a document (the `reset` knock-out). edges: of the position bins, where not those of the longest
-    document. advance is called with the number of tokens done. points: where the reading is put down after a call, and
-    gone on with, to the same numbers bit by bit.
+    document. segment_length: of the places by which losses are told apart, where not the model's, whose window may be
+    several segments. advance is called with the number of tokens done. points: where the reading is put down after a
+    call, and gone on with, to the same numbers bit by bit.
     """
     device = next(model.parameters()).device
     lengths = [int(min(n, max_tokens or n)) for n in documents.n_tokens]
     edges = edges or position_edges(max(lengths))
-    rows = _Rows(documents, lengths, bos_id, edges, device)
+    rows = _Rows(documents, lengths, bos_id, edges, segment_length or model.segment_length, device)
     state: State | None = None
     start = 0
     if points is not None and (found := points.found()) is not None:
         start, state = _taken_up(found, model, rows)
         if advance is not None:
-            advance(int(rows.tokens.sum()))
+            advance(rows.tokens)
     for position in range(start, max(lengths), tokens_per_call):
         active = rows.active(position)
         if state is not None and len(active) < len(state.clock.position_B):
@@ -187,7 +239,7 @@ def stream_documents(
             advance(int(mask.sum()))
         if points is not None and points.due():
             points.put(_put_down(position + tokens_per_call, state, rows))
-    return rows.result(edges)
+    return rows.result()
 
 
 def exchange_memory(state: State, donor_B: torch.Tensor) -> State:
@@ -221,8 +273,7 @@ def stream_with_foreign_memory(
     order = np.argsort(-lengths, kind="stable")
     lengths[order[0]] = lengths[order[1]]
     edges = position_edges(int(lengths.max()))
-    own = _Rows(documents, lengths, bos_id, edges, device)
-    foreign = _Rows(documents, lengths, bos_id, edges, device)
+    own, foreign = (_Rows(documents, lengths, bos_id, edges, model.segment_length, device) for _ in range(2))
     state: State | None = None
     growth: torch.Tensor | None = None
     start, N = 0, model.segment_length
@@ -230,7 +281,7 @@ def stream_with_foreign_memory(
         start, state = _taken_up(found, model, own, foreign)
         growth = found.get("growth")
         if advance is not None:
-            advance(int(own.tokens.sum()))
+            advance(own.tokens)
     for position in range(start, int(lengths.max()), N):
         active = own.active(position)
         if state is not None:
@@ -259,19 +310,18 @@ def stream_with_foreign_memory(
         if points is not None and points.due():
             watched = {} if growth is None else {"growth": growth.cpu()}
             points.put(_put_down(position + N, state, own, foreign) | watched)
-    result = own.result(edges)
+    result = own.result()
     if growth is not None:
         result.growth = growth.tolist()
-    return result, foreign.result(edges)
+    return result, foreign.result()
 
 
 def _growth(before: State, after: State) -> torch.Tensor:
     """max over rows and dimensions of dz / z by layer and head [L, G], of layers that keep a normaliser z."""
     ratios = []
-    for old, new in zip(before.layers, after.layers, strict=True):
-        if hasattr(old.memory, "z_BGK"):
-            z = old.memory.z_BGK
-            ratios.append(((new.memory.z_BGK - z) / z.clamp(min=1e-30)).amax((0, 2)))
+    for (path, z), (_, grown) in zip(leaves(before.layers), leaves(after.layers), strict=True):
+        if path.endswith("z_BGK"):
+            ratios.append(((grown - z) / z.clamp(min=1e-30)).amax((0, 2)))
     return torch.stack(ratios) if ratios else torch.zeros(0)
 
 

@@ -94,7 +94,9 @@ def test_an_evaluation_scores_the_test_split(with_model: Runner, corpus: Path) -
     assert [entry["bytes"] for entry in run.documents] == [len(texts[name]) for name in sorted(texts)]
     total = sum(entry["nll"] for entry in run.documents)
     assert run.metric("nll_per_token") == pytest.approx(total / sum(entry["tokens"] for entry in run.documents))
-    assert sum(sum(row) for row in run.series["nll_by_position"]["nll"]) == pytest.approx(total, abs=0.1)
+    for series in ("nll_by_position", "nll_by_place"):
+        assert sum(sum(row) for row in run.series[series]["nll"]) == pytest.approx(total, abs=0.1)
+    assert run.series["nll_by_place"]["edges"][-1] == run.config["dims"]["segment_length"]
     for knock in ("reset", "foreign"):
         cost = sum(entry[f"nll_{knock}"] - entry[f"nll_{knock}_base"] for entry in run.documents)
         tokens = sum(entry[f"{knock}_tokens"] for entry in run.documents)

@@ -136,6 +136,24 @@ def test_the_error_of_a_gap_knows_of_seeds() -> None:
     assert gap == pytest.approx([-0.2] * 4) and error == pytest.approx([0.1] * 4)
 
 
+def test_a_gap_by_place_is_known_where_both_have_it_for_segments_of_one_length() -> None:
+    runs = {model: make_eval(model, 1, loss) for model, loss in (("infini_linear", 3.9), ("local", 4.0))}
+    by_place = positions.BY_PLACE
+    assert len(positions.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place)) == 0
+    for run in runs.values():
+        tokens = [[entry["tokens"] // 4, entry["tokens"] - entry["tokens"] // 4] for entry in run.documents]
+        means = [entry["nll"] / entry["tokens"] for entry in run.documents]
+        # All of what the memory gains is gained at the first token of a segment.
+        first = [mean if run.model == "local" else mean - 0.3 for mean in means]
+        rest = means if run.model == "local" else [mean + 0.1 for mean in means]
+        nll = [[a * m, b * n] for (a, b), m, n in zip(tokens, first, rest, strict=True)]
+        run.series[by_place] = {"edges": [0, 1, 4], "nll": nll, "tokens": tokens}
+    start, stop, gap, _ = positions.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place).T
+    assert list(start) == [0, 1] and list(stop) == [1, 4] and gap == pytest.approx([-0.4, 0.0])
+    runs["local"].series[by_place] = {**runs["local"].series[by_place], "edges": [0, 1, 8]}
+    assert len(positions.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place)) == 0
+
+
 def test_a_window_of_tokens_is_no_empty_memory() -> None:
     """Attention over several segments carries their keys and values: its point is not that of a model without any."""
     run, training = make_eval("full", 1), make_train("full", 1)

@@ -13,9 +13,11 @@ from helpers import SEGMENT, VOCABULARY, make_model, variant_id, variants
 
 from infini.state import State, is_memory, leaves
 from tasks.language_modelling import (
+    Binned,
     Streamed,
     exchange_memory,
     metrics,
+    place_edges,
     position_edges,
     stream_documents,
     stream_with_foreign_memory,
@@ -91,13 +93,19 @@ def with_memory_of(state: State, other: State) -> State:
 
 
 def assert_streamed(streamed: Streamed, expected: list[np.ndarray]) -> None:
-    """Total loss, number of tokens, and both by position are those of the expected losses a token."""
+    """Total loss, number of tokens, and both by position and by place are those of the expected losses a token."""
     np.testing.assert_allclose(streamed.nll, [nll.sum() for nll in expected], rtol=1e-10)
     assert streamed.tokens.tolist() == [len(nll) for nll in expected]
     for row, nll in enumerate(expected):
-        for column, (start, stop) in enumerate(itertools.pairwise(streamed.edges)):
-            assert streamed.tokens_by_position[row, column] == len(nll[start:stop])
-            np.testing.assert_allclose(streamed.nll_by_position[row, column], nll[start:stop].sum(), rtol=1e-10)
+        position = np.arange(len(nll))
+        for binned, where in (
+            (streamed.by_position, position),
+            (streamed.by_place, position % streamed.by_place.edges[-1]),
+        ):
+            for column, (start, stop) in enumerate(itertools.pairwise(binned.edges)):
+                there = nll[(where >= start) & (where < stop)]
+                assert binned.tokens[row, column] == len(there)
+                np.testing.assert_allclose(binned.nll[row, column], there.sum(), rtol=1e-10)
 
 
 @MODELS
@@ -178,13 +186,29 @@ def test_position_edges_cover_every_token_in_order(longest: int) -> None:
 def test_positions_sum_to_the_whole() -> None:
     model, books = make_model(variants()[0]), Books((200, 64, 65, 3))
     streamed = stream_documents(model, books, BOS, tokens_per_call=24)
-    assert streamed.edges == [0, 64, 96, 128, 192, 256, 384]
+    assert streamed.by_position.edges == [0, 64, 96, 128, 192, 256, 384]
+    assert streamed.by_place.edges == [0, 1, 2, 3, 4, 6, SEGMENT]
     assert_streamed(streamed, [direct(model, ids) for ids in books.tokens])
-    np.testing.assert_allclose(streamed.nll_by_position.sum(), streamed.nll.sum(), rtol=1e-12)
+    for binned in (streamed.by_position, streamed.by_place):
+        np.testing.assert_allclose(binned.nll.sum(), streamed.nll.sum(), rtol=1e-12)
+
+
+def test_places_may_be_of_shorter_segments_than_the_models() -> None:
+    """A window of attention may be several segments long; its losses are told apart as those of other models."""
+    model, books = make_model(variants()[0]), Books((200, 64, 65, 3))
+    streamed = stream_documents(model, books, BOS, tokens_per_call=24, segment_length=5)
+    assert streamed.by_place.edges == [0, 1, 2, 3, 4, 5]
+    assert_streamed(streamed, [direct(model, ids) for ids in books.tokens])
+
+
+@pytest.mark.parametrize(("length", "edges"), [(1, [0, 1]), (2, [0, 1, 2]), (20, [0, 1, 2, 3, 4, 6, 8, 12, 16, 20])])
+def test_place_edges_end_with_the_segment(length: int, edges: list[int]) -> None:
+    assert place_edges(length) == edges
 
 
 def test_metrics_by_hand() -> None:
-    streamed = Streamed([0, 64, 96], np.array([[30.0, 10.0], [8.0, 0.0]]), np.array([[12, 4], [4, 0]]))
+    binned = Binned([0, 64, 96], np.array([[30.0, 10.0], [8.0, 0.0]]), np.array([[12, 4], [4, 0]]))
+    streamed = Streamed(binned, binned)
     found = metrics(streamed, np.array([6, 2]), np.array([50, 14]))
     assert {name: (entry["value"], entry["n"]) for name, entry in found.items()} == {
         "nll_per_token": (48 / 20, 20),
@@ -197,7 +221,8 @@ def test_metrics_by_hand() -> None:
 
 
 def test_perplexity_pools_tokens_and_not_documents() -> None:
-    streamed = Streamed([0, 64, 96], np.array([[90.0, 0.0], [1.0, 0.0]]), np.array([[9, 0], [1, 0]]))
+    binned = Binned([0, 64, 96], np.array([[90.0, 0.0], [1.0, 0.0]]), np.array([[9, 0], [1, 0]]))
+    streamed = Streamed(binned, binned)
     found = metrics(streamed, np.array([1, 1]), np.array([1, 1]))
     assert found["perplexity"]["value"] == pytest.approx(math.exp(9.1))
 
@@ -248,14 +273,14 @@ def test_foreign_leaves_the_own_stream_alone(options: dict[str, Any]) -> None:
     # The longest document (37) is read as far as its donor (21) goes.
     assert_streamed(own, [direct(model, ids)[:21] for ids in books.tokens])
     assert foreign.tokens.tolist() == own.tokens.tolist() == [21, 8, 1, 16, 21]
-    assert own.edges == foreign.edges
+    assert own.by_position.edges == foreign.by_position.edges
 
 
 @MODELS
 def test_the_memory_of_an_identical_document_costs_exactly_nothing(options: dict[str, Any]) -> None:
     model, ids = make_model(options), Books((37,)).ids(0)
     own, foreign = stream_with_foreign_memory(model, Books.of(ids, ids.copy()), BOS)
-    assert np.array_equal(own.nll_by_position, foreign.nll_by_position)
+    assert np.array_equal(own.by_position.nll, foreign.by_position.nll)
 
 
 @WITH_MEMORY
@@ -298,7 +323,7 @@ def test_exchange_takes_memory_and_nothing_else(options: dict[str, Any]) -> None
     for (path, before), (_, after) in zip(leaves(state), leaves(exchanged), strict=True):
         n_memory += is_memory(path)
         assert torch.equal(after, before.flip(0) if is_memory(path) else before), path
-    assert n_memory == 2 * len(state.layers)
+    assert n_memory == len(list(leaves(state.layers[0].memory))) * len(state.layers)
 
 
 def test_foreign_needs_two_documents() -> None:
@@ -318,7 +343,10 @@ def test_the_growth_of_the_normaliser_is_watched(options: dict[str, Any]) -> Non
     own, foreign = stream_with_foreign_memory(model, books, BOS)
     highest = np.zeros((2, 2))
     for ids in (books.ids(0)[:29], books.ids(1), books.ids(2)):
-        z_SLGK = [torch.stack([layer.memory.z_BGK[0] for layer in s.layers]) for s in states_before(model, ids)[1:]]
+        z_SLGK = [
+            torch.stack([leaf[0] for path, leaf in leaves(state.layers) if path.endswith("z_BGK")])
+            for state in states_before(model, ids)[1:]
+        ]
         for before, after in itertools.pairwise(z_SLGK):
             highest = np.maximum(highest, ((after - before) / before).amax(-1).numpy())
     np.testing.assert_allclose(own.growth, highest, rtol=1e-10)

@@ -36,8 +36,9 @@ def positions(points: PointsOnDisk) -> list[int]:
 
 
 def same(one: Streamed, other: Streamed) -> bool:
-    pairs = ((one.nll_by_position, other.nll_by_position), (one.tokens_by_position, other.tokens_by_position))
-    return all(np.array_equal(*pair) for pair in pairs) and one.growth == other.growth and one.edges == other.edges
+    pairs = ((one.by_position, other.by_position), (one.by_place, other.by_place))
+    equal = [np.array_equal(a.nll, b.nll) and np.array_equal(a.tokens, b.tokens) for a, b in pairs]
+    return all(equal) and one.growth == other.growth and all(a.edges == b.edges for a, b in pairs)
 
 
 @MODELS

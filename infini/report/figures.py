@@ -15,7 +15,7 @@ import numpy as np
 
 from infini.errors import InputError
 from infini.records import RunRecord, write_atomically
-from infini.report.positions import gap
+from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection
 from infini.report.text_report import Report
 from infini.report.verdicts import counted
@@ -115,21 +115,23 @@ def gap_by_position(
     baseline: str = "local",
     titles: Mapping[str, str] | None = None,
     corpus: str = "Documents",
+    series: str = BY_POSITION,
+    baselines: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Draw each row's loss minus the loss of `baseline`, in nats a token, against the position in the book.
 
     Positions are put into bins of which each ends at about twice its start, but for the last. A point is the mean over
     books and seeds, paired by both; the band is one standard error, the larger of those over books and over seeds.
-    Positions that fewer than two books reach are left out.
+    Positions that fewer than two books reach are left out. series: BY_PLACE draws the gap by place in the segment.
 
     Args:
-        rows: row -> evaluation runs; those with the series `nll_by_position` count: {edges: [token positions, one
-            more than bins], nll: [[nats a bin] a document], tokens: [[tokens a bin] a document]}, in the order of
-            `documents`.
+        rows: row -> evaluation runs; those with the series count: {edges: [token positions, one more than bins],
+            nll: [[nats a bin] a document], tokens: [[tokens a bin] a document]}, in the order of `documents`.
         path: the figure's path without suffix.
         baseline: the row at 0.
         titles: row -> what the legend calls it.
         corpus: what the documents are called.
+        baselines: row -> the row it is compared with instead.
 
     Returns:
         Paths of the PNG and the SVG.
@@ -137,9 +139,14 @@ def gap_by_position(
     Raises:
         InputError: there is nothing to compare, or two runs did not score the same books in the same bins.
     """
-    known = {row: [run for run in runs if "nll_by_position" in run.series] for row, runs in rows.items()}
-    at_zero = known.pop(baseline, [])
-    curves = {row: gap(runs, at_zero) for row, runs in known.items()}
+    known = {row: [run for run in runs if series in run.series] for row, runs in rows.items()}
+    others = baselines or {}
+    at_zero = known.get(baseline, [])
+    curves = {
+        row: _curve(runs, known.get(others.get(row, baseline), []), series)
+        for row, runs in known.items()
+        if row not in {baseline, *others.values()}
+    }
     if not any(len(curve) for curve in curves.values()):
         raise InputError(f"no runs with losses by position of {baseline!r} and of another row with the same seed")
     with paper_style():
@@ -153,7 +160,8 @@ def gap_by_position(
         for index, (row, curve) in enumerate(drawn):
             style, marker, shade = LINES[index % len(LINES)]
             first, last, mean, error = curve.T
-            position = (first + last) / 2
+            # A place is that of the token that is predicted, from 1.
+            position = (first + last) / 2 if series == BY_POSITION else (first + 1 + last) / 2
             label = named.get(row, row)
             axes.plot(
                 position,
@@ -167,12 +175,14 @@ def gap_by_position(
             )
             axes.fill_between(position, mean - error, mean + error, color=shade, alpha=0.15, linewidth=0)
         axes.set_xscale("log")
-        axes.set_xlabel("position in the document (tokens)")
-        axes.set_ylabel(f"loss minus loss of {baseline}\n(nats a token, below 0: better)")
+        what, where = ("position", "document") if series == BY_POSITION else ("place", "segment")
+        axes.set_xlabel(f"{what} in the {where} (tokens)")
+        axes.set_ylabel(f"loss minus loss of {'baseline' if others else baseline}\n(nats a token, below 0: better)")
+        zero = "each row's baseline" if others else named.get(baseline, baseline)
         n_seeds = len({run.seed for run in at_zero})
         synthetic = SYNTHETIC_MARK if any(run.synthetic for run in at_zero) else ""
         axes.set_title(
-            f"{corpus}: gap by position to {named.get(baseline, baseline)}, {counted(n_seeds, 'seed')}{synthetic}\n"
+            f"{corpus}: gap by {what} to {zero}, {counted(n_seeds, 'seed')}{synthetic}\n"
             "mean over documents and seeds, band: one standard error, "
             "the larger of those over documents and over seeds",
             fontsize=9,
@@ -185,18 +195,23 @@ def gap_by_position(
         return save(figure, path)
 
 
+def _curve(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], series: str) -> np.ndarray:
+    return gap(runs, baseline, 2.0 if series == BY_POSITION else 1.0, series)
+
+
 def draw_report(report: Report, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """Draw all figures of a report: the gap by position, and the gates of each model at its first seed.
+    """Draw all figures of a report: the gap by position and by place, and the gates of each model at its first seed.
 
     Returns:
         Paths of the files written to `folder`; empty where the runs hold nothing that can be drawn.
     """
     written: list[Path] = []
     baseline, corpus = report.baseline or "", report.benchmarks[report.task]
-    at_zero = selection.runs.get(baseline, [])
-    if any(len(gap(runs, at_zero)) for row, runs in selection.runs.items() if row != baseline):
-        path = folder / f"{report.name}_{scale}_gap_by_position"
-        written += gap_by_position(selection.runs, path, baseline, report.models, corpus)
+    for series, name in ((BY_POSITION, "gap_by_position"), (BY_PLACE, "gap_by_place")):
+        compared = [(row, selection.runs.get(report.baseline_of(row) or "", [])) for row in selection.runs]
+        if any(len(_curve(selection.runs[row], at_zero, series)) for row, at_zero in compared):
+            path = folder / f"{report.name}_{scale}_{name}"
+            written += gap_by_position(selection.runs, path, baseline, report.models, corpus, series, report.baselines)
     for model, runs in selection.runs.items():
         with_gates = [run for run in runs if run.series.get("gates")]
         if with_gates:

@@ -1,4 +1,4 @@
-"""What a row's loss is below or above that of another, by position in the document."""
+"""What a row's loss is below or above that of another, by position in the document or by place in the segment."""
 
 from __future__ import annotations
 
@@ -12,33 +12,40 @@ from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.stats import by_seed, check_same_books, ratio_with_error
 
+BY_POSITION, BY_PLACE = "nll_by_position", "nll_by_place"
+"""Series of an evaluation: losses by position in the document, and by place in the segment."""
 
-def gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float = 2.0) -> np.ndarray:
+
+def gap(
+    runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float = 2.0, series: str = BY_POSITION
+) -> np.ndarray:
     """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, standard error).
 
     Over the seeds that both have, paired by seed and document, the error the larger of those over documents and over
     seeds. A bin ends at the first edge of the series that is `growth` times its start or beyond, the last where the
     longest document does. Positions that fewer than two documents reach are left out; no rows where no run of a seed
-    has its losses by position (the series `nll_by_position`).
+    has the series, and by place none where the segments of the two are not of one length.
     """
-    known = [[run for run in side if "nll_by_position" in run.series] for side in (runs, baseline)]
+    known = [[run for run in side if series in run.series] for side in (runs, baseline)]
     mine, theirs = (by_seed(side) for side in known)
     shared = sorted(mine.keys() & theirs.keys())
     if not shared:
         return np.empty((0, 4))
     reference = mine[shared[0]][0]
-    edges = np.asarray(reference.series["nll_by_position"]["edges"], dtype=np.float64)
+    edges = np.asarray(reference.series[series]["edges"], dtype=np.float64)
+    if series == BY_PLACE and theirs[shared[0]][0].series[series]["edges"] != reference.series[series]["edges"]:
+        return np.empty((0, 4))
     starts = _growing_bins(edges, growth)
     differences, tokens, names, seeds = [], [], [], []
     for seed in shared:
-        nll_a, counts = _binned(mine[seed], reference, starts)
-        nll_b, _ = _binned(theirs[seed], reference, starts)
+        nll_a, counts = _binned(mine[seed], reference, starts, series)
+        nll_b, _ = _binned(theirs[seed], reference, starts, series)
         differences.append(nll_a - nll_b)
         tokens.append(counts)
         names += [str(document["name"]) for document in reference.documents]
         seeds += [seed] * len(reference.documents)
     difference, weight = np.concatenate(differences), np.concatenate(tokens)
-    longest = max(sum(row) for row in reference.series["nll_by_position"]["tokens"])
+    longest = max(sum(row) for row in reference.series[series]["tokens"])
     bounds = np.append(edges[starts], min(edges[-1], longest))
     points = []
     for index in range(len(starts)):
@@ -63,20 +70,22 @@ def _growing_bins(edges: np.ndarray, growth: float) -> list[int]:
     return starts
 
 
-def _binned(runs: Sequence[RunRecord], reference: RunRecord, starts: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def _binned(
+    runs: Sequence[RunRecord], reference: RunRecord, starts: list[int], name: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Loss in nats, averaged over `runs`, and tokens: one row a document of `reference`, one column a bin."""
     losses = []
     counts = np.empty((0, 0))
-    edges = reference.series["nll_by_position"]["edges"]
+    edges = reference.series[name]["edges"]
     for run in runs:
         check_same_books(run, reference)
-        series = run.series["nll_by_position"]
+        series = run.series[name]
         if series["edges"] != edges:
             raise InputError(f"runs {run.run_id} and {reference.run_id} have losses at different positions")
         rows = {document["name"]: row for row, document in enumerate(run.documents)}
         order = [rows[document["name"]] for document in reference.documents]
         loss, counts = (
-            np.add.reduceat(_grid(series[name], len(edges) - 1)[order], starts, axis=1) for name in ("nll", "tokens")
+            np.add.reduceat(_grid(series[kind], len(edges) - 1)[order], starts, axis=1) for kind in ("nll", "tokens")
         )
         losses.append(loss)
     return np.mean(losses, axis=0), counts

@@ -51,7 +51,9 @@ class Report:
     aggregate: str | None = None
     """What several runs of one model, scale and seed are: null (an error), newest or mean."""
     baseline: str | None = None
-    """Model whose loss the others are compared with."""
+    """Row whose loss the others are compared with."""
+    baselines: dict[str, str] = field(default_factory=dict)
+    """Row -> the row that it is compared with instead."""
     whole_documents: bool = False
     """Whether documents are read to their end in evaluations, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens); runs that stopped are then none of the table's, and nothing is knocked out."""
@@ -63,7 +65,7 @@ class Report:
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
-        for key in ("models", "benchmarks", "paper", "variants"):
+        for key in ("models", "benchmarks", "paper", "variants", "baselines"):
             if not isinstance(getattr(self, key), Mapping):
                 raise InputError(
                     f"report.{key}={getattr(self, key)!r}: names with what belongs to each, {{a: ..., b: ...}}"
@@ -79,6 +81,9 @@ class Report:
         if self.baseline is not None and self.baseline not in self.models:
             hint = did_you_mean(self.baseline, self.models)
             raise InputError(f"report.baseline={self.baseline!r}: a model of report.models{hint}")
+        for name in (*self.baselines, *self.baselines.values()):
+            if name not in self.models:
+                raise InputError(f"report.baselines: no row {name!r} in report.models{did_you_mean(name, self.models)}")
 
     @property
     def titles(self) -> Mapping[str, str]:
@@ -125,6 +130,11 @@ class Report:
     def model_of(self, row: str) -> str:
         """The model of a row."""
         return self.variants[row].model if row in self.variants else row
+
+    def baseline_of(self, row: str) -> str | None:
+        """The row that a row is compared with; None for one that others are compared with, or where there is none."""
+        at_zero = {self.baseline, *self.baselines.values()}
+        return None if row in at_zero else self.baselines.get(row, self.baseline)
 
     def settings_of(self, row: str, scale: str) -> list[str] | None:
         """What is set for a row beside its model; None where it has no place at this scale."""

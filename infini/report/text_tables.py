@@ -10,7 +10,7 @@ from typing import Any
 from infini.lengths import format_length
 from infini.records import RunRecord
 from infini.report.declared import Declared, look_for_others
-from infini.report.positions import gap
+from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection, select_runs
 from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
 from infini.report.stats import Effect, knockout_cost, paired_difference
@@ -87,8 +87,10 @@ def build_report(
         # What was measured beside perplexity is shown for one set of runs, so that pairs are pairs of one set.
         beside = "yours" if yours is not None and sources["yours"].runs else "published"
         if sources[beside].runs:
-            builders = (_measures_table, _memory_table, _position_table)
-            tables += [build(part, beside, sources[beside]) for build in builders]
+            builders = (_measures_table, _memory_table, _position_table, _place_table)
+            built = [build(part, beside, sources[beside]) for build in builders]
+            # Losses by place are not known of older evaluations.
+            tables += [table for table in built if table.rows or table is not built[-1]]
         notes += [
             provenance(f"{report.benchmarks[part.task]}, {source}", selection, part)
             for source, selection in sources.items()
@@ -208,7 +210,6 @@ def _measures_table(report: Report, source: str, selection: Selection) -> Table:
 
 
 def _memory_table(report: Report, source: str, selection: Selection) -> Table:
-    baseline = selection.runs.get(report.baseline or "", [])
     columns: list[str] = []
     for name in ("Reset", "Foreign", *([f"Minus {report.baseline}"] if report.baseline else [])):
         columns += [name, f"{name}: t"]
@@ -217,7 +218,8 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     for model, runs in selection.runs.items():
         effects = [knockout_cost(runs, "reset"), knockout_cost(runs, "foreign")]
         if report.baseline:
-            effects.append(paired_difference(runs, baseline) if model != report.baseline else None)
+            other = report.baseline_of(model)
+            effects.append(paired_difference(runs, selection.runs.get(other, [])) if other else None)
         if not any(effects):
             continue
         cells = [cell for effect in effects for cell in _effect_cells(effect, source)]
@@ -234,20 +236,29 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
         "loss gained by resetting it at every segment, loss gained by another document's memory"
     )
     if report.baseline:
-        title += f", and loss minus the loss of {report.baseline} (below 0: better), paired by seed and document"
+        title += f", and loss minus the loss of {_baseline(report)} (below 0: better), paired by seed and document"
     title += "; effective: as many documents of one length would make a mean as sure"
     return Table(title, tuple(columns), tuple(rows))
 
 
 def _position_table(report: Report, source: str, selection: Selection) -> Table:
     """Whether what a row gains over the baseline goes on growing with the position in the document."""
-    baseline = selection.runs.get(report.baseline or "", [])
-    gaps = {row: gap(runs, baseline, BIN_GROWTH) for row, runs in selection.runs.items() if row != report.baseline}
+    return _gap_table(report, source, selection, BY_POSITION, BIN_GROWTH, "by position in the document")
+
+
+def _place_table(report: Report, source: str, selection: Selection) -> Table:
+    """What a row gains over the baseline at the beginning of segments, where that sees little, and at their end."""
+    return _gap_table(report, source, selection, BY_PLACE, 1.0, "by place in the segment")
+
+
+def _gap_table(report: Report, source: str, selection: Selection, series: str, growth: float, by_what: str) -> Table:
+    at_zero = {row: selection.runs.get(baseline, []) for row in selection.runs if (baseline := report.baseline_of(row))}
+    gaps = {row: gap(selection.runs[row], baseline, growth, series) for row, baseline in at_zero.items()}
     bins = sorted({(first, last) for points in gaps.values() for first, last, _, _ in points.tolist()})
     rows = []
     for row, points in gaps.items():
-        runs = [run for run in (*selection.runs[row], *baseline) if "nll_by_position" in run.series]
-        shared = {run.seed for run in selection.runs[row]} & {run.seed for run in baseline}
+        mine, theirs = ([run for run in runs if series in run.series] for runs in (selection.runs[row], at_zero[row]))
+        shared = {run.seed for run in mine} & {run.seed for run in theirs}
         found = {
             (first, last): measured_cell(
                 f"{mean:+.4f} {PLUS_MINUS} {error:.4f}",
@@ -256,7 +267,7 @@ def _position_table(report: Report, source: str, selection: Selection) -> Table:
                 error,
                 "se",
                 len(shared),
-                [run.run_id for run in runs if run.seed in shared],
+                [run.run_id for run in (*mine, *theirs) if run.seed in shared],
             )
             for first, last, mean, error in points.tolist()
         }
@@ -266,10 +277,14 @@ def _position_table(report: Report, source: str, selection: Selection) -> Table:
         f"{format_length(int(first)) if first else 0} to {format_length(int(last))}" for first, last in bins
     )
     title = (
-        f"{report.benchmarks[report.task]}: loss minus the loss of {report.baseline} by position in the document, in "
+        f"{report.benchmarks[report.task]}: loss minus the loss of {_baseline(report)} {by_what}, in "
         f"nats a token {PLUS_MINUS} {ERRORS} ({_whose(source)})"
     )
     return Table(title, columns, tuple(rows))
+
+
+def _baseline(report: Report) -> str:
+    return f"{report.baseline} (of others where the note names them)" if report.baselines else str(report.baseline)
 
 
 def _effect_cells(effect: Effect | None, source: str) -> list[Cell]:
