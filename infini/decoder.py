@@ -60,7 +60,8 @@ class Decoder(nn.Module):
         self.checkpoint_activations = False
         first = self._attention(0)
         self.segment_length, self._window_segments = first.segment_length, window_segments
-        self.has_memory = first.memory_is_a_sum
+        self.has_memory = isinstance(first, InfiniAttention)
+        self.memory_is_a_sum = first.memory_is_a_sum
         horizons = [layer.gradient_horizon for layer in self._attentions()]
         self.gradient_horizon: int | None = None if None in horizons else max(h for h in horizons if h is not None)
         self.reset_parameters()

@@ -54,7 +54,8 @@ def evaluate(
     total = int(np.minimum(split.n_tokens, limit or split.n_tokens.max()).sum())
     knocked = int(np.minimum(split.n_tokens, knock_limit).sum()) * knockouts
     decides = (record.parent, N, cfg.parallel.precision, split.data_record(), split_name, limit, knock_limit)
-    kept = KeptEntries(kept_path(cfg.results_dir, cfg.task.name, *decides), _FIELDS, record)
+    # What an older version kept has other fields.
+    kept = KeptEntries(kept_path(cfg.results_dir, cfg.task.name, *decides, _FIELDS), _FIELDS, record)
     if kept.begun:
         console.print("going on where it was stopped", markup=False, highlight=False)
     call = cfg.scale.eval_segments_per_call * N

@@ -96,7 +96,7 @@ class _Sums:
 
     def __init__(self, n_documents: int, edges: list[int], device: Any) -> None:
         self.edges, self.n_bins = edges, len(edges) - 1
-        self.inner = torch.tensor(edges[1:-1], device=device)
+        self.inner = torch.tensor(edges[1:-1], dtype=torch.int64, device=device)
         self.nll = torch.zeros(n_documents, self.n_bins, dtype=torch.float64, device=device)
         self.tokens = torch.zeros_like(self.nll)
 

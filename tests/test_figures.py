@@ -14,8 +14,10 @@ import pytest
 from report_runs import make_eval, make_train, report_settings
 
 import cli
+from infini.config import compose
 from infini.errors import InputError
 from infini.report import costs, figures, positions
+from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
 from infini.report.text_report import Report
 from tasks.language_modelling import position_edges
@@ -123,6 +125,25 @@ def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(
     # From the smallest to the largest, not in the order of the rows.
     (joined,) = [line for line in axes.lines if len(line.get_xdata()) == 3]
     assert list(joined.get_xdata()) == [1, 2, 3] and list(joined.get_ydata()) == [49, 48, 47]
+
+
+@pytest.mark.parametrize("name", ["table2_lm", "rmt_sweep", "memory_sizes", "segment_lengths", "table2_100k"])
+def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+
+    def keep(figure: Any, path: Path) -> list[Path]:
+        drawn.append(figure.axes[0])
+        return [path]
+
+    monkeypatch.setattr(costs, "save", keep)
+    report = load_report(compose([f"report={name}"]).report)
+    assert isinstance(report, Report)
+    points = {row: costs.Point(7.0, 50.0, 50.0, 50.0) for row in report.models}
+    costs.scatter(points, {row: report.model_of(row) for row in points}, {}, tmp_path / "figure", "numbers", "heading")
+    (axes,) = drawn
+    looks = {(bars[0].get_marker(), bars[0].get_fillstyle()) for bars in axes.containers}
+    # Nor are points joined that cost the same.
+    assert len(looks) == len(points) and not [line for line in axes.lines if len(line.get_xdata()) > 1]
 
 
 def test_no_two_of_nine_curves_look_alike() -> None:

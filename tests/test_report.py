@@ -121,6 +121,8 @@ def test_a_report_with_an_unknown_key_or_value_is_refused(report_config: dict[st
         Report.from_config({**report_config, "baseline": "locl"})
     with pytest.raises(InputError, match=r"report\.baselines: no row 'locl'.*did you mean 'local'"):
         Report.from_config({**report_config, "baselines": {"infini_linear": "locl"}})
+    with pytest.raises(InputError, match=r"report\.baselines=.*needs report\.baseline"):
+        Report.from_config({**report_config, "baselines": {"infini_linear": "local"}, "baseline": None})
     with pytest.raises(InputError, match=r"report\.task='pg-19'.*did you mean 'pg19'"):
         Report.from_config({**report_config, "task": "pg-19"})
 
@@ -212,7 +214,7 @@ def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
 
 
 def test_a_row_may_have_a_baseline_of_its_own(report_config: dict[str, Any], tmp_path: Path) -> None:
-    """As rows of another segment length have; a baseline itself is compared with nothing."""
+    """As rows of another segment length have."""
     report = Report.from_config({**report_config, "baselines": {"infini_delta": "rmt"}})
     runs = [make_eval("infini_linear", 1, 3.9), make_eval("infini_delta", 1, 3.9)]
     runs += [make_eval("local", 1, 4.0), make_eval("rmt", 1, 4.2), make_eval("full", 1, 3.5)]
@@ -221,7 +223,7 @@ def test_a_row_may_have_a_baseline_of_its_own(report_config: dict[str, Any], tmp
     assert memory.cell("infini_linear", "Minus local").value == pytest.approx(-0.1)
     assert memory.cell("infini_delta", "Minus local").value == pytest.approx(-0.3)
     assert set(memory.cell("infini_delta", "Minus local").run_ids) >= {"eval-infini_delta-1", "eval-rmt-1"}
-    assert [row.model for row in by_position.rows] == ["infini_linear", "infini_delta", "full"]
+    assert [row.model for row in by_position.rows] == ["rmt", "infini_linear", "infini_delta", "full"]
     assert by_position.cell("infini_delta", "0 to 250").value == pytest.approx(-0.3)
     assert "local (of others where the note names them)" in by_position.title
     written = draw_report(report, "laptop", select_runs(report, "laptop", runs), tmp_path)

@@ -3,7 +3,7 @@
 Each layer attends to its segment and to the one before, as Transformer-XL with T5's position biases does, where
 Infini-attention attends to its segment alone. The compressive memory of everything before the segment (Eq. 3 to 5) and
 the gate (Eq. 6) are Infini-attention's; the segment in the cache is in the memory too. The cache has no gradient, the
-memory has.
+memory has. Both lie in the state's memory: what knocks that out (`reset`, `foreign`) knocks out both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
     Options are InfiniAttention's, but for those of positions.
     """
 
-    # The cache is not.
+    # The cache is none.
     memory_is_a_sum = False
     look_back = None
     gradient_horizon = None

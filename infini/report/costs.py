@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.typing import FillStyleType
 
 FILLS: tuple[FillStyleType, ...] = ("full", "none", "left", "top", "right", "bottom")
-"""Of the markers of one model's rows: its usual settings first."""
+"""Of the markers of one model's rows."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def scatter(
     """Draw the points, a marker a model, bars from the best to the worst seed; the cost on a logarithmic scale
     where it spans more than a factor of 20.
 
-    models: row -> its model. Rows of one model differ in how their marker is filled, and a thin line joins them.
+    models: row -> its model. Rows of one model differ in how their marker is filled, and a thin line joins them where
+    no two cost the same.
     """
     with paper_style():
         from matplotlib.figure import Figure
@@ -100,11 +101,13 @@ def scatter(
         for row in points:
             rows_of.setdefault(models[row], []).append(row)
         for index, rows in enumerate(rows_of.values()):
-            _, marker, shade = LINES[index % len(LINES)]
-            if len(rows) > 1:
-                joined = sorted((points[row].cost, points[row].perplexity) for row in rows)
-                axes.plot(*zip(*joined, strict=True), color=shade, linewidth=0.7)
+            joined = sorted((points[row].cost, points[row].perplexity) for row in rows)
+            if len({cost for cost, _ in joined}) == len(rows) > 1:
+                axes.plot(*zip(*joined, strict=True), color=LINES[index % len(LINES)][2], linewidth=0.7)
             for place, row in enumerate(rows):
+                # Rows that have no way to be filled left take a marker that no model has.
+                another = place // len(FILLS)
+                _, marker, shade = LINES[(len(rows_of) + another - 1 if another else index) % len(LINES)]
                 point = points[row]
                 below, above = point.perplexity - point.lowest, point.highest - point.perplexity
                 axes.errorbar(

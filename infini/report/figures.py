@@ -116,13 +116,14 @@ def gap_by_position(
     titles: Mapping[str, str] | None = None,
     corpus: str = "Documents",
     series: str = BY_POSITION,
-    baselines: Mapping[str, str] | None = None,
+    compared_with: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """Draw each row's loss minus the loss of `baseline`, in nats a token, against the position in the book.
+    """Draw each row's loss minus the loss of `baseline`, in nats a token, against the position in the document.
 
-    Positions are put into bins of which each ends at about twice its start, but for the last. A point is the mean over
+    Positions are put into bins of which each ends at about twice its start, but for the last; places in the segment,
+    where the series is BY_PLACE, into narrower ones. A point is the mean over
     books and seeds, paired by both; the band is one standard error, the larger of those over books and over seeds.
-    Positions that fewer than two books reach are left out. series: BY_PLACE draws the gap by place in the segment.
+    Positions that fewer than two books reach are left out.
 
     Args:
         rows: row -> evaluation runs; those with the series count: {edges: [token positions, one more than bins],
@@ -131,7 +132,7 @@ def gap_by_position(
         baseline: the row at 0.
         titles: row -> what the legend calls it.
         corpus: what the documents are called.
-        baselines: row -> the row it is compared with instead.
+        compared_with: row -> the row it is compared with; None: all with `baseline`.
 
     Returns:
         Paths of the PNG and the SVG.
@@ -140,15 +141,12 @@ def gap_by_position(
         InputError: there is nothing to compare, or two runs did not score the same books in the same bins.
     """
     known = {row: [run for run in runs if series in run.series] for row, runs in rows.items()}
-    others = baselines or {}
-    at_zero = known.get(baseline, [])
-    curves = {
-        row: _curve(runs, known.get(others.get(row, baseline), []), series)
-        for row, runs in known.items()
-        if row not in {baseline, *others.values()}
-    }
+    zeros = {row: baseline for row in known if row != baseline} if compared_with is None else compared_with
+    pairs = {row: (runs, known.get(zeros[row], [])) for row, runs in known.items() if row in zeros}
+    curves = {row: _curve(*pair, series) for row, pair in pairs.items()}
+    what, where = ("position", "document") if series == BY_POSITION else ("place", "segment")
     if not any(len(curve) for curve in curves.values()):
-        raise InputError(f"no runs with losses by position of {baseline!r} and of another row with the same seed")
+        raise InputError(f"no runs with losses by {what} of {baseline!r} and of another row with the same seed")
     with paper_style():
         from matplotlib.figure import Figure
 
@@ -169,18 +167,22 @@ def gap_by_position(
                 linestyle=style,
                 marker=marker,
                 markersize=3.5,
+                fillstyle=("full", "none")[index // len(LINES) % 2],
                 color=shade,
                 linewidth=1.2,
                 label=label,
             )
             axes.fill_between(position, mean - error, mean + error, color=shade, alpha=0.15, linewidth=0)
         axes.set_xscale("log")
-        what, where = ("position", "document") if series == BY_POSITION else ("place", "segment")
-        axes.set_xlabel(f"{what} in the {where} (tokens)")
-        axes.set_ylabel(f"loss minus loss of {'baseline' if others else baseline}\n(nats a token, below 0: better)")
-        zero = "each row's baseline" if others else named.get(baseline, baseline)
-        n_seeds = len({run.seed for run in at_zero})
-        synthetic = SYNTHETIC_MARK if any(run.synthetic for run in at_zero) else ""
+        axes.set_xlabel(f"{what} in the {where} (tokens{', from 1' * (series == BY_PLACE)})")
+        one = {zeros[row] for row, _ in drawn}
+        axes.set_ylabel(
+            f"loss minus loss of {baseline if one == {baseline} else 'its baseline'}\n(nats a token, below 0: better)"
+        )
+        zero = named.get(baseline, baseline) if one == {baseline} else "each row's baseline"
+        shared = [{run.seed for run in pairs[row][0]} & {run.seed for run in pairs[row][1]} for row, _ in drawn]
+        n_seeds = max(map(len, shared))
+        synthetic = SYNTHETIC_MARK if any(run.synthetic for row, _ in drawn for run in pairs[row][1]) else ""
         axes.set_title(
             f"{corpus}: gap by {what} to {zero}, {counted(n_seeds, 'seed')}{synthetic}\n"
             "mean over documents and seeds, band: one standard error, "
@@ -208,10 +210,11 @@ def draw_report(report: Report, scale: str, selection: Selection, folder: Path) 
     written: list[Path] = []
     baseline, corpus = report.baseline or "", report.benchmarks[report.task]
     for series, name in ((BY_POSITION, "gap_by_position"), (BY_PLACE, "gap_by_place")):
-        compared = [(row, selection.runs.get(report.baseline_of(row) or "", [])) for row in selection.runs]
-        if any(len(_curve(selection.runs[row], at_zero, series)) for row, at_zero in compared):
+        zeros = {row: zero for row in selection.runs if (zero := report.baseline_of(row))}
+        pairs = [(selection.runs[row], selection.runs.get(zero, [])) for row, zero in zeros.items()]
+        if any(len(_curve(*pair, series)) for pair in pairs):
             path = folder / f"{report.name}_{scale}_{name}"
-            written += gap_by_position(selection.runs, path, baseline, report.models, corpus, series, report.baselines)
+            written += gap_by_position(selection.runs, path, baseline, report.models, corpus, series, zeros)
     for model, runs in selection.runs.items():
         with_gates = [run for run in runs if run.series.get("gates")]
         if with_gates:

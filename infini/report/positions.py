@@ -23,8 +23,8 @@ def gap(
 
     Over the seeds that both have, paired by seed and document, the error the larger of those over documents and over
     seeds. A bin ends at the first edge of the series that is `growth` times its start or beyond, the last where the
-    longest document does. Positions that fewer than two documents reach are left out; no rows where no run of a seed
-    has the series, and by place none where the segments of the two are not of one length.
+    longest document (or the segment) does. Positions that fewer than two documents reach are left out; no rows where no
+    run of a seed has the series, and by place none where the segments of the two are not of one length.
     """
     known = [[run for run in side if series in run.series] for side in (runs, baseline)]
     mine, theirs = (by_seed(side) for side in known)

@@ -33,7 +33,7 @@ def xl_cache(model: str, training: Mapping[str, Any]) -> int | None:
     length = (training.get("dims") or {}).get("segment_length")
     if model == "compressive" and length is not None:
         return int(length * (training.get("model") or {}).get("memory_segments", 1))
-    return length if model in ("transformer_xl", REFERENCE) else None
+    return length if model in ("transformer_xl", "infini_xl", REFERENCE) else None
 
 
 def compression(floats: float, reference: float | None) -> str:

@@ -81,6 +81,10 @@ class Report:
         if self.baseline is not None and self.baseline not in self.models:
             hint = did_you_mean(self.baseline, self.models)
             raise InputError(f"report.baseline={self.baseline!r}: a model of report.models{hint}")
+        if self.baselines and self.baseline is None:
+            raise InputError(
+                f"report.baselines={self.baselines!r}: needs report.baseline, for the rows it does not name"
+            )
         for name in (*self.baselines, *self.baselines.values()):
             if name not in self.models:
                 raise InputError(f"report.baselines: no row {name!r} in report.models{did_you_mean(name, self.models)}")
@@ -132,9 +136,8 @@ class Report:
         return self.variants[row].model if row in self.variants else row
 
     def baseline_of(self, row: str) -> str | None:
-        """The row that a row is compared with; None for one that others are compared with, or where there is none."""
-        at_zero = {self.baseline, *self.baselines.values()}
-        return None if row in at_zero else self.baselines.get(row, self.baseline)
+        """The row that a row is compared with, if there is one."""
+        return self.baselines.get(row, None if row == self.baseline else self.baseline)
 
     def settings_of(self, row: str, scale: str) -> list[str] | None:
         """What is set for a row beside its model; None where it has no place at this scale."""

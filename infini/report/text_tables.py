@@ -88,9 +88,7 @@ def build_report(
         beside = "yours" if yours is not None and sources["yours"].runs else "published"
         if sources[beside].runs:
             builders = (_measures_table, _memory_table, _position_table, _place_table)
-            built = [build(part, beside, sources[beside]) for build in builders]
-            # Losses by place are not known of older evaluations.
-            tables += [table for table in built if table.rows or table is not built[-1]]
+            tables += [build(part, beside, sources[beside]) for build in builders]
         notes += [
             provenance(f"{report.benchmarks[part.task]}, {source}", selection, part)
             for source, selection in sources.items()

@@ -111,7 +111,7 @@ class LanguageModelModule(lightning.LightningModule):
 
     def _after_history(self, batch: dict[str, Any]) -> State | None:
         """The state from which a batch's rows begin: some after a long history, if it has one to be read."""
-        if "history_PT" not in batch or not self.in_last_stage or not getattr(self.model, "has_memory", False):
+        if "history_PT" not in batch or not self.in_last_stage or not getattr(self.model, "memory_is_a_sum", False):
             return None
         if self.histories is None or self.global_step % long_history.EVERY == 0:
             self.histories = long_history.read_histories(self.model, batch["history_PT"])
@@ -130,7 +130,7 @@ class LanguageModelModule(lightning.LightningModule):
         group = self.recipe.checkpoint_segments
         model = self.model if group is None or group >= segments else grouped(self.model, group * N)
         # Memories of other models are not sums that can be scaled.
-        extended = self.recipe.length_extension is not None and getattr(self.model, "has_memory", False)
+        extended = self.recipe.length_extension is not None and getattr(self.model, "memory_is_a_sum", False)
         if extended and self.in_last_stage and segments > 1:
             assert self.recipe.length_extension is not None
             rng = np.random.default_rng([self.seed, _EXTENSION_STREAM, self.global_step])
