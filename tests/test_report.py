@@ -78,6 +78,7 @@ def test_seeds_that_started_elsewhere_do_not_share_a_cell(report: Report) -> Non
 def test_settings_that_change_no_result_may_differ(report: Report) -> None:
     runs = [make_eval("local", 1), make_eval("local", 2)]
     runs[0].config |= {"recipe": {"steps": 1200, "loss_chunk": 64}, "task": {"data_dir": "a"}, "results_dir": "b"}
+    runs[1].config |= {"task": {"data_dir": "c", "positions": "t5"}}
     assert len(select_runs(report, "laptop", runs).runs["local"]) == 2
 
 

@@ -29,6 +29,8 @@ IRRELEVANT_SETTINGS = {
     "recipe.save_every",
 }
 """Settings that change neither what was trained nor what was measured, only where, how fast or what beside it."""
+# What model.positions follows, of models that have it, says nothing beside it; older runs of the others do not have it.
+_LEFT_OUT = IRRELEVANT_SETTINGS | {"task.positions"}
 # Of the task: what only an evaluation reads, whatever stands in a training's configuration.
 _NOT_LEARNED = {f"task.{key}" for key in EVALUATION_KEYS["task"]}
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
@@ -229,8 +231,8 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     # A model may be trained on other prompts than it is asked.
     learned: dict[str, str] = {}
     _flatten(training.get("task"), "task", learned)
-    kept = {name: value for name, value in settings.items() if name not in IRRELEVANT_SETTINGS}
-    return kept | {f"training {name}": learned[name] for name in learned.keys() - IRRELEVANT_SETTINGS - _NOT_LEARNED}
+    kept = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
+    return kept | {f"training {name}": learned[name] for name in learned.keys() - _LEFT_OUT - _NOT_LEARNED}
 
 
 def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
@@ -244,8 +246,7 @@ def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
     settings = _start(start.config, selection)
     for group in ("task", *_TRAINING_GROUPS):
         _flatten(start.config.get(group), group, settings)
-    left_out = IRRELEVANT_SETTINGS | _NOT_LEARNED
-    kept = {f"start {key}": value for key, value in settings.items() if key not in left_out}
+    kept = {f"start {key}": value for key, value in settings.items() if key not in _LEFT_OUT | _NOT_LEARNED}
     return kept | {"init_from": json.dumps(start.model)}
 
 
