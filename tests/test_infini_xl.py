@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SEGMENT, assert_close, assert_same_gradients, layer_in_calls, set_gates
+from helpers import SEGMENT, assert_close, assert_same_gradients, layer_in_calls, make_model, set_gates
 
 from infini.layers import InfiniAttention
 from infini.models.infini_xl import InfiniXLAttention
@@ -89,6 +89,15 @@ def test_a_closed_gate_is_transformer_xl() -> None:
     x = torch.randn(2 * SEGMENT + 3, D, dtype=torch.float64)
     cached = same_weights(layer, XLAttention(D, H, K, SEGMENT, d_value=V, positions="t5"))
     assert_close(layer_in_calls(layer, x, [7])[0], layer_in_calls(cached, x, [7])[0], 1e-14, "output")
+
+
+def test_a_cache_is_not_scaled() -> None:
+    """Length extension multiplies the memories of models that say so."""
+    with_cache, without = (
+        make_model({"name": name, "update_rule": "linear"}) for name in ("infini_xl", "infini_linear")
+    )
+    assert with_cache.has_memory and not with_cache.memory_is_a_sum
+    assert without.has_memory and without.memory_is_a_sum
 
 
 def test_what_is_carried_is_both() -> None:
