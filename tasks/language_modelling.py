@@ -30,22 +30,19 @@ class Documents(Protocol):
     def ids(self, index: int) -> np.ndarray: ...
 
 
-def position_edges(longest: int) -> list[int]:
-    """Token positions that bin a document, each a power of two or half-way to the next, from 0 to past `longest`."""
-    edges, width = [0, 64, 96], 64
-    while edges[-1] < longest:
+def position_edges(longest: int, first: int = 64) -> list[int]:
+    """Token positions that bin a document, each a power of two or half-way to the next, from 0 and `first`, a power of
+    two, to past `longest`."""
+    edges, width = [0], first
+    while edges[-1] < max(longest, 1):
+        edges += [width, width * 3 // 2] if width > 1 else [width]
         width *= 2
-        edges += [width, width * 3 // 2]
     return edges
 
 
 def place_edges(segment_length: int) -> list[int]:
-    """Places in a segment that bin its tokens: 0, 1, and powers of two and half-way to the next up to its length."""
-    edges, width = [0, 1], 1
-    while edges[-1] < segment_length:
-        width *= 2
-        edges += [width, width * 3 // 2]
-    return [*(edge for edge in edges if edge < segment_length), segment_length]
+    """Places in a segment that bin its tokens: as positions in a document, from the first token on and to its end."""
+    return [*(edge for edge in position_edges(segment_length, 1) if edge < segment_length), segment_length]
 
 
 class Some:

@@ -104,9 +104,9 @@ def test_costs_are_drawn_where_there_is_something_to_compare(tmp_path: Path) -> 
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
 
 
-def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def drawn_axes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The axes of figures that would be written."""
     drawn: list[Any] = []
 
     def keep(figure: Any, path: Path) -> list[Path]:
@@ -114,11 +114,15 @@ def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(
         return [path]
 
     monkeypatch.setattr(costs, "save", keep)
+    return drawn
+
+
+def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(tmp_path: Path, drawn_axes: list[Any]) -> None:
     costs_of = {"a": 1, "b": 4, "c": 3, "d": 2}
     points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost) for row, cost in costs_of.items()}
     models = {"a": "rmt", "b": "local", "c": "rmt", "d": "rmt"}
     costs.scatter(points, models, {"a": "RMT"}, tmp_path / "figure", "numbers", "heading")
-    (axes,) = drawn
+    (axes,) = drawn_axes
     drawn_as = {bars.get_label(): bars[0] for bars in axes.containers}
     looks = {label: (line.get_marker(), line.get_fillstyle()) for label, line in drawn_as.items()}
     assert looks == {"RMT": ("o", "full"), "c": ("o", "none"), "d": ("o", "left"), "b": ("s", "full")}
@@ -128,19 +132,12 @@ def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(
 
 
 @pytest.mark.parametrize("name", ["table2_lm", "rmt_sweep", "memory_sizes", "segment_lengths", "table2_100k"])
-def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Any] = []
-
-    def keep(figure: Any, path: Path) -> list[Path]:
-        drawn.append(figure.axes[0])
-        return [path]
-
-    monkeypatch.setattr(costs, "save", keep)
+def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_axes: list[Any]) -> None:
     report = load_report(compose([f"report={name}"]).report)
     assert isinstance(report, Report)
     points = {row: costs.Point(7.0, 50.0, 50.0, 50.0) for row in report.models}
     costs.scatter(points, {row: report.model_of(row) for row in points}, {}, tmp_path / "figure", "numbers", "heading")
-    (axes,) = drawn
+    (axes,) = drawn_axes
     looks = {(bars[0].get_marker(), bars[0].get_fillstyle()) for bars in axes.containers}
     # Nor are points joined that cost the same.
     assert len(looks) == len(points) and not [line for line in axes.lines if len(line.get_xdata()) > 1]

@@ -8,7 +8,7 @@ through all segments of a training sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from infini.decoder import Decoder
 from infini.errors import require
@@ -18,18 +18,45 @@ from infini.protocols import Dimensions
 
 
 @dataclass
-class InfiniConfig:
-    """Options of infini_linear and infini_delta; see InfiniAttention for their meaning."""
+class MemoryConfig:
+    """Options of every decoder with a compressive memory; see InfiniAttention for their meaning."""
 
     update_rule: Literal["linear", "delta"] = "linear"
     first_segment: Literal["local", "zero"] = "local"
     gate_init: GateInit = "specialised"
     delta_normaliser: Literal["previous", "current"] = "previous"
     attention_scale: Literal["d_key", "d_model"] = "d_key"
-    positions: Positions = "rotary"
-    rope_base: float = 10000.0
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True
+
+    def decoder(self, kind: type[InfiniAttention], dims: Dimensions, vocab_size: int, **options: Any) -> Decoder:
+        """The decoder with one layer of this kind of attention a layer; options: what else it takes."""
+
+        def attention(layer: int) -> InfiniAttention:
+            return kind(
+                dims.d_model,
+                dims.n_heads,
+                dims.d_key,
+                dims.segment_length,
+                self.update_rule,
+                d_value=dims.d_value,
+                n_kv_heads=dims.n_kv_heads,
+                first_segment=self.first_segment,
+                gate_init=self.gate_init,
+                delta_normaliser=self.delta_normaliser,
+                attention_scale=self.attention_scale,
+                **options,
+            )
+
+        return Decoder(dims, vocab_size, attention, activation=self.activation, tie_embeddings=self.tie_embeddings)
+
+
+@dataclass
+class InfiniConfig(MemoryConfig):
+    """Options of infini_linear and infini_delta."""
+
+    positions: Positions = "rotary"
+    rope_base: float = 10000.0
 
     def __post_init__(self) -> None:
         # A run is filed under its model's name, which says the rule.
@@ -49,22 +76,4 @@ class InfiniDeltaConfig(InfiniConfig):
 @register("infini_delta", InfiniDeltaConfig)
 def build(config: InfiniConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """The decoder with one InfiniAttention a layer."""
-
-    def attention(layer: int) -> InfiniAttention:
-        return InfiniAttention(
-            dims.d_model,
-            dims.n_heads,
-            dims.d_key,
-            dims.segment_length,
-            config.update_rule,
-            d_value=dims.d_value,
-            n_kv_heads=dims.n_kv_heads,
-            first_segment=config.first_segment,
-            gate_init=config.gate_init,
-            delta_normaliser=config.delta_normaliser,
-            positions=config.positions,
-            rope_base=config.rope_base,
-            attention_scale=config.attention_scale,
-        )
-
-    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)
+    return config.decoder(InfiniAttention, dims, vocab_size, positions=config.positions, rope_base=config.rope_base)

@@ -8,15 +8,15 @@ memory has. Both lie in the state's memory: what knocks that out (`reset`, `fore
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from infini.decoder import Decoder
 from infini.grid import Grid, Piece
-from infini.layers import GateInit, InfiniAttention, Window
+from infini.layers import InfiniAttention, Window
 from infini.models import register
+from infini.models.infini import MemoryConfig
 from infini.models.transformer_xl import XLAttention, XLLeaves, segments
 from infini.ops.dtypes import for_products
 from infini.ops.memory import Memory
@@ -85,36 +85,7 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
         return InfiniXLLeaves(after.window, CachedMemory(after.memory, mem))
 
 
-@dataclass
-class InfiniXLConfig:
-    """Options of infini_xl; see InfiniAttention for their meaning."""
-
-    update_rule: Literal["linear", "delta"] = "linear"
-    first_segment: Literal["local", "zero"] = "local"
-    gate_init: GateInit = "specialised"
-    delta_normaliser: Literal["previous", "current"] = "previous"
-    attention_scale: Literal["d_key", "d_model"] = "d_key"
-    activation: Literal["gelu", "relu"] = "gelu"
-    tie_embeddings: bool = True
-
-
-@register("infini_xl", InfiniXLConfig)
-def build(config: InfiniXLConfig, dims: Dimensions, vocab_size: int) -> Decoder:
+@register("infini_xl", MemoryConfig)
+def build(config: MemoryConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """The decoder with one InfiniXLAttention a layer."""
-
-    def attention(layer: int) -> InfiniXLAttention:
-        return InfiniXLAttention(
-            dims.d_model,
-            dims.n_heads,
-            dims.d_key,
-            dims.segment_length,
-            config.update_rule,
-            d_value=dims.d_value,
-            n_kv_heads=dims.n_kv_heads,
-            first_segment=config.first_segment,
-            gate_init=config.gate_init,
-            delta_normaliser=config.delta_normaliser,
-            attention_scale=config.attention_scale,
-        )
-
-    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)
+    return config.decoder(InfiniXLAttention, dims, vocab_size)
