@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-SUBJECTS = ("checkpoint", "init_from", *TEXTS)
+SUBJECTS = ("checkpoint", "init_from", "length", "depth", *TEXTS)
 """Keys that say what a verb works on: where it does not, the user meant something else."""
 LENGTHS = ("length", "task.input_length")
 """Keys whose values are lengths in tokens."""

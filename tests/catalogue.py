@@ -87,7 +87,10 @@ CASES = [
     ),
     Case("a strategy that is not here", [*trained("parallel.strategy=fsdp"), *trained("parallel.strategy=deepspeed")]),
     Case("a word that is not UTF-8", [*trained("results_dir=/tmp/\udce9"), *trained("prompt=\udce9", verb="generate")]),
-    Case("what a verb does not read", lines("train checkpoint=zz", "train -m checkpoint=zz seed=1", "table prompt=a")),
+    Case(
+        "what a verb does not read",
+        lines("train checkpoint=zz", "train -m checkpoint=zz seed=1", "table prompt=a", "train task=passkey length=1K"),
+    ),
     Case("values that do not fit each other", lines("train dims.n_heads=4 dims.n_kv_heads=3")),
     Case(
         "a length that is none",

@@ -74,6 +74,15 @@ def test_a_record_without_gates_cannot_be_drawn(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_of_gates_are_numbered_as_layers_only_where_every_layer_has_them(tmp_path: Path) -> None:
+    """Memorizing Transformers have gates in one layer, which is not their first."""
+    for n_layers, said in ((2, b"<!-- layer -->"), (8, b"<!-- layers with gates -->")):
+        run = make_eval("memorizing", 1)
+        run.config["dims"]["n_layers"] = n_layers
+        figures.gate_heatmap(run, tmp_path / "gates")
+        assert said in (tmp_path / "gates.svg").read_bytes()
+
+
 def selected() -> Selection:
     """Two models of two seeds; the trainings of one took 10 and 20 seconds, those of the other are not known."""
     runs = [make_eval(model, seed, loss) for model, loss in (("infini_linear", 3.9), ("local", 4.0)) for seed in (1, 2)]

@@ -91,7 +91,8 @@ def gate_heatmap(record: RunRecord, path: Path, title: str | None = None) -> lis
         axes.grid(which="minor", color="0.5", linewidth=0.5)
         axes.tick_params(which="minor", length=0)
         axes.set_xlabel("head")
-        axes.set_ylabel("layer")
+        in_all = n_layers == (record.config.get("dims") or {}).get("n_layers", n_layers)
+        axes.set_ylabel("layer" if in_all else "layers with gates")
         synthetic = SYNTHETIC_MARK if record.synthetic else ""
         axes.set_title(f"{title or record.model}{synthetic}\nscale {record.scale}, seed {record.seed}", fontsize=9)
         bar = figure.colorbar(image, ax=axes, ticks=[0.0, 0.5, 1.0])
