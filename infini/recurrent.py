@@ -55,8 +55,20 @@ class SegmentShape(NamedTuple):
     n_prefix: int
     write_from: int
     mask: torch.Tensor | None
-    distance_QL: torch.Tensor
-    """How far before each vector that asks each of the segment's stands."""
+
+
+class _Layout(NamedTuple):
+    """What segments of a call have in common that are laid out alike: who sees whom, whether that is just what stands
+    before it, who is who, and T5's biases of each layer [H, Q, L], minus infinity for who is not seen (None: other
+    positions).
+
+    Made once a call: of short segments, of which a call has many, the lookup costs as much as attention itself.
+    """
+
+    mask_QL: torch.Tensor
+    is_causal: bool
+    self_QL: torch.Tensor
+    biases: list[torch.Tensor | None]
 
 
 class PrefixAttention(LocalAttention):
@@ -70,12 +82,17 @@ class PrefixAttention(LocalAttention):
         return torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
 
     def attend_segment(
-        self, x_BLD: torch.Tensor, projections: torch.Tensor | None, old: Window, shape: SegmentShape
+        self,
+        x_BLD: torch.Tensor,
+        projections: torch.Tensor | None,
+        old: Window,
+        shape: SegmentShape,
+        bias_HQL: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Window]:
         """What attention gives for x, and keys and values of the new tokens.
 
         x: the prefix, the new tokens, the write tokens. projections: see above; None: not worth making. old: of the
-        segment's tokens before the new ones.
+        segment's tokens before the new ones. bias: T5's, with what the layout masks; None: rotary positions.
         """
         H, G, P, offset = self.n_heads, self.n_kv_heads, shape.n_prefix, old.k_BNGK.shape[1]
         x_BLD = for_products(x_BLD)
@@ -88,8 +105,10 @@ class PrefixAttention(LocalAttention):
         new = Window(qk[:, P : shape.write_from, H:], v[:, P : shape.write_from])
         before, mask = old.k_BNGK.to(v.dtype), shape.mask
         # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
-        if self.positions == "t5":
-            mask = self._biased(shape).to(v.dtype)
+        if bias_HQL is not None:
+            mask = bias_HQL[None] if mask is None else bias_HQL.masked_fill(~mask, -math.inf)
+            # Rounded here and not once a call: gradients of all segments are added up as exactly as before.
+            mask = mask.to(v.dtype)
         elif offset:
             turned = rotate(qk[:, :P], 0, self.rope_base), rotate(qk[:, P:], P + offset, self.rope_base)
             qk, before = torch.cat(turned, 1), rotate(before, P, self.rope_base)
@@ -110,10 +129,11 @@ class PrefixAttention(LocalAttention):
         )
         return self.o_proj(a.transpose(1, 2).flatten(-2)), new
 
-    def _biased(self, shape: SegmentShape) -> torch.Tensor:
-        """T5's biases [1 or B, H, Q, L], minus infinity where attention is masked."""
-        allowed = shape.distance_QL >= 0 if shape.mask is None else shape.mask
-        return t5_bias(self.bucket_bias, shape.distance_QL)[None].masked_fill(~allowed, -math.inf)
+    def bias(self, distance_QL: torch.Tensor, mask_QL: torch.Tensor) -> torch.Tensor | None:
+        """T5's biases [H, Q, L], minus infinity where attention is masked; None for rotary positions."""
+        if self.positions != "t5":
+            return None
+        return t5_bias(self.bucket_bias, distance_QL).masked_fill(~mask_QL, -math.inf)
 
 
 class Recurrence(Decoder, ABC):
@@ -219,6 +239,7 @@ class Recurrence(Decoder, ABC):
         blocks: list[Any] = list(self.blocks)
         several = len(reads) > 1
         projections = [for_products(block.attention.projections()) if several else None for block in blocks]
+        layouts: dict[tuple[int, ...], _Layout] = {}
         for read, tokens_BQD in zip(reads, tokens, strict=True):
             if read.reset_B is not None:
                 memory = memory.masked_fill(read.reset_B[:, None, None], 0)
@@ -227,7 +248,7 @@ class Recurrence(Decoder, ABC):
             before = slice(read.first, read.begin)
             old = [Window(window.k_BNGK[:, before], window.v_BNGV[:, before]) for window in leaves.window]
             ends = read.stop == read.last
-            hidden, written, new = self._read_segment(tokens_BQD, projections, old, memory, writes_B, ends)
+            hidden, written, new = self._read_segment(tokens_BQD, projections, layouts, old, memory, writes_B, ends)
             outputs.append(hidden)
             for layer, window in enumerate(new):
                 kept[layer].append(window)
@@ -280,14 +301,15 @@ class Recurrence(Decoder, ABC):
         self,
         tokens_BQD: torch.Tensor,
         projections: list[torch.Tensor | None],
+        layouts: dict[tuple[int, ...], _Layout],
         old: list[Window],
         memory: torch.Tensor,
         writes_B: torch.Tensor,
         ends: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, list[Window]]:
         """Final hidden states of a segment's new tokens, what is written (None: the segment goes on), and keys and
-        values of the new tokens by layer. projections: of each layer's attention. old: keys and values of the tokens
-        before."""
+        values of the new tokens by layer. projections: of each layer's attention. layouts: those of the call so far.
+        old: keys and values of the tokens before."""
         prefix, valid = self.prefix(memory, writes_B)
         prefix = prefix.to(tokens_BQD.dtype)
         parts = [prefix, tokens_BQD]
@@ -295,17 +317,18 @@ class Recurrence(Decoder, ABC):
             parts.append(self.write_tokens(prefix))
         write_from = prefix.shape[1] + tokens_BQD.shape[1]
         x_BLD, offset = torch.cat(parts, 1), old[0].k_BNGK.shape[1]
-        place = torch.arange(offset + x_BLD.shape[1], device=x_BLD.device)
-        asking = torch.cat([place[: prefix.shape[1]], place[prefix.shape[1] + offset :]])
-        mask = self._mask(prefix, valid, asking, place, x_BLD.shape[1] - write_from)
-        shape = SegmentShape(prefix.shape[1], write_from, mask, asking[:, None] - place)
+        sizes = (prefix.shape[1], offset, x_BLD.shape[1], x_BLD.shape[1] - write_from)
+        if sizes not in layouts:
+            layouts[sizes] = self._layout(*sizes, x_BLD.device)
+        layout = layouts[sizes]
+        shape = SegmentShape(prefix.shape[1], write_from, self._mask(layout, valid))
         blocks: list[Any] = list(self.blocks)
 
         def run(x_BLD: torch.Tensor) -> tuple[torch.Tensor, list[Window]]:
             new = []
-            for block, projection, window in zip(blocks, projections, old, strict=True):
+            for block, projection, window, bias in zip(blocks, projections, old, layout.biases, strict=True):
                 h_BLD = block.attention_norm(x_BLD)
-                a, made = block.attention.attend_segment(h_BLD, projection, window, shape)
+                a, made = block.attention.attend_segment(h_BLD, projection, window, shape, bias)
                 x_BLD = x_BLD + a
                 x_BLD = x_BLD + block.feed_forward(block.feed_forward_norm(x_BLD))
                 new.append(made)
@@ -318,30 +341,32 @@ class Recurrence(Decoder, ABC):
         written = hidden[:, write_from:] if ends else None
         return hidden[:, shape.n_prefix : write_from], written, new
 
-    def _mask(
-        self,
-        prefix_BPD: torch.Tensor,
-        valid_BP: torch.Tensor | None,
-        asking: torch.Tensor,
-        place: torch.Tensor,
-        n_write: int,
-    ) -> torch.Tensor | None:
-        """The mask of attention of the vectors at `asking`, all but the tokens read before, over those at `place`, all
-        of the segment; None where it is the plain causal one."""
-        P, length = prefix_BPD.shape[1], len(place)
-        blocks = self.memory_sees_itself and max(P, n_write) > 1
-        if valid_BP is None and len(asking) == length and not blocks:
-            return None
+    def _layout(self, n_prefix: int, offset: int, n_new: int, n_write: int, device: torch.device) -> _Layout:
+        """Of a segment of which `offset` tokens were read before: asking are the prefix and what stands behind these,
+        n_new vectors in all."""
+        length = offset + n_new
+        place = torch.arange(length, device=device)
+        asking = torch.cat([place[:n_prefix], place[n_prefix + offset :]])
         mask = asking[:, None] >= place
+        blocks = self.memory_sees_itself and max(n_prefix, n_write) > 1
         if blocks:
-            for inside in (lambda at: at < P, lambda at: at >= length - n_write):
+            for inside in (lambda at: at < n_prefix, lambda at: at >= length - n_write):
                 mask = mask | (inside(asking)[:, None] & inside(place))
+        layers: list[Any] = list(self.blocks)
+        biases = [layer.attention.bias(asking[:, None] - place, mask) for layer in layers]
+        return _Layout(mask, not offset and not blocks, asking[:, None] == place, biases)
+
+    @staticmethod
+    def _mask(layout: _Layout, valid_BP: torch.Tensor | None) -> torch.Tensor | None:
+        """The mask of attention over a segment whose prefix is there as far as `valid` says (None: all of it), without
+        what the layout's biases mask; None where nothing is left to be masked, or only what comes later."""
+        biased = layout.biases[0] is not None
         if valid_BP is None:
-            return mask
-        seen = torch.ones(len(prefix_BPD), length, dtype=torch.bool, device=place.device)
-        seen[:, :P] = valid_BP
+            return None if biased or layout.is_causal else layout.mask_QL
+        seen = torch.ones(len(valid_BP), layout.mask_QL.shape[1], dtype=torch.bool, device=valid_BP.device)
+        seen[:, : valid_BP.shape[1]] = valid_BP
         # A vector that does not exist sees itself, so that its softmax is one of something.
-        return ((mask & seen[:, None]) | (asking[:, None] == place))[:, None]
+        return ((layout.mask_QL & seen[:, None]) | layout.self_QL)[:, None]
 
     def state_floats(self, n_segments: int) -> int:
         """d_model for each vector of the memory."""
