@@ -24,7 +24,7 @@ from infini.grid import Grid, Piece, run_on_grid
 from infini.layers import LocalAttention, Positions, Window
 from infini.ops.attention import rotate
 from infini.ops.dtypes import for_products, state_dtype
-from infini.ops.relative import t5_bias
+from infini.ops.relative import masked_attention, t5_bias
 from infini.protocols import Dimensions, ModelOutput
 from infini.state import State
 
@@ -105,27 +105,22 @@ class PrefixAttention(LocalAttention):
         new = Window(qk[:, P : shape.write_from, H:], v[:, P : shape.write_from])
         before, mask = old.k_BNGK.to(v.dtype), shape.mask
         # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
-        if bias_HQL is not None:
-            mask = bias_HQL[None] if mask is None else bias_HQL.masked_fill(~mask, -math.inf)
-            # Rounded here and not once a call: gradients of all segments are added up as exactly as before.
-            mask = mask.to(v.dtype)
-        elif offset:
+        if bias_HQL is None and offset:
             turned = rotate(qk[:, :P], 0, self.rope_base), rotate(qk[:, P:], P + offset, self.rope_base)
             qk, before = torch.cat(turned, 1), rotate(before, P, self.rope_base)
-        else:
+        elif bias_HQL is None:
             qk = rotate(qk, 0, self.rope_base)
         q, k = qk.split([H, G], 2)
         if offset:
             k = torch.cat([k[:, :P], before, k[:, P:]], 1)
             v = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
+        if bias_HQL is not None:
+            bias_XHQL = bias_HQL[None] if mask is None else bias_HQL.masked_fill(~mask, -math.inf)
+            a = masked_attention(q, k, v, bias_XHQL, self.scale)
+            return self.o_proj(a.flatten(-2)), new
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         a = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.scale,
-            enable_gqa=H != G,
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=H != G
         )
         return self.o_proj(a.transpose(1, 2).flatten(-2)), new
 

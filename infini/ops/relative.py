@@ -1,13 +1,14 @@
 """Attention by relative position over keys that begin before the queries' segment.
 
-Letters: B rows, S segments, Q query tokens a segment, L key tokens (L >= Q, the queries stand at the last Q of them),
-H query heads, G key-value heads, K d_key, V d_value. The distance of a key from a query is how many tokens before it
-the key stands, from 0 to L - 1.
+Letters: B rows, S segments, X segments of all rows, Q query tokens a segment, L key tokens (L >= Q, the queries stand
+at the last Q of them), H query heads, G key-value heads, K d_key, V d_value. The distance of a key from a query is how
+many tokens before it the key stands, from 0 to L - 1.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ T5_LONGEST = 128
 """Distances from here on share the last bucket."""
 MOST_QUERIES = 2048
 """Of a window, whose biases exist at the same time."""
+FEW_SCORES = 1 << 15
+"""Up to so many, a segment of sixteen tokens alone, `_Biased` costs more than it saves."""
 
 
 def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -60,6 +63,62 @@ def distances(n_queries: int, n_keys: int, device: torch.device) -> torch.Tensor
     return query[:, None] - torch.arange(n_keys, device=device)
 
 
+class _Biased(torch.autograd.Function):
+    """Softmax attention of (q k scale + bias) of queries [X, H, Q, K] to keys and values [X, H, L, ...].
+
+    bias: [X or 1, H, Q, L] in float32 (float64 in float64), minus infinity where a key is not seen; a query sees some.
+    Scores, softmax and the sum that is the bias's gradient are in that, products with values and other gradients in the
+    operands' dtype. No fused kernel gives a gradient to a bias on a processor; the plain operations that torch puts in
+    its place convert every score several times and take twice as long (results/LOG.md 122).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        scores = (q.to(bias.dtype) * scale) @ k.to(bias.dtype).transpose(-1, -2)
+        p = scores.add_(bias).softmax(-1).to(v.dtype)
+        a = p @ v
+        ctx.save_for_backward(q, k, v, p, a)
+        ctx.scale, ctx.bias = scale, (bias.shape[0], bias.dtype)
+        return a
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, p, a = ctx.saved_tensors
+        rows, exact = ctx.bias
+        # The softmax takes from every gradient their mean, which is that of the output.
+        mean = (grad * a).sum(-1, keepdim=True)
+        g_scores = (grad @ v.transpose(-1, -2)).sub_(mean).mul_(p)
+        g_bias = None
+        if ctx.needs_input_grad[3]:
+            g_bias = g_scores.to(exact) if rows > 1 else g_scores.sum(0, keepdim=True, dtype=exact)
+        g_q, g_k = (g_scores @ k).mul_(ctx.scale), (g_scores.transpose(-1, -2) @ q).mul_(ctx.scale)
+        return g_q, g_k, p.transpose(-1, -2) @ grad, g_bias, None
+
+
+def masked_attention(
+    q_XQHK: torch.Tensor, k_XLGK: torch.Tensor, v_XLGV: torch.Tensor, bias_XHQL: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Softmax attention of (q k scale + bias) -> [X, Q, H, V].
+
+    bias: [X or 1, H, Q, L], minus infinity where a key is not seen; every query sees one.
+    """
+    H, G = q_XQHK.shape[2], k_XLGK.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q_XQHK, k_XLGK, v_XLGV))
+    trained = q.device.type == "cpu" and torch.is_grad_enabled() and bias_XHQL.requires_grad
+    if trained and q.shape[0] * H * q.shape[2] * k.shape[2] >= FEW_SCORES:
+        if H != G:
+            k, v = (x.repeat_interleave(H // G, 1) for x in (k, v))
+        bias = bias_XHQL.to(torch.promote_types(q.dtype, torch.float32))
+        with torch.autocast("cpu", enabled=False):
+            a = _Biased.apply(q, k, v, bias, scale)
+    else:
+        mask = bias_XHQL.to(q.dtype)
+        a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)
+    return a.transpose(1, 2)
+
+
 def biased_attention(
     q_BSQHK: torch.Tensor,
     k_BSLGK: torch.Tensor,
@@ -70,19 +129,17 @@ def biased_attention(
 ) -> torch.Tensor:
     """Causal softmax attention of (q k scale + bias) -> [B, S, Q, H, V].
 
-    bias: broadcast against [B, S, H, Q, L]. seen_BSL: keys that a segment may read (None: all).
+    bias: broadcast against [B, S, H, Q, L]. seen_BSL: keys that a segment may read (None: all); its own among them.
     """
     B, S, Q, H, _ = q_BSQHK.shape
-    L, G = k_BSLGK.shape[2:4]
+    L = k_BSLGK.shape[2]
     allowed = (distances(Q, L, q_BSQHK.device) >= 0)[None, None]
     if seen_BSL is not None:
         allowed = allowed & seen_BSL.flatten(0, 1)[:, None, None]
     bias = bias_BSHQL.expand(B if seen_BSL is not None else bias_BSHQL.shape[0], -1, -1, -1, -1)
     bias = bias.expand(-1, S if bias.shape[0] > 1 or seen_BSL is not None else bias.shape[1], -1, -1, -1).flatten(0, 1)
-    mask = bias.to(q_BSQHK.dtype).masked_fill(~allowed, -math.inf)
-    q, k, v = (x.flatten(0, 1).transpose(1, 2) for x in (q_BSQHK, k_BSLGK, v_BSLGV))
-    a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)
-    return a.transpose(1, 2).unflatten(0, (B, S))
+    q, k, v = (x.flatten(0, 1) for x in (q_BSQHK, k_BSLGK, v_BSLGV))
+    return masked_attention(q, k, v, bias.masked_fill(~allowed, -math.inf), scale).unflatten(0, (B, S))
 
 
 def t5_attention(
