@@ -231,10 +231,10 @@ def test_a_row_may_have_a_baseline_of_its_own(report_config: dict[str, Any], tmp
     assert written[0].name == "table2_lm_laptop_gap_by_position.png"
 
 
-def variants_report(settings: dict[str, object]) -> Report:
+def variants_report(settings: object, **more: object) -> Report:
     """Table 2 with a second Linear row."""
     rows = {"infini_linear": "Linear", "other": "Linear, otherwise", "local": "Local"}
-    variant = {"model": "infini_linear", "settings": settings}
+    variant = {"model": "infini_linear", "settings": settings, **more}
     return Report.from_config(
         report_settings() | {"models": rows, "paper": {}, "name": "others", "variants": {"other": variant}}
     )
@@ -262,6 +262,23 @@ def test_a_variant_is_trained_with_its_settings_and_named_after_its_report() -> 
     assert others.settings_of("other", "paper") is None
     assert others.settings_of("infini_linear", "paper") == []
     assert (others.model_of("other"), others.model_of("local")) == ("infini_linear", "local")
+
+
+def test_a_variant_may_have_a_learning_rate_of_its_own_in_each_task() -> None:
+    others = variants_report({"laptop": ["dims.segment_length=256"]}, rates={"arxiv_math": 0.0025})
+    rated = ["dims.segment_length=256", "optimizer.lr=0.0025", "variant=others"]
+    assert others.settings_of("other", "laptop", "arxiv_math") == rated
+    assert others.settings_of("other", "laptop", "pg19") == others.settings_of("other", "laptop")
+    assert others.settings_of("other", "laptop") == ["dims.segment_length=256", "variant=others"]
+    # The part of the report that is about that task compares with it.
+    (part,) = [part for part in others.parts if part.task == "arxiv_math"]
+    assert "optimizer.lr=0.0025" in (part.settings_of("other", "laptop") or ())
+
+
+@pytest.mark.parametrize("rates", [0.01, {"pg19": "0.01"}, {"pg19": 0}, {"pg19": True}, None])
+def test_rates_of_a_variant_are_numbers(rates: object) -> None:
+    with pytest.raises(InputError, match=r"report\.variants\.other=.*rates: \{task: number above 0\}"):
+        variants_report({"laptop": ["a=1"]}, rates=rates)
 
 
 @pytest.mark.parametrize("settings", [[], {"laptop": "a=1"}, {"laptop": []}, {"laptop": ["a"]}, None])

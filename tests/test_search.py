@@ -23,6 +23,7 @@ from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.search import SearchReport, at_the_edge, best_rate, build_search, next_rate, tuned_yaml
+from infini.report.text_report import Report
 
 
 def run(loss: float | None, model: str = "rmt") -> RunRecord:
@@ -148,6 +149,29 @@ def test_a_training_of_the_search_is_one_of_the_table_unless_it_is_told_otherwis
         assert (config_hash(table) in {config_hash(run.config) for run in found}) == (not words)
 
 
+def test_a_search_may_be_about_other_sizes_and_leaves_the_usual_rates_alone(
+    trained: list[tuple[str, float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["report=segment_rates", "task=pg19", "report.models=[local]", "report.most=3", f"results_dir={tmp_path}"]
+    assert main(["reproduce", *words]) == 0
+    assert trained == [("local", 0.0025), ("local", 0.005), ("local", 0.01)]
+    configs = [run.config for run in records.load_records(tmp_path)]
+    assert {(found["dims"]["segment_length"], found["variant"]) for found in configs} == {(256, "segment_lengths")}
+    assert "at the edge" in capfd.readouterr().err and not (tmp_path / "tuned").exists()
+    assert main(["reproduce", *words[:3], "report.most=4", f"results_dir={tmp_path}"]) == 0
+    assert [path.name for path in (tmp_path / "tuned").iterdir()] == ["pg19_laptop_local_muon_segment_rates.yaml"]
+    assert "the rate of rows with these settings" in capfd.readouterr().err
+    # A training of the search is that of the row which has its rate.
+    segments = load_report(compose(["report=segment_lengths"]).report)
+    assert isinstance(segments, Report)
+    settings = segments.settings_of("local_256", "laptop")
+    assert settings is not None
+    row = compose(["task=pg19", "model=local", *settings, "optimizer.lr=0.01"])
+    assert config_hash(row) in {run.config_hash for run in records.load_records(tmp_path)}
+    assert main(["reproduce", *words, "scale=gpu"]) == 2
+    assert "scale=gpu: report=segment_rates is of scale=laptop" in capfd.readouterr().err
+
+
 def test_a_grid_that_may_not_grow_says_so(
     trained: list[tuple[str, float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +195,8 @@ def test_a_grid_that_may_not_grow_says_so(
         ("report.factor=1", "report.factor=1.*: must be above 1"),
         ("report.factor=abc", "report.factor='abc': must be above 1"),
         ("report.most=1", "report.most=1: must be at least the 2 rates"),
+        ("+report.settings=[a]", r"report.settings=\['a'\]: must be {scale: "),
+        ("+report.settings={laptop: [a]}", r"report.settings={'laptop': \['a'\]}: must be {scale: "),
     ],
 )
 def test_what_is_wrong_is_one_line(override: str, message: str) -> None:

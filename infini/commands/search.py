@@ -35,7 +35,8 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: l
     for task in search.tasks():
         found = search.grid(task, console)
         for model, losses in found.items():
-            path = Path(cfg.results_dir) / "tuned" / f"{task}_{cfg.scale.name}_{model}_{cfg.optimizer.name}.yaml"
+            name = [task, cfg.scale.name, model, cfg.optimizer.name, *([report.name] if report.settings else [])]
+            path = Path(cfg.results_dir) / "tuned" / f"{'_'.join(name)}.yaml"
             text = tuned_yaml(losses)
             if text is None and best_rate(losses) is not None:
                 # One that is not the best is no longer that of an earlier, narrower search either.
@@ -47,7 +48,8 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: l
                 )
             if text is not None:
                 write_atomically(path, text.encode())
-                console.print(f"{path}: copy it to conf/tuned", markup=False, highlight=False, soft_wrap=True)
+                use = "the rate of rows with these settings" if report.settings else "copy it to conf/tuned"
+                console.print(f"{path}: {use}", markup=False, highlight=False, soft_wrap=True)
 
 
 def found_by_search(
@@ -74,6 +76,8 @@ class _Search:
         if cfg.task.name not in report.benchmarks:
             of = " or ".join(report.benchmarks)
             raise InputError(f"task={cfg.task.name}: report={report.name} is about task={of}")
+        if report.settings and cfg.scale.name not in report.settings:
+            raise InputError(f"scale={cfg.scale.name}: report={report.name} is of scale={' or '.join(report.settings)}")
         self.report, self.cfg, self.overrides = report, cfg, overrides
         self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
         self.diverged = _Diverged(Path(cfg.results_dir))
@@ -136,7 +140,8 @@ class _Search:
         if cell not in self.cells:
             set_here = ("task=", "model=", "seed=", f"{KEY}=")
             others = [text for text in self.overrides if not text.startswith(set_here)]
-            chosen = [f"task={task}", f"model={model}", *others]
+            # What is set on the command line goes before what the report sets.
+            chosen = [f"task={task}", f"model={model}", *self.report.settings.get(self.cfg.scale.name, ()), *others]
             words = [*chosen, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
             self.cells[cell] = words, compose(words)
         return self.cells[cell]

@@ -36,6 +36,8 @@ class SearchReport:
     """Between a rate and the next where a model's grid is extended: no best rate may be at the edge of its grid."""
     most: int = 9
     """Rates at most."""
+    settings: dict[str, list[str]] = field(default_factory=dict)
+    """Scale -> what is set for every training, where it is not the task's usual one; then there are no other scales."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -48,6 +50,9 @@ class SearchReport:
             raise InputError(f"report.factor={self.factor!r}: must be above 1")
         if not isinstance(self.most, int) or self.most < len(rates):
             raise InputError(f"report.most={self.most!r}: must be at least the {len(rates)} rates")
+        texts = self.settings.values() if isinstance(self.settings, dict) else [None]
+        if not all(isinstance(listed, list) and all("=" in str(text) for text in listed) for listed in texts):
+            raise InputError(f"report.settings={self.settings!r}: must be {{scale: [key=value, ...]}}")
 
     @classmethod
     def from_config(cls, config: Any) -> SearchReport:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -22,6 +22,8 @@ class Variant:
     model: str
     settings: Mapping[str, Sequence[str]]
     """Scale -> the settings, as the command line takes them; at a scale that is not named there is no such row."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Task -> its learning rate (optimizer.lr), where that of the model's usual sizes is not the best of these."""
 
     def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
         """Whether the run is of this model and was trained with these settings."""
@@ -139,12 +141,16 @@ class Report:
         """The row that a row is compared with, if there is one."""
         return self.baselines.get(row, None if row == self.baseline else self.baseline)
 
-    def settings_of(self, row: str, scale: str) -> list[str] | None:
-        """What is set for a row beside its model; None where it has no place at this scale."""
+    def settings_of(self, row: str, scale: str, task: str | None = None) -> list[str] | None:
+        """What is set for a row beside its model, in a task (None: the report's own); None where it has no place at
+        this scale."""
         if row not in self.variants:
             return []
-        settings = self.variants[row].settings.get(scale)
-        return None if settings is None else [*settings, f"variant={self.name}"]
+        variant, task = self.variants[row], task or self.task
+        if scale not in variant.settings:
+            return None
+        rate = [f"optimizer.lr={variant.rates[task]:g}"] if task in variant.rates else []
+        return [*variant.settings[scale], *rate, f"variant={self.name}"]
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset({"all"})
@@ -161,16 +167,23 @@ class Report:
 
 
 def _variant(name: str, given: Any) -> Variant:
-    settings = given.get("settings") if isinstance(given, Mapping) else None
-    listed = isinstance(settings, Mapping) and all(
+    whole = isinstance(given, Mapping) and {"model", "settings"} <= set(given) <= {"model", "settings", "rates"}
+    read: Mapping[str, Any] = given if whole else {}
+    settings, rates = read.get("settings"), read.get("rates", {})
+    if not _lists_settings(settings) or not _rates(rates):
+        allowed = "{model: name, settings: {scale: [key=value, ...]}}, with rates: {task: number above 0} or without"
+        raise InputError(f"report.variants.{name}={given!r}: must be {allowed}")
+    return Variant(str(read["model"]), {scale: list(map(str, settings[scale])) for scale in settings}, dict(rates))
+
+
+def _lists_settings(settings: Any) -> TypeGuard[Mapping[str, Sequence[Any]]]:
+    return isinstance(settings, Mapping) and all(
         isinstance(texts, list) and texts and all("=" in str(text) for text in texts) for texts in settings.values()
     )
-    if not listed or not isinstance(given, Mapping) or set(given) != {"model", "settings"}:
-        allowed = "{model: name, settings: {scale: [key=value, ...]}}"
-        raise InputError(f"report.variants.{name}={given!r}: must be {allowed}")
-    return Variant(
-        str(given["model"]), {scale: [str(text) for text in given["settings"][scale]] for scale in given["settings"]}
-    )
+
+
+def _rates(rates: Any) -> bool:
+    return isinstance(rates, Mapping) and all(type(rate) in (int, float) and rate > 0 for rate in rates.values())
 
 
 @cache
