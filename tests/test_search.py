@@ -161,6 +161,10 @@ def test_a_search_may_be_about_other_sizes_and_leaves_the_usual_rates_alone(
     assert main(["reproduce", *words[:3], "report.most=4", f"results_dir={tmp_path}"]) == 0
     assert [path.name for path in (tmp_path / "tuned").iterdir()] == ["pg19_laptop_local_muon_segment_rates.yaml"]
     assert "the rate of rows with these settings" in capfd.readouterr().err
+    own = [*words[:2], "report.models=[infini_linear]", "report.most=3", f"results_dir={tmp_path}"]
+    assert main(["reproduce", *own]) == 0
+    gates = [run.config["model"]["gate_init"] for run in records.load_records(tmp_path) if run.model == "infini_linear"]
+    assert gates == ["local"] * 3
     # A training of the search is that of the row which has its rate.
     segments = load_report(compose(["report=segment_lengths"]).report)
     assert isinstance(segments, Report)
@@ -196,6 +200,7 @@ def test_a_grid_that_may_not_grow_says_so(
         ("report.factor=abc", "report.factor='abc': must be above 1"),
         ("report.most=1", "report.most=1: must be at least the 2 rates"),
         ("+report.settings=[a]", r"report.settings=\['a'\]: must be {scale: "),
+        ("+report.model_settings={rmt: a}", r"report.model_settings={'rmt': 'a'}: must be {model: "),
         ("+report.settings={laptop: [a]}", r"report.settings={'laptop': \['a'\]}: must be {scale: "),
     ],
 )

@@ -38,6 +38,8 @@ class SearchReport:
     """Rates at most."""
     settings: dict[str, list[str]] = field(default_factory=dict)
     """Scale -> what is set for every training, where it is not the task's usual one; then there are no other scales."""
+    model_settings: dict[str, list[str]] = field(default_factory=dict)
+    """Model -> what is set for its trainings beside that."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -50,9 +52,11 @@ class SearchReport:
             raise InputError(f"report.factor={self.factor!r}: must be above 1")
         if not isinstance(self.most, int) or self.most < len(rates):
             raise InputError(f"report.most={self.most!r}: must be at least the {len(rates)} rates")
-        texts = self.settings.values() if isinstance(self.settings, dict) else [None]
-        if not all(isinstance(listed, list) and all("=" in str(text) for text in listed) for listed in texts):
-            raise InputError(f"report.settings={self.settings!r}: must be {{scale: [key=value, ...]}}")
+        for key, of in (("settings", "scale"), ("model_settings", "model")):
+            found = getattr(self, key)
+            texts = found.values() if isinstance(found, dict) else [None]
+            if not all(isinstance(listed, list) and all("=" in str(text) for text in listed) for listed in texts):
+                raise InputError(f"report.{key}={found!r}: must be {{{of}: [key=value, ...]}}")
 
     @classmethod
     def from_config(cls, config: Any) -> SearchReport:
