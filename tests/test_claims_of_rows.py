@@ -24,17 +24,19 @@ def test_both_rules_are_held_to_every_baseline(model: str, other: str) -> None:
     assert verdicts(three(other) + three(model, 3.9))[f"pg19_{model}_{other}"][0] == "holds"
 
 
-def sweep(losses: dict[str, float], seeds: tuple[int, ...] = (1, 2, 3)) -> list[RunRecord]:
-    """Runs of every row of RMT's sweep; where no loss is named it is 4."""
+def sweep(losses: dict[str, float], seeds: tuple[int, ...] = (1, 2, 3), report: str = "rmt_sweep") -> list[RunRecord]:
+    """Runs of every row of RMT's sweep, or of another report; where no loss is named it is 4."""
     runs = []
-    for row, variant in yaml.safe_load((CONF / "rmt_sweep.yaml").read_text())["variants"].items():
+    for row, variant in yaml.safe_load((CONF / f"{report}.yaml").read_text())["variants"].items():
+        model = variant["model"]
         for seed in seeds:
-            training = make_train("rmt", seed, run_id=f"train-{row}-{seed}")
+            training = make_train(model, seed, run_id=f"train-{row}-{seed}")
+            training.config["variant"] = report
             for text in variant["settings"]["laptop"]:
                 key, _, value = text.partition("=")
                 group, _, name = key.partition(".")
                 training.config[group] = {**training.config[group], name: yaml.safe_load(value)}
-            run = make_eval("rmt", seed, losses.get(row, 4.0), run_id=f"eval-{row}-{seed}", parent=training.run_id)
+            run = make_eval(model, seed, losses.get(row, 4.0), run_id=f"eval-{row}-{seed}", parent=training.run_id)
             runs += [training, run]
     return runs
 
@@ -56,6 +58,18 @@ def test_the_best_of_rmts_sweep(runs: list[RunRecord], verdict: str, measured: s
     found = verdicts(runs)["pg19_rmt_sweep"]
     assert found[0] == verdict and measured in found[1]
     assert verdicts(runs)["arxiv_math_rmt_sweep"][0] == "not measured yet"
+
+
+def test_the_order_in_longer_segments_is_judged_by_rows_of_their_own() -> None:
+    runs = sweep({"linear_256": 3.9, "xl_256": 4.0, "memorizing_256": 3.8}, report="segment_lengths")
+    found = verdicts(runs)
+    assert found["pg19_256_infini_linear_transformer_xl"][0] == "holds"
+    assert found["pg19_256_infini_linear_memorizing"][0] == "does not hold"
+    # Segments of the usual length are other rows.
+    assert found["pg19_infini_linear_transformer_xl"] == ("not measured yet", "—")
+    assert found["arxiv_math_256_infini_linear_rmt"] == ("not measured yet", "—")
+    few = verdicts(sweep({"linear_256": 3.9}, (1, 2), "segment_lengths"))
+    assert few["pg19_256_infini_linear_rmt"][0] == "not measured yet"
 
 
 METRICS = ("rouge1", "rouge2", "rougeL")

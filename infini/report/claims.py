@@ -12,7 +12,13 @@ from typing import Any
 
 from infini.report.claims_passkey import passkey_claims
 from infini.report.claims_summaries import summary_claims
-from infini.report.claims_text import gate_claims, language_modelling_claims, longer_training_claims, sweep_claims
+from infini.report.claims_text import (
+    gate_claims,
+    language_modelling_claims,
+    longer_training_claims,
+    segment_claims,
+    sweep_claims,
+)
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed
 from infini.report.selection import checked
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
@@ -60,6 +66,7 @@ def claims(evidence: Evidence, benchmarks: Mapping[str, str]) -> list[Claim]:
         _memory_ratio(),
         *_printed_sizes(),
         *language_modelling_claims(benchmarks),
+        *segment_claims(benchmarks),
         *sweep_claims(benchmarks),
         *longer_training_claims(),
         *gate_claims(),
