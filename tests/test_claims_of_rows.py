@@ -61,10 +61,10 @@ def test_the_best_of_rmts_sweep(runs: list[RunRecord], verdict: str, measured: s
 
 
 def test_the_order_in_longer_segments_is_judged_by_rows_of_their_own() -> None:
-    runs = sweep({"linear_256": 3.9, "xl_256": 4.0, "memorizing_256": 3.8}, report="segment_lengths")
+    runs = sweep({"linear_256": 3.9, "xl_256": 4.0, "rmt_256": 3.8}, report="segment_lengths")
     found = verdicts(runs)
     assert found["pg19_256_infini_linear_transformer_xl"][0] == "holds"
-    assert found["pg19_256_infini_linear_memorizing"][0] == "does not hold"
+    assert found["pg19_256_infini_linear_rmt"][0] == "does not hold"
     # Segments of the usual length are other rows.
     assert found["pg19_infini_linear_transformer_xl"] == ("not measured yet", "—")
     assert found["arxiv_math_256_infini_linear_rmt"] == ("not measured yet", "—")

@@ -20,7 +20,7 @@ segments."""
 BASELINES = ("memorizing", "transformer_xl", "rmt")
 """Of Table 2, the best first."""
 BEST_OF_SWEEP = "rmt_100_8k"
-LONG_SEGMENTS = {"memorizing": "memorizing_256", "transformer_xl": "xl_256", "rmt": "rmt_256"}
+LONG_SEGMENTS = {"transformer_xl": "xl_256", "rmt": "rmt_256"}
 """Baseline -> its row with segments of 256 in SEGMENTS."""
 TEST = (
     f"by more than {SURE:g} standard errors (the larger of those over documents and over seeds), paired by seed and "
