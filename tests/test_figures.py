@@ -46,6 +46,16 @@ def test_the_gap_of_every_model_of_the_table_can_be_drawn(tmp_path: Path) -> Non
     assert (tmp_path / "gap.png").is_file()
 
 
+@pytest.mark.parametrize(("seeds", "said"), [((1, 2), b"2 seeds"), ((1,), b"1 to 2 seeds")])
+def test_the_title_of_gaps_says_how_many_seeds_the_curves_have(
+    seeds: tuple[int, ...], said: bytes, tmp_path: Path
+) -> None:
+    of = {"infini_linear": (1, 2), "rmt": seeds, "local": (1, 2)}
+    rows = {row: [make_eval(row, seed) for seed in seeds] for row, seeds in of.items()}
+    figures.gap_by_position(rows, tmp_path / "gap")
+    assert b", " + said in (tmp_path / "gap.svg").read_bytes()
+
+
 def test_gap_is_paired_by_book_and_weighed_by_tokens() -> None:
     runs, baseline = [make_eval("infini_linear", 1, 3.9)], [make_eval("local", 1, 4.0)]
     runs[0].series["nll_by_position"]["nll"][0][0] += 250 * 0.03

@@ -182,10 +182,11 @@ def gap_by_position(
         )
         zero = named.get(baseline, baseline) if one == {baseline} else "each row's baseline"
         shared = [{run.seed for run in pairs[row][0]} & {run.seed for run in pairs[row][1]} for row, _ in drawn]
-        n_seeds = max(map(len, shared))
+        fewest, most = min(map(len, shared)), max(map(len, shared))
+        seeds = counted(most, "seed") if fewest == most else f"{fewest} to {counted(most, 'seed')}"
         synthetic = SYNTHETIC_MARK if any(run.synthetic for row, _ in drawn for run in pairs[row][1]) else ""
         axes.set_title(
-            f"{corpus}: gap by {what} to {zero}, {counted(n_seeds, 'seed')}{synthetic}\n"
+            f"{corpus}: gap by {what} to {zero}, {seeds}{synthetic}\n"
             "mean over documents and seeds, band: one standard error, "
             "the larger of those over documents and over seeds",
             fontsize=9,
