@@ -77,9 +77,9 @@ def test_what_a_row_has_of_its_own_is_not_asked_for(infini: Runner, words: list[
 
 def test_an_evaluation_looks_at_its_source_as_trained_or_tests_the_whole(infini: Runner, words: list[str]) -> None:
     pytest.importorskip("transformers")
-    words = [*words, *SMALL, "model=bart", "length=64"]
+    words = [*words, *SMALL, "model=bart"]
     infini("train", *words)
-    message = infini.error("eval", *words, "model.unlimiformer=alternating")
+    message = infini.error("eval", *words, "length=64", "model.unlimiformer=alternating")
     assert message == (
         "model.unlimiformer='alternating': is a training, and the checkpoint was trained with 'none'; an evaluation "
         "takes none or test, or what the training had"
@@ -87,7 +87,7 @@ def test_an_evaluation_looks_at_its_source_as_trained_or_tests_the_whole(infini:
     longer = [*words, "model.unlimiformer=alternating", "recipe.segments_per_sequence=8"]
     infini("train", *longer)
     for asked, read in (("none", 32), ("test", 64), ("alternating", 64)):
-        infini("eval", *longer, f"model.unlimiformer={asked}")
+        infini("eval", *longer, "length=64", f"model.unlimiformer={asked}")
         run = infini.records("eval")[-1]
         assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [read, read]
         # The whole source is the whole source, by whichever name.
@@ -157,10 +157,10 @@ def test_an_evaluation_that_asked_otherwise_is_not_taken_for_it(infini: Runner, 
 
 def test_an_evaluation_with_other_options_of_the_model_is_not_taken_for_it(infini: Runner, words: list[str]) -> None:
     pytest.importorskip("transformers")
-    words = [*words, *SMALL, "length=64"]
+    words = [*words, *SMALL]
     infini("train", *words, "model=bart")
-    infini("eval", *words, "model=bart", "model.unlimiformer=test")
-    words = [text for text in words if not text.startswith(("task=", "length="))]
+    infini("eval", *words, "length=64", "model=bart", "model.unlimiformer=test")
+    words = [text for text in words if not text.startswith("task=")]
     words += ["model=bart", "report=table4_booksum", "report.run=bart", "report.input_lengths=[64]"]
     out = infini("reproduce", *words)
     asked = [run.config["model"]["unlimiformer"] for run in infini.records("eval")]

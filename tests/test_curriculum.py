@@ -25,10 +25,12 @@ def test_a_curriculum_over_segments_of_running_text(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("infini.training.module.cut", watched)
     words = [*recipe_overrides(5, segments=4), f"recipe.curriculum=[[{SEGMENT},{SEGMENT}],[{SEGMENT},{2 * SEGMENT}]]"]
-    staged = fit(make_model({"name": "rmt"}, torch.float32), compose([*words, "recipe.advance_below=100"]))
+    staged = fit(make_model({"name": "rmt"}, torch.float64), compose([*words, "recipe.advance_below=100"]))
     assert asked == [SEGMENT, 2 * SEGMENT] and staged.stage_steps == [1, 2]
-    plain = fit(make_model({"name": "rmt"}, torch.float32), compose(recipe_overrides(5, segments=4)))
-    assert staged.loss_curve[0] == plain.loss_curve[0] and staged.tokens_seen == plain.tokens_seen
+    plain = fit(make_model({"name": "rmt"}, torch.float64), compose(recipe_overrides(5, segments=4)))
+    # One segment a call is other operations than four, and other rounding.
+    assert staged.loss_curve[0] == pytest.approx(plain.loss_curve[0], rel=1e-8)
+    assert staged.tokens_seen == plain.tokens_seen
     assert staged.loss_curve[1] != plain.loss_curve[1]
 
 

@@ -38,9 +38,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "utc_now", lambda: f"2100-01-01T00:{next(minutes):02d}:00Z")
 
 
-def infini(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+def infini(capfd: pytest.CaptureFixture[str], verb: str, *words: str, code: int = 0) -> tuple[str, str]:
+    """What a command prints, on both streams. Lengths go to verbs that read them; the others refuse them."""
     capfd.readouterr()
-    returned = cli.main(list(words))
+    read = [word for word in words if verb in ("eval", "reproduce") or not word.startswith("length=")]
+    returned = cli.main([verb, *read])
     out, err = capfd.readouterr()
     assert returned == code, err
     return out, err
