@@ -8,12 +8,15 @@ import pytest
 import cli
 from infini.config import compose, expand_sweep
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
-COMMANDS = sorted(set(re.findall(r"`infini ([^`]+)`", README)))
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+SHOWN = set(re.findall(r"`infini ([^`]+)`", README))
+COMMANDS = sorted(SHOWN | set(re.findall(r"`infini ([^`]+)`", RESULTS)))
 
 
 def test_the_readme_shows_every_verb() -> None:
-    assert {command.split()[0] for command in COMMANDS} >= set(cli.VERBS)
+    assert {command.split()[0] for command in SHOWN} >= set(cli.VERBS)
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "--help" not in command])
@@ -27,7 +30,7 @@ def test_commands_of_the_readme_are_understood(command: str) -> None:
 
 
 def test_targets_of_the_readme_are_in_the_makefile() -> None:
-    makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"make (\w+)\b", "\n".join(re.findall(r"`{1,3}\s*(make \w+)", README)))):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 

@@ -250,6 +250,11 @@ def test_a_variant_is_known_by_its_settings_and_fills_no_usual_cell(report: Repo
     assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1], "other": [2]}
     found = select_runs(report, "laptop", [usual, other, *parents])
     assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1]}
+    # What is trained as another report's variant is none of this one's, whatever else it has in common with it.
+    parents[1].config["variant"] = "longer"
+    found = select_runs(others, "laptop", [usual, other, *parents])
+    assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1]}
+    parents[1].config["variant"] = "others"
     # Evaluated by hand it is the variant still; and the model as it is, in whatever report, is no variant.
     other.config["variant"], usual.config["variant"] = None, "lm_gates"
     again = select_runs(report, "laptop", [usual, other, *parents])

@@ -115,6 +115,10 @@ class Report:
         if run.task != self.task or run.data.get("split") != self.split or not self._reads_as_far_as(run):
             return None
         trained = known.training_config(run)
+        of = trained.get("variant")
+        # What another report's row sets besides may be no matter to this one's, and is another model.
+        if of and self.name not in (of, f"{of}_{self.task}"):
+            return None
         for name, variant in self.variants.items():
             if variant.fits(run, trained):
                 return name
