@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from infini.records import RunRecord
+from infini.report.text_report import Report
 
 BOOKS = ("alpha", "beta", "gamma")
 TOKENS = (1000, 2000, 4000)
@@ -176,3 +177,12 @@ def _change(config: dict[str, Any], settings: dict[str, Any] | None) -> None:
             config[group] = {**config[group], name: value}
         else:
             config[group] = value
+
+
+def variants_report(settings: object, **more: object) -> Report:
+    """Table 2 with a second Linear row."""
+    rows = {"infini_linear": "Linear", "other": "Linear, otherwise", "local": "Local"}
+    variant = {"model": "infini_linear", "settings": settings, **more}
+    return Report.from_config(
+        report_settings() | {"models": rows, "paper": {}, "name": "others", "variants": {"other": variant}}
+    )

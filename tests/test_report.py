@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import make_eval, make_train, report_settings, synthetic
+from report_runs import make_eval, make_train, report_settings, synthetic, variants_report
 from rich.console import Console
 
 from infini.errors import InputError
@@ -229,67 +229,6 @@ def test_a_row_may_have_a_baseline_of_its_own(report_config: dict[str, Any], tmp
     assert "local (of others where the note names them)" in by_position.title
     written = draw_report(report, "laptop", select_runs(report, "laptop", runs), tmp_path)
     assert written[0].name == "table2_lm_laptop_gap_by_position.png"
-
-
-def variants_report(settings: object, **more: object) -> Report:
-    """Table 2 with a second Linear row."""
-    rows = {"infini_linear": "Linear", "other": "Linear, otherwise", "local": "Local"}
-    variant = {"model": "infini_linear", "settings": settings, **more}
-    return Report.from_config(
-        report_settings() | {"models": rows, "paper": {}, "name": "others", "variants": {"other": variant}}
-    )
-
-
-def test_a_variant_is_known_by_its_settings_and_fills_no_usual_cell(report: Report) -> None:
-    usual, other = make_eval("infini_linear", 1), make_eval("infini_linear", 2)
-    parents = [make_train("infini_linear", seed) for seed in (1, 2)]
-    parents[1].config["recipe"]["length_extension"] = 100.0
-    parents[1].config["variant"] = other.config["variant"] = "others"
-    others = variants_report({"laptop": ["recipe.length_extension=100"]})
-    found = select_runs(others, "laptop", [usual, other, *parents])
-    assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1], "other": [2]}
-    found = select_runs(report, "laptop", [usual, other, *parents])
-    assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1]}
-    # What is trained as another report's variant is none of this one's, whatever else it has in common with it.
-    parents[1].config["variant"] = "longer"
-    found = select_runs(others, "laptop", [usual, other, *parents])
-    assert {row: [run.seed for run in runs] for row, runs in found.runs.items()} == {"infini_linear": [1]}
-    parents[1].config["variant"] = "others"
-    # Evaluated by hand it is the variant still; and the model as it is, in whatever report, is no variant.
-    other.config["variant"], usual.config["variant"] = None, "lm_gates"
-    again = select_runs(report, "laptop", [usual, other, *parents])
-    assert {row: [run.seed for run in runs] for row, runs in again.runs.items()} == {"infini_linear": [1]}
-
-
-def test_a_variant_is_trained_with_its_settings_and_named_after_its_report() -> None:
-    others = variants_report({"laptop": ["recipe.length_extension=100"]})
-    assert others.settings_of("other", "laptop") == ["recipe.length_extension=100", "variant=others"]
-    assert others.settings_of("other", "paper") is None
-    assert others.settings_of("infini_linear", "paper") == []
-    assert (others.model_of("other"), others.model_of("local")) == ("infini_linear", "local")
-
-
-def test_a_variant_may_have_a_learning_rate_of_its_own_in_each_task() -> None:
-    others = variants_report({"laptop": ["dims.segment_length=256"]}, rates={"arxiv_math": 0.0025})
-    rated = ["dims.segment_length=256", "optimizer.lr=0.0025", "variant=others"]
-    assert others.settings_of("other", "laptop", "arxiv_math") == rated
-    assert others.settings_of("other", "laptop", "pg19") == others.settings_of("other", "laptop")
-    assert others.settings_of("other", "laptop") == ["dims.segment_length=256", "variant=others"]
-    # The part of the report that is about that task compares with it.
-    (part,) = [part for part in others.parts if part.task == "arxiv_math"]
-    assert "optimizer.lr=0.0025" in (part.settings_of("other", "laptop") or ())
-
-
-@pytest.mark.parametrize("rates", [0.01, {"pg19": "0.01"}, {"pg19": 0}, {"pg19": True}, None])
-def test_rates_of_a_variant_are_numbers(rates: object) -> None:
-    with pytest.raises(InputError, match=r"report\.variants\.other=.*rates: \{task: number above 0\}"):
-        variants_report({"laptop": ["a=1"]}, rates=rates)
-
-
-@pytest.mark.parametrize("settings", [[], {"laptop": "a=1"}, {"laptop": []}, {"laptop": ["a"]}, None])
-def test_a_variant_that_sets_nothing_is_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=r"report\.variants\.other=.*key=value"):
-        variants_report(settings)
 
 
 def test_terminal_table_fits_120_columns(report: Report) -> None:

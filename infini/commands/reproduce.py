@@ -66,11 +66,16 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
         of_task[task] = [*chosen, *_corpus_override(composed, console)]
     # A report also has rows that are only quoted from the paper, and rows that are not of this scale.
     ours = [row for row in report.models if _is_ours(report.model_of(row))]
-    made = {(task, row): report.settings_of(row, cfg.scale.name, task) for task in of_task for row in ours}
-    cells = [(seed, *cell) for seed in seeds for cell, settings in made.items() if settings is not None]
+    made = {
+        (task, row): settings
+        for task in of_task
+        for row in ours
+        if (settings := report.settings_of(row, cfg.scale.name, task)) is not None
+    }
+    cells = [(seed, task, row) for seed in seeds for task, row in made]
     diverged: list[str] = []
     for number, (seed, task, row) in enumerate(cells, 1):
-        cell = [*of_task[task], f"model={report.model_of(row)}", *(made[task, row] or ()), f"seed={seed}"]
+        cell = [*of_task[task], f"model={report.model_of(row)}", *made[task, row], f"seed={seed}"]
         cell += report.evaluation_settings()
         where = f"{task}, {report.models[row]}, seed {seed}"
         console.rule(f"{number} of {len(cells)}: {where}")

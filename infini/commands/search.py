@@ -141,7 +141,7 @@ class _Search:
             set_here = ("task=", "model=", "seed=", f"{KEY}=")
             others = [text for text in self.overrides if not text.startswith(set_here)]
             ours = [*self.report.settings.get(self.cfg.scale.name, ()), *self.report.model_settings.get(model, ())]
-            # What is set on the command line goes before what the report sets.
+            # The last of two settings holds: the command line's over the report's.
             chosen = [f"task={task}", f"model={model}", *ours, *others]
             words = [*chosen, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
             self.cells[cell] = words, compose(words)
