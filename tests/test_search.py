@@ -26,9 +26,9 @@ from infini.report.search import SearchReport, at_the_edge, best_rate, build_sea
 from infini.report.text_report import Report
 
 
-def run(loss: float | None, model: str = "rmt") -> RunRecord:
+def run(loss: float | None, model: str = "rmt", metric: str = "validation_nll_per_token") -> RunRecord:
     made = make_train(model, 1, run_id=f"{model}-{loss}")
-    made.results = {"validation_nll_per_token": {"value": loss, "n": 1}}
+    made.results = {metric: {"value": loss, "n": 1}}
     return made
 
 
@@ -38,6 +38,15 @@ def test_the_best_rate_is_known_when_every_rate_was_tried() -> None:
     # A training that went wrong is no candidate.
     assert best_rate({0.1: run(None), 0.2: run(3.0)}) == 0.2
     assert best_rate({0.1: run(None), 0.2: run(None)}) is None
+
+
+def test_a_search_for_summaries_goes_by_the_loss_on_the_validation_books() -> None:
+    report = load_report(compose(["report=summary_rates"]).report)
+    assert isinstance(report, SearchReport) and report.task == "booksum"
+    found = {rate: run(loss, "bart", "validation_summary_nll") for rate, loss in {0.1: 6.0, 0.2: 5.0, 0.4: 7.0}.items()}
+    assert best_rate(found) == 0.2
+    (table,) = build_search(report, "laptop", {"booksum": {"bart": found}}).tables
+    assert table.cell("bart", "0.2").text == "5.0000*" and table.cell("bart", "Best").text == "0.2"
 
 
 def test_the_grid_grows_beyond_its_better_edge() -> None:

@@ -14,7 +14,8 @@ from infini.report.selection import checked
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table
 
 KEY = "optimizer.lr"
-METRIC = "validation_nll_per_token"
+METRICS = ("validation_nll_per_token", "validation_summary_nll")
+"""What a choice goes by: the loss on the validation documents, or on the summaries of the validation books."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ Losses = Mapping[float, Outcome]
 
 def loss_of(run: Outcome) -> float:
     """Validation loss of a training in nats a token; infinite where it has none."""
-    value = run.metric(METRIC) if isinstance(run, RunRecord) else None
-    return math.inf if value is None or not math.isfinite(value) else float(value)
+    found = [run.metric(name) for name in METRICS] if isinstance(run, RunRecord) else []
+    return next((float(value) for value in found if value is not None and math.isfinite(value)), math.inf)
 
 
 def best_rate(found: Losses) -> float | None:
