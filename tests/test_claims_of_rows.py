@@ -48,10 +48,16 @@ def sweep(losses: dict[str, float], seeds: tuple[int, ...] = (1, 2, 3), report: 
         (
             sweep({"rmt_100_8k": 3.9, "rmt_150_32k": 3.8}),
             "does not hold",
-            "against rmt_150_32k, the best of the others: +0.1",
+            "against rmt_150_32k, the best of 8 others: +0.1",
         ),
         (sweep({"rmt_100_8k": 3.9}, (1, 2)), "not measured yet", "2 seeds)"),
         ([run for run in sweep({"rmt_100_8k": 3.9}) if "rmt_50_4k" not in run.run_id], "not measured yet", "—"),
+        # One row that is better is enough for a no.
+        (
+            [run for run in sweep({"rmt_50_4k": 3.9}) if "32k" not in run.run_id],
+            "does not hold",
+            "against rmt_50_4k, the best of 5 others: +0.1",
+        ),
     ],
 )
 def test_the_best_of_rmts_sweep(runs: list[RunRecord], verdict: str, measured: str) -> None:

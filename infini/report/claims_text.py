@@ -84,12 +84,15 @@ def sweep_claims(benchmarks: Mapping[str, str]) -> list[Claim]:
             for row in others:
                 if row != BEST_OF_SWEEP:
                     effects[row] = _difference(selection, BEST_OF_SWEEP, row)
-            if open_ := next((found for found in effects.values() if isinstance(found, Finding)), None):
-                return open_
             known = {row: found for row, found in effects.items() if isinstance(found, Effect)}
-            nearest = max(known, key=lambda row: known[row].mean)
+            nearest = max(known, key=lambda row: known[row].mean, default=None)
+            open_ = next((found for found in effects.values() if isinstance(found, Finding)), None)
+            # One row that is better is enough for a no, all are needed for a yes.
+            if open_ is not None and (nearest is None or known[nearest].mean < 0):
+                return open_
+            assert nearest is not None
             run_ids = dict.fromkeys(run_id for effect in known.values() for run_id in effect.run_ids)
-            measured = f"against {nearest}, the best of the others: {_described(known[nearest])}"
+            measured = f"against {nearest}, the best of {len(known)} others: {_described(known[nearest])}"
             return Finding("holds" if known[nearest].mean < 0 else "does not hold", measured, tuple(run_ids))
 
         return judge
