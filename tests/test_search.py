@@ -249,6 +249,17 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     assert f"{path}: damaged; remove it to try that rate again" in capfd.readouterr().err
 
 
+def test_publishing_one_tasks_search_leaves_the_others_in_the_table(
+    trained: list[tuple[str, float]], tmp_path: Path, published: Path
+) -> None:
+    for task in ("arxiv_math", "pg19"):
+        words = ["report=lr_search", f"task={task}", "report.models=[local]", f"results_dir={tmp_path / task}"]
+        assert main(["reproduce", *words]) == 0 and main(["publish", *words]) == 0
+    table = (published / "tables" / "lr_search_laptop.md").read_text(encoding="utf-8")
+    assert "PG19: validation loss" in table and "Arxiv-math: validation loss" in table
+    assert len(set(re.findall(r"runs/(\S+?)\.json", table))) == len(trained)
+
+
 def test_a_search_is_published_with_its_table_and_shown_where_nothing_was_run(
     trained: list[tuple[str, float]], tmp_path: Path, published: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

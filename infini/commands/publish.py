@@ -134,7 +134,9 @@ def publish_search(report: SearchReport, cfg: Config, overrides: list[str], publ
         raise InputError(f"{results_dir}: no runs of {report.name} at scale {cfg.scale.name} to publish")
     for record in chosen.values():
         _check_publishable(record, results_dir, before)
-    shown = found_by_search(report, cfg, overrides, {**before, **chosen}.values())
+    # Of all tasks: the table is one, whichever of them this search was of.
+    every_task = [text for text in overrides if not text.startswith("task=")]
+    shown = found_by_search(report, cfg, every_task, {**before, **chosen}.values())
     tables = build_search(report, cfg.scale.name, shown, {*before, *chosen})
     written = _copy(chosen, results_dir, published_dir)
     return written + write_report(tables, published_dir / "tables", links={"published": "../runs"})
