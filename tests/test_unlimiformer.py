@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infini.errors import InputError
-from infini.pretrained.unlimiformer import StateIndex, UnlimiformerAttention, encode, extend, windows
+from infini.pretrained.unlimiformer import StateIndex, UnlimiformerAttention, _kth_largest, encode, extend, windows
 
 transformers = pytest.importorskip("transformers")
 from transformers.modeling_outputs import BaseModelOutput  # noqa: E402 - only where the library is
@@ -138,13 +138,36 @@ def slow(base: Any, x_TD: torch.Tensor, states_SD: torch.Tensor, k: int) -> torc
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("k", [1, 6, 49])
 def test_each_head_has_its_own_k_best_states(k: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infini.pretrained.unlimiformer.STATES_PER_CALL", 13)
+    monkeypatch.setattr("infini.pretrained.unlimiformer.SCORES_PER_CALL", 2 * 4 * 13)
     base = make("bart").model.decoder.layers[0].encoder_attn
     states = states_and_tokens()[0]
     x = torch.randn(2, tokens, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     ours = UnlimiformerAttention(base, k)(x, states)[0]
     for row in range(2):
         assert (ours[row] - slow(base, x[row], states[row], k)).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", [1, 6, 49])
+def test_the_kth_largest_is_that_of_a_sort(k: int, dtype: torch.dtype) -> None:
+    scores = torch.randn(2, 3, 49, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    masked = scores.masked_fill(torch.arange(49) > 40, -torch.inf)
+    found = _kth_largest(masked, k)
+    assert found.dtype == dtype and not found.requires_grad
+    assert torch.equal(found, masked.sort(-1, descending=True).values[..., k - 1 : k])
+
+
+def test_under_autocast_states_are_searched_as_exactly_as_they_are() -> None:
+    """Two states that are one in bfloat16."""
+    base = make("bart").model.decoder.layers[0].encoder_attn.float()
+    states = torch.zeros(1, 9, 16)
+    asking = torch.zeros(1, 2, 1, 16)
+    asking[..., 0] = 1.0
+    states[0, :, 0] = 1.0
+    states[0, 7, 0] = 1.0 + 1e-4
+    with torch.autocast("cpu", torch.bfloat16):
+        best = UnlimiformerAttention(base, 1)._best(asking, states, None)
+    assert (best == 7).all()
 
 
 def test_what_is_masked_is_never_found() -> None:

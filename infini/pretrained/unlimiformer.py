@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,7 +22,9 @@ from infini.progress import progress_bar
 
 SEARCHES = ("exact", "approximate")
 STATES_PER_CALL = 1 << 14
-"""Encoder states whose scores exist at the same time, where few queries ask many states."""
+"""Encoder states that an index takes at a time."""
+SCORES_PER_CALL = 1 << 24
+"""Scores that exist at the same time, where few queries ask many states."""
 
 
 class Window(NamedTuple):
@@ -205,8 +208,7 @@ class UnlimiformerAttention(nn.Module):
         if mask_BTS is not None:
             scores = scores + mask_BTS[:, None]
         if self.k < scores.shape[-1]:
-            lowest = scores.topk(self.k, -1).values[..., -1:]
-            scores = scores.masked_fill(scores < lowest, -torch.inf)
+            scores = scores.masked_fill(scores < _kth_largest(scores, self.k), -torch.inf)
         return torch.einsum("bhts,bsd->bhtd", scores.softmax(-1), states_BSD)
 
     def _over_best(
@@ -231,20 +233,36 @@ class UnlimiformerAttention(nn.Module):
 
     def _best(self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None) -> torch.Tensor:
         """Indices [B, H, T, k] of the states with the largest scores, by a part of the states at a time."""
+        B, H, T, _ = asking_BHTD.shape
+        size = max(1, SCORES_PER_CALL // (B * H * T))
         best_scores = best = None
-        with torch.no_grad():
-            for start in range(0, states_BSD.shape[1], STATES_PER_CALL):
-                part = states_BSD[:, start : start + STATES_PER_CALL]
-                scores = torch.einsum("bhtd,bsd->bhts", asking_BHTD, part)
+        # As exact as the states are: autocast would copy all of them to bfloat16, for every token and layer again.
+        with torch.no_grad(), torch.autocast(states_BSD.device.type, enabled=False):
+            asking_BQD = asking_BHTD.to(states_BSD.dtype).flatten(1, 2)
+            for start in range(0, states_BSD.shape[1], size):
+                part_BSD = states_BSD[:, start : start + size]
+                scores = torch.matmul(asking_BQD, part_BSD.transpose(1, 2)).unflatten(1, (H, T))
                 if mask_BTS is not None:
-                    scores = scores + mask_BTS[:, None, :, start : start + STATES_PER_CALL]
-                index = torch.arange(start, start + part.shape[1], device=part.device).expand(scores.shape)
+                    scores = scores + mask_BTS[:, None, :, start : start + size]
+                index = torch.arange(start, start + part_BSD.shape[1], device=scores.device).expand(scores.shape)
                 if best is not None and best_scores is not None:
                     scores, index = torch.cat([best_scores, scores], -1), torch.cat([best, index], -1)
-                best_scores, places = scores.topk(min(self.k, scores.shape[-1]), -1)
+                best_scores, places = scores.topk(min(self.k, scores.shape[-1]), -1, sorted=False)
                 best = index.gather(-1, places)
         assert best is not None
         return best
+
+
+def _kth_largest(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """The k-th largest of the last axis, [..., 1], without gradient."""
+    scores = scores.detach()
+    if scores.device.type != "cpu":
+        return scores.topk(k, -1).values[..., -1:]
+    # Many times as fast as topk on a processor; numpy has no bfloat16.
+    wide = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+    place = scores.shape[-1] - k
+    found = np.partition(wide.numpy(), place, -1)[..., place : place + 1]
+    return torch.from_numpy(found).to(scores.dtype)
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
