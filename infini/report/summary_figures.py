@@ -25,7 +25,7 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
     with paper_style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(6.4, 3.8))
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.add_subplot()
         for index, (name, points) in enumerate(curves.items()):
             style, marker, shade = LINES[index % len(LINES)]
@@ -55,7 +55,8 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
         axes.set_title(
             f"{report.title}\nscale {scale}, {report.split} books, bars: 95 % over books{made_up}", fontsize=9
         )
-        axes.legend(frameon=False)
+        # Below: the bars of a few books reach everywhere.
+        figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=2)
         return save(figure, path)
 
 
