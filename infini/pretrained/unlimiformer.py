@@ -216,7 +216,6 @@ class UnlimiformerAttention(nn.Module):
     ) -> torch.Tensor:
         """The same for few queries and many states: these are searched, and only the best are gathered."""
         B, H, T, D = asking_BHTD.shape
-        row = torch.arange(B, device=states_BSD.device)[:, None, None, None]
         if self.index is None:
             best_BHTR = self._best(asking_BHTD, states_BSD, mask_BTS)
         else:
@@ -225,7 +224,10 @@ class UnlimiformerAttention(nn.Module):
             best_BHTR = best_BQR.unflatten(1, (H, T))
         none_BHTR = best_BHTR < 0
         best_BHTR = best_BHTR.clamp(min=0)
-        found_BHTRD = states_BSD[row, best_BHTR]
+        # Whole states at a time, which indexing by row and place is not.
+        rows = zip(states_BSD, best_BHTR, strict=True)
+        found_BHTRD = torch.stack([states.index_select(0, best.flatten()) for states, best in rows])
+        found_BHTRD = found_BHTRD.view(B, H, T, -1, D)
         scores = torch.einsum("bhtd,bhtrd->bhtr", asking_BHTD, found_BHTRD).masked_fill(none_BHTR, -torch.inf)
         if mask_BTS is not None:
             scores = scores + mask_BTS[:, None].expand(B, H, T, -1).gather(-1, best_BHTR)
