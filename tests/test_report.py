@@ -17,7 +17,7 @@ from infini.report import render
 from infini.report.figures import draw_report
 from infini.report.footprint import TABLE1
 from infini.report.selection import select_runs
-from infini.report.tables import DASH, RenderedReport
+from infini.report.tables import DASH, PLUS_MINUS, Cell, RenderedReport, Row, Table
 from infini.report.text_report import Report
 from infini.report.text_tables import build_report
 
@@ -241,6 +241,23 @@ def test_terminal_table_fits_120_columns(report: Report) -> None:
     assert re.search(r"Infini-Transformer \(Linear \+ Delta\) +9\.67 .*2\.23", printed)
     assert "Transformer-XL" in printed
     assert "synthetic" not in printed.lower()
+
+
+def test_a_table_that_is_too_wide_is_printed_in_parts_and_nothing_is_cut() -> None:
+    columns = tuple(f"{start} to {start + 8}" for start in range(0, 128, 8))
+    cells = tuple(Cell(f"+{number / 7:.4f} {PLUS_MINUS} 0.0123", "computed") for number in range(len(columns)))
+    table = Table("By place", columns, tuple(Row(name, f"Linear, {name}", cells) for name in ("usual", "longer")))
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    render.print_report(RenderedReport("wide", "laptop", "Wide", (table,), ()), console)
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= 120
+    assert printed.count("Linear, longer") == printed.count("Model") > 1
+    for number in range(len(columns)):
+        assert f"+{number / 7:.4f}" in printed
+    for column in columns:
+        # A long heading is broken at a space.
+        assert re.search(rf"\b{column.rsplit(' ', 1)[0]}\b", printed)
 
 
 def test_markdown_leads_from_every_measured_cell_to_its_runs(report: Report) -> None:

@@ -25,7 +25,7 @@ _CSV_HEADER = (*_CSV_PLACE, *_CSV_CELL)
 
 NARROWEST_MODEL, NARROWEST_CELL = 24, 12
 """Where a table is too wide for the terminal, cells are broken at spaces, to so many characters or more, before a title
-of a row gets fewer than that."""
+of a row gets fewer than that; where that is not enough either, its columns stand in several tables below each other."""
 
 
 def print_report(report: RenderedReport, console: Console) -> None:
@@ -38,8 +38,6 @@ def print_report(report: RenderedReport, console: Console) -> None:
     for table in report.tables:
         console.print()
         console.print(escape(table.title), style="italic", highlight=False)
-        grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-        grid.add_column(table.rows_are)
         columns = [[row.cells[index].text for row in table.rows] for index in range(len(table.columns))]
         room = console.width - NARROWEST_MODEL
         # A heading is broken at spaces, so a column is as wide as its longest word at least.
@@ -49,15 +47,35 @@ def print_report(report: RenderedReport, console: Console) -> None:
         if sum(2 + width for width in needed) > room:
             width = max(NARROWEST_CELL, room // len(columns) - 2)
             columns = [[_folded(text, width) for text in cells] for cells in columns]
-        for heading, cells in zip(table.columns, columns, strict=True):
-            lines = [line for cell in cells for line in cell.split("\n")]
-            grid.add_column(escape(_folded(heading, max(map(len, lines), default=0))), justify="right", no_wrap=True)
-        for number, row in enumerate(table.rows):
-            grid.add_row(escape(row.title), *(escape(cells[number]) for cells in columns))
-        console.print(grid)
+        widths = [max([len(line) for cell in cells for line in cell.split("\n")], default=0) for cells in columns]
+        headings = [_folded(heading, width) for heading, width in zip(table.columns, widths, strict=True)]
+        widths = [max(width, *map(len, heading.split("\n"))) for heading, width in zip(headings, widths, strict=True)]
+        for number, block in enumerate(_blocks(widths, room)):
+            if number:
+                console.print()
+            grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+            grid.add_column(table.rows_are)
+            for index in block:
+                grid.add_column(escape(headings[index]), justify="right", no_wrap=True)
+            for place, row in enumerate(table.rows):
+                grid.add_row(escape(row.title), *(escape(columns[index][place]) for index in block))
+            console.print(grid)
     console.print()
     for note in report.notes:
         console.print(escape(note), style="dim", highlight=False)
+
+
+def _blocks(widths: list[int], room: int) -> list[list[int]]:
+    """Columns of these widths, by their indices, in as many tables below each other as it takes to fit into `room`."""
+    blocks: list[list[int]] = []
+    left = 0
+    for index, width in enumerate(widths):
+        if not blocks or 2 + width > left:
+            blocks.append([])
+            left = room
+        blocks[-1].append(index)
+        left -= 2 + width
+    return blocks
 
 
 def _folded(text: str, width: int) -> str:
