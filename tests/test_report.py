@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,19 @@ def report(report_config: dict[str, Any]) -> Report:
 
 
 def test_two_runs_for_one_cell_are_an_error_that_names_both(report: Report) -> None:
-    runs = [make_eval("local", 1), make_eval("local", 1, run_id="again", started="2024-06-01T00:00:00+00:00")]
+    runs = [make_eval("local", 1), make_eval("local", 1, 4.1, run_id="again", started="2024-06-01T00:00:00+00:00")]
     with pytest.raises(InputError, match=r"eval-local-1 and again.*report\.aggregate=newest"):
         select_runs(report, "laptop", runs)
+
+
+def test_an_evaluation_made_again_is_no_rival_of_itself(report: Report) -> None:
+    once = make_eval("local", 1, 4.0)
+    again = replace(once, run_id="again", started="2100-01-01T00:00:00Z", data={**once.data, "beside": {".jsonl": {}}})
+    table = build_report(report, "laptop", [], [once, again]).tables[0]
+    assert [row.cells for row in table.rows if "again" in str(row.cells)] and "eval-local-1" not in str(table)
+    for other in (replace(again, parent="another"), replace(again, config_hash="another")):
+        with pytest.raises(InputError, match="two runs for seed 1"):
+            build_report(report, "laptop", [], [once, other])
 
 
 def test_the_report_may_name_the_aggregate(report_config: dict[str, Any]) -> None:

@@ -132,9 +132,9 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
     """Choose the evaluation runs that fill the cells of `report` at `scale`.
 
     Runs on real text put synthetic ones aside, in the whole table where it has one corpus, else in their row. What
-    remains must agree: one corpus and tokenizer for the whole table,
-    one setting a row over all its seeds, one run for each seed. With `aggregate: newest` the newest run decides
-    each of these; with `mean` all runs of a seed are kept.
+    remains must agree: one corpus and tokenizer for the whole table, one setting a row over all its seeds, one run for
+    each seed (of an evaluation that was made again with the same outcome the newest). With `aggregate: newest` the
+    newest run decides each of these; with `mean` all runs of a seed are kept.
 
     Raises:
         InputError: there are two candidates for a cell, and the report does not say what to do; both are named.
@@ -180,7 +180,7 @@ def _of_seed(report: AnyReport, runs: list[RunRecord], where: str) -> list[RunRe
     chosen: list[RunRecord] = []
     for run in reversed(runs):
         rivals = [other for other in chosen if report.cells_of(other) & report.cells_of(run)]
-        if rivals and report.aggregate is None:
+        if rivals and report.aggregate is None and not all(_made_again(run, rival) for rival in rivals):
             raise InputError(
                 f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}; "
                 f"choose with {' or '.join(f'report.aggregate={name}' for name in report.ways_to_choose)}"
@@ -188,6 +188,16 @@ def _of_seed(report: AnyReport, runs: list[RunRecord], where: str) -> list[RunRe
         if not rivals:
             chosen.append(run)
     return chosen[::-1]
+
+
+def _made_again(run: RunRecord, later: RunRecord) -> bool:
+    """Whether a later run is this evaluation once more: which of them is taken makes no difference."""
+    ours, theirs = ((one.parent, one.config_hash, one.results, one.series) for one in (run, later))
+    if run.parent is None or ours != theirs:
+        return False
+    # Files beside them say how long each took.
+    read, read_later = ({key: value for key, value in one.data.items() if key != "beside"} for one in (run, later))
+    return read == read_later
 
 
 def _age(run: RunRecord) -> tuple[str, str]:
