@@ -381,3 +381,12 @@ def test_an_evaluation_that_went_on_at_another_commit_says_so(
     assert "another commit" not in with_model.err
     said = f"run {mixed.run_id} cannot be published: it was made at more than one commit"
     assert with_model.error("publish", mixed.run_id) == said
+
+
+def test_what_is_made_from_made_up_text_says_so(infini: Runner, tmp_path: Path) -> None:
+    made_up = "task.data_dir=synthetic"
+    infini("train", made_up)
+    assert "(made-up text)" in infini.err
+    assert "measured on made-up text: it shows that this runs, and nothing else" in infini("eval", made_up)
+    infini("generate", made_up, "prompt=once", "decoding.max_new_tokens=2")
+    assert "(trained on made-up text: it shows that this runs, and nothing else) goes on" in infini.err

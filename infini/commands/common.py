@@ -90,6 +90,12 @@ def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:
     return tokenizer
 
 
+def trained_on(description: dict[str, Any]) -> str:
+    """What is to be said with the run id of a model that has seen nothing but made-up text; nothing of any other."""
+    made_up = description["config"]["task"].get("data_dir") == "synthetic"
+    return " (trained on made-up text: it shows that this runs, and nothing else)" if made_up else ""
+
+
 def names_a_task(overrides: list[str]) -> bool:
     """Whether a task is named, or something of it set: what is said of one task's data is said of no other's."""
     return any(text.startswith(("task=", "task.")) for text in overrides)

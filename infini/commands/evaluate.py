@@ -39,6 +39,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
     console = Console()
     for name, entry in record.results.items():
         console.print(f"{name:<18} {entry['value']:>12.4f}  {entry['unit']}  (n = {entry['n']:,})", highlight=False)
+    if record.synthetic:
+        console.print("measured on made-up text: it shows that this runs, and nothing else", highlight=False)
     console.print(f"record: {records.record_path(cfg.results_dir, record.run_id)}", markup=False, soft_wrap=True)
     return 0
 

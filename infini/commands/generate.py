@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import torch
 
-from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer
+from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
 from infini.config import Config
 from infini.decoding import Reader, generate, load_reader, save_reader, saved_by
 from infini.errors import InputError
@@ -49,7 +49,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     if kind_of(description["model"]["name"]) == "seq2seq":
         raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder goes on from no text; use infini summarize")
     tokenizer = load_tokenizer(folder, description)
-    print(f"{description['run_id']} goes on", file=sys.stderr)
+    print(f"{description['run_id']}{trained_on(description)} goes on", file=sys.stderr)
     about = {"model": str(description["run_id"]), "tokenizer": tokenizer.hash}
     with autocast(cfg.parallel.precision, device):
         reader = Reader.begin(model, tokenizer.bos_id)

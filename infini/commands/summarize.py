@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer
+from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
 from infini.commands.generate import TOKENS_PER_CALL, check_writable, open_text
 from infini.config import Config
 from infini.decoding import Reader, generate
@@ -33,7 +33,8 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     Raises InputError when there is not one book, or it, the checkpoint or the output cannot be had.
     """
     if len(paths) != 1:
-        raise InputError(f"{' '.join(paths)!r}: give one book, a text or an EPUB: infini summarize book.txt")
+        given = f"{' '.join(paths)!r}" if paths else "no book"
+        raise InputError(f"{given}: give one book, a text or an EPUB: infini summarize book.txt")
     from tasks.booksum.data import SEPARATOR
 
     output = texts.get("output")
@@ -86,7 +87,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     else:
         write_atomically(Path(output), ("".join(said).strip() + "\n").encode())
     where = f"; summary in {output}" if output is not None else ""
-    print(f"{read:,} tokens read by {description['run_id']}{where}", file=sys.stderr)
+    print(f"{read:,} tokens read by {description['run_id']}{trained_on(description)}{where}", file=sys.stderr)
     return 0
 
 
