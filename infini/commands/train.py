@@ -184,7 +184,8 @@ def _keep(
     name, result = next(iter(record.results.items()))
     console.print(
         f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, "
-        f"{name.replace('_', ' ')} {result['value']:.4f} {result['unit']}{' (made-up text)' if record.synthetic else ''}",
+        f"{name.replace('_', ' ')} {result['value']:.4f} {result['unit']}"
+        f"{' (made-up text)' if record.synthetic else ''}",
         markup=False,
         highlight=False,
         soft_wrap=True,
