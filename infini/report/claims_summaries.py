@@ -11,6 +11,7 @@ import numpy as np
 
 from infini.lengths import parse_lengths
 from infini.records import RunRecord
+from infini.report.book_scores import METRICS, RESAMPLES, overall
 from infini.report.selection import Selection
 from infini.report.summaries import SummaryReport, cells_at
 from infini.report.tables import PLUS_MINUS
@@ -20,8 +21,6 @@ SUMMARIES, LENGTHS = "table4_booksum", "booksum_lengths"
 """Reports of the systems at one length, and of ours at several."""
 OURS = ("infini_linear", "infini_delta")
 OTHERS = ("bart", "bart_unlimiformer", "primera", "primera_unlimiformer")
-METRICS = ("rouge1", "rouge2", "rougeL")
-RESAMPLES = 2000
 TEST = (
     f"by more than {SURE:g} standard errors (the larger of a bootstrap over books and of that over seeds), the same "
     f"books, {FEWEST_SEEDS} seeds"
@@ -105,12 +104,6 @@ def _surely_above_0(
     if len(scores) < FEWEST_SEEDS or n_books < FEWEST_DOCUMENTS:
         return Finding("not measured yet", measured, used)
     return Finding("holds" if mean > SURE * error else "does not hold", measured, used)
-
-
-def overall(means: np.ndarray) -> np.ndarray:
-    """Geometric mean over the last axis: of mean R-1, R-2 and R-L, as the paper's column is."""
-    found: np.ndarray = np.prod(means, axis=-1) ** (1 / means.shape[-1])
-    return found
 
 
 def _scores(selection: Selection, wanted: Sequence[tuple[str, int]]) -> tuple[Scores, tuple[str, ...]]:

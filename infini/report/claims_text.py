@@ -92,7 +92,8 @@ def sweep_claims(benchmarks: Mapping[str, str]) -> list[Claim]:
                 return open_
             assert nearest is not None
             run_ids = dict.fromkeys(run_id for effect in known.values() for run_id in effect.run_ids)
-            measured = f"against {nearest}, the best of {len(known)} others: {_described(known[nearest])}"
+            among = f", the best of {len(known)} others" if len(known) > 1 else ""
+            measured = f"against {nearest}{among}: {_described(known[nearest])}"
             return Finding("holds" if known[nearest].mean < 0 else "does not hold", measured, tuple(run_ids))
 
         return judge

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ import yaml
 from infini.errors import InputError
 from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
+from infini.report.book_scores import interval_over_books
 from infini.report.rows import RowsOfOneTask
 from infini.report.selection import Selection, checked, select_runs
 from infini.report.tables import (
@@ -168,7 +169,10 @@ def build_summary_report(
     made_up = any(selection.synthetic for selection in sources.values())
     title = f"{report.title}, scale {scale}{' [SYNTHETIC BOOKS: says nothing about the systems]' if made_up else ''}"
     notes = [report.note] if report.note else []
-    notes.append(f"In brackets the bootstrap interval over books, 95 %, of the first seed; {DASH}: not available.")
+    notes.append(
+        f"Mean {PLUS_MINUS} standard deviation over seeds (their number); in brackets the bootstrap interval over "
+        f"books, 95 %, of the mean over seeds; {DASH}: not available."
+    )
     notes += [_provenance(source, selection) for source, selection in sources.items()]
     return RenderedReport(report.name, scale, title, (Table(what, columns, tuple(rows), "System"),), tuple(notes))
 
@@ -183,15 +187,21 @@ def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> 
     found = cells_at(runs, length)
     if not found:
         return MISSING
-    values = [float(cell[metric]) for _, cell in found]
+    cells = [cell for _, cell in found]
+    values = [float(cell[metric]) for cell in cells]
     mean = statistics.fmean(values)
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    low, high = found[0][1][f"{metric}_interval"]
+    spread = statistics.stdev(values) if len(values) > 1 and not _drawn_once(cells) else None
+    low, high = interval_over_books(cells, metric)
     text = f"{mean:.1f}" + (f" {PLUS_MINUS} {spread:.1f} ({len(values)})" if spread is not None else "")
     ids = [run.run_id for run, _ in found]
     return measured_cell(
         f"{text} [{low:.1f}, {high:.1f}]", source, mean, spread, "sd" if spread else "", len(found), ids
     )
+
+
+def _drawn_once(cells: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no model reads and no seed makes a difference: such references are not one more at every seed."""
+    return all(cell.get("length") is None and cell["books"] == cells[0]["books"] for cell in cells)
 
 
 def _books(runs: Iterable[RunRecord], length: int, source: str) -> Cell:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord
+from infini.report.book_scores import interval_over_books
 from infini.report.figures import LINES, SYNTHETIC_MARK, gate_heatmap, paper_style, save
 from infini.report.selection import Selection
 from infini.report.summaries import SummaryReport, cells_at
@@ -14,7 +15,7 @@ from infini.report.summaries import SummaryReport, cells_at
 
 def overall_by_length(report: SummaryReport, scale: str, selection: Selection, path: Path) -> list[Path]:
     """Draw the overall value (geometric mean of R-1, R-2 and R-L) against the tokens of a book that were read; the mean
-    over seeds, bars the bootstrap interval over books of the first seed.
+    over seeds, bars the bootstrap interval over books of that mean.
 
     Returns:
         Paths of the PNG and the SVG; empty where no system was asked at two lengths.
@@ -66,7 +67,7 @@ def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[int, flo
     for length in parse_lengths(report.input_lengths):
         cells = [cell for _, cell in cells_at(runs, length)]
         if cells:
-            low, high = cells[0]["overall_interval"]
+            low, high = interval_over_books(cells, "overall")
             points.append((length, statistics.fmean(cell["overall"] for cell in cells), low, high))
     return points
 

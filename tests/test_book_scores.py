@@ -1,0 +1,87 @@
+"""The bootstrap over books of a mean over seeds, and how the table of summaries says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from summary_runs import summaries
+
+from infini.config import compose
+from infini.records import RunRecord
+from infini.report.book_scores import METRICS, interval_over_books
+from infini.report.load import load_report
+from infini.report.summaries import SummaryReport, build_summary_report
+from tasks.booksum.metrics import OVERALL, TYPES, over_books
+
+
+def cell(scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Book -> R-1, R-2, R-L and R-Lsum, as an evaluation records them."""
+    return {"books": [{"name": name, **dict(zip(TYPES, values, strict=True))} for name, values in scores.items()]}
+
+
+def alike(values: Sequence[float]) -> dict[str, Any]:
+    """Books a, b, ... of which all metrics are one number each."""
+    return cell({name: [value] * len(TYPES) for name, value in zip("abcdef", values, strict=False)})
+
+
+def test_one_seed_has_the_interval_of_its_evaluation() -> None:
+    scores = np.random.default_rng(1).uniform(1, 30, (7, len(TYPES)))
+    expected = over_books([dict(zip(TYPES, row, strict=True)) for row in scores.tolist()])
+    made = cell({str(number): row for number, row in enumerate(scores.tolist())})
+    for metric in (*TYPES, OVERALL):
+        assert interval_over_books([made], metric) == pytest.approx(expected[metric][1:], rel=1e-12)
+
+
+def test_books_that_are_drawn_are_the_same_in_every_seed() -> None:
+    # What one seed has more of at a book the other has less: the mean over seeds is 2 at every book.
+    opposite = [alike([1, 3, 2]), alike([3, 1, 2])]
+    assert interval_over_books(opposite, "rouge1") == (2.0, 2.0)
+    assert interval_over_books(opposite, OVERALL) == pytest.approx((2.0, 2.0))
+
+
+def test_the_overall_value_is_made_of_means_over_books() -> None:
+    (first, second), apart = METRICS[:2], [cell({"a": [8, 1, 1, 0], "b": [1, 8, 1, 0]})]
+    assert interval_over_books(apart, first) == interval_over_books(apart, second) == (1.0, 8.0)
+    assert interval_over_books(apart, OVERALL) == pytest.approx((2.0, 4.5 ** (2 / 3)))
+
+
+def test_the_interval_is_about_the_mean_over_seeds() -> None:
+    """That of a first seed does not contain the mean, where the others are far from it."""
+    cells = [alike([10, 11]), alike([20, 21]), alike([20, 21])]
+    low, high = interval_over_books(cells, OVERALL)
+    assert low == pytest.approx(50 / 3) and high == pytest.approx(53 / 3)
+    assert interval_over_books(cells[:1], OVERALL)[1] == pytest.approx(11)
+
+
+def test_books_that_a_seed_lacks_count_in_none() -> None:
+    fewer = cell({"b": [3] * 4, "a": [1] * 4})
+    assert interval_over_books([alike([1, 3, 1000]), fewer], "rouge2") == (1.0, 3.0)
+    with pytest.raises(ValueError, match="no book is in all cells"):
+        interval_over_books([alike([1, 3]), cell({"z": [3] * 4})], "rouge2")
+
+
+def reference(model: str, scores: Sequence[Sequence[float]]) -> list[RunRecord]:
+    """Evaluations of a reference, one a seed, with a score of each of three books."""
+    runs = []
+    for seed, values in enumerate(scores, 1):
+        run = summaries(model, {0: values}, seed=seed)[1]
+        run.series["cells"][0]["length"] = run.parent = None
+        runs.append(run)
+    return runs
+
+
+def test_a_reference_that_no_seed_changes_is_not_three() -> None:
+    report = load_report(compose(["report=table4_booksum"]).report)
+    assert isinstance(report, SummaryReport)
+    runs = reference("lead", [(1, 2, 6)] * 3) + reference("random", [(1, 2, 6), (2, 3, 7), (3, 4, 8)])
+    # The same of a model is no accident, and stands there.
+    for seed in (1, 2, 3):
+        runs += summaries("infini_linear", {500 * 1024: (5, 5, 5)}, seed=seed)
+    (table,) = build_summary_report(report, "laptop", runs, None).tables
+    cells = {row.model: row.cells[table.columns.index("R-1")].text for row in table.rows}
+    assert cells["lead/published"] == "3.0 [1.0, 6.0]"
+    assert cells["random/published"] == "4.0 ± 1.0 (3) [2.0, 7.0]"
+    assert cells["infini_linear/published"] == "5.0 ± 0.0 (3) [5.0, 5.0]"
