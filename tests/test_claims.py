@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -220,6 +221,9 @@ def test_the_claims_are_written_with_the_runs_behind_them() -> None:
     text = claims_text("laptop", [make_eval("memorizing", 1), make_eval("infini_linear", 1, 3.9)])
     assert "| Claim | Where | Test | Measured | Verdict |" in text
     assert "[`eval-infini_linear-1`](runs/eval-infini_linear-1.json)" in text
+    # Every claim is counted, under one verdict.
+    total, *counts = re.findall(r"\d+", next(line for line in text.splitlines() if " claims. " in line))
+    assert int(total) == sum(map(int, counts)) == len(verdicts([]))
 
 
 @pytest.mark.parametrize("tables", [["table2_lm"], ["table3_passkey"], []])

@@ -317,6 +317,8 @@ def test_synthetic_runs_are_labelled_step_back_for_real_ones_and_are_never_publi
     assert "[SYNTHETIC CORPUS: shows" in build_report(report, "laptop", [], runs).title
     mixed = [*runs, make_eval("local", 1, run_id="mathematics", task="arxiv_math")]
     assert "[SYNTHETIC CORPUS in PG19: shows" in build_report(report, "laptop", [], mixed).title
+    beside = build_report(report, "laptop", [make_eval("local", 2, run_id="published")], runs)
+    assert "[SYNTHETIC CORPUS of the rows that are yours: shows" in beside.title
     rendered = build_report(report, "laptop", runs, [*runs, make_eval("local", 1, run_id="real")])
     assert "SYNTHETIC" not in rendered.title
     assert rendered.tables[0].cell("local", "PG19 published").origin == "missing"

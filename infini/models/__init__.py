@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import pkgutil
+import traceback
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -34,10 +36,26 @@ def register(name: str, config: type, kind: Kind = "language_model") -> Callable
 
 
 def registered(kind: Kind | None = None) -> dict[str, tuple[type, Builder]]:
-    """name -> (config dataclass, builder) of every model file in this package, or of those of one kind."""
+    """name -> (config dataclass, builder) of every model file in this package, or of those of one kind.
+
+    Raises InputError naming the file and line that keep one from being imported: none can be left out unseen.
+    """
     for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+        try:
+            importlib.import_module(f"{__name__}.{module.name}")
+        except Exception as error:
+            raise InputError(f"{_place(module, error)}: {type(error).__name__}: {error}") from error
     return {name: entry for name, entry in _REGISTRY.items() if kind in (None, _KINDS[name])}
+
+
+def _place(module: pkgutil.ModuleInfo, error: Exception) -> str:
+    """The model file that could not be imported, with the line of it where there is one."""
+    folder = getattr(module.module_finder, "path", "infini/models")
+    path = os.path.join(folder, f"{module.name}.py")
+    if isinstance(error, SyntaxError):
+        return f"{path}, line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{path}, line {lines[-1]}" if lines else path
 
 
 def kind_of(name: str) -> Kind | None:

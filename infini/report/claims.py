@@ -6,6 +6,7 @@ than the paper's, never by rows with length extension; what a row has beside tha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,9 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Evidence, benchmark
         cells = (Cell(claim.place, "quoted", source="paper"), Cell(claim.test, "computed"), measured, verdict)
         rows.append(Row(claim.name, claim.says, cells))
     table = Table("Verdicts", ("Where", "Test", "Measured", "Verdict"), tuple(rows), "Claim")
-    notes = tuple(filter(None, [report.note]))
+    verdicts = Counter(row.cells[-1].text for row in rows)
+    counts = "; ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
+    notes = tuple(filter(None, [f"{len(rows)} claims. {counts}.", report.note]))
     return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", (table,), notes)
 
 

@@ -78,6 +78,8 @@ def build_report(
     if made_up:
         with_runs = [task for task, sources in chosen.items() if any(found.runs for found in sources.values())]
         where = "" if made_up == with_runs else f" in {', '.join(report.benchmarks[task] for task in made_up)}"
+        # Published runs are never made up.
+        where += " of the rows that are yours" if any(chosen[task]["published"].runs for task in made_up) else ""
         title += f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
     tables = [_main_table(report, chosen), _sizes_table(report, chosen)]
     notes = [report.note] if report.note else []

@@ -1,0 +1,38 @@
+"""A model file that cannot be imported: one line that names it, whichever model was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_runner import Runner
+
+from infini import models
+from infini.models import registered
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\ny = none_such\n", "mine.py, line 2: NameError: name 'none_such' is not defined"),
+        ("def f(:\n", "mine.py, line 1: SyntaxError: "),
+        ("import none_such\n", "mine.py, line 1: ModuleNotFoundError: No module named 'none_such'"),
+        (
+            "from infini.models import register\n\n\n@register('full', dict)\ndef build(config, dims, vocab_size):\n"
+            "    return None\n",
+            "mine.py, line 4: ValueError: model 'full' is registered twice",
+        ),
+    ],
+    ids=["name", "syntax", "import", "twice"],
+)
+def test_a_broken_model_file_is_one_line_that_names_it(
+    infini: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    registered()
+    (tmp_path / "mine.py").write_text(text, "utf-8")
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    message = infini.error("train", "task=pg19", "task.data_dir=synthetic", "model=local")
+    assert message.startswith(f"{tmp_path}/{said}") and "\n" not in message
+    assert not infini.records()
+    (tmp_path / "mine.py").unlink()
+    assert "local" in registered()
