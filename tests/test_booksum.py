@@ -229,6 +229,7 @@ def test_the_table_has_the_papers_rows_ours_and_the_references(infini: Runner, t
     words = [*SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}", "report=table4_booksum"]
     words += [f"report.run=[{','.join(rows)}]", "recipe.segments_per_sequence=8"]
     out = infini("reproduce", *words)
+    assert "model.k=1024: training sources have 128 tokens" in infini.err
     made = [(run.verb, run.model) for run in infini.records()]
     systems = [(verb, model) for model in ("bart", "bart", "infini_delta") for verb in ("train", "eval")]
     assert sorted(made) == sorted([*systems, *(("eval", name) for name in references)])

@@ -234,10 +234,11 @@ class Seq2Seq(nn.Module):
 
     @checkpoint_activations.setter
     def checkpoint_activations(self, again: bool) -> None:
-        if again and not self._again:
-            self.inner.gradient_checkpointing_enable()
-        elif self._again and not again:
-            self.inner.gradient_checkpointing_disable()
+        if again != self._again:
+            what = "enable" if again else "disable"
+            # The older name ends with transformers 5.
+            call = getattr(self.inner, f"activation_checkpointing_{what}", None)
+            (call or getattr(self.inner, f"gradient_checkpointing_{what}"))()
         self._again = again
 
     def resize_segments(self, segment_length: int) -> None:

@@ -52,8 +52,22 @@ class BooksumDataModule(ResumableDataModule):
             not self.cfg.recipe.curriculum, "recipe.curriculum", self.cfg.recipe.curriculum, "booksum has no stages"
         )
         self._train = open_books(self.cfg, "train")
+        # What is wrong with those is said before the training, not after it.
+        validation = open_books(self.cfg, "validation")
         self._opened = self._tokens(self._train)
         self.batches = self._batches(self._train, self._opened)
+        self._validation = self._batches(validation, self._tokens(validation))
+        self._tell_of_nothing_to_choose()
+
+    def _tell_of_nothing_to_choose(self) -> None:
+        cfg = self.cfg
+        length = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
+        if cfg.model.get("unlimiformer") == "alternating" and cfg.model["k"] >= length:
+            print(
+                f"model.k={cfg.model['k']}: training sources have {length} tokens, so model.unlimiformer=alternating has "
+                "all of them and learns no choice; longer ones: recipe.segments_per_sequence",
+                file=sys.stderr,
+            )
 
     def _batches(self, books: BookSplit, opened: TokenisedSplit) -> Examples:
         cfg, marks = self.cfg, (self.tokenizer.bos_id, self.tokenizer.end_id)
@@ -85,9 +99,8 @@ class BooksumDataModule(ResumableDataModule):
     @torch.no_grad()
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
         """Loss on the summaries of the validation books, each after as much of its book as in training."""
-        books = open_books(self.cfg, "validation")
         total = count = 0.0
-        batches = self._batches(books, self._tokens(books))
+        batches = self._validation
         bar = progress_bar("validating", len(batches.pairs), sys.stderr.isatty())
         with autocast(self.cfg.parallel.precision, device), bar as advance:
             for batch in batches.all_once():
