@@ -290,7 +290,13 @@ def test_train_and_summarise(infini: Runner, tmp_path: Path, name: str) -> None:
     book = tmp_path / "book.txt"
     book.write_text("A dog runs. " * 50, "utf-8")
     infini("summarize", str(book), "decoding.max_new_tokens=4", f"model={name}")
-    assert "32 tokens read by" in infini.err
+    assert "32 of 201 tokens read by" in infini.err
+    # The same weights, and the whole book; what was trained stays as it was.
+    whole = ["model.unlimiformer=test", "model.k=2"]
+    infini("summarize", str(book), "decoding.max_new_tokens=4", f"model={name}", *whole)
+    assert "\n201 tokens read by" in f"\n{infini.err}"
+    message = infini.error("summarize", str(book), f"model={name}", "model.window=64")
+    assert message == "model.window=64: the checkpoint was trained with 32"
     assert "an encoder-decoder goes on from no text" in infini.error(
         "generate", "prompt=x", f"model={name}", "task=booksum"
     )

@@ -20,7 +20,7 @@ from infini.models import kind_of
 from infini.precision import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.records import RunRecord
 from infini.report.search import KEY
-from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder
+from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder, read_description
 
 T = TypeVar("T")
 
@@ -78,6 +78,50 @@ def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:
             f"checkpoint=null: no trained model for {described} in {cfg.results_dir}; train one with `{command}`"
         )
     return checkpoint_folder(cfg.results_dir, runs[-1].run_id)
+
+
+def asked_anew(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict[str, Any]:
+    """What an evaluation may set otherwise than the training did, for it changes no weight: how an encoder-decoder
+    looks at its source. held: the options of the model in the checkpoint. InputError where that would name a training
+    that was another."""
+    if kind_of(cfg.model["name"]) != "seq2seq" or held["name"] != cfg.model["name"]:
+        return {}
+    asked = keys_of(overrides)
+    anew = {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in asked}
+    was, now = held.get("unlimiformer"), anew.get("unlimiformer")
+    if now == "alternating" and was != now:
+        raise InputError(
+            f"model.unlimiformer={now!r}: is a training, and the checkpoint was trained with {was!r}; an evaluation "
+            "takes none or test, or what the training had"
+        )
+    if now == "test" and was == "alternating":
+        # In an evaluation the two are one.
+        anew["unlimiformer"] = was
+    return anew
+
+
+def keys_of(overrides: list[str]) -> list[str]:
+    """The keys that a command line sets, in its order."""
+    return [override.lstrip("+").partition("=")[0] for override in overrides]
+
+
+def asked_of_model(cfg: Config, overrides: list[str], folder: Path) -> dict[str, Any]:
+    """The options of a checkpoint's model that a command line sets otherwise than its training did, and may.
+
+    Raises InputError where it names another model, or an option that the weights were trained with.
+    """
+    named = [key for key in keys_of(overrides) if key == "model" or key.startswith("model.")]
+    if not named:
+        return {}
+    held = read_description(folder)["model"]
+    if held["name"] != cfg.model["name"]:
+        raise InputError(f"checkpoint={str(folder)!r}: holds {held['name']}; add model={held['name']}")
+    anew = asked_anew(cfg, overrides, held)
+    for key in named:
+        option = key.removeprefix("model.")
+        if key != option and option not in anew and cfg.model[option] != held.get(option):
+            raise InputError(f"{key}={cfg.model[option]!r}: the checkpoint was trained with {held.get(option)!r}")
+    return anew
 
 
 def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:

@@ -13,11 +13,18 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import check_kind, find_checkpoint, keep_large_buffers, load_tokenizer, start_record
+from infini.commands.common import (
+    asked_anew,
+    check_kind,
+    find_checkpoint,
+    keep_large_buffers,
+    keys_of,
+    load_tokenizer,
+    start_record,
+)
 from infini.config import Config, DimsConfig, OptimizerConfig, RecipeConfig
 from infini.errors import InputError
 from infini.memory_use import peak_memory_bytes
-from infini.models import kind_of
 from infini.precision import pick_device
 from infini.records import value_at
 from infini.training.checkpoint import load_model, read_description
@@ -53,7 +60,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     check_kind(cfg)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    anew = _asked_anew(cfg, overrides, read_description(folder)["model"])
+    anew = asked_anew(cfg, overrides, read_description(folder)["model"])
     model, description = load_model(folder, device, anew)
     try:
         cfg = _as_trained(cfg, overrides, description, folder, anew)
@@ -117,7 +124,7 @@ def _as_trained(
     # Nothing that was trained depends on the segment length, and how far a model goes with another is a question.
     free = {"dims.segment_length"} if cfg.task.name == "passkey" else set()
     free |= {f"model.{key}" for key in anew}
-    keys = _keys(overrides)
+    keys = keys_of(overrides)
     for key in keys:
         if key in free:
             continue
@@ -139,31 +146,6 @@ def _as_trained(
         # Asked for fewer digits than it learned, a model would be judged by half an answer.
         task = replace(task, digits=held["task"]["digits"])  # type: ignore[call-arg]
     return replace(cfg, task=task, **trained)
-
-
-def _asked_anew(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict[str, Any]:
-    """What an evaluation may set otherwise than the training did, for it changes no weight: how an encoder-decoder
-    looks at its source. held: the options of the model in the checkpoint. InputError where that would name a training
-    that was another."""
-    if kind_of(cfg.model["name"]) != "seq2seq" or held["name"] != cfg.model["name"]:
-        return {}
-    asked = _keys(overrides)
-    anew = {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in asked}
-    was, now = held.get("unlimiformer"), anew.get("unlimiformer")
-    if now == "alternating" and was != now:
-        raise InputError(
-            f"model.unlimiformer={now!r}: is a training, and the checkpoint was trained with {was!r}; an evaluation "
-            "takes none or test, or what the training had"
-        )
-    if now == "test" and was == "alternating":
-        # In an evaluation the two are one.
-        anew["unlimiformer"] = was
-    return anew
-
-
-def _keys(overrides: list[str]) -> list[str]:
-    """The keys that a command line sets, in its order."""
-    return [override.lstrip("+").partition("=")[0] for override in overrides]
 
 
 def _group(schema: Any, held: dict[str, Any]) -> Any:

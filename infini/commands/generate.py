@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import torch
 
-from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
+from infini.commands.common import asked_of_model, find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
 from infini.config import Config
 from infini.decoding import Reader, generate, load_reader, save_reader, saved_by
 from infini.errors import InputError
@@ -45,7 +45,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     folder = _find_model(cfg, overrides)
-    model, description = load_model(folder, device)
+    model, description = load_model(folder, device, asked_of_model(cfg, overrides, folder))
     if kind_of(description["model"]["name"]) == "seq2seq":
         raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder goes on from no text; use infini summarize")
     tokenizer = load_tokenizer(folder, description)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infini.commands.common import find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
+from infini.commands.common import asked_of_model, find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
 from infini.commands.generate import TOKENS_PER_CALL, check_writable, open_text
 from infini.config import Config
 from infini.decoding import Reader, generate
@@ -45,10 +45,10 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     device = pick_device(cfg.parallel.accelerator)
     # Here the seed decides what is drawn, not which model it is.
     folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
-    model, description = load_model(folder, device)
+    model, description = load_model(folder, device, asked_of_model(cfg, overrides, folder))
     tokenizer = load_tokenizer(folder, description)
     reader: Reader | SourceReader
-    read, shown = 0, sys.stderr.isatty()
+    read, total, shown = 0, 0, sys.stderr.isatty()
 
     def pieces(advance: Callable[[float], None]) -> Iterator[np.ndarray]:
         nonlocal read
@@ -66,7 +66,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
                 streamed = Reader.begin(model, tokenizer.bos_id).read(pieces(advance), TOKENS_PER_CALL)
                 reader = streamed.read([tokenizer.encode(SEPARATOR)], TOKENS_PER_CALL)
         if isinstance(model, Seq2Seq):
-            read = model.source_tokens(read)
+            read, total = model.source_tokens(read), read
             with progress_bar(f"encoding {paths[0]}", read, shown) as advance:
                 reader = SourceReader.begin(model, book, tokenizer.bos_id, advance)
         options, generator = cfg.decoding, torch.Generator().manual_seed(cfg.seed)
@@ -87,7 +87,8 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     else:
         write_atomically(Path(output), ("".join(said).strip() + "\n").encode())
     where = f"; summary in {output}" if output is not None else ""
-    print(f"{read:,} tokens read by {description['run_id']}{trained_on(description)}{where}", file=sys.stderr)
+    of_all = f" of {total:,}" if total > read else ""
+    print(f"{read:,}{of_all} tokens read by {description['run_id']}{trained_on(description)}{where}", file=sys.stderr)
     return 0
 
 

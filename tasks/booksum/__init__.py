@@ -64,8 +64,8 @@ class BooksumDataModule(ResumableDataModule):
         length = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
         if cfg.model.get("unlimiformer") == "alternating" and cfg.model["k"] >= length:
             print(
-                f"model.k={cfg.model['k']}: training sources have {length} tokens, so model.unlimiformer=alternating has "
-                "all of them and learns no choice; longer ones: recipe.segments_per_sequence",
+                f"model.k={cfg.model['k']}: training sources have {length} tokens, so model.unlimiformer=alternating "
+                "has all of them and learns no choice; longer ones: recipe.segments_per_sequence",
                 file=sys.stderr,
             )
 
