@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -378,21 +378,4 @@ def _train_bpe(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return TextTokenizer(tokenizer)
-
-
-def hub_tokenizer(hub_id: str) -> TextTokenizer:
-    """A tokenizer of the Hugging Face hub, by id; InputError (one line) when it cannot be had."""
-    import tokenizers
-
-    from tasks.hub import caches_only, reachable
-
-    try:
-        with nullcontext() if reachable() else caches_only():
-            tokenizer = tokenizers.Tokenizer.from_pretrained(hub_id)
-    except Exception as error:  # the library raises bare Exception
-        raise InputError(
-            f"scale.tokenizer={hub_id!r}: the Hugging Face hub did not give it ({type(error).__name__}); "
-            "needs a network, or use scale.tokenizer=bpe"
-        ) from error
     return TextTokenizer(tokenizer)

@@ -15,7 +15,8 @@ import numpy as np
 from infini.config import Config, cache_folder
 from infini.progress import progress_bar
 from infini.records import naming
-from tasks.text import Documents, TextTokenizer, bpe_tokenizer, hub_tokenizer, load_documents
+from tasks.hub_tokenizer import hub_tokenizer
+from tasks.text import Documents, TextTokenizer, bpe_tokenizer, load_documents
 
 _FORMAT = 1
 

@@ -197,7 +197,7 @@ def test_a_training_starts_from_the_hubs_weights_and_tokenizer(
     vocabulary.train_from_iterator(["A dog runs. " * 50], trainer)
     tokenizer = TextTokenizer(vocabulary)
     assert (tokenizer.bos_id, tokenizer.end_id) == (0, 2)
-    monkeypatch.setattr("tasks.booksum.hub_tokenizer", lambda name: tokenizer)
+    monkeypatch.setattr("tasks.booksum.hub_tokenizer", lambda name, *settings: tokenizer)
     make("bart", vocabulary=tokenizer.vocab_size).float().inner.save_pretrained(tmp_path / "bart")
     words = [
         "task=booksum",

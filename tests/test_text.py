@@ -1,5 +1,6 @@
 """Documents, tokenizers and the token cache."""
 
+import json
 import os
 import re
 from collections import Counter
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from infini.config import Config, compose
 from infini.errors import InputError
 from tasks import text as text_module
-from tasks.text import Documents, TextTokenizer, bpe_tokenizer, hub_tokenizer, load_documents, synthetic_documents
+from tasks.hub_tokenizer import hub_tokenizer
+from tasks.text import Documents, TextTokenizer, bpe_tokenizer, load_documents, synthetic_documents
 from tasks.token_cache import open_split, tokenise
 
 HUB_ID = "somebody/books"
@@ -227,6 +229,30 @@ def test_hub_tokenizer_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InputError) as error:
         hub_tokenizer("somebody/t5")
     assert_one_line(error, "scale.tokenizer='somebody/t5'")
+    with pytest.raises(InputError, match="model.weights='somebody/t5': .*or use model.weights=null") as error:
+        hub_tokenizer("somebody/t5", "model.weights", "model.weights=null")
+    assert_one_line(error, "model.weights")
+
+
+def test_of_a_vocabulary_and_its_merges_alone_a_tokenizer_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As LED's first repositories are, which have no tokenizer.json."""
+    pytest.importorskip("transformers")
+    marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*marks, *letters, "do", "dog"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nd o\ndo g\n", "utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "led"}), "utf-8")
+
+    def missing(hub_id: str) -> None:
+        raise Exception("404: tokenizer.json")
+
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_pretrained", missing)
+    tokenizer = hub_tokenizer(str(tmp_path))
+    assert (tokenizer.bos_id, tokenizer.end_id) == (0, 2)
+    assert tokenizer.encode("dog").tolist() == [vocabulary["dog"]] and tokenizer.decode([vocabulary["dog"]]) == "dog"
 
 
 def test_tokenised_split_holds_the_documents(

@@ -22,7 +22,8 @@ from tasks.booksum.books import BookSplit, open_books
 from tasks.booksum.data import SEPARATOR, BatchStream, Examples, SourceBatches, SummaryBatches
 from tasks.booksum.evaluation import evaluate, evaluate_reference
 from tasks.data_module import ResumableDataModule
-from tasks.text import TextTokenizer, bpe_tokenizer, hub_tokenizer
+from tasks.hub_tokenizer import hub_tokenizer
+from tasks.text import TextTokenizer, bpe_tokenizer
 from tasks.token_cache import TokenisedSplit, tokenise
 
 __all__ = ["BooksumDataModule", "DataModule", "evaluate", "evaluate_reference"]
@@ -38,7 +39,7 @@ class BooksumDataModule(ResumableDataModule):
         if self.cfg.init_from is not None:
             return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
         if (weights := self.cfg.model.get("weights")) is not None:
-            return hub_tokenizer(weights)
+            return hub_tokenizer(weights, "model.weights", "model.weights=null")
         if self.cfg.scale.tokenizer != "bpe":
             return hub_tokenizer(self.cfg.scale.tokenizer)
         return bpe_tokenizer(open_books(self.cfg, "train").documents, self.cfg.scale.vocab_size, cache_folder(self.cfg))
