@@ -85,3 +85,19 @@ def test_a_reference_that_no_seed_changes_is_not_three() -> None:
     assert cells["lead/published"] == "3.0 [1.0, 6.0]"
     assert cells["random/published"] == "4.0 ± 1.0 (3) [2.0, 7.0]"
     assert cells["infini_linear/published"] == "5.0 ± 0.0 (3) [5.0, 5.0]"
+
+
+def test_beside_the_scores_stands_how_much_of_a_book_was_read_and_of_one_book_no_interval() -> None:
+    report = load_report(compose(["report=table4_booksum"]).report)
+    assert isinstance(report, SummaryReport)
+    runs = summaries("infini_linear", {500 * 1024: (1, 2, 6)})
+    for book, count in zip(runs[-1].series["cells"][0]["books"], (1000, 2000, 6001), strict=True):
+        book["tokens_read"] = count
+    human = reference("human", [(1, 2, 6)])
+    human[0].series["cells"][0]["books"] = human[0].series["cells"][0]["books"][:1]
+    (table,) = build_summary_report(report, "laptop", runs + human, None).tables
+    cells = {row.model: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
+    assert cells["infini_linear/published"]["Tokens read"].text == "3,000"
+    assert cells["infini_linear/paper"]["Tokens read"].origin == "missing"
+    assert cells["human/published"]["Tokens read"].origin == "missing"
+    assert cells["human/published"]["R-1"].text == "3.0" and cells["human/published"]["Books"].text == "1"

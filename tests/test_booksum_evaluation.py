@@ -135,6 +135,40 @@ def test_scores_are_made_again_from_what_lies_beside_the_record(infini: Runner, 
     assert run.results[OVERALL]["value"] == run.series["cells"][1][OVERALL]
 
 
+def test_an_evaluation_goes_on_with_the_books_that_are_missing(
+    infini: Runner, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [*words, "length=64,1K", "decoding.max_new_tokens=5"]
+    infini("eval", *asked)
+    (whole,) = infini.records("eval")
+    original, made = evaluation.summarise, 0
+
+    def stopped_after(count: int) -> None:
+        def counted(*given: Any, **named: Any) -> dict[str, Any]:
+            nonlocal made
+            if made == count:
+                raise KeyboardInterrupt
+            made += 1
+            return original(*given, **named)
+
+        monkeypatch.setattr(evaluation, "summarise", counted)
+
+    stopped_after(3)
+    infini("eval", *asked, code=130)
+    assert len(infini.records("eval")) == 1
+    made = 0
+    stopped_after(1)
+    # What was made is known by its book and length, in whatever order they are asked.
+    infini("eval", *words, "length=1K,64", "decoding.max_new_tokens=5")
+    run = infini.records("eval")[-1]
+    assert made == 1 and run.cost["resumed"] and not whole.cost["resumed"]
+    drawn = []
+    for record in (whole, run):
+        lines = (infini.results / "runs" / f"{record.run_id}.jsonl").read_text("utf-8").split("\n")[:-1]
+        drawn.append({entry["name"]: entry["summary"] for entry in map(json.loads, lines)})
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 4 and run.results == whole.results
+
+
 @pytest.fixture
 def by_length() -> SummaryReport:
     found = load_report(compose(["report=booksum_lengths"]).report)

@@ -31,6 +31,8 @@ from infini.report.tables import (
 
 COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
 """Metric -> heading."""
+BESIDE = ("Books", "Tokens read")
+"""What stands before the metrics of one length: how many books, and of a book on the average how many tokens."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ def build_summary_report(
                 Cell(str(by_metric[m]), "quoted", by_metric[m], source="paper") if m in by_metric else MISSING
                 for m in COLUMNS
             ]
-            rows.append(Row(f"{name}/paper", row.title, (Cell("paper", "quoted", source="paper"), MISSING, *quoted)))
+            label = Cell("paper", "quoted", source="paper")
+            rows.append(Row(f"{name}/paper", row.title, (label, *[MISSING] * len(BESIDE), *quoted)))
         for source, selection in sources.items():
             runs = selection.runs.get(name, [])
             if not runs and (source == "yours" or row.paper or not row.model):
@@ -162,10 +165,10 @@ def build_summary_report(
             label = measured_cell(source, source, 0.0, None, "", 0, [run.run_id for run in runs])
             wanted = [("overall", length) for length in lengths] if several else [(m, lengths[0]) for m in COLUMNS]
             cells = tuple(_score(runs, metric, length, source) for metric, length in wanted)
-            read = MISSING if several else _books(runs, lengths[0], source)
-            rows.append(Row(f"{name}/{source}", row.title, (label, *([] if several else [read]), *cells)))
+            beside = [] if several else [_books(runs, lengths[0], source), _tokens_read(runs, lengths[0], source)]
+            rows.append(Row(f"{name}/{source}", row.title, (label, *beside, *cells)))
     what = "Overall, geometric mean of R-1, R-2 and R-L, by tokens read" if several else "ROUGE, F-measure in per cent"
-    columns = ("Source", *heads) if several else ("Source", "Books", *heads)
+    columns = ("Source", *heads) if several else ("Source", *BESIDE, *heads)
     made_up = any(selection.synthetic for selection in sources.values())
     title = f"{report.title}, scale {scale}{' [SYNTHETIC BOOKS: says nothing about the systems]' if made_up else ''}"
     notes = [report.note] if report.note else []
@@ -191,12 +194,12 @@ def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> 
     values = [float(cell[metric]) for cell in cells]
     mean = statistics.fmean(values)
     spread = statistics.stdev(values) if len(values) > 1 and not _drawn_once(cells) else None
-    low, high = interval_over_books(cells, metric)
+    # Of one book there is no interval.
+    low, high = interval_over_books(cells, metric) if len(cells[0]["books"]) > 1 else (None, None)
     text = f"{mean:.1f}" + (f" {PLUS_MINUS} {spread:.1f} ({len(values)})" if spread is not None else "")
+    text += f" [{low:.1f}, {high:.1f}]" if low is not None else ""
     ids = [run.run_id for run, _ in found]
-    return measured_cell(
-        f"{text} [{low:.1f}, {high:.1f}]", source, mean, spread, "sd" if spread else "", len(found), ids
-    )
+    return measured_cell(text, source, mean, spread, "sd" if spread else "", len(found), ids)
 
 
 def _drawn_once(cells: Sequence[Mapping[str, Any]]) -> bool:
@@ -210,6 +213,15 @@ def _books(runs: Iterable[RunRecord], length: int, source: str) -> Cell:
         return MISSING
     count = len(found[0][1]["books"])
     return measured_cell(str(count), source, count, None, "", len(found), [run.run_id for run, _ in found])
+
+
+def _tokens_read(runs: Iterable[RunRecord], length: int, source: str) -> Cell:
+    found = [(run, [book.get("tokens_read") for book in cell["books"]]) for run, cell in cells_at(runs, length)]
+    counts = [count for _, of in found for count in of]
+    if not counts or None in counts:
+        return MISSING
+    mean = statistics.fmean(counts)
+    return measured_cell(f"{mean:,.0f}", source, mean, None, "", len(found), [run.run_id for run, _ in found])
 
 
 def _provenance(source: str, selection: Selection) -> str:

@@ -1,5 +1,5 @@
 """Summaries that need no model, beside which a model's scores can be read: the book's beginning, sentences of it at
-random, the best that picking sentences could do, and one person's summary against another's."""
+random, sentences picked with the summary at hand, and one person's summary against another's."""
 
 from __future__ import annotations
 
