@@ -110,6 +110,25 @@ def test_with_all_states_it_is_full_cross_attention(kind: str, k: int, masked: b
 
 
 @pytest.mark.parametrize("kind", ["bart", "led"])
+def test_attention_dropout_is_the_layers_own(kind: str) -> None:
+    """Of one cross-attention: the same draws leave out the same weights, and the bias of the values with them."""
+    model = make(kind, "eager").train()
+    base = model.get_decoder().layers[0].encoder_attn
+    base.dropout = 0.5
+    states, _, _ = states_and_tokens()
+    hidden = torch.randn(2, 9, 16, dtype=torch.float64)
+    ours = UnlimiformerAttention(base, S).train()
+    found = []
+    for attention in (base, ours):
+        torch.manual_seed(3)
+        found.append(attention(hidden, key_value_states=states)[0])
+    assert (found[0] - found[1]).abs().max() < 1e-10
+    # Nothing is left out of an answer.
+    base.eval(), ours.eval()
+    assert (base(hidden, key_value_states=states)[0] - ours(hidden, key_value_states=states)[0]).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["bart", "led"])
 def test_decoding_token_by_token_is_the_whole_at_once(kind: str) -> None:
     model = make(kind)
     states, tokens, _ = states_and_tokens()

@@ -163,6 +163,7 @@ class UnlimiformerAttention(nn.Module):
         # In a tuple, for its projections are registered as this module's.
         self._plain, self.in_training = (base,), in_training
         self.k, self.index, self.results = k, index, results
+        self.dropout: float = base.dropout
         self.num_heads, self.head_dim, self.scaling = base.num_heads, base.head_dim, base.scaling
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = base.q_proj, base.k_proj, base.v_proj, base.out_proj
 
@@ -189,27 +190,36 @@ class UnlimiformerAttention(nn.Module):
         S = key_value_states.shape[1]
         # For many tokens the scores of all states are less than the best states themselves, one set a token and head.
         if self.k >= S or hidden_states.shape[1] > 1:
-            read_BHTD = self._over_all(asking_BHTD, key_value_states, mask_BTS)
+            read_BHTD, total_BHT1 = self._over_all(asking_BHTD, key_value_states, mask_BTS)
         else:
-            read_BHTD = self._over_best(asking_BHTD, key_value_states, mask_BTS)
-        # Weights add up to 1, so the value projection and its bias can come after the mean.
+            # An answer, of which nothing is dropped: weights add up to 1.
+            read_BHTD, total_BHT1 = self._over_best(asking_BHTD, key_value_states, mask_BTS), None
+        # The value projection can come after the mean, its bias as often as weights are left.
         value_HKD = self.v_proj.weight.unflatten(0, heads)
         o_BTHK = torch.einsum("bhtd,hkd->bthk", read_BHTD, value_HKD)
         if self.v_proj.bias is not None:
-            o_BTHK = o_BTHK + self.v_proj.bias.unflatten(0, heads)
+            bias_HK = self.v_proj.bias.unflatten(0, heads)
+            o_BTHK = o_BTHK + (bias_HK if total_BHT1 is None else bias_HK * total_BHT1.transpose(1, 2))
         out = self.out_proj(o_BTHK.flatten(-2))
         return (out, None, past_key_values)[: self.results]
 
     def _over_all(
         self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Scores of all states, of which the best k count: for training, where many queries ask few states."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scores of all states, of which the best k count: for training, where many queries ask few states.
+
+        What is read, and the sum of the weights where dropout makes it another than 1.
+        """
         scores = torch.einsum("bhtd,bsd->bhts", asking_BHTD, states_BSD)
         if mask_BTS is not None:
             scores = scores + mask_BTS[:, None]
         if self.k < scores.shape[-1]:
             scores = scores.masked_fill(scores < _kth_largest(scores, self.k), -torch.inf)
-        return torch.einsum("bhts,bsd->bhtd", scores.softmax(-1), states_BSD)
+        weights, total = scores.softmax(-1), None
+        if self.training and self.dropout:
+            weights = nn.functional.dropout(weights, self.dropout)
+            total = weights.sum(-1, keepdim=True)
+        return torch.einsum("bhts,bsd->bhtd", weights, states_BSD), total
 
     def _over_best(
         self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None
