@@ -14,7 +14,7 @@ from infini.config import compose, config_hash
 from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
-from infini.report.summaries import SummaryReport
+from infini.report.summaries import SummaryReport, build_summary_report
 from infini.schema_running import EVALUATION_KEYS
 
 SMALL = ("model.window=32", "model.k=16")
@@ -81,8 +81,8 @@ def test_an_evaluation_looks_at_its_source_as_trained_or_tests_the_whole(infini:
     infini("train", *words)
     message = infini.error("eval", *words, "length=64", "model.unlimiformer=alternating")
     assert message == (
-        "model.unlimiformer='alternating': is a training, and the checkpoint was trained with 'none'; an evaluation "
-        "takes none or test, or what the training had"
+        "model.unlimiformer='alternating': is another training, and the checkpoint was trained with 'none'; train it, "
+        "or take test, the whole source in evaluations"
     )
     longer = [*words, "model.unlimiformer=alternating", "recipe.segments_per_sequence=8"]
     infini("train", *longer)
@@ -90,8 +90,26 @@ def test_an_evaluation_looks_at_its_source_as_trained_or_tests_the_whole(infini:
         infini("eval", *longer, "length=64", f"model.unlimiformer={asked}")
         run = infini.records("eval")[-1]
         assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [read, read]
+        assert f"of a book at most ({read} tokens on the average): overall" in infini.out
         # The whole source is the whole source, by whichever name.
         assert run.config["model"]["unlimiformer"] == ("none" if asked == "none" else "alternating")
+
+
+def test_of_several_models_the_newest_with_the_options_asked_for_is_taken(
+    infini: Runner, words: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    words = [*words, *SMALL, "recipe.segments_per_sequence=8"]
+    infini("train", *words, "model=bart")
+    infini("train", *words, "model=bart", "model.unlimiformer=alternating")
+    plain, alternating = infini.records()
+    for how, parent in (("none", plain), ("alternating", alternating), ("test", alternating)):
+        infini("eval", *words, "model=bart", f"model.unlimiformer={how}", "length=32")
+        assert infini.records("eval")[-1].parent == parent.run_id, how
+    # A book of one's own needs no name of a model: the newest of the task sums it up.
+    (tmp_path / "book.txt").write_text("A dog runs. " * 9, "utf-8")
+    infini("summarize", str(tmp_path / "book.txt"), "decoding.max_new_tokens=2")
+    assert f"tokens read by {alternating.run_id}" in infini.err
 
 
 def test_what_only_an_evaluation_reads_makes_no_other_training() -> None:
@@ -172,7 +190,7 @@ def test_a_reference_is_made_at_every_scale_and_once(infini: Runner, words: list
     asked = ["report=table4_booksum", "report.run=lead"]
     for scale in ("laptop", "gpu", "laptop"):
         out = infini("reproduce", *words, *asked, f"scale={scale}")
-        assert "yours: 1 evaluation runs" in out
+        assert "yours: 1 evaluation run;" in out
     # No model reads: how it would, or would draw, makes no other reference.
     infini("reproduce", *words, *asked, "decoding.temperature=0.7", "model=infini_delta", "task.summary_tokens=7")
     assert [(run.model, run.scale) for run in infini.records()] == [("lead", "laptop"), ("lead", "gpu")]
@@ -186,3 +204,41 @@ def test_a_row_is_told_by_the_training(table4: SummaryReport) -> None:
     assert table4.row_of(run, Selection({}, {training.run_id: training})) == "bart_unlimiformer"
     training.config["model"]["unlimiformer"] = "none"
     assert table4.row_of(run, Selection({}, {training.run_id: training})) is None
+
+
+def test_a_quick_try_steps_back_for_a_run_as_declared_and_alone_is_marked(table4: SummaryReport) -> None:
+    training, whole = summaries("infini_linear", {LENGTH: (1, 2, 3)}, asked={"decoding": dict(table4.decoding)})
+    short = {**table4.decoding, "max_new_tokens": 64}
+    _, tried = summaries("infini_linear", {LENGTH: (0, 0, 1)}, asked={"decoding": short}, name="try-")
+    tried.parent = training.run_id
+    assert select_runs(table4, "laptop", [training, whole, tried]).runs["infini_linear"] == [whole]
+    title, notes = marked(table4, [training, whole, tried])
+    assert title == "Infini-Transformers (Linear)" and not notes
+    title, notes = marked(table4, [training, tried])
+    assert title == "Infini-Transformers (Linear) \N{DAGGER}"
+    assert "decoding.max_new_tokens 64 instead of 1024" in notes[0]
+
+
+def test_a_training_that_was_cut_short_is_marked(table4: SummaryReport) -> None:
+    asked = {"decoding": dict(table4.decoding)}
+    runs = summaries("infini_linear", {LENGTH: (1, 2, 3)}, trained={"recipe.steps": 10}, asked=asked)
+    title, notes = marked(table4, runs, {"recipe": {"steps": 200}})
+    assert title.endswith("\N{DAGGER}") and "recipe.steps 10 instead of 200" in notes[0]
+
+
+def test_a_reference_of_another_length_is_marked(table4: SummaryReport) -> None:
+    _, run = summaries("lead", {LENGTH: (1, 2, 3)}, asked={"task.reference_words": 50, "decoding.max_new_tokens": 5})
+    run.parent = None
+    title, notes = marked(table4, [run])
+    assert title == "Reference: the book's first words \N{DAGGER}"
+    assert "task.reference_words 50 instead of 640" in notes[0] and "decoding" not in notes[0]
+
+
+def marked(
+    report: SummaryReport, runs: list[RunRecord], declared: dict[str, dict[str, Any]] | None = None
+) -> tuple[str, list[str]]:
+    """The title of the one row with runs, and the notes on what is marked."""
+    declared = declared or {"recipe": {"steps": 10}}
+    made = build_summary_report(report, "laptop", runs, None, declared)
+    (title,) = [row.title for row in made.tables[0].rows if row.cells[0].run_ids]
+    return title, [note for note in made.notes if "\N{DAGGER}" in note]

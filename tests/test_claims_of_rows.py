@@ -93,14 +93,15 @@ def summaries(
     """Evaluations of a system on ten books; scores: Overall of the first book at each length, the n-th has n more."""
     lengths = [512_000] if split == "test" else [16384 * 2**step for step in range(5)] + [512_000]
     model, _, attention = row.partition("_") if row.startswith(("bart", "primera")) else (row, "", "")
-    options = {"name": model, "unlimiformer": "alternating" if attention else "none"}
+    options = {"name": model, "unlimiformer": "alternating" if attention else "none", "k": 1024}
     runs = []
     for seed in seeds:
         cells: list[dict[str, Any]] = []
         for length, score in zip(lengths, scores, strict=True):
             books = [{"name": f"b{n}", **dict.fromkeys(METRICS, score + n)} for n in range(10)]
             cells.append({"length": length, "books": books})
-        config = {"model": options, "task": {"references": "mean"}, "seed": seed}
+        decoding = {"max_new_tokens": 1024, "temperature": 0.5, "top_p": 0.95}
+        config = {"model": options, "task": {"references": "mean"}, "decoding": decoding, "seed": seed}
         data = {"split": split, "revision": "r", "source": "folder"}
         named = {"run_id": f"eval-{row}-{split}-{seed}", "verb": "eval", "task": "booksum"}
         runs.append(make_train(model, seed, **named, config=config, data=data, series={"cells": cells}))
@@ -123,6 +124,11 @@ def test_a_better_summary_is_a_higher_overall_on_the_same_books() -> None:
     assert verdicts(scattered)["booksum_infini_delta_bart"][0] == "does not hold"
     seeds = [*summaries("infini_delta", [16.1], seeds=(1, 2)), *summaries("infini_delta", [24.0], seeds=(3,))]
     assert verdicts([*seeds, *summaries("bart", [16.0])])["booksum_infini_delta_bart"][0] == "does not hold"
+    short = [*summaries("infini_delta", [18.0]), *summaries("bart", [16.0])]
+    for run in short[:3]:
+        run.config["decoding"] = {**run.config["decoding"], "max_new_tokens": 64}
+    verdict, measured = verdicts(short)["booksum_infini_delta_bart"]
+    assert verdict == "not measured yet" and "decoding.max_new_tokens 64 instead of 1024" in measured
     few = [*summaries("infini_delta", [18.0], seeds=(1, 2)), *summaries("bart", [16.0])]
     assert verdicts(few)["booksum_infini_delta_bart"] == ("not measured yet", "+2.00 ± 0.00 points (10 books; 2 seeds)")
 

@@ -15,7 +15,7 @@ from infini.report.load import AnyKind, load_report
 from infini.report.passkey import PasskeyReport
 from infini.report.render import to_markdown
 from infini.report.selection import Selection, select_runs
-from infini.report.summaries import SummaryReport
+from infini.report.summaries import SummaryReport, say_what_is_apart
 from infini.report.tables import RenderedReport
 from infini.report.text_report import Report
 
@@ -42,7 +42,7 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
             if isinstance(found, Report) and found.variants
         },
         {
-            found.name: (found, select_runs(replace(found, aggregate="newest"), scale, known))
+            found.name: (found, _of_summaries(replace(found, aggregate="newest"), scale, known))
             for found in reports
             if isinstance(found, SummaryReport)
         },
@@ -62,6 +62,10 @@ def _by_task(report: Report, scale: str, known: list[RunRecord]) -> dict[str, Se
         part.task: look_for_others(part, scale, select_runs(part, scale, known), declared_at(part.task, scale))
         for part in report.parts
     }
+
+
+def _of_summaries(report: SummaryReport, scale: str, known: list[RunRecord]) -> Selection:
+    return say_what_is_apart(report, scale, select_runs(report, scale, known), declared_at(report.task, scale))
 
 
 def claims_text(scale: str, published: Iterable[RunRecord]) -> str:

@@ -18,7 +18,7 @@ from infini.config import Config, config_hash
 from infini.errors import InputError
 from infini.models import kind_of
 from infini.precision import emulated_bfloat16, pick_device, uses_bfloat16
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
 from infini.report.search import KEY
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder, read_description
 
@@ -56,14 +56,18 @@ def check_kind(cfg: Config) -> None:
         raise InputError(f"model={cfg.model['name']}: is a {kind}, and task={cfg.task.name} takes a {cfg.task.kind}")
 
 
-def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:
+def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) -> Path:
     """The folder of the trained model that `cfg.checkpoint` names, or of the newest run of this task, model and scale.
 
-    A seed or a recipe given on the command line must match too. Raises InputError when there is none.
+    A seed or a recipe given on the command line must match too; of several runs those are taken that were trained with
+    the settings given. any_model: one that is not named may be any. Raises InputError when there is none.
     """
     if cfg.checkpoint is not None:
         return named_folder("checkpoint", cfg.checkpoint, cfg.results_dir)
     wanted: dict[str, Any] = {"task": cfg.task.name, "model": cfg.model["name"], "scale": cfg.scale.name}
+    keys = keys_of(overrides)
+    if any_model and not any(key == "model" or key.startswith("model.") for key in keys):
+        del wanted["model"]
     if any(text.startswith("seed=") for text in overrides):
         wanted["seed"] = cfg.seed
     runs = [run for run in records.load_records(cfg.results_dir) if run.verb == "train"]
@@ -73,11 +77,15 @@ def find_checkpoint(cfg: Config, overrides: list[str]) -> Path:
     runs = [run for run in runs if checkpoint_folder(cfg.results_dir, run.run_id).is_dir()]
     if not runs:
         described = " ".join(f"{key}={value}" for key, value in wanted.items())
-        command = f"infini train task={cfg.task.name} model={cfg.model['name']}"
+        command = f"infini train task={cfg.task.name}" + (f" model={wanted['model']}" if "model" in wanted else "")
         raise InputError(
             f"checkpoint=null: no trained model for {described} in {cfg.results_dir}; train one with `{command}`"
         )
-    return checkpoint_folder(cfg.results_dir, runs[-1].run_id)
+    asked, groups = asdict(cfg), ("model", "dims", "recipe", "optimizer")
+    settings = {key: value_at(asked, key) for key in keys if "." in key and key.partition(".")[0] in groups}
+    # An option may be asked anew of a model that was trained with another: then the newest will do.
+    as_asked = [run for run in runs if all(value_at(run.config, key) == value for key, value in settings.items())]
+    return checkpoint_folder(cfg.results_dir, (as_asked or runs)[-1].run_id)
 
 
 def asked_anew(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict[str, Any]:
@@ -91,8 +99,8 @@ def asked_anew(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict[
     was, now = held.get("unlimiformer"), anew.get("unlimiformer")
     if now == "alternating" and was != now:
         raise InputError(
-            f"model.unlimiformer={now!r}: is a training, and the checkpoint was trained with {was!r}; an evaluation "
-            "takes none or test, or what the training had"
+            f"model.unlimiformer={now!r}: is another training, and the checkpoint was trained with {was!r}; train it, "
+            "or take test, the whole source in evaluations"
         )
     if now == "test" and was == "alternating":
         # In an evaluation the two are one.

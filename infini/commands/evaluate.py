@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
@@ -24,6 +25,7 @@ from infini.commands.common import (
 )
 from infini.config import Config, DimsConfig, OptimizerConfig, RecipeConfig
 from infini.errors import InputError
+from infini.lengths import format_length
 from infini.memory_use import peak_memory_bytes
 from infini.precision import pick_device
 from infini.records import value_at
@@ -46,6 +48,11 @@ def run(cfg: Config, overrides: list[str]) -> int:
     console = Console()
     for name, entry in record.results.items():
         console.print(f"{name:<18} {entry['value']:>12.4f}  {entry['unit']}  (n = {entry['n']:,})", highlight=False)
+    for cell in record.series.get("cells", ()):
+        if "overall" in cell and cell.get("length"):
+            read = statistics.fmean(book["tokens_read"] for book in cell["books"])
+            told = f"{format_length(cell['length'])} of a book at most ({read:,.0f} tokens on the average)"
+            console.print(f"{told}: overall {cell['overall']:.4f}", highlight=False)
     if record.synthetic:
         console.print("measured on made-up text: it shows that this runs, and nothing else", highlight=False)
     console.print(f"record: {records.record_path(cfg.results_dir, record.run_id)}", markup=False, soft_wrap=True)

@@ -41,10 +41,12 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     text, size = _book(Path(paths[0]))
     if output is not None:
         check_writable("output", Path(output))
+        if Path(output).exists() and Path(output).samefile(paths[0]):
+            raise InputError(f"output={output!r}: is the book itself, which would be lost; name another file")
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     # Here the seed decides what is drawn, not which model it is.
-    folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
+    folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")], any_model=True)
     model, description = load_model(folder, device, asked_of_model(cfg, overrides, folder))
     tokenizer = load_tokenizer(folder, description)
     reader: Reader | SourceReader

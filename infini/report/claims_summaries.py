@@ -87,6 +87,8 @@ def _surely_above_0(
 
     value: of an array whose first axis is that of `wanted`; linear in it.
     """
+    if other := next((row for row, _ in wanted if row in selection.apart), None):
+        return Finding("not measured yet", f"{other} is not as declared: {selection.apart[other][0]}")
     scores, used = _scores(selection, wanted)
     if not scores:
         return Finding("not measured yet")

@@ -6,23 +6,37 @@ it says nothing about the models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
 from infini.report.search import KEY
 from infini.report.selection import IRRELEVANT_SETTINGS, Selection
-from infini.report.text_report import Report
 
 GROUPS = ("dims", "recipe", "optimizer", "model")
 NOT_COMPARED = {"dims.name", "recipe.name"} | IRRELEVANT_SETTINGS
 """Names say nothing that the values do not, and the others change no result."""
+APART_MARK = "\N{DAGGER}"
+"""Behind what comes of a model that was trained, or asked, otherwise than its row declares."""
+MOST_NAMED = 4
+"""Ways in which a row is apart that a note lists."""
 Declared = Mapping[str, Mapping[str, Any]]
 """Group -> key -> value."""
+
+
+class Declares(Protocol):
+    """What is to be known of a report."""
+
+    @property
+    def task(self) -> str: ...
+    def model_of(self, row: str) -> str: ...
+    def settings_of(self, row: str, scale: str) -> Sequence[str] | None:
+        """Settings of a row's trainings beside those of its model and scale, as the command line takes them."""
+        ...
 
 
 @cache
@@ -48,7 +62,7 @@ def tuned_rate(task: str, scale: str, model: str, optimizer: str) -> float | Non
     return float(yaml.safe_load(path.read_text(encoding="utf-8"))["optimizer"]["lr"]) if path.is_file() else None
 
 
-def expected(report: Report, row: str, scale: str, declared: Declared) -> dict[str, Any]:
+def expected(report: Declares, row: str, scale: str, declared: Declared) -> dict[str, Any]:
     """Dotted key -> value that the trainings of a row have at a scale."""
     groups = {**declared, "model": _options(report.model_of(row))}
     found = {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
@@ -81,14 +95,24 @@ def _plain(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def look_for_others(report: Report, scale: str, selection: Selection, declared: Declared) -> Selection:
+def look_for_others(report: Declares, scale: str, selection: Selection, declared: Declared) -> Selection:
     """The same selection, which says of every row whose runs are not as declared how they are apart. A model that never
     saw the task's text is none of its models; where made-up text is read as well, the title of the table says so."""
     for row, runs in selection.runs.items():
         wanted = expected(report, row, scale, declared)
-        found = [text for run in runs for text in apart(selection.training_config(run), wanted)]
+        # A reference has no training.
+        found = [text for run in runs if run.parent for text in apart(selection.training_config(run), wanted)]
         if any(selection.learned_made_up_text(run) and not run.synthetic for run in runs):
             found.append("trained on made-up text")
         if found:
             selection.apart[row] = list(dict.fromkeys(found))
     return selection
+
+
+def note_of_apart(source: str, scale: str, found: Mapping[str, Sequence[str]], titles: Mapping[str, str]) -> str:
+    """A note on what is marked. found: row -> how it is apart."""
+    rows = []
+    for row, ways in found.items():
+        more = f" and {len(ways) - MOST_NAMED} more" if len(ways) > MOST_NAMED else ""
+        rows.append(f"{titles[row]} ({', '.join(ways[:MOST_NAMED])}{more})")
+    return f"{APART_MARK} {source}: not as the row is declared at scale {scale}: {'; '.join(rows)}"

@@ -70,7 +70,7 @@ def render(
     if isinstance(report, PasskeyReport):
         return build_passkey_report(report, scale, published, yours)
     if isinstance(report, SummaryReport):
-        return build_summary_report(report, scale, published, yours)
+        return build_summary_report(report, scale, published, yours, declared_at(report.task, scale))
     declared = {part.task: declared_at(part.task, scale) for part in report.parts}
     return build_report(report, scale, published, yours, declared)
 

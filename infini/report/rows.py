@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from infini.errors import InputError, did_you_mean
+from infini.records import RunRecord
 
 
 class RowsOfOneTask:
@@ -34,6 +35,10 @@ class RowsOfOneTask:
     def chosen(self, names: list[str]) -> list[str]:
         """Of these rows those that `run` names, in the order given."""
         return [name for name in names if "all" in self.wanted or name in self.wanted]
+
+    def as_declared(self, run: RunRecord, row: str) -> bool:
+        """Whether an evaluation was asked as its row declares."""
+        return True
 
     @property
     def parts(self) -> tuple[Self, ...]:

@@ -76,6 +76,10 @@ class AnyReport(Protocol):
         """Which of its row's cells a run fills; runs of one row and seed that share none do not compete."""
         ...
 
+    def as_declared(self, run: RunRecord, row: str) -> bool:
+        """Whether an evaluation was asked as its row declares: one that was not steps back for one that was."""
+        ...
+
 
 def checked(cls: Any, config: Any, *required: str) -> Any:
     """A report of a dataclass, from a mapping or a dataclass; InputError for a key that is missing or unknown."""
@@ -156,6 +160,7 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
     for name in report.titles:
         where = f"{report.name} at scale {scale}, {name}"
         runs = _real([record for record in candidates if rows[record.run_id] == name])
+        runs = [run for run in runs if report.as_declared(run, name)] or runs
         runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")
         runs = _agreeing(
             runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"

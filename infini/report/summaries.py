@@ -13,6 +13,7 @@ from infini.errors import InputError
 from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
+from infini.report.declared import APART_MARK, Declared, look_for_others, note_of_apart
 from infini.report.rows import RowsOfOneTask
 from infini.report.selection import Selection, checked, select_runs
 from infini.report.tables import (
@@ -28,6 +29,7 @@ from infini.report.tables import (
     hardware_of,
     measured_cell,
 )
+from infini.schema import REFERENCES
 
 COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
 """Metric -> heading."""
@@ -81,6 +83,10 @@ class SummaryReport(RowsOfOneTask):
     """Row name -> the system, in the order of the rows."""
     run: list[str] | str = "all"
     """Rows that `infini reproduce` makes, of those with a model; or all."""
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    """How summaries are drawn, where a row does not set it."""
+    reference_words: int | None = None
+    """Words of a reference; None: any."""
     aggregate: str | None = None
     """What several runs of one row and seed are: null (an error) or newest."""
     note: str = ""
@@ -108,6 +114,26 @@ class SummaryReport(RowsOfOneTask):
             return None
         trained = known.training_config(run)
         return next((name for name, row in self.systems.items() if row.fits(run, trained)), None)
+
+    def model_of(self, row: str) -> str:
+        return str(self.systems[row].model)
+
+    def settings_of(self, row: str, scale: str) -> list[str]:
+        return self.systems[row].settings_at(scale)
+
+    def asked_otherwise(self, run: RunRecord, row: str) -> list[str]:
+        """How an evaluation was asked otherwise than its row declares: "task.reference_words 50 instead of 640"."""
+        if self.systems[row].model in REFERENCES:
+            wanted = {} if self.reference_words is None else {"task.reference_words": self.reference_words}
+        else:
+            wanted = {f"decoding.{key}": value for key, value in self.decoding.items()}
+            texts = [text.partition("=") for text in self.settings_of(row, run.scale)]
+            wanted |= {key: yaml.safe_load(value) for key, _, value in texts if key in wanted}
+        found = {key: value_at(run.config, key) for key in wanted}
+        return [f"{key} {found[key]} instead of {value}" for key, value in wanted.items() if found[key] != value]
+
+    def as_declared(self, run: RunRecord, row: str) -> bool:
+        return not self.asked_otherwise(run, row)
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset(cell.get("length") for cell in run.series.get("cells", ()) if self._counts(cell))
@@ -137,14 +163,33 @@ def _row(name: str, values: Any) -> SummaryRow:
     return replace(made, paper=tuple(made.paper), settings=tuple(made.settings), at_scale=at_scale)
 
 
+def say_what_is_apart(report: SummaryReport, scale: str, selection: Selection, declared: Declared) -> Selection:
+    """The same selection, which says of every row that was trained or asked otherwise than it declares how so."""
+    look_for_others(report, scale, selection, declared)
+    for row, runs in selection.runs.items():
+        if found := [text for run in runs for text in report.asked_otherwise(run, row)]:
+            selection.apart[row] = list(dict.fromkeys([*selection.apart.get(row, ()), *found]))
+    return selection
+
+
 def build_summary_report(
-    report: SummaryReport, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None
+    report: SummaryReport,
+    scale: str,
+    published: Iterable[RunRecord],
+    yours: Iterable[RunRecord] | None,
+    declared: Declared | None = None,
 ) -> RenderedReport:
-    """The table, a line for each row and source. Raises InputError: there are two candidates for a cell."""
+    """The table, a line for each row and source.
+
+    declared: what systems are trained with at this scale; what was trained or asked otherwise is marked.
+    Raises InputError: there are two candidates for a cell.
+    """
     known = {"published": [run for run in published if not run.synthetic]}
     if yours is not None:
         known["yours"] = list(yours)
     sources = {source: select_runs(report, scale, found) for source, found in known.items()}
+    for selection in sources.values() if declared else ():
+        say_what_is_apart(report, scale, selection, declared or {})
     lengths = parse_lengths(report.input_lengths)
     several = len(lengths) > 1
     heads = [format_length(length) for length in lengths] if several else list(COLUMNS.values())
@@ -166,7 +211,8 @@ def build_summary_report(
             wanted = [("overall", length) for length in lengths] if several else [(m, lengths[0]) for m in COLUMNS]
             cells = tuple(_score(runs, metric, length, source) for metric, length in wanted)
             beside = [] if several else [_books(runs, lengths[0], source), _tokens_read(runs, lengths[0], source)]
-            rows.append(Row(f"{name}/{source}", row.title, (label, *beside, *cells)))
+            title = f"{row.title} {APART_MARK}" if name in selection.apart else row.title
+            rows.append(Row(f"{name}/{source}", title, (label, *beside, *cells)))
     what = "Overall, geometric mean of R-1, R-2 and R-L, by tokens read" if several else "ROUGE, F-measure in per cent"
     columns = ("Source", *heads) if several else ("Source", *BESIDE, *heads)
     made_up = any(selection.synthetic for selection in sources.values())
@@ -177,6 +223,11 @@ def build_summary_report(
         f"books, 95 %, of the mean over seeds; {DASH}: not available."
     )
     notes += [_provenance(source, selection) for source, selection in sources.items()]
+    notes += [
+        note_of_apart(source, scale, selection.apart, report.titles)
+        for source, selection in sources.items()
+        if selection.apart
+    ]
     return RenderedReport(report.name, scale, title, (Table(what, columns, tuple(rows), "System"),), tuple(notes))
 
 
@@ -232,6 +283,6 @@ def _provenance(source: str, selection: Selection) -> str:
     books = distinct(f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs)
     tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
     return (
-        f"{source}: {len(runs)} evaluation runs; {books}; tokenizer {tokenizers or DASH}; "
+        f"{source}: {len(runs)} evaluation run{'s' * (len(runs) != 1)}; {books}; tokenizer {tokenizers or DASH}; "
         f"hardware {distinct(hardware_of(run) for run in runs)}; commit {distinct(commit_of(run) for run in runs)}"
     )

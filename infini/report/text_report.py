@@ -159,6 +159,9 @@ class Report:
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset({"all"})
 
+    def as_declared(self, run: RunRecord, row: str) -> bool:
+        return True
+
     @classmethod
     def from_config(cls, config: Any) -> Report:
         """A report from the `report` group of a configuration, a mapping or a dataclass.

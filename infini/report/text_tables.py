@@ -9,7 +9,7 @@ from typing import Any
 
 from infini.lengths import format_length
 from infini.records import RunRecord
-from infini.report.declared import Declared, look_for_others
+from infini.report.declared import APART_MARK, Declared, look_for_others, note_of_apart
 from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection, select_runs
 from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
@@ -38,10 +38,6 @@ SIZES = (
     "Numbers carried from segment to segment, how many times less that is than of Memorizing Transformers, and tokens "
     "of the XL cache and of a segment"
 )
-APART_MARK = "\N{DAGGER}"
-"""Behind what comes of a model that was trained otherwise than its row declares."""
-MOST_NAMED = 4
-"""Ways in which a row is apart that a note lists."""
 
 
 def build_report(
@@ -97,7 +93,7 @@ def build_report(
             if selection.runs or part.task == report.task
         ]
         notes += [
-            _apart(f"{report.benchmarks[part.task]}, {source}", scale, selection, part)
+            note_of_apart(f"{report.benchmarks[part.task]}, {source}", scale, selection.apart, part.models)
             for source, selection in sources.items()
             if selection.apart
         ]
@@ -181,15 +177,6 @@ def _perplexity(selection: Selection, row: str, source: str) -> Cell:
 
 def _title(report: Report, selection: Selection, row: str) -> str:
     return f"{report.models[row]} {APART_MARK}" if row in selection.apart else report.models[row]
-
-
-def _apart(source: str, scale: str, selection: Selection, report: Report) -> str:
-    """A note on what is marked."""
-    rows = []
-    for row, found in selection.apart.items():
-        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        rows.append(f"{report.models[row]} ({', '.join(found[:MOST_NAMED])}{more})")
-    return f"{APART_MARK} {source}: not as the row is declared at scale {scale}: {'; '.join(rows)}"
 
 
 def _measures_table(report: Report, source: str, selection: Selection) -> Table:
