@@ -14,6 +14,7 @@ import math
 import os
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -123,8 +124,17 @@ def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
     having = [name for name, config in TASK_CONFIGS.items() if parent == "task" and last in get_type_hints(config)]
     hint = f"; did you mean {same[0]!r}?" if same else did_you_mean(key, siblings) or did_you_mean(key, known)
     hint = f"; of task={', task='.join(having)}" if having else hint
+    owners = _models_with(last) if parent == "model" else []
+    hint = f"; of model={', model='.join(owners)}" if owners else hint
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
     return f"{key}={value!r}: no such key{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}"
+
+
+def _models_with(option: str) -> list[str]:
+    """The models that have an option."""
+    files = sorted(resources.files("conf").joinpath("model").iterdir(), key=lambda file: file.name)
+    texts = {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in files if file.name.endswith(".yaml")}
+    return [name for name, text in texts.items() if option in (OmegaConf.to_container(OmegaConf.create(text)) or {})]
 
 
 def load(cfg: DictConfig) -> Config:

@@ -11,8 +11,11 @@ class InputError(ValueError):
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the option nearest to `word`, or an empty string when none is near."""
-    nearest = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
+    """`; did you mean 'x'?` for the option nearest to `word`, one that begins like it before all others, or an empty
+    string when none is near."""
+    known = list(options)
+    begins = sorted((option for option in known if len(word) > 2 and option.startswith(word)), key=len)
+    nearest = begins[:1] or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 

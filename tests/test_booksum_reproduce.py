@@ -68,6 +68,11 @@ def test_weights_of_others_are_the_papers_scale(table4: SummaryReport) -> None:
     assert not select_runs(table4, "paper", runs).runs
 
 
+def test_of_a_book_the_length_says_how_much_is_read(infini: Runner, words: list[str]) -> None:
+    message = infini.error("eval", *words, "scale.eval_max_tokens=100")
+    assert message == "scale.eval_max_tokens=100: task=booksum does not read it; add task=pg19 or task=arxiv_math"
+
+
 def test_what_a_row_has_of_its_own_is_not_asked_for(infini: Runner, words: list[str]) -> None:
     asked = ["model=bart", "report=table4_booksum", "report.run=bart", "model.weights=a/b"]
     message = infini.error("reproduce", *words[1:], *asked)

@@ -124,6 +124,11 @@ def test_paper_scale_is_the_papers() -> None:
     ("override", "expected"),
     [
         ("model=infini_liner", "model='infini_liner': must be one of .*; did you mean 'infini_linear'"),
+        ("report=table4", "report='table4': must be one of .*; did you mean 'table4_booksum'"),
+        (
+            "model.unlimiformer=test",
+            "model.unlimiformer='test': no such key of model; .*; of model=bart, model=primera",
+        ),
         ("modle=full", "modle='full': no such key; .*; did you mean 'model'"),
         ("recipe.stepz=3", "recipe.stepz=3: no such key of recipe; .*; did you mean 'recipe.steps'"),
         ("model.gates=1", "model.gates=1: no such key of model; allowed: .*gate_init"),

@@ -31,7 +31,11 @@ from infini.precision import pick_device
 from infini.records import value_at
 from infini.training.checkpoint import load_model, read_description
 
-READ_BY = {"length": ("passkey", "booksum"), "depth": ("passkey",)}
+READ_BY = {
+    "length": ("passkey", "booksum"),
+    "depth": ("passkey",),
+    "scale.eval_max_tokens": ("pg19", "arxiv_math"),
+}
 """Key -> the tasks whose evaluations look at it."""
 
 
@@ -40,7 +44,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     for key, tasks in READ_BY.items():
         if any(text.lstrip("+").startswith(f"{key}=") for text in overrides) and cfg.task.name not in tasks:
             asked = " or ".join(f"task={name}" for name in tasks)
-            raise InputError(f"{key}={getattr(cfg, key)}: task={cfg.task.name} does not read it; add {asked}")
+            raise InputError(f"{key}={value_at(asdict(cfg), key)}: task={cfg.task.name} does not read it; add {asked}")
     if (reference := getattr(cfg.task, "reference", None)) is not None:
         record = evaluate_reference(cfg, overrides, reference)
     else:
