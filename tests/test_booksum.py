@@ -238,16 +238,18 @@ def test_the_table_has_the_papers_rows_ours_and_the_references(infini: Runner, t
         run.run_id: run.config["model"]["unlimiformer"] for run in infini.records("eval") if run.model == "bart"
     }
     assert sorted(attention.values()) == ["alternating", "none"]
-    for label in labels:
-        assert label in out.replace("\n", " ")
     assert infini("reproduce", *words) == out and len(infini.records()) == 10
     run = next(run for run in infini.records("eval") if run.model == "infini_delta")
     table = (infini.results / "tables" / "table4_booksum_laptop.md").read_text("utf-8")
+    # On a terminal a title may take two lines.
+    assert all(label in table for label in labels)
     assert run.run_id in table and f"| {run.results['overall']['value']:.1f} " in table
     # Each run stands in the row of its attention.
     named = {"none": "BART", "alternating": "BART + Unlimiformer"}
     for run_id, how in attention.items():
-        assert any(line.startswith(f"- {named[how]}, ") for line in table.splitlines() if run_id in line), how
+        # Tiny ones are marked as trained otherwise.
+        begins = f"- {named[how]} \N{DAGGER}, "
+        assert any(line.startswith(begins) for line in table.splitlines() if run_id in line), how
 
 
 def test_the_figure_by_length_has_a_point_a_length(infini: Runner, tmp_path: Path) -> None:

@@ -59,7 +59,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
             console.print(f"{told}: overall {cell['overall']:.4f}", highlight=False)
     if record.synthetic:
         console.print("measured on made-up text: it shows that this runs, and nothing else", highlight=False)
-    console.print(f"record: {records.record_path(cfg.results_dir, record.run_id)}", markup=False, soft_wrap=True)
+    path = records.record_path(cfg.results_dir, record.run_id)
+    beside = [f", {path.with_suffix(suffix).name}" for suffix in record.data.get("beside", ())]
+    console.print(f"record: {path}{''.join(beside)}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

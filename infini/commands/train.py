@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import warnings
 from dataclasses import asdict
@@ -40,8 +41,10 @@ from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
-    """Train and write the record; its run id is the last line printed."""
-    train(cfg, overrides)
+    """Train, write model and record, and say where they are."""
+    record = train(cfg, overrides)
+    places = checkpoint_folder(cfg.results_dir, record.run_id), records.record_path(cfg.results_dir, record.run_id)
+    print(f"model: {places[0]}\nrecord: {places[1]}", file=sys.stderr)
     return 0
 
 

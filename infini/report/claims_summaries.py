@@ -23,7 +23,7 @@ OURS = ("infini_linear", "infini_delta")
 OTHERS = ("bart", "bart_unlimiformer", "primera", "primera_unlimiformer")
 TEST = (
     f"by more than {SURE:g} standard errors (the larger of a bootstrap over books and of that over seeds), the same "
-    f"books, {FEWEST_SEEDS} seeds"
+    f"books, {FEWEST_SEEDS} seeds (what that says of models this small: below)"
 )
 
 Scores = dict[int, np.ndarray]
