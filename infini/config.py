@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -96,7 +97,10 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
             hint = TASK_CONFIGS.get(str(value.get("name")), TaskConfig)
         return _build(hint, value, key) if isinstance(hint, type) else dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise InputError(f"{key}: a number of {len(str(abs(value))):,} digits is too large") from error
     right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
     require(right and (hint is not float or math.isfinite(value)), key, value, f"must be {_NOUNS[hint]}")
     return value
@@ -192,6 +196,9 @@ def _normalise(text: str) -> str:
         raise InputError(f"{text!r}: a group cannot be left out; choose one of {', '.join(groups()[key.lstrip('~')])}")
     if not key or not (separator or text.startswith("~")):
         raise InputError(f"{text!r}: not a setting; write key=value")
+    # Python reads no integer of more than 4,300 digits.
+    if longest := max((len(found) for found in re.findall(r"\d{4000,}", value)), default=0):
+        raise InputError(f"{key}: a number of {longest:,} digits is too large")
     quoted = f"{key}='{value}'"
     for candidate in (text,) if set("'\"[]{},\\") & set(value) else (text, quoted):
         try:

@@ -124,6 +124,8 @@ def test_paper_scale_is_the_papers() -> None:
     ("override", "expected"),
     [
         ("model=infini_liner", "model='infini_liner': must be one of .*; did you mean 'infini_linear'"),
+        (f"decoding.top_p={'9' * 5000}", "decoding.top_p: a number of 5,000 digits is too large$"),
+        (f"optimizer.lr={'9' * 400}", "optimizer.lr: a number of 400 digits is too large$"),
         ("report=table4", "report='table4': must be one of .*; did you mean 'table4_booksum'"),
         (
             "model.unlimiformer=test",
