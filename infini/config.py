@@ -197,7 +197,7 @@ def _normalise(text: str) -> str:
     if not key or not (separator or text.startswith("~")):
         raise InputError(f"{text!r}: not a setting; write key=value")
     # Python reads no integer of more than 4,300 digits.
-    if longest := max((len(found) for found in re.findall(r"\d{4000,}", value)), default=0):
+    if longest := max((len(found) for found in re.findall(r"\d{4301,}", value)), default=0):
         raise InputError(f"{key}: a number of {longest:,} digits is too large")
     quoted = f"{key}='{value}'"
     for candidate in (text,) if set("'\"[]{},\\") & set(value) else (text, quoted):

@@ -19,6 +19,7 @@ from infini.schema_running import EVALUATION_KEYS
 
 SMALL = ("model.window=32", "model.k=16")
 LENGTH = 500 * 1024
+DECODING = {"max_new_tokens": 1024, "temperature": 0.5, "top_p": 0.95}
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +213,8 @@ def test_a_row_is_told_by_the_training(table4: SummaryReport) -> None:
 
 
 def test_a_quick_try_steps_back_for_a_run_as_declared_and_alone_is_marked(table4: SummaryReport) -> None:
-    training, whole = summaries("infini_linear", {LENGTH: (1, 2, 3)}, asked={"decoding": dict(table4.decoding)})
-    short = {**table4.decoding, "max_new_tokens": 64}
+    training, whole = summaries("infini_linear", {LENGTH: (1, 2, 3)}, asked={"decoding": DECODING})
+    short = {**DECODING, "max_new_tokens": 64}
     _, tried = summaries("infini_linear", {LENGTH: (0, 0, 1)}, asked={"decoding": short}, name="try-")
     tried.parent = training.run_id
     assert select_runs(table4, "laptop", [training, whole, tried]).runs["infini_linear"] == [whole]
@@ -225,7 +226,7 @@ def test_a_quick_try_steps_back_for_a_run_as_declared_and_alone_is_marked(table4
 
 
 def test_a_training_that_was_cut_short_is_marked(table4: SummaryReport) -> None:
-    asked = {"decoding": dict(table4.decoding)}
+    asked = {"decoding": DECODING}
     runs = summaries("infini_linear", {LENGTH: (1, 2, 3)}, trained={"recipe.steps": 10}, asked=asked)
     title, notes = marked(table4, runs, {"recipe": {"steps": 200}})
     assert title.endswith("\N{DAGGER}") and "recipe.steps 10 instead of 200" in notes[0]

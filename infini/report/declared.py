@@ -41,13 +41,13 @@ class Declares(Protocol):
 
 @cache
 def declared_at(task: str, scale: str) -> Declared:
-    """Sizes, recipe and optimizer of a task at a scale, where nothing is set on the command line."""
+    """Sizes, recipe, optimizer, task and decoding at a scale, where nothing is set on the command line."""
     from infini.config import compose
 
     cfg = compose([f"task={task}", f"scale={scale}"])
     groups = {"dims": asdict(cfg.dims), "recipe": asdict(cfg.recipe), "optimizer": asdict(cfg.optimizer)}
-    # What options of models follow.
-    return {**groups, "task": {"positions": cfg.task.positions}}
+    # The task has what options of models follow; it and decoding are what an evaluation is asked.
+    return {**groups, "task": asdict(cfg.task), "decoding": asdict(cfg.decoding)}
 
 
 @cache

@@ -13,7 +13,7 @@ from infini.errors import InputError
 from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
-from infini.report.declared import APART_MARK, Declared, look_for_others, note_of_apart
+from infini.report.declared import APART_MARK, Declared, declared_at, look_for_others, note_of_apart
 from infini.report.rows import RowsOfOneTask
 from infini.report.selection import Selection, checked, select_runs
 from infini.report.tables import (
@@ -83,10 +83,6 @@ class SummaryReport(RowsOfOneTask):
     """Row name -> the system, in the order of the rows."""
     run: list[str] | str = "all"
     """Rows that `infini reproduce` makes, of those with a model; or all."""
-    decoding: Mapping[str, Any] = field(default_factory=dict)
-    """How summaries are drawn, where a row does not set it."""
-    reference_words: int | None = None
-    """Words of a reference; None: any."""
     aggregate: str | None = None
     """What several runs of one row and seed are: null (an error) or newest."""
     note: str = ""
@@ -123,10 +119,11 @@ class SummaryReport(RowsOfOneTask):
 
     def asked_otherwise(self, run: RunRecord, row: str) -> list[str]:
         """How an evaluation was asked otherwise than its row declares: "task.reference_words 50 instead of 640"."""
+        declared = declared_at(self.task, run.scale)
         if self.systems[row].model in REFERENCES:
-            wanted = {} if self.reference_words is None else {"task.reference_words": self.reference_words}
+            wanted = {"task.reference_words": declared["task"]["reference_words"]}
         else:
-            wanted = {f"decoding.{key}": value for key, value in self.decoding.items()}
+            wanted = {f"decoding.{key}": value for key, value in declared["decoding"].items() if key != "name"}
             texts = [text.partition("=") for text in self.settings_of(row, run.scale)]
             wanted |= {key: yaml.safe_load(value) for key, _, value in texts if key in wanted}
         found = {key: value_at(run.config, key) for key in wanted}
@@ -188,8 +185,9 @@ def build_summary_report(
     if yours is not None:
         known["yours"] = list(yours)
     sources = {source: select_runs(report, scale, found) for source, found in known.items()}
-    for selection in sources.values() if declared else ():
-        say_what_is_apart(report, scale, selection, declared or {})
+    if declared is not None:
+        for selection in sources.values():
+            say_what_is_apart(report, scale, selection, declared)
     lengths = parse_lengths(report.input_lengths)
     several = len(lengths) > 1
     heads = [format_length(length) for length in lengths] if several else list(COLUMNS.values())
@@ -244,7 +242,7 @@ def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> 
     cells = [cell for _, cell in found]
     values = [float(cell[metric]) for cell in cells]
     mean = statistics.fmean(values)
-    spread = statistics.stdev(values) if len(values) > 1 and not _drawn_once(cells) else None
+    spread = statistics.stdev(values) if len(values) > 1 and not _same_at_every_seed(cells) else None
     # Of one book there is no interval.
     low, high = interval_over_books(cells, metric) if len(cells[0]["books"]) > 1 else (None, None)
     text = f"{mean:.1f}" + (f" {PLUS_MINUS} {spread:.1f} ({len(values)})" if spread is not None else "")
@@ -253,8 +251,8 @@ def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> 
     return measured_cell(text, source, mean, spread, "sd" if spread else "", len(found), ids)
 
 
-def _drawn_once(cells: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no model reads and no seed makes a difference: such references are not one more at every seed."""
+def _same_at_every_seed(cells: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no model reads and the seed changes nothing: such a reference is one text, not one more a seed."""
     return all(cell.get("length") is None and cell["books"] == cells[0]["books"] for cell in cells)
 
 
