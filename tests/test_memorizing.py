@@ -137,11 +137,14 @@ def by_sorting(q: torch.Tensor, k: torch.Tensor, low: torch.Tensor, high: torch.
     return found
 
 
-@pytest.mark.parametrize("block", [1, 7, 1024])
+@pytest.mark.parametrize(("block", "scores"), [(1, 1), (7, 1), (1, 96 * 9), (1024, 1)])
 @pytest.mark.parametrize("n", [1, 6, 99])
-def test_the_search_is_sorting(block: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_is_sorting(block: int, scores: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of 1, 7 and 9 keys (96 queries) and at once."""
     monkeypatch.setattr(search, "BLOCK", block)
+    monkeypatch.setattr(search, "SCORES", scores)
     q, k, low, high = asked()
+    assert q.shape[:-1].numel() == 96
     found = search.nearest(q, k, low, high, n, "exact")
     assert found.shape == (2, 3, 4, H, min(n, 50))
     assert [{p for p in row if p >= 0} for row in found.flatten(0, 3).tolist()] == by_sorting(q, k, low, high, n)
@@ -205,6 +208,7 @@ def test_the_approximate_search_goes_on_where_its_cells_hold_too_few(monkeypatch
     """Keys in two tight bundles: the cells that a query looks into first may hold a handful, and it asks for 900."""
     pytest.importorskip("faiss")
     monkeypatch.setattr(search, "BLOCK", 64)
+    monkeypatch.setattr(search, "SCORES", 1)
     g = torch.Generator().manual_seed(4)
     q, k = torch.randn(1, 1, 8, H, 8, generator=g), torch.randn(1, 1000, H, 8, generator=g) * 0.01
     k[:, :, :, 0] += torch.where(torch.arange(1000) % 7 > 0, 1.0, -1.0)[:, None]
@@ -218,6 +222,7 @@ def test_where_fewer_keys_are_allowed_than_asked_for_there_is_none(kind: Any, mo
     if kind == "approximate":
         pytest.importorskip("faiss")
     monkeypatch.setattr(search, "BLOCK", 64)
+    monkeypatch.setattr(search, "SCORES", 1)
     g = torch.Generator().manual_seed(4)
     q, k = torch.randn(1, 1, 8, H, 8, generator=g), torch.randn(1, 200, H, 8, generator=g)
     found = search.nearest(q, k, torch.tensor([[50]]), torch.tensor([150]), 130, kind)
@@ -225,12 +230,13 @@ def test_where_fewer_keys_are_allowed_than_asked_for_there_is_none(kind: Any, mo
         assert row == [-1] * 30 + list(range(50, 150))
 
 
-@pytest.mark.parametrize("kind", ["exact", "approximate"])
-def test_no_search_has_all_scores_at_once(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4,096 keys, 64 at a time: the largest tensor that is made holds scores of 64 keys and what is kept."""
+@pytest.mark.parametrize(("kind", "at_a_time"), [("exact", 64), ("exact", 128), ("approximate", 64)])
+def test_no_search_has_all_scores_at_once(kind: Any, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4,096 keys, some at a time: the largest tensor that is made holds scores of these and what is kept."""
     if kind == "approximate":
         pytest.importorskip("faiss")
     monkeypatch.setattr(search, "BLOCK", 64)
+    monkeypatch.setattr(search, "SCORES", 256 * H * at_a_time)
     g = torch.Generator().manual_seed(4)
     q, k = torch.randn(1, 1, 256, H, 8, generator=g), torch.randn(1, 4096, H, 8, generator=g)
     largest = 0
@@ -245,7 +251,7 @@ def test_no_search_has_all_scores_at_once(kind: Any, monkeypatch: pytest.MonkeyP
 
     with Watching():
         search.nearest(q, k, torch.tensor([[0]]), torch.tensor([4096]), 8, kind)
-    assert 0 < largest <= max(256 * H * (64 + 8), k.numel()) < 256 * H * 4096
+    assert 0 < largest <= max(256 * H * (at_a_time + 8), k.numel()) < 256 * H * 4096
 
 
 def test_without_its_package_the_approximate_search_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,14 +143,25 @@ class MemorizingAttention(NormalisedAttention):
         high_S = M + (first + torch.arange(S, device=q.device)) * N
         low_BS = high_S - (piece.index_BS * N).clamp(max=M)
         index = nearest(q.detach(), line.k_BNGK, low_BS, high_S, self.neighbours, self.search)
-        row = torch.arange(B, device=q.device).view(-1, 1, 1, 1, 1)
-        group = (torch.arange(H, device=q.device) // (H // self.n_kv_heads)).view(1, 1, 1, -1, 1)
-        k, v = (x[row, index.clamp(min=0), group].to(q.dtype) for x in line)
+        k, v = (self._entries(x, index, q.dtype) for x in line)
         scores = torch.einsum("bsqhk,bsqhrk->bsqhr", q, k).masked_fill(index < 0, -math.inf)
         any_BS = (piece.index_BS > 0) & (high_S > low_BS)
         # Where there is nothing all scores are -inf; what comes of them is thrown away.
         scores = scores.where(any_BS[:, :, None, None, None], torch.zeros_like(scores))
         return torch.einsum("bsqhr,bsqhrv->bsqhv", scores.softmax(-1), v), any_BS
+
+    def _entries(self, x_BLGX: torch.Tensor, index_BSQHR: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Keys or values of the line at these places [B, S, Q, H, R, X]; where there is none (-1), the first's."""
+        B, L, G, _ = x_BLGX.shape
+        H, device = index_BSQHR.shape[3], index_BSQHR.device
+        row = torch.arange(B, device=device).view(-1, 1, 1, 1, 1)
+        group = (torch.arange(H, device=device) // (H // G)).view(1, 1, 1, -1, 1)
+        place = (row * L + index_BSQHR.clamp(min=0)) * G + group
+        # What is found is much more than what is kept, but where a token is read alone.
+        few = place.numel() < B * L * G
+        table = x_BLGX if few else x_BLGX.to(dtype)
+        found = table.flatten(0, 2).index_select(0, place.flatten()).unflatten(0, place.shape)
+        return found.to(dtype) if few else found
 
 
 @dataclass

@@ -9,12 +9,15 @@ import math
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
 from infini.errors import InputError
 
 Search = Literal["exact", "approximate"]
 BLOCK = 1024
-"""Keys that are scored at a time: the full matrix of scores never exists."""
+"""Keys that are scored at a time, where that is more than SCORES."""
+SCORES = 1 << 24
+"""Scores that exist at a time, 64 MB of them: never the full matrix of a long memory."""
 CELLS_EACH = 64
 """Keys to a cell of the approximate index, about; an eighth of the cells is searched. Up to BLOCK keys it is exact."""
 
@@ -38,21 +41,28 @@ def _exact(
 ) -> torch.Tensor:
     B, S, Q, H, _ = q_BSQHK.shape
     L, G = k_BLGK.shape[1:3]
+    # Scores stay as the product leaves them: they are by far the most numbers here, and copies of them the most time.
     q = q_BSQHK.unflatten(3, (G, H // G)).permute(0, 3, 1, 2, 4, 5).flatten(2, 4)
-    best = torch.full((B, S, Q, H, n), -math.inf, dtype=q.dtype, device=q.device)
+    best = torch.full((B, G, S, Q * (H // G), 0), -math.inf, dtype=q.dtype, device=q.device)
     found = torch.full(best.shape, -1, dtype=torch.long, device=q.device)
-    begin, end = int(low_BS.min()), int(high_S.max())
-    for start in range(begin, min(end, L), BLOCK):
-        stop = min(start + BLOCK, end, L)
+    begin, end = int(low_BS.min()), min(int(high_S.max()), L)
+    block = max(BLOCK, SCORES // (B * S * Q * H))
+    for start in range(begin, end, block):
+        stop = min(start + block, end)
         keys = k_BLGK[:, start:stop].to(q.dtype).permute(0, 2, 3, 1)
-        scores = (q @ keys).unflatten(2, (S, Q, H // G)).permute(0, 2, 3, 1, 4, 5).flatten(3, 4)
+        scores = (q @ keys).unflatten(2, (S, -1))
         place = torch.arange(start, stop, device=q.device)
         allowed = (place >= low_BS[..., None]) & (place < high_S[:, None])
-        scores = scores.masked_fill(~allowed[:, :, None, None], -math.inf)
-        best, order = torch.cat([best, scores], -1).topk(n, -1)
-        new = (start + order - n).where(order >= n, found.gather(-1, order.clamp(max=n - 1)))
+        scores.masked_fill_(~allowed[:, None, :, None], -math.inf)
+        kept = best.shape[-1]
+        candidates = torch.cat([best, scores], -1) if kept else scores
+        best, order = candidates.topk(min(n, kept + stop - start), -1)
+        new = start + order - kept
+        if kept:
+            new = new.where(order >= kept, found.gather(-1, order.clamp(max=kept - 1)))
         found = new.masked_fill(best == -math.inf, -1)
-    return found
+    found = F.pad(found, (0, n - found.shape[-1]), value=-1)
+    return found.unflatten(3, (Q, H // G)).permute(0, 2, 3, 1, 4, 5).flatten(3, 4)
 
 
 def _approximate(
