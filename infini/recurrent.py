@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -131,6 +131,27 @@ class PrefixAttention(LocalAttention):
         return t5_bias(self.bucket_bias, distance_QL).masked_fill(~mask_QL, -math.inf)
 
 
+def read_layers(
+    blocks: list[Any],
+    norm: nn.Module,
+    x_BLD: torch.Tensor,
+    projections: list[torch.Tensor | None],
+    old: list[Window],
+    biases: list[torch.Tensor | None],
+    shape: SegmentShape,
+) -> tuple[torch.Tensor, list[Window]]:
+    """What the last layer gives, normalised, for x, a segment's prefix, new tokens and write tokens; and keys and
+    values of the new tokens by layer. See PrefixAttention.attend_segment for the rest."""
+    new = []
+    for block, projection, window, bias in zip(blocks, projections, old, biases, strict=True):
+        h_BLD = block.attention_norm(x_BLD)
+        a, made = block.attention.attend_segment(h_BLD, projection, window, shape, bias)
+        x_BLD = x_BLD + a
+        x_BLD = x_BLD + block.feed_forward(block.feed_forward_norm(x_BLD))
+        new.append(made)
+    return norm(x_BLD), new
+
+
 class Recurrence(Decoder, ABC):
     """The decoder that runs segment by segment; subclasses say what prefix, write tokens and memory are.
 
@@ -175,6 +196,19 @@ class Recurrence(Decoder, ABC):
             raise ValueError(f"bptt_depth={bptt_depth!r}: must be an integer from 0, or null")
         super().__init__(dims, vocab_size, attention, **options)
         self.gradient_horizon, self.random_segments = bptt_depth, random_segments
+        self._compiled: Callable[..., tuple[torch.Tensor, list[Window]]] | None = None
+
+    def compile_layers(self, backend: Any = "inductor") -> bool:
+        """Training steps read segments by compiled code from now on (torch.compile), but where activations are computed
+        again. Segments are many and short, so that calling the layers' operations takes as long as computing them.
+
+        Lengths of segments that are drawn are unknown to the code: it is the same, bit for bit, whichever comes first.
+        That does not go with tables of rotary positions, which are made for a length: false, and nothing is compiled.
+        """
+        if self.random_segments and self._attention(0).positions == "rotary":
+            return False
+        self._compiled = torch.compile(read_layers, dynamic=self.random_segments, backend=backend)
+        return True
 
     @abstractmethod
     def memory_size(self) -> int:
@@ -317,22 +351,13 @@ class Recurrence(Decoder, ABC):
             layouts[sizes] = self._layout(*sizes, x_BLD.device)
         layout = layouts[sizes]
         shape = SegmentShape(prefix.shape[1], write_from, self._mask(layout, valid))
-        blocks: list[Any] = list(self.blocks)
-
-        def run(x_BLD: torch.Tensor) -> tuple[torch.Tensor, list[Window]]:
-            new = []
-            for block, projection, window, bias in zip(blocks, projections, old, layout.biases, strict=True):
-                h_BLD = block.attention_norm(x_BLD)
-                a, made = block.attention.attend_segment(h_BLD, projection, window, shape, bias)
-                x_BLD = x_BLD + a
-                x_BLD = x_BLD + block.feed_forward(block.feed_forward_norm(x_BLD))
-                new.append(made)
-            return self.norm(x_BLD), new
-
+        taken = list(self.blocks), self.norm, x_BLD, projections, old, layout.biases, shape
         if self.checkpoint_activations and torch.is_grad_enabled():
-            hidden, new = checkpoint(run, x_BLD, use_reentrant=False)
+            hidden, new = checkpoint(read_layers, *taken, use_reentrant=False)
+        elif self._compiled is not None and self.training and torch.is_grad_enabled():
+            hidden, new = self._compiled(*taken)
         else:
-            hidden, new = run(x_BLD)
+            hidden, new = read_layers(*taken)
         written = hidden[:, write_from:] if ends else None
         return hidden[:, shape.n_prefix : write_from], written, new
 

@@ -36,8 +36,11 @@ class ParallelConfig:
     """Lightning's name of the strategy."""
     precision: str
     """Compute type of matrix products: fp32, bf16, or auto (bf16 where the hardware multiplies it fast)."""
+    compile: str = "auto"
+    """Whether rmt and autocompressor train by compiled code: always, never, or auto (long trainings on a processor)."""
 
     def __post_init__(self) -> None:
+        one_of("parallel.compile", self.compile, ("auto", "always", "never"))
         one_of("parallel.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
         one_of("parallel.precision", self.precision, ("auto", "bf16", "fp32"))
         at_least("parallel", self, 1, "devices")

@@ -35,6 +35,7 @@ from infini.training.checkpoint import (
     read_description,
     save_model,
 )
+from infini.training.compiled import compile_layers
 from infini.training.loggers import close_loggers, make_logger
 from infini.training.module import LanguageModelModule
 from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun
@@ -79,6 +80,9 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     if cfg.init_from is not None:
         _start_from(cfg, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
+    if compile_layers(cfg, model, device):
+        what = f"model={cfg.model['name']}: its layers are compiled at the first step, which takes half a minute"
+        console.print(what, markup=False, highlight=False, soft_wrap=True)
     module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed)
 
     # The corpus is part of the name: a training never goes on with other books or another vocabulary.
@@ -273,6 +277,10 @@ class TrainingProgress(Callback):
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now, step = time.perf_counter(), trainer.global_step
+        if step == self.first + 1 < self.steps and now - self.started > 5:
+            # What was prepared at the first step says nothing of the others.
+            self.started, self.first, self.first_tokens = now, step, module.tokens_seen
+            return
         if now - self.printed < (15 if self.bar is None else 0.5) and step < self.steps:
             return
         self.printed = now
@@ -301,3 +309,5 @@ def _quiet() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # The tables of rotary positions are the same whether they were kept or made again.
+    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")

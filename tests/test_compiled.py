@@ -1,0 +1,151 @@
+"""RMT and AutoCompressors by compiled code: the same numbers, one code for all lengths, and when it is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from command_runner import Runner
+from helpers import VOCABULARY, assert_close, assert_same_state, make_model, random_ids, run_in_calls, tiny_dims
+from tiny_runs import outcome, write_corpus
+from torch._dynamo.testing import CompileCounter
+
+import infini.training.compiled as compiled
+from infini.config import compose
+from infini.errors import InputError
+from infini.models import build_model
+from infini.training.non_finite import first_not_finite
+
+MODELS = ("rmt", "autocompressor")
+N = tiny_dims().segment_length
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Any:
+    """Nothing compiled before, and what a training sets is set back."""
+    torch._dynamo.reset()
+    kept = torch._dynamo.config.suppress_errors, torch._inductor.config.compile_threads
+    yield
+    torch._dynamo.config.suppress_errors, torch._inductor.config.compile_threads = kept
+    torch._dynamo.reset()
+
+
+def trained_once(model: Any, ids_BT: torch.Tensor) -> tuple[torch.Tensor, Any, dict[str, torch.Tensor]]:
+    """Hidden states, state and gradients of two calls, segments drawn from the same numbers each time."""
+    torch.manual_seed(7)
+    model.zero_grad()
+    hidden, state = run_in_calls(model.train(), ids_BT, [4 * N, 3 * N])
+    hidden.square().sum().backward()
+    return hidden, state, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(("name", "positions"), [("rmt", "rotary"), ("rmt", "t5"), ("autocompressor", "t5")])
+def test_compiled_layers_give_what_layers_give(name: str, positions: str) -> None:
+    """Outputs, state and gradients in float64; in one piece, without a break."""
+    model = make_model({"name": name, "positions": positions})
+    ids = random_ids(3, 7 * N)
+    hidden, state, gradients = trained_once(model, ids)
+    counter = CompileCounter()
+    assert model.compile_layers(backend=counter)
+    compiled_hidden, compiled_state, compiled_gradients = trained_once(model, ids)
+    assert counter.frame_count == 1
+    assert_close(compiled_hidden, hidden, 1e-10, "hidden")
+    assert_same_state(compiled_state, state, 1e-10)
+    assert gradients.keys() == compiled_gradients.keys()
+    for parameter, gradient in gradients.items():
+        assert_close(compiled_gradients[parameter], gradient, 1e-10, parameter)
+
+
+def test_lengths_that_are_drawn_take_one_code() -> None:
+    """Else what a length is computed by would depend on which came first, and a training that goes on after a stop
+    would not be the one that was not stopped."""
+    assert not make_model({"name": "autocompressor"}).compile_layers(), "rotary tables are made for a length"
+    model = make_model({"name": "autocompressor", "positions": "t5"})
+    counter = CompileCounter()
+    model.compile_layers(backend=counter)
+    lengths = set()
+    read = model._read_segment
+
+    def watched(tokens_BQD: torch.Tensor, *rest: Any) -> Any:
+        lengths.add(tokens_BQD.shape[1])
+        return read(tokens_BQD, *rest)
+
+    model._read_segment = watched
+    trained_once(model, random_ids(2, 21 * N))
+    assert len(lengths) > 2 and counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_training_steps_are_compiled(name: str) -> None:
+    model = make_model({"name": name, "positions": "t5"})
+    counter = CompileCounter()
+    model.compile_layers(backend=counter)
+    model.eval()(random_ids(2, 3 * N))
+    with torch.no_grad():
+        model.train()(random_ids(2, 3 * N))
+    model.checkpoint_activations = True
+    model(random_ids(2, 3 * N))
+    assert counter.frame_count == 0
+    model.checkpoint_activations = False
+    model(random_ids(2, 3 * N))
+    assert counter.frame_count == 1
+
+
+def test_where_a_value_is_not_finite_is_found_in_compiled_code_too() -> None:
+    model = make_model({"name": "rmt"}).train()
+    model.compile_layers(backend="eager")
+    ids = random_ids(2, 3 * N)
+    model(ids)
+    model.blocks[0].feed_forward.activation.forward = lambda x: x / 0
+    found = first_not_finite(model, lambda: model(ids))
+    assert found == "the first value that is not finite comes out of blocks.0.feed_forward.activation"
+
+
+def decides(monkeypatch: pytest.MonkeyPatch, *overrides: str, compiler: str | None = "/usr/bin/g++") -> bool:
+    """Whether a training of these settings compiles, where such a compiler is."""
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(compiled.Path, "exists", lambda path: True)
+    cfg = compose(["task=pg19", *overrides])
+    model = build_model(cfg.model, tiny_dims(), VOCABULARY)
+    made = compiled.compile_layers(cfg, model, torch.device("cpu"))
+    assert made == (getattr(model, "_compiled", None) is not None)
+    return made
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_long_trainings_on_a_processor_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (f"recipe.steps={steps}" for steps in (compiled.FEWEST_STEPS - 1, compiled.FEWEST_STEPS))
+    model = f"model={name}"
+    assert not decides(monkeypatch, model, few) and decides(monkeypatch, model, many)
+    assert decides(monkeypatch, model, few, "parallel.compile=always")
+    assert not decides(monkeypatch, model, many, "parallel.compile=never")
+    assert not decides(monkeypatch, model, many, "recipe.checkpoint_activations=true")
+    assert not decides(monkeypatch, model, many, compiler=None)
+    assert not decides(monkeypatch, "model=local", many, "parallel.compile=always")
+
+
+def test_without_a_compiler_always_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "nothing++")
+    with pytest.raises(InputError, match=r"^parallel.compile='always': no C\+\+ compiler here \(nothing\+\+\); take "):
+        decides(monkeypatch, "model=rmt", "parallel.compile=always", compiler=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_training_is_the_training(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By the compiler that is here, through the command: losses as without, and bit for bit the same a second time."""
+    if compiled._missing():
+        pytest.skip(str(compiled._missing()))
+    corpus = write_corpus(tmp_path / "corpus")
+    curves = []
+    for number, when in enumerate(("never", "always", "always")):
+        run = Runner(corpus, tmp_path / str(number), capfd)
+        run("train", "task=pg19", f"model={name}", "recipe.steps=20", f"parallel.compile={when}")
+        assert ("its layers are compiled" in run.err) == (when == "always")
+        curves.append(outcome(run.results))
+    assert curves[1] == curves[2]
+    losses = torch.tensor([curve[0] for curve in curves])[..., 1]
+    assert_close(losses[1], losses[0], 1e-4, "loss")
