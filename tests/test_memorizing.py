@@ -137,10 +137,12 @@ def by_sorting(q: torch.Tensor, k: torch.Tensor, low: torch.Tensor, high: torch.
     return found
 
 
+@pytest.mark.parametrize("together", [1, 2, 8])
 @pytest.mark.parametrize(("block", "scores"), [(1, 1), (7, 1), (1, 96 * 9), (1024, 1)])
 @pytest.mark.parametrize("n", [1, 6, 99])
-def test_the_search_is_sorting(block: int, scores: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks of 1, 7 and 9 keys (96 queries) and at once."""
+def test_the_search_is_sorting(together: int, block: int, scores: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of 1, 7 and 9 keys (of all 96 queries) and at once, of one segment, two and all three."""
+    monkeypatch.setattr(search, "TOGETHER", together)
     monkeypatch.setattr(search, "BLOCK", block)
     monkeypatch.setattr(search, "SCORES", scores)
     q, k, low, high = asked()

@@ -18,6 +18,8 @@ BLOCK = 1024
 """Keys that are scored at a time, where that is more than SCORES."""
 SCORES = 1 << 24
 """Scores that exist at a time, 64 MB of them: never the full matrix of a long memory."""
+TOGETHER = 8
+"""Segments that are searched for at a time: all of them score every key that one of them may see."""
 CELLS_EACH = 64
 """Keys to a cell of the approximate index, about; an eighth of the cells is searched. Up to BLOCK keys it is exact."""
 
@@ -32,8 +34,12 @@ def nearest(
     "approximate" needs the package faiss. Raises InputError without it.
     """
     n = min(n, k_BLGK.shape[1])
-    find = _exact if search == "exact" else _approximate
-    return find(q_BSQHK.float() if q_BSQHK.dtype == torch.bfloat16 else q_BSQHK, k_BLGK, low_BS, high_S, n)
+    q_BSQHK = q_BSQHK.float() if q_BSQHK.dtype == torch.bfloat16 else q_BSQHK
+    if search == "approximate":
+        return _approximate(q_BSQHK, k_BLGK, low_BS, high_S, n)
+    # The windows of neighbouring segments are nearly the same, those of distant ones are not.
+    near = zip(*(x.split(TOGETHER, -1) for x in (low_BS, high_S)), q_BSQHK.split(TOGETHER, 1), strict=True)
+    return torch.cat([_exact(q, k_BLGK, low, high, n) for low, high, q in near], 1)
 
 
 def _exact(
@@ -56,7 +62,7 @@ def _exact(
         scores.masked_fill_(~allowed[:, None, :, None], -math.inf)
         kept = best.shape[-1]
         candidates = torch.cat([best, scores], -1) if kept else scores
-        best, order = candidates.topk(min(n, kept + stop - start), -1)
+        best, order = candidates.topk(min(n, kept + stop - start), -1, sorted=False)
         new = start + order - kept
         if kept:
             new = new.where(order >= kept, found.gather(-1, order.clamp(max=kept - 1)))
