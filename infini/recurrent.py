@@ -140,8 +140,8 @@ def read_layers(
     biases: list[torch.Tensor | None],
     shape: SegmentShape,
 ) -> tuple[torch.Tensor, list[Window]]:
-    """What the last layer gives, normalised, for x, a segment's prefix, new tokens and write tokens; and keys and
-    values of the new tokens by layer. See PrefixAttention.attend_segment for the rest."""
+    """What the last layer gives, normalised, for x, and keys and values of the new tokens by layer; see
+    PrefixAttention.attend_segment."""
     new = []
     for block, projection, window, bias in zip(blocks, projections, old, biases, strict=True):
         h_BLD = block.attention_norm(x_BLD)
@@ -200,11 +200,9 @@ class Recurrence(Decoder, ABC):
 
     def compile_layers(self, backend: Any = "inductor") -> bool:
         """Training steps read segments by compiled code from now on (torch.compile), but where activations are computed
-        again. Segments are many and short, so that calling the layers' operations takes as long as computing them.
-
-        Lengths of segments that are drawn are unknown to the code: it is the same, bit for bit, whichever comes first.
-        That does not go with tables of rotary positions, which are made for a length: false, and nothing is compiled.
-        """
+        again: calling the operations of many short segments takes as long as they do. Lengths that are drawn are
+        unknown to the code, so that it is the same, bit for bit, whichever comes first; tables of rotary positions are
+        made for a length, and do not go with that: false, and nothing is compiled."""
         if self.random_segments and self._attention(0).positions == "rotary":
             return False
         self._compiled = torch.compile(read_layers, dynamic=self.random_segments, backend=backend)
@@ -265,9 +263,9 @@ class Recurrence(Decoder, ABC):
         stop_B, reads = grid.window_B + grid.clock.slot_B, list(self._reads(grid))
         # Cut at once: the gradient of a slice is as large as what it was cut from.
         tokens = self.embedding(ids_BT).split([read.stop - read.begin for read in reads], 1)
-        blocks: list[Any] = list(self.blocks)
         several = len(reads) > 1
-        projections = [for_products(block.attention.projections()) if several else None for block in blocks]
+        attentions: list[Any] = self._attentions()
+        projections = [for_products(layer.projections()) if several else None for layer in attentions]
         layouts: dict[tuple[int, ...], _Layout] = {}
         for read, tokens_BQD in zip(reads, tokens, strict=True):
             if read.reset_B is not None:
@@ -341,9 +339,7 @@ class Recurrence(Decoder, ABC):
         old: keys and values of the tokens before."""
         prefix, valid = self.prefix(memory, writes_B)
         prefix = prefix.to(tokens_BQD.dtype)
-        parts = [prefix, tokens_BQD]
-        if ends:
-            parts.append(self.write_tokens(prefix))
+        parts = [prefix, tokens_BQD, *([self.write_tokens(prefix)] if ends else [])]
         write_from = prefix.shape[1] + tokens_BQD.shape[1]
         x_BLD, offset = torch.cat(parts, 1), old[0].k_BNGK.shape[1]
         sizes = (prefix.shape[1], offset, x_BLD.shape[1], x_BLD.shape[1] - write_from)

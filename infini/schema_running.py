@@ -36,7 +36,7 @@ class ParallelConfig:
     """Lightning's name of the strategy."""
     precision: str
     """Compute type of matrix products: fp32, bf16, or auto (bf16 where the hardware multiplies it fast)."""
-    compile: str = "auto"
+    compile: str
     """Whether rmt and autocompressor train by compiled code: always, never, or auto (long trainings on a processor)."""
 
     def __post_init__(self) -> None:

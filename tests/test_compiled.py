@@ -104,10 +104,9 @@ def test_where_a_value_is_not_finite_is_found_in_compiled_code_too() -> None:
     assert found == "the first value that is not finite comes out of blocks.0.feed_forward.activation"
 
 
-def decides(monkeypatch: pytest.MonkeyPatch, *overrides: str, compiler: str | None = "/usr/bin/g++") -> bool:
-    """Whether a training of these settings compiles, where such a compiler is."""
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: compiler)
-    monkeypatch.setattr(compiled.Path, "exists", lambda path: True)
+def decides(monkeypatch: pytest.MonkeyPatch, *overrides: str, missing: str | None = None) -> bool:
+    """Whether a training of these settings compiles, where nothing is missing, or that."""
+    monkeypatch.setattr(compiled, "_missing", lambda: missing)
     cfg = compose(["task=pg19", *overrides])
     model = build_model(cfg.model, tiny_dims(), VOCABULARY)
     made = compiled.compile_layers(cfg, model, torch.device("cpu"))
@@ -123,14 +122,24 @@ def test_long_trainings_on_a_processor_compile(name: str, monkeypatch: pytest.Mo
     assert decides(monkeypatch, model, few, "parallel.compile=always")
     assert not decides(monkeypatch, model, many, "parallel.compile=never")
     assert not decides(monkeypatch, model, many, "recipe.checkpoint_activations=true")
-    assert not decides(monkeypatch, model, many, compiler=None)
+    assert not decides(monkeypatch, model, many, missing="no compiler")
     assert not decides(monkeypatch, "model=local", many, "parallel.compile=always")
 
 
 def test_without_a_compiler_always_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "nothing++")
-    with pytest.raises(InputError, match=r"^parallel.compile='always': no C\+\+ compiler here \(nothing\+\+\); take "):
-        decides(monkeypatch, "model=rmt", "parallel.compile=always", compiler=None)
+    missing = compiled._missing()
+    assert missing == "no C++ compiler here (nothing++)"
+    with pytest.raises(InputError, match=r"^parallel.compile='always': no C\+\+ compiler .*; take auto or never$"):
+        decides(monkeypatch, "model=rmt", "parallel.compile=always", missing=missing)
+
+
+def test_without_pythons_headers_nothing_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
+    monkeypatch.setattr(compiled.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert compiled._missing() == f"no {tmp_path}/Python.h here, of which compiled code is made"
+    (tmp_path / "Python.h").touch()
+    assert compiled._missing() is None
 
 
 @pytest.mark.slow

@@ -158,6 +158,7 @@ def test_paper_scale_is_the_papers() -> None:
         ("optimizer.lr=0", "optimizer.lr=0.0: must be above 0"),
         ("optimizer.betas=[0.9]", "optimizer.betas=\\[0.9\\]: must be two numbers"),
         ("parallel.precision=fp16", "parallel.precision='fp16': must be one of"),
+        ("parallel.compile=maybe", "parallel.compile='maybe': must be one of"),
         ("model.name=transformer", "model.name='transformer': must be one of"),
         ("experiment=none_such", "experiment='none_such': must be one of"),
         ("length=1X", "length='1X': must be a positive integer"),
