@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -150,6 +151,22 @@ def test_the_search_is_sorting(together: int, block: int, scores: int, n: int, m
     found = search.nearest(q, k, low, high, n, "exact")
     assert found.shape == (2, 3, 4, H, min(n, 50))
     assert [{p for p in row if p >= 0} for row in found.flatten(0, 3).tolist()] == by_sorting(q, k, low, high, n)
+
+
+@pytest.mark.parametrize("n", [1, 6, 19, 20])
+def test_the_highest_scores_are_the_same_of_packed_integers(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positive and negative, zeros of both signs, masked and equal ones; whichever processor this is."""
+    scores = torch.randn(7, 3, 20, generator=torch.Generator().manual_seed(4)).bfloat16()
+    scores[:2, :, 5:], scores[2, :, ::2], scores[3, :, ::2], scores[3, :, 1::2] = -math.inf, 0.5, 0.0, -0.0
+    wanted = scores.topk(n, -1).values
+    monkeypatch.setattr(search, "WORTH_PACKING", 1)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    if n < 20:
+        monkeypatch.setattr(torch.Tensor, "topk", None)
+    best, order = search._highest(scores, n)
+    assert torch.equal(best.sort(-1, descending=True).values, wanted)
+    assert torch.equal(scores.gather(-1, order), best)
+    assert all(len(set(row)) == n for row in order.flatten(0, 1).tolist())
 
 
 def test_the_approximate_search_finds_most_of_it() -> None:

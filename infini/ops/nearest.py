@@ -20,6 +20,8 @@ SCORES = 1 << 24
 """Scores that exist at a time, 64 MB of them: never the full matrix of a long memory."""
 TOGETHER = 8
 """Segments that are searched for at a time: all of them score every key that one of them may see."""
+WORTH_PACKING = 1 << 18
+"""Scores from which on it pays to select among packed integers."""
 CELLS_EACH = 64
 """Keys to a cell of the approximate index, about; an eighth of the cells is searched. Up to BLOCK keys it is exact."""
 
@@ -62,13 +64,30 @@ def _exact(
         scores.masked_fill_(~allowed[:, None, :, None], -math.inf)
         kept = best.shape[-1]
         candidates = torch.cat([best, scores], -1) if kept else scores
-        best, order = candidates.topk(min(n, kept + stop - start), -1, sorted=False)
+        best, order = _highest(candidates, min(n, kept + stop - start))
         new = start + order - kept
         if kept:
             new = new.where(order >= kept, found.gather(-1, order.clamp(max=kept - 1)))
         found = new.masked_fill(best == -math.inf, -1)
     found = F.pad(found, (0, n - found.shape[-1]), value=-1)
     return found.unflatten(3, (Q, H // G)).permute(0, 2, 3, 1, 4, 5).flatten(3, 4)
+
+
+def _highest(scores: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The n highest scores of each row and their places, in no order."""
+    length = scores.shape[-1]
+    fast = scores.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    if not fast or scores.dtype != torch.bfloat16 or not n < length <= 1 << 16 or scores.numel() < WORTH_PACKING:
+        best = scores.topk(n, -1, sorted=False)
+        return best.values, best.indices
+    # Score and place in one integer, ordered as the scores are: numpy selects among whole numbers with the processor's
+    # widest instructions, in a third of the time that torch takes for pairs (results/LOG.md 143).
+    packed = scores.view(torch.int16).to(torch.int32)
+    packed ^= (packed >> 31) & 0x7FFF
+    packed.mul_(1 << 16).add_(torch.arange(length, dtype=torch.int32))
+    packed.numpy().partition(length - n, axis=-1)
+    order = (packed[..., length - n :] & 0xFFFF).long()
+    return scores.gather(-1, order), order
 
 
 def _approximate(
