@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import infini.training.compiled as compiled
 from infini.config import compose
 from infini.errors import InputError
 from infini.models import build_model
+from infini.recurrent import Recurrence
 from infini.training.non_finite import first_not_finite
+from infini.training.segment_groups import grouped
 
 MODELS = ("rmt", "autocompressor")
 N = tiny_dims().segment_length
@@ -121,17 +124,63 @@ def test_long_trainings_on_a_processor_compile(name: str, monkeypatch: pytest.Mo
     assert not decides(monkeypatch, model, few) and decides(monkeypatch, model, many)
     assert decides(monkeypatch, model, few, "parallel.compile=always")
     assert not decides(monkeypatch, model, many, "parallel.compile=never")
-    assert not decides(monkeypatch, model, many, "recipe.checkpoint_activations=true")
+    for when in ("auto", "always"):
+        computed_again = ("recipe.checkpoint_activations=true", f"parallel.compile={when}")
+        assert not decides(monkeypatch, model, many, *computed_again)
     assert not decides(monkeypatch, model, many, missing="no compiler")
     assert not decides(monkeypatch, "model=local", many, "parallel.compile=always")
 
 
 def test_without_a_compiler_always_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "nothing++")
-    missing = compiled._missing()
-    assert missing == "no C++ compiler here (nothing++)"
-    with pytest.raises(InputError, match=r"^parallel.compile='always': no C\+\+ compiler .*; take auto or never$"):
-        decides(monkeypatch, "model=rmt", "parallel.compile=always", missing=missing)
+    cfg = compose(["task=pg19", "parallel.compile=always"])
+    with pytest.raises(InputError) as raised:
+        compiled.check_compiler(cfg, torch.device("cpu"))
+    assert str(raised.value) == "parallel.compile='always': no C++ compiler here (nothing++); take auto or never"
+    compiled.check_compiler(compose(["task=pg19"]), torch.device("cpu"))
+
+
+def test_where_compiling_fails_a_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To the same gradients, with one line."""
+    compile_with = Recurrence.compile_layers
+
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(Recurrence, "compile_layers", lambda self: compile_with(self, backend=broken))
+    monkeypatch.setattr(compiled, "_missing", lambda: None)
+    model = make_model({"name": "rmt", "positions": "t5"})
+    ids = random_ids(3, 7 * N)
+    _, _, wanted = trained_once(model, ids)
+    assert compiled.compile_layers(compose(["task=pg19", "parallel.compile=always"]), model, torch.device("cpu"))
+    monkeypatch.setattr(logging.getLogger("torch._dynamo"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)
+    _, _, gradients = trained_once(model, ids)
+    for parameter, gradient in wanted.items():
+        assert_close(gradients[parameter], gradient, 1e-12, parameter)
+    told = [entry for entry in caplog.records if entry.name == "torch._dynamo.convert_frame" and entry.levelno >= 30]
+    assert told and all(entry.getMessage().startswith("parallel.compile: compiling failed") for entry in told)
+    assert all("no such instruction" in entry.getMessage() and "\n" not in entry.getMessage() for entry in told)
+
+
+def test_groups_of_segments_that_are_computed_again_are_compiled_too() -> None:
+    model = make_model({"name": "autocompressor", "positions": "t5"}).train()
+    ids = random_ids(3, 7 * N)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        torch.manual_seed(7)
+        model.zero_grad()
+        grouped(model, 2 * N)(ids, None).hidden_BTD.square().sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    wanted, counter = gradients(), CompileCounter()
+    model.compile_layers(backend=counter)
+    found = gradients()
+    assert counter.frame_count and found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert_close(found[name], gradient, 1e-10, name)
 
 
 def test_without_pythons_headers_nothing_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,6 +203,7 @@ def test_a_compiled_training_is_the_training(name: str, tmp_path: Path, capfd: p
         run = Runner(corpus, tmp_path / str(number), capfd)
         run("train", "task=pg19", f"model={name}", "recipe.steps=20", f"parallel.compile={when}")
         assert ("its layers are compiled" in run.err) == (when == "always")
+        assert run.records()[0].environment["compiled"] == (when == "always")
         curves.append(outcome(run.results))
     assert curves[1] == curves[2]
     losses = torch.tensor([curve[0] for curve in curves])[..., 1]

@@ -227,7 +227,6 @@ def test_the_approximate_search_goes_on_where_its_cells_hold_too_few(monkeypatch
     """Keys in two tight bundles: the cells that a query looks into first may hold a handful, and it asks for 900."""
     pytest.importorskip("faiss")
     monkeypatch.setattr(search, "BLOCK", 64)
-    monkeypatch.setattr(search, "SCORES", 1)
     g = torch.Generator().manual_seed(4)
     q, k = torch.randn(1, 1, 8, H, 8, generator=g), torch.randn(1, 1000, H, 8, generator=g) * 0.01
     k[:, :, :, 0] += torch.where(torch.arange(1000) % 7 > 0, 1.0, -1.0)[:, None]

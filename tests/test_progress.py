@@ -52,6 +52,21 @@ def test_a_training_that_goes_on_shows_where_it_is(terminal: bool, monkeypatch: 
     assert terminal or shown.getvalue().count("\n") == 1
 
 
+def test_what_is_prepared_at_the_first_step_is_in_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown = [0.0], io.StringIO()
+    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
+    bar = train.TrainingProgress(100, Console(file=shown, width=100))
+    trainer: Any
+    module: Any
+    trainer, module = SimpleNamespace(global_step=0), SimpleNamespace(tokens_seen=0, last_loss=1.25)
+    bar.on_train_start(trainer, module)
+    # Thirty seconds, and a second each from then on.
+    for step in range(1, 11):
+        now[0], trainer.global_step, module.tokens_seen = step + 29.0, step, step * 100
+        bar.on_train_batch_end(trainer, module, None, None, step)
+    assert shown.getvalue() == "step 2/100  loss 1.250  100 tokens/s  98 s left\n"
+
+
 def test_of_unknown_length_there_is_no_estimate(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ from infini.training.checkpoint import (
     read_description,
     save_model,
 )
-from infini.training.compiled import compile_layers
+from infini.training.compiled import check_compiler, compile_layers
 from infini.training.loggers import close_loggers, make_logger
 from infini.training.module import LanguageModelModule
 from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun
@@ -64,6 +64,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     _check_strategy(cfg, device)
+    check_compiler(cfg, device)
     console = Console(stderr=True)
     data = load_data_module(cfg)
     data.setup("fit")
@@ -80,7 +81,8 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     if cfg.init_from is not None:
         _start_from(cfg, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
-    if compile_layers(cfg, model, device):
+    record.environment["compiled"] = compile_layers(cfg, model, device)
+    if record.environment["compiled"]:
         what = f"model={cfg.model['name']}: its layers are compiled at the first step, which takes half a minute"
         console.print(what, markup=False, highlight=False, soft_wrap=True)
     module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed)

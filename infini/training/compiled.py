@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -17,27 +18,39 @@ from infini.errors import InputError
 from infini.recurrent import Recurrence
 
 FEWEST_STEPS = 1000
-"""Of a training that `auto` compiles for: compiling takes as long as is saved in some hundreds (results/LOG.md 143)."""
+"""Of a training that `auto` compiles for: compiling takes as long as some 400 steps of RMT and 1,000 of AutoCompressors
+save (results/LOG.md 143)."""
+
+
+def check_compiler(cfg: Config, device: torch.device) -> None:
+    """Raises InputError where a training is to be compiled in any case, and nothing here compiles."""
+    if cfg.parallel.compile == "always" and device.type == "cpu" and (missing := _missing()):
+        raise InputError(f"parallel.compile='always': {missing}; take auto or never")
 
 
 def compile_layers(cfg: Config, model: torch.nn.Module, device: torch.device) -> bool:
-    """Make the model read by compiled code where `parallel.compile` says so; whether it does.
-
-    Raises InputError where it is to be always, and nothing here compiles.
-    """
-    when = cfg.parallel.compile
-    if when == "never" or not isinstance(model, Recurrence):
+    """Make the model read by compiled code where it can and `parallel.compile` says so; whether it does."""
+    if cfg.parallel.compile == "never" or not isinstance(model, Recurrence) or cfg.recipe.checkpoint_activations:
         return False
-    missing = _missing() if device.type == "cpu" else None
-    if when == "always" and missing is not None:
-        raise InputError(f"parallel.compile='always': {missing}; take auto or never")
-    worth = device.type == "cpu" and cfg.recipe.steps >= FEWEST_STEPS and not cfg.recipe.checkpoint_activations
-    if when == "auto" and (missing is not None or not worth):
+    worth = device.type == "cpu" and cfg.recipe.steps >= FEWEST_STEPS and _missing() is None
+    if not (cfg.parallel.compile == "always" or worth) or not model.compile_layers():
         return False
     # Whatever fails in compiling, a training goes on without; and no processes beside this one.
     torch._dynamo.config.suppress_errors = True
     torch._inductor.config.compile_threads = 1
-    return model.compile_layers()
+    logging.getLogger("torch._dynamo.convert_frame").addFilter(_in_one_line)
+    return True
+
+
+def _in_one_line(message: logging.LogRecord) -> bool:
+    """What torch says in a hundred lines where compiling fails."""
+    told = [line for line in message.getMessage().splitlines() if "Error: " in line]
+    if "WON'T CONVERT" in message.getMessage():
+        message.msg = (
+            f"parallel.compile: compiling failed, going on without ({told[-1].strip() if told else 'no reason'})"
+        )
+        message.args, message.exc_info, message.exc_text = None, None, None
+    return True
 
 
 def _missing() -> str | None:
