@@ -1,30 +1,29 @@
 """Decoders that are recurrent over segments: vectors written at the end of a segment stand before the next ones.
 
 A segment is read as [prefix; tokens; write tokens] by all layers, causally, before the next one begins: what the last
-layer gives at the write tokens is written to the memory. So nothing here runs segments side by side. Models differ in
-what the prefix is, what the write tokens are, and how the memory takes up what was written (see Recurrence).
+layer gives at the write tokens is written to the memory. So segments are read one after the other; only where
+gradients stop on the way does a training step read some side by side (infini/gradient_groups.py). Models differ in what
+the prefix is, what the write tokens are, and how the memory takes up what was written (see Recurrence).
 
 Letters: B rows, T tokens of a call, Q new tokens of a segment, P prefix vectors, W write tokens, D d_model.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from infini.decoder import Decoder
+from infini.gradient_groups import read_groups
 from infini.grid import Grid, Piece, run_on_grid
-from infini.layers import LocalAttention, Positions, Window
-from infini.ops.attention import rotate
+from infini.layers import Positions, Window
 from infini.ops.dtypes import for_products, state_dtype
-from infini.ops.relative import masked_attention, t5_bias
+from infini.prefix_attention import PrefixAttention, SegmentShape, read_layers
 from infini.protocols import Dimensions, ModelOutput
 from infini.state import State
 
@@ -48,15 +47,6 @@ class _Read(NamedTuple):
     reset_B: torch.Tensor | None
 
 
-class SegmentShape(NamedTuple):
-    """What all layers read alike of a segment: vectors of the prefix, where the write tokens begin, and who sees whom
-    (a mask of attention; None: everyone what stands before it)."""
-
-    n_prefix: int
-    write_from: int
-    mask: torch.Tensor | None
-
-
 class _Layout(NamedTuple):
     """What segments of a call have in common that are laid out alike: who sees whom, whether that is just what stands
     before it, who is who, and T5's biases of each layer [H, Q, L], minus infinity for who is not seen (None: other
@@ -71,85 +61,12 @@ class _Layout(NamedTuple):
     biases: list[torch.Tensor | None]
 
 
-class PrefixAttention(LocalAttention):
-    """Causal attention over [prefix; tokens; write tokens] of a segment; positions count from the prefix."""
+class _Tables(NamedTuple):
+    """What is made once for all segments of a call: each layer's matrices of attention (see projections; None: not
+    worth making), and the layouts so far."""
 
-    inner_resets = False
-
-    def projections(self) -> torch.Tensor:
-        """The matrices of queries, keys and values as one: for many short segments, read one by one, one product costs
-        less than three small ones."""
-        return torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
-
-    def attend_segment(
-        self,
-        x_BLD: torch.Tensor,
-        projections: torch.Tensor | None,
-        old: Window,
-        shape: SegmentShape,
-        bias_HQL: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Window]:
-        """What attention gives for x, and keys and values of the new tokens.
-
-        x: the prefix, the new tokens, the write tokens. projections: see above; None: not worth making. old: of the
-        segment's tokens before the new ones. bias: T5's, with what the layout masks; None: rotary positions.
-        """
-        H, G, P, offset = self.n_heads, self.n_kv_heads, shape.n_prefix, old.k_BNGK.shape[1]
-        x_BLD = for_products(x_BLD)
-        if projections is None:
-            qkv = torch.cat([self.q_proj(x_BLD), self.k_proj(x_BLD), self.v_proj(x_BLD)], -1)
-        else:
-            qkv = F.linear(x_BLD, projections)
-        qk, v = qkv.split([(H + G) * self.d_key, G * self.d_value], -1)
-        qk, v = qk.unflatten(-1, (H + G, self.d_key)), v.unflatten(-1, (G, self.d_value))
-        new = Window(qk[:, P : shape.write_from, H:], v[:, P : shape.write_from])
-        before, mask = old.k_BNGK.to(v.dtype), shape.mask
-        # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
-        if bias_HQL is None and offset:
-            turned = rotate(qk[:, :P], 0, self.rope_base), rotate(qk[:, P:], P + offset, self.rope_base)
-            qk, before = torch.cat(turned, 1), rotate(before, P, self.rope_base)
-        elif bias_HQL is None:
-            qk = rotate(qk, 0, self.rope_base)
-        q, k = qk.split([H, G], 2)
-        if offset:
-            k = torch.cat([k[:, :P], before, k[:, P:]], 1)
-            v = torch.cat([v[:, :P], old.v_BNGV.to(v.dtype), v[:, P:]], 1)
-        if bias_HQL is not None:
-            bias_XHQL = bias_HQL[None] if mask is None else bias_HQL.masked_fill(~mask, -math.inf)
-            a = masked_attention(q, k, v, bias_XHQL, self.scale)
-            return self.o_proj(a.flatten(-2)), new
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        a = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=H != G
-        )
-        return self.o_proj(a.transpose(1, 2).flatten(-2)), new
-
-    def bias(self, distance_QL: torch.Tensor, mask_QL: torch.Tensor) -> torch.Tensor | None:
-        """T5's biases [H, Q, L], minus infinity where attention is masked; None for rotary positions."""
-        if self.positions != "t5":
-            return None
-        return t5_bias(self.bucket_bias, distance_QL).masked_fill(~mask_QL, -math.inf)
-
-
-def read_layers(
-    blocks: list[Any],
-    norm: nn.Module,
-    x_BLD: torch.Tensor,
-    projections: list[torch.Tensor | None],
-    old: list[Window],
-    biases: list[torch.Tensor | None],
-    shape: SegmentShape,
-) -> tuple[torch.Tensor, list[Window]]:
-    """What the last layer gives, normalised, for x, and keys and values of the new tokens by layer; see
-    PrefixAttention.attend_segment."""
-    new = []
-    for block, projection, window, bias in zip(blocks, projections, old, biases, strict=True):
-        h_BLD = block.attention_norm(x_BLD)
-        a, made = block.attention.attend_segment(h_BLD, projection, window, shape, bias)
-        x_BLD = x_BLD + a
-        x_BLD = x_BLD + block.feed_forward(block.feed_forward_norm(x_BLD))
-        new.append(made)
-    return norm(x_BLD), new
+    projections: list[torch.Tensor | None]
+    layouts: dict[tuple[int, ...], _Layout]
 
 
 class Recurrence(Decoder, ABC):
@@ -200,12 +117,11 @@ class Recurrence(Decoder, ABC):
 
     def compile_layers(self, backend: Any = "inductor") -> bool:
         """Training steps read segments by compiled code from now on (torch.compile), but where activations are computed
-        again: calling the operations of many short segments takes as long as they do. Lengths that are drawn are
-        unknown to the code, so that it is the same, bit for bit, whichever comes first; tables of rotary positions are
-        made for a length, and do not go with that: false, and nothing is compiled."""
-        if self.random_segments and self._attention(0).positions == "rotary":
+        again: calling the operations of many short segments takes as long as they do. False, and nothing is compiled,
+        for a model whose segments are read side by side (see infini/gradient_groups.py) or have drawn lengths."""
+        if self.gradient_horizon is not None or self.random_segments:
             return False
-        self._compiled = torch.compile(read_layers, dynamic=self.random_segments, backend=backend)
+        self._compiled = torch.compile(read_layers, dynamic=False, backend=backend)
         return True
 
     @abstractmethod
@@ -256,26 +172,29 @@ class Recurrence(Decoder, ABC):
         self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid
     ) -> tuple[torch.Tensor, tuple[Any, ...]]:
         (leaves,) = layers
+        reads = list(self._reads(grid))
+        if self._falls_into_groups(grid, reads):
+            resets = [read.reset_B for read in reads]
+            hidden, memory, writes_B = read_groups(self, ids_BT, leaves.memory, leaves.writes_B, resets)
+            return hidden, (RecurrentLeaves(leaves.window, memory, writes_B),)
         memory, writes_B, N = leaves.memory, leaves.writes_B, self.segment_length
         outputs: list[torch.Tensor] = []
         kept: list[list[Window]] = [[] for _ in self.blocks]
         # Columns are counted from the beginning of the unfinished segment.
-        stop_B, reads = grid.window_B + grid.clock.slot_B, list(self._reads(grid))
+        stop_B = grid.window_B + grid.clock.slot_B
         # Cut at once: the gradient of a slice is as large as what it was cut from.
         tokens = self.embedding(ids_BT).split([read.stop - read.begin for read in reads], 1)
-        several = len(reads) > 1
-        attentions: list[Any] = self._attentions()
-        projections = [for_products(layer.projections()) if several else None for layer in attentions]
-        layouts: dict[tuple[int, ...], _Layout] = {}
+        tables = self.tables(len(reads) > 1)
         for read, tokens_BQD in zip(reads, tokens, strict=True):
             if read.reset_B is not None:
                 memory = memory.masked_fill(read.reset_B[:, None, None], 0)
                 writes_B = writes_B.masked_fill(read.reset_B, 0)
-            memory = self._cut_gradient(memory, writes_B)
+            memory = self.cut_gradient(memory, writes_B)
             before = slice(read.first, read.begin)
             old = [Window(window.k_BNGK[:, before], window.v_BNGV[:, before]) for window in leaves.window]
-            ends = read.stop == read.last
-            hidden, written, new = self._read_segment(tokens_BQD, projections, layouts, old, memory, writes_B, ends)
+            hidden, written, new = self.read_segment(
+                tokens_BQD, tables, memory, writes_B, old if read.begin > read.first else None, read.stop == read.last
+            )
             outputs.append(hidden)
             for layer, window in enumerate(new):
                 kept[layer].append(window)
@@ -290,6 +209,14 @@ class Recurrence(Decoder, ABC):
             new_BT = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
             windows.append(Window(*(grid.new_window(o, n) for o, n in zip(old_window, new_BT, strict=True))))
         return torch.cat(outputs, 1), (RecurrentLeaves(tuple(windows), memory, writes_B),)
+
+    def _falls_into_groups(self, grid: Grid, reads: list[_Read]) -> bool:
+        """Whether what is read are whole segments of one length, more than a group of them, of which a gradient is
+        wanted. Where activations are computed again, what there is of them at a time is a segment's, not a batch of
+        segments'."""
+        wanted = torch.is_grad_enabled() and not self.checkpoint_activations
+        whole = grid.uniform and all((read.begin, read.stop) == (0, self.segment_length) for read in reads)
+        return wanted and whole and self.gradient_horizon is not None and len(reads) > self.gradient_horizon + 1
 
     def _reads(self, grid: Grid) -> Iterator[_Read]:
         """What is read one after the other in a call."""
@@ -318,44 +245,50 @@ class Recurrence(Decoder, ABC):
         cut = N // 4 + int(at * (N - 2 * (N // 4) + 1))
         return [(0, cut), (cut, N)]
 
-    def _cut_gradient(self, memory: torch.Tensor, writes_B: torch.Tensor) -> torch.Tensor:
+    def cut_gradient(self, memory: torch.Tensor, writes_B: torch.Tensor) -> torch.Tensor:
+        """The memory before a segment, without history where the segment begins a group."""
         if self.gradient_horizon is None:
             return memory
         begins_B = writes_B % (self.gradient_horizon + 1) == 0
         return torch.where(begins_B[:, None, None], memory.detach(), memory)
 
-    def _read_segment(
+    def tables(self, several: bool = True) -> _Tables:
+        """What is made once for a call, of several segments."""
+        attentions: list[Any] = self._attentions()
+        return _Tables([for_products(layer.projections()) if several else None for layer in attentions], {})
+
+    def read_segment(
         self,
         tokens_BQD: torch.Tensor,
-        projections: list[torch.Tensor | None],
-        layouts: dict[tuple[int, ...], _Layout],
-        old: list[Window],
+        tables: _Tables,
         memory: torch.Tensor,
         writes_B: torch.Tensor,
-        ends: bool,
+        old: list[Window] | None = None,
+        ends: bool = True,
+        outputs: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor | None, list[Window]]:
-        """Final hidden states of a segment's new tokens, what is written (None: the segment goes on), and keys and
-        values of the new tokens by layer. projections: of each layer's attention. layouts: those of the call so far.
-        old: keys and values of the tokens before."""
+        """Final hidden states of a segment's new tokens (of none, if no outputs are wanted), what is written (None: the
+        segment goes on), and keys and values of the new tokens by layer. old: keys and values of the tokens before."""
         prefix, valid = self.prefix(memory, writes_B)
         prefix = prefix.to(tokens_BQD.dtype)
         parts = [prefix, tokens_BQD, *([self.write_tokens(prefix)] if ends else [])]
-        write_from = prefix.shape[1] + tokens_BQD.shape[1]
-        x_BLD, offset = torch.cat(parts, 1), old[0].k_BNGK.shape[1]
-        sizes = (prefix.shape[1], offset, x_BLD.shape[1], x_BLD.shape[1] - write_from)
-        if sizes not in layouts:
-            layouts[sizes] = self._layout(*sizes, x_BLD.device)
-        layout = layouts[sizes]
-        shape = SegmentShape(prefix.shape[1], write_from, self._mask(layout, valid))
-        taken = list(self.blocks), self.norm, x_BLD, projections, old, layout.biases, shape
+        n_prefix, write_from = prefix.shape[1], prefix.shape[1] + tokens_BQD.shape[1]
+        x_BLD, offset = torch.cat(parts, 1), 0 if old is None else old[0].k_BNGK.shape[1]
+        sizes = (n_prefix, offset, x_BLD.shape[1], x_BLD.shape[1] - write_from)
+        if sizes not in tables.layouts:
+            tables.layouts[sizes] = self._layout(*sizes, x_BLD.device)
+        layout = tables.layouts[sizes]
+        wanted_from = n_prefix if outputs else write_from
+        shape = SegmentShape(n_prefix, write_from, self._mask(layout, valid), wanted_from)
+        taken = list(self.blocks), self.norm, x_BLD, tables.projections, old, layout.biases, shape
         if self.checkpoint_activations and torch.is_grad_enabled():
             hidden, new = checkpoint(read_layers, *taken, use_reentrant=False)
         elif self._compiled is not None and self.training and torch.is_grad_enabled():
             hidden, new = self._compiled(*taken)
         else:
             hidden, new = read_layers(*taken)
-        written = hidden[:, write_from:] if ends else None
-        return hidden[:, shape.n_prefix : write_from], written, new
+        hidden, written = hidden.split([write_from - wanted_from, x_BLD.shape[1] - write_from], 1)
+        return hidden, written if ends else None, new
 
     def _layout(self, n_prefix: int, offset: int, n_new: int, n_write: int, device: torch.device) -> _Layout:
         """Of a segment of which `offset` tokens were read before: asking are the prefix and what stands behind these,
@@ -377,7 +310,8 @@ class Recurrence(Decoder, ABC):
         """The mask of attention over a segment whose prefix is there as far as `valid` says (None: all of it), without
         what the layout's biases mask; None where nothing is left to be masked, or only what comes later."""
         biased = layout.biases[0] is not None
-        if valid_BP is None:
+        # On a processor, where asking waits for nothing.
+        if valid_BP is None or (valid_BP.device.type == "cpu" and bool(valid_BP.all())):
             return None if biased or layout.is_causal else layout.mask_QL
         seen = torch.ones(len(valid_BP), layout.mask_QL.shape[1], dtype=torch.bool, device=valid_BP.device)
         seen[:, : valid_BP.shape[1]] = valid_BP

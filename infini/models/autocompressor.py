@@ -2,8 +2,8 @@
 
 A segment is read as [summaries; tokens; summary tokens]; what the last layer gives at the summary tokens, which are
 learned, are the segment's summary vectors. They accumulate as a soft prompt; of more than `accumulated` segments the
-oldest are dropped. In training segments have random lengths, and a gradient goes through at most bptt_depth
-compressions (see Recurrence).
+oldest are dropped. A gradient goes through at most bptt_depth compressions, and in training segments may have random
+lengths (see Recurrence).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AutoCompressorConfig:
 
     summary_tokens: int | None = None
     accumulated: int = 8
-    random_segments: bool = True
+    random_segments: bool = False
     bptt_depth: int | None = 2
     positions: Positions = "rotary"
     rope_base: float = 10000.0

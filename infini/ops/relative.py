@@ -63,6 +63,11 @@ def distances(n_queries: int, n_keys: int, device: torch.device) -> torch.Tensor
     return query[:, None] - torch.arange(n_keys, device=device)
 
 
+def _attended(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
+    """softmax(q k scale + bias) in the bias's dtype."""
+    return ((q.to(bias.dtype) * scale) @ k.to(bias.dtype).transpose(-1, -2)).add_(bias).softmax(-1)
+
+
 class _Biased(torch.autograd.Function):
     """Softmax attention of (q k scale + bias) of queries [X, H, Q, K] to keys and values [X, H, L, ...].
 
@@ -76,8 +81,7 @@ class _Biased(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        scores = (q.to(bias.dtype) * scale) @ k.to(bias.dtype).transpose(-1, -2)
-        p = scores.add_(bias).softmax(-1).to(v.dtype)
+        p = _attended(q, k, bias, scale).to(v.dtype)
         a = p @ v
         ctx.save_for_backward(q, k, v, p, a)
         ctx.scale, ctx.bias = scale, (bias.shape[0], bias.dtype)
@@ -106,13 +110,15 @@ def masked_attention(
     """
     H, G = q_XQHK.shape[2], k_XLGK.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q_XQHK, k_XLGK, v_XLGV))
-    trained = q.device.type == "cpu" and torch.is_grad_enabled() and bias_XHQL.requires_grad
-    if trained and q.shape[0] * H * q.shape[2] * k.shape[2] >= FEW_SCORES:
+    on_processor, wants = q.device.type == "cpu", torch.is_grad_enabled() and bias_XHQL.requires_grad
+    few = q.shape[0] * H * q.shape[2] * k.shape[2] < FEW_SCORES
+    # Without a gradient, of few scores, what torch does for values of another size than keys takes longest.
+    if on_processor and (not few if wants else few and not torch.is_grad_enabled() and q.shape[3] != v.shape[3]):
         if H != G:
             k, v = (x.repeat_interleave(H // G, 1) for x in (k, v))
         bias = bias_XHQL.to(torch.promote_types(q.dtype, torch.float32))
         with torch.autocast("cpu", enabled=False):
-            a = _Biased.apply(q, k, v, bias, scale)
+            a = _Biased.apply(q, k, v, bias, scale) if wants else _attended(q, k, bias, scale).to(v.dtype) @ v
     else:
         mask = bias_XHQL.to(q.dtype)
         a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)

@@ -1,4 +1,5 @@
-"""Whether a training reads segments by compiled code (torch.compile): models that read them one after the other."""
+"""Whether a training reads segments by compiled code (torch.compile): models that read them one after the other, with
+gradients through all of them."""
 
 from __future__ import annotations
 
@@ -18,8 +19,7 @@ from infini.errors import InputError
 from infini.recurrent import Recurrence
 
 FEWEST_STEPS = 1000
-"""Of a training that `auto` compiles for: compiling takes as long as some 400 steps of RMT and 1,000 of AutoCompressors
-save (results/LOG.md 143)."""
+"""Of a training that `auto` compiles for: compiling takes as long as some 400 steps save (results/LOG.md 143)."""
 
 
 def check_compiler(cfg: Config, device: torch.device) -> None:
