@@ -3,10 +3,11 @@
 Where a gradient goes back bptt_depth segments at most (see Recurrence), a document falls into groups of bptt_depth + 1
 segments that have nothing in common but the memory that one hands to the next. So a call is read twice: segment by
 segment without gradients, for the memory that each group begins with; then the first segments of all groups as one
-batch, the second ones, and so on. Values and gradients are those of reading once, segment by segment; what is done one
-after the other with gradients is one group, however long the call.
+batch, the second ones, and so on. Values and gradients are those of reading once, segment by segment, up to rounding;
+what is done one after the other with gradients is one group, however long the call.
 
-Letters as in infini/recurrent.py; R segments of a call, K pairs of a segment and a row.
+Letters as in infini/recurrent.py; R segments of a call of N tokens each, M vectors of the memory, K pairs of a segment
+and a row.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import torch
 if TYPE_CHECKING:
     from infini.recurrent import Recurrence
 
+LARGEST = 1 << 14
+"""Numbers of a segment's embeddings, of all rows, up to which this pays: where to call operations takes longer than
+what they do. The reading without gradients is a third of the arithmetic more."""
 Resets = Sequence[torch.Tensor | None]
 
 
 class Schedule(NamedTuple):
-    """On the processor. For each segment and row of a call how often its document wrote before it [R, B], and the
-    segment's place in what the call has of its group [R, B]."""
+    """Of each segment and row of a call, on the processor: how often the document wrote before it [R, B], and how many
+    segments of its group the call has before it [R, B]."""
 
     writes_RB: torch.Tensor
     place_RB: torch.Tensor
@@ -33,12 +37,13 @@ class Schedule(NamedTuple):
 def schedule(writes_B: torch.Tensor, resets: Resets, group: int) -> Schedule:
     """writes_B: before the call. resets: which rows forget before each segment [B] (None: none). group: segments of a
     group."""
+    none_B = torch.zeros_like(writes_B, dtype=torch.bool)
+    resets_RB = torch.stack([none_B if reset_B is None else reset_B for reset_B in resets]).cpu()
     writes_B = writes_B.cpu()
     place_B = torch.full_like(writes_B, -1)
     writes, places = [], []
-    for reset_B in resets:
-        if reset_B is not None:
-            writes_B = writes_B.masked_fill(reset_B.cpu(), 0)
+    for reset_B in resets_RB:
+        writes_B = writes_B.masked_fill(reset_B, 0)
         place_B = (place_B + 1).masked_fill(writes_B % group == 0, 0)
         writes.append(writes_B)
         places.append(place_B)
@@ -56,32 +61,32 @@ def read_groups(
     assert model.gradient_horizon is not None
     plan, device = schedule(writes_B, resets, model.gradient_horizon + 1), ids_BT.device
     R, B = plan.place_RB.shape
-    ids_RBN = ids_BT.unflatten(1, (R, -1)).transpose(0, 1)
+    # Pairs are read in rounds, one for each place; a pair's turn is where it comes among all.
+    order_K = plan.place_RB.flatten().sort(stable=True).indices
+    turn_RB = order_K.argsort().view(R, B)
+    counts = plan.place_RB.flatten().bincount().tolist()
+    # Where a pair's memory is: in the first round among those that groups begin with, later among what the round before
+    # wrote, that of the same row's segment before.
+    begin_of_round_before = torch.tensor([0, 0, *counts[:-2]]).cumsum(0)
+    among_written_RB = turn_RB.roll(1, 0) - begin_of_round_before[plan.place_RB]
+    source_RB = torch.where(plan.place_RB > 0, among_written_RB, torch.arange(R * B).view(R, B))
+    source_K, last_beginning = source_RB.flatten()[order_K], int((plan.place_RB == 0).any(1).nonzero().max())
+    order_K, source_K, end_B, turn_K = (x.to(device) for x in (order_K, source_K, turn_RB[-1], turn_RB.T.flatten()))
     writes_RB = plan.writes_RB.to(device)
-    last = int((plan.place_RB == 0).any(1).nonzero().max())
-    begins_RBMD = _beginnings(model, ids_RBN, memory_BMD, writes_RB, resets[: last + 1])
-    tables = model.tables()
-    # Of each pair, where it is among all that were read.
-    at_RB = torch.zeros_like(plan.place_RB)
-    outputs: list[torch.Tensor] = []
-    memories: list[torch.Tensor] = []
-    begun = read = 0
-    for place in range(int(plan.place_RB.max()) + 1):
-        segment_K, row_K = (plan.place_RB == place).nonzero(as_tuple=True)
-        pair = segment_K.to(device), row_K.to(device)
-        if place == 0:
-            before_KMD = begins_RBMD[pair]
-        else:
-            before_KMD = memories[-1][(at_RB[segment_K - 1, row_K] - begun).to(device)]
-        begun, read = read, read + len(row_K)
-        at_RB[segment_K, row_K] = torch.arange(begun, read)
-        tokens_KND = model.embedding(ids_RBN[pair])
-        hidden_KND, written_KWD, _ = model.read_segment(tokens_KND, tables, before_KMD, writes_RB[pair])
+    ids_RBN = ids_BT.unflatten(1, (R, -1)).transpose(0, 1)
+    memories = [_beginnings(model, ids_RBN, memory_BMD, writes_RB, resets[: last_beginning + 1]).flatten(0, 1)]
+    tokens, tables = model.embedding(ids_RBN.flatten(0, 1)[order_K]).split(counts), model.tables()
+    outputs = []
+    for tokens_KND, writes_K, from_K in zip(
+        tokens, writes_RB.flatten()[order_K].split(counts), source_K.split(counts), strict=True
+    ):
+        before_KMD = memories[-1].index_select(0, from_K)
+        hidden_KND, written_KWD, _ = model.read_segment(tokens_KND, tables, before_KMD, writes_K)
         assert written_KWD is not None
         outputs.append(hidden_KND)
         memories.append(model.updated(before_KMD, written_KWD.to(before_KMD.dtype)))
-    hidden_BTD = torch.cat(outputs)[at_RB.T.to(device)].flatten(1, 2)
-    return hidden_BTD, torch.cat(memories)[at_RB[-1].to(device)], writes_RB[-1] + 1
+    hidden_BTD = torch.cat(outputs).index_select(0, turn_K).unflatten(0, (B, R)).flatten(1, 2)
+    return hidden_BTD, torch.cat(memories[1:]).index_select(0, end_B), writes_RB[-1] + 1
 
 
 def _beginnings(
@@ -90,11 +95,12 @@ def _beginnings(
     """The memory before each of the first segments [., B, M, D], as many as resets are given; that before the first one
     has the history of what the call was given."""
     found: list[torch.Tensor] = []
-    tables = None
+    with torch.no_grad():
+        # Not those of the reading with gradients: T5's biases would have no history.
+        tables = model.tables()
     for segment, reset_B in enumerate(resets):
         if found:
             with torch.no_grad():
-                tables = model.tables() if tables is None else tables
                 tokens_BND, writes_B = model.embedding(ids_RBN[segment - 1]), writes_RB[segment - 1]
                 _, written_BWD, _ = model.read_segment(tokens_BND, tables, found[-1], writes_B, outputs=False)
                 assert written_BWD is not None
@@ -102,4 +108,6 @@ def _beginnings(
         if reset_B is not None:
             memory_BMD = memory_BMD.masked_fill(reset_B[:, None, None], 0)
         found.append(memory_BMD if found else model.cut_gradient(memory_BMD, writes_RB[0]))
+    # Until torch 2.10 a weight that was cast without gradients stays so for the products with gradients that follow.
+    torch.clear_autocast_cache()
     return torch.stack(found)

@@ -1,7 +1,8 @@
 """Layers of decoders that are recurrent over segments (infini/recurrent.py): attention over [prefix; tokens; write
 tokens] of one segment.
 
-Letters: B rows, L vectors of a segment, P of its prefix, H query heads, G key-value heads, D d_model.
+Letters: B rows, L vectors of a segment, P of its prefix, Q that ask, N tokens of a segment, H query heads, G key-value
+heads, K d_key, V d_value, D d_model.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def read_layers(
     for block, projection, window, bias in zip(blocks, projections, windows, biases, strict=True):
         h_BLD = block.attention_norm(x_BLD)
         a, made = block.attention.attend_segment(h_BLD, projection, window, shape, bias)
-        if len(new) == len(blocks) - 1:
+        if block is blocks[-1]:
             x_BLD, a = x_BLD[:, shape.wanted_from :], a[:, shape.wanted_from :]
         x_BLD = x_BLD + block.attention.o_proj(a)
         x_BLD = x_BLD + block.feed_forward(block.feed_forward_norm(x_BLD))

@@ -1,8 +1,8 @@
 """Decoders that are recurrent over segments: vectors written at the end of a segment stand before the next ones.
 
 A segment is read as [prefix; tokens; write tokens] by all layers, causally, before the next one begins: what the last
-layer gives at the write tokens is written to the memory. So segments are read one after the other; only where
-gradients stop on the way does a training step read some side by side (infini/gradient_groups.py). Models differ in what
+layer gives at the write tokens is written to the memory. So segments are read one after the other; only short
+ones between which gradients stop are read side by side (infini/gradient_groups.py). Models differ in what
 the prefix is, what the write tokens are, and how the memory takes up what was written (see Recurrence).
 
 Letters: B rows, T tokens of a call, Q new tokens of a segment, P prefix vectors, W write tokens, D d_model.
@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from infini.decoder import Decoder
-from infini.gradient_groups import read_groups
+from infini.gradient_groups import LARGEST, read_groups
 from infini.grid import Grid, Piece, run_on_grid
 from infini.layers import Positions, Window
 from infini.ops.dtypes import for_products, state_dtype
@@ -118,7 +118,8 @@ class Recurrence(Decoder, ABC):
     def compile_layers(self, backend: Any = "inductor") -> bool:
         """Training steps read segments by compiled code from now on (torch.compile), but where activations are computed
         again: calling the operations of many short segments takes as long as they do. False, and nothing is compiled,
-        for a model whose segments are read side by side (see infini/gradient_groups.py) or have drawn lengths."""
+        where gradients do not go through all segments, which may then be read side by side (infini/gradient_groups.py),
+        and where lengths are drawn."""
         if self.gradient_horizon is not None or self.random_segments:
             return False
         self._compiled = torch.compile(read_layers, dynamic=False, backend=backend)
@@ -211,12 +212,17 @@ class Recurrence(Decoder, ABC):
         return torch.cat(outputs, 1), (RecurrentLeaves(tuple(windows), memory, writes_B),)
 
     def _falls_into_groups(self, grid: Grid, reads: list[_Read]) -> bool:
-        """Whether what is read are whole segments of one length, more than a group of them, of which a gradient is
+        """Whether the call is of short whole segments of one length, more than a group of them, of which a gradient is
         wanted. Where activations are computed again, what there is of them at a time is a segment's, not a batch of
         segments'."""
-        wanted = torch.is_grad_enabled() and not self.checkpoint_activations
-        whole = grid.uniform and all((read.begin, read.stop) == (0, self.segment_length) for read in reads)
-        return wanted and whole and self.gradient_horizon is not None and len(reads) > self.gradient_horizon + 1
+        if self.gradient_horizon is None or not torch.is_grad_enabled() or self.checkpoint_activations:
+            return False
+        B, N = len(grid.window_B), self.segment_length
+        if len(reads) <= self.gradient_horizon + 1 or B * N * self.embedding.weight.shape[1] > LARGEST:
+            return False
+        # Nor does any row end in padding: it would have a segment that it has not ended.
+        ends_whole = grid.uniform and int(grid.window_B[0]) == len(reads) * N
+        return ends_whole and all((read.begin, read.stop) == (0, N) for read in reads)
 
     def _reads(self, grid: Grid) -> Iterator[_Read]:
         """What is read one after the other in a call."""
@@ -253,7 +259,7 @@ class Recurrence(Decoder, ABC):
         return torch.where(begins_B[:, None, None], memory.detach(), memory)
 
     def tables(self, several: bool = True) -> _Tables:
-        """What is made once for a call, of several segments."""
+        """What is made once for a call; of one segment, matrices are not put together."""
         attentions: list[Any] = self._attentions()
         return _Tables([for_products(layer.projections()) if several else None for layer in attentions], {})
 

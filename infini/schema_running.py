@@ -37,7 +37,8 @@ class ParallelConfig:
     precision: str
     """Compute type of matrix products: fp32, bf16, or auto (bf16 where the hardware multiplies it fast)."""
     compile: str
-    """Whether rmt trains by compiled code: always, never, or auto (long trainings on a processor)."""
+    """Whether models that read segments one after the other with gradients through all of them (rmt) train by compiled
+    code: always, never, or auto (long trainings on a processor)."""
 
     def __post_init__(self) -> None:
         one_of("parallel.compile", self.compile, ("auto", "always", "never"))

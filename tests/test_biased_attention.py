@@ -58,6 +58,10 @@ def test_it_is_the_definition(groups: int, rows: int, few: int, monkeypatch: pyt
         grads = (torch.autograd.grad((y * weight).sum(), tensors, retain_graph=True) for y in (got, right))
         for name, a, b in zip("qkvb", *grads, strict=True):
             assert_close(a, b, 1e-11, f"gradient of {name}")
+    with torch.no_grad():
+        assert_close(
+            relative.masked_attention(q, k, v, bias.masked_fill(blocked, -math.inf), 0.3), right, 1e-12, "plain"
+        )
 
 
 @pytest.mark.parametrize("trained", ["bias", "none"])

@@ -91,6 +91,7 @@ def test_other_options_optimizers_and_sizes_are_apart_too(changes: dict[str, Any
         "segment_lengths",
         "longer_training",
         "memory_sizes",
+        "drawn_segments",
     ],
 )
 def test_every_row_is_as_it_declares_itself(name: str) -> None:

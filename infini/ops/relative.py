@@ -20,7 +20,8 @@ T5_LONGEST = 128
 MOST_QUERIES = 2048
 """Of a window, whose biases exist at the same time."""
 FEW_SCORES = 1 << 15
-"""Up to so many, a segment of sixteen tokens alone, `_Biased` costs more than it saves."""
+"""Up to so many, a segment of sixteen tokens alone, `_Biased` costs more than it saves, and of as few plain operations
+are faster where no gradient is wanted."""
 
 
 def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -110,15 +111,16 @@ def masked_attention(
     """
     H, G = q_XQHK.shape[2], k_XLGK.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q_XQHK, k_XLGK, v_XLGV))
-    on_processor, wants = q.device.type == "cpu", torch.is_grad_enabled() and bias_XHQL.requires_grad
+    wants_gradient = torch.is_grad_enabled() and bias_XHQL.requires_grad
     few = q.shape[0] * H * q.shape[2] * k.shape[2] < FEW_SCORES
-    # Without a gradient, of few scores, what torch does for values of another size than keys takes longest.
-    if on_processor and (not few if wants else few and not torch.is_grad_enabled() and q.shape[3] != v.shape[3]):
+    # No fused kernel takes values of another size than keys: what torch puts in its place is many small operations.
+    plain = few and not torch.is_grad_enabled() and q.shape[3] != v.shape[3]
+    if q.device.type == "cpu" and (plain or (wants_gradient and not few)):
         if H != G:
             k, v = (x.repeat_interleave(H // G, 1) for x in (k, v))
         bias = bias_XHQL.to(torch.promote_types(q.dtype, torch.float32))
         with torch.autocast("cpu", enabled=False):
-            a = _Biased.apply(q, k, v, bias, scale) if wants else _attended(q, k, bias, scale).to(v.dtype) @ v
+            a = _attended(q, k, bias, scale).to(v.dtype) @ v if plain else _Biased.apply(q, k, v, bias, scale)
     else:
         mask = bias_XHQL.to(q.dtype)
         a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)

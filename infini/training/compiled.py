@@ -19,7 +19,8 @@ from infini.errors import InputError
 from infini.recurrent import Recurrence
 
 FEWEST_STEPS = 1000
-"""Of a training that `auto` compiles for: compiling takes as long as some 400 steps save (results/LOG.md 143)."""
+"""Of a training that `auto` compiles for. Compiling takes as long as some 400 steps save (results/LOG.md 143): of more
+than twice as many it is worth its wait."""
 
 
 def check_compiler(cfg: Config, device: torch.device) -> None:
