@@ -132,3 +132,16 @@ def test_a_rate_that_is_not_the_searchs_is_marked(rate: float, marked: bool, mon
     assert ("pg19", "laptop", "infini_linear", "muon") in asked
     notes = [note for note in report.notes if "†" in note]
     assert bool(notes) == marked and (not marked or "optimizer.lr 0.01 instead of 0.02" in notes[0])
+
+
+def test_a_training_with_other_options_steps_back_for_one_as_declared() -> None:
+    """What was tried is no rival of the row's own model of that seed; alone it fills the cell, marked."""
+    usual, other = make_eval("infini_linear", 1, loss=4.0), make_eval("infini_linear", 1, loss=3.0)
+    other.run_id, other.parent = "eval-other", "train-other"
+    tried = make_train("infini_linear", 1)
+    tried.run_id, tried.config["model"] = "train-other", {"name": "infini_linear", "gate_init": "zeros"}
+    both = rendered([usual, make_train("infini_linear", 1), other, tried]).tables[0]
+    one = rendered([usual, make_train("infini_linear", 1)]).tables[0]
+    assert both.cell("infini_linear", "PG19 yours") == one.cell("infini_linear", "PG19 yours")
+    alone = rendered([other, tried]).tables[0].cell("infini_linear", "PG19 yours")
+    assert alone.text.endswith(" †") and alone != one.cell("infini_linear", "PG19 yours")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
+from infini.report.selection import Selection
 
 
 class RowsOfOneTask:
@@ -36,9 +37,9 @@ class RowsOfOneTask:
         """Of these rows those that `run` names, in the order given."""
         return [name for name in names if "all" in self.wanted or name in self.wanted]
 
-    def as_declared(self, run: RunRecord, row: str) -> bool:
-        """Whether an evaluation was asked as its row declares."""
-        return True
+    def as_declared(self, runs: list[RunRecord], row: str, known: Selection) -> list[RunRecord]:
+        """All: what was trained otherwise is marked."""
+        return runs
 
     @property
     def parts(self) -> tuple[Self, ...]:

@@ -76,8 +76,9 @@ class AnyReport(Protocol):
         """Which of its row's cells a run fills; runs of one row and seed that share none do not compete."""
         ...
 
-    def as_declared(self, run: RunRecord, row: str) -> bool:
-        """Whether an evaluation was asked as its row declares: one that was not steps back for one that was."""
+    def as_declared(self, runs: list[RunRecord], row: str, known: Selection) -> list[RunRecord]:
+        """A row's runs without those that are not what it declares and step back for others that are. known: has the
+        training runs."""
         ...
 
 
@@ -160,7 +161,7 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
     for name in report.titles:
         where = f"{report.name} at scale {scale}, {name}"
         runs = _real([record for record in candidates if rows[record.run_id] == name])
-        runs = [run for run in runs if report.as_declared(run, name)] or runs
+        runs = report.as_declared(runs, name, selection)
         runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")
         runs = _agreeing(
             runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"

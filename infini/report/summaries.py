@@ -129,8 +129,9 @@ class SummaryReport(RowsOfOneTask):
         found = {key: value_at(run.config, key) for key in wanted}
         return [f"{key} {found[key]} instead of {value}" for key, value in wanted.items() if found[key] != value]
 
-    def as_declared(self, run: RunRecord, row: str) -> bool:
-        return not self.asked_otherwise(run, row)
+    def as_declared(self, runs: list[RunRecord], row: str, known: Selection) -> list[RunRecord]:
+        """Evaluations that were asked otherwise than the row declares step back for one that was asked so."""
+        return [run for run in runs if not self.asked_otherwise(run, row)] or runs
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset(cell.get("length") for cell in run.series.get("cells", ()) if self._counts(cell))

@@ -12,6 +12,7 @@ import yaml
 
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, value_at
+from infini.report.declared import apart, declared_at, expected
 from infini.report.selection import AGGREGATES, IRRELEVANT_SETTINGS, Selection, checked
 
 
@@ -159,8 +160,16 @@ class Report:
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset({"all"})
 
-    def as_declared(self, run: RunRecord, row: str) -> bool:
-        return True
+    def as_declared(self, runs: list[RunRecord], row: str, known: Selection) -> list[RunRecord]:
+        """A model that was trained otherwise than the row declares steps back for one of its seed that was trained so:
+        what was tried beside it is no rival."""
+
+        def usual(run: RunRecord) -> bool:
+            wanted = expected(self, row, run.scale, declared_at(self.task, run.scale))
+            return run.parent is None or not apart(known.training_config(run), wanted)
+
+        seeds = {run.seed for run in runs if usual(run)}
+        return [run for run in runs if run.seed not in seeds or usual(run)]
 
     @classmethod
     def from_config(cls, config: Any) -> Report:
