@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -145,3 +145,19 @@ def test_a_training_with_other_options_steps_back_for_one_as_declared() -> None:
     assert both.cell("infini_linear", "PG19 yours") == one.cell("infini_linear", "PG19 yours")
     alone = rendered([other, tried]).tables[0].cell("infini_linear", "PG19 yours")
     assert alone.text.endswith(" †") and alone != one.cell("infini_linear", "PG19 yours")
+
+
+def test_what_steps_back_is_named_and_a_choice_of_the_users_stands() -> None:
+    """With report.aggregate=newest the newest run decides, however it was trained."""
+    usual, other = make_eval("infini_linear", 1, loss=4.0), make_eval("infini_linear", 1, loss=3.0)
+    other.run_id, other.parent, other.started = "eval-other", "train-other", "2024-05-02T00:00:00+00:00"
+    tried = make_train("infini_linear", 1)
+    tried.run_id, tried.config["model"] = "train-other", {"name": "infini_linear", "gate_init": "zeros"}
+    runs = [usual, make_train("infini_linear", 1), other, tried]
+    notes = [note for note in rendered(runs).notes if "left out" in note]
+    wanted = "left out, trained otherwise than the row declares: Infini-Transformer (Linear) (eval-other)"
+    assert notes == [f"PG19, yours: {wanted}"]
+    newest = render(replace(report_named("table2_lm"), aggregate="newest"), "laptop", [], runs)
+    assert not [note for note in newest.notes if "left out" in note]
+    alone = rendered([other, tried]).tables[0].cell("infini_linear", "PG19 yours")
+    assert newest.tables[0].cell("infini_linear", "PG19 yours") == alone

@@ -123,6 +123,28 @@ def test_costs_are_drawn_where_there_is_something_to_compare(tmp_path: Path) -> 
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
 
 
+def test_seconds_say_on_which_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    selection = selected()
+    labels: list[str] = []
+    for training in selection.parents.values():
+        training.environment.pop("hardware", None)
+    assert costs.machines(selection) == [], "records that do not say"
+    for run, cpu in zip(("train-infini_linear-1", "train-infini_linear-2"), ("one kind", "another"), strict=True):
+        selection.parents[run].environment["hardware"] = {"cpu": cpu, "accelerator": None}
+    assert costs.machines(selection) == ["another", "one kind"]
+    selection.parents["train-infini_linear-2"].environment["hardware"]["accelerator"] = "a GPU"
+    assert costs.machines(selection) == ["a GPU", "one kind"]
+    monkeypatch.setattr(costs, "training_points", lambda _: costs.memory_points(selection))
+
+    def labelled(*given: Any) -> list[Path]:
+        labels.append(given[4])
+        return []
+
+    monkeypatch.setattr(costs, "scatter", labelled)
+    costs.draw_costs(Report.from_config(report_settings()), "laptop", selection, tmp_path)
+    assert labels[1] == "seconds of training, as they were run (a GPU and one kind)"
+
+
 @pytest.fixture
 def drawn_axes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The axes of figures that would be written."""

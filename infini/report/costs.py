@@ -46,6 +46,16 @@ def training_points(selection: Selection) -> dict[str, Point]:
     return _points(selection, seconds)
 
 
+def machines(selection: Selection) -> list[str]:
+    """What the rows were trained on, each once; nothing where no record says."""
+    found = set()
+    for run in selection.all_runs:
+        training = selection.training(run)
+        hardware = (training.environment.get("hardware") if training else None) or {}
+        found.add(hardware.get("accelerator") or hardware.get("cpu"))
+    return sorted(name for name in found if name)
+
+
 def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> dict[str, Point]:
     points = {}
     for row, runs in selection.runs.items():
@@ -65,9 +75,12 @@ def draw_costs(report: Report, scale: str, selection: Selection, folder: Path) -
         Paths of the files written.
     """
     heading = f"{report.benchmarks[report.task]}, scale {scale}{SYNTHETIC_MARK if selection.synthetic else ''}"
+    # Seconds of one machine are not those of another, nor those of a training beside others.
+    where = machines(selection)
+    on = f", as they were run ({' and '.join(where)})" if where else ""
     kinds = {
         "memory": (memory_points(selection), "numbers carried from segment to segment (0: none)"),
-        "seconds": (training_points(selection), "seconds of training"),
+        "seconds": (training_points(selection), f"seconds of training{on}"),
     }
     written: list[Path] = []
     for kind, (points, label) in kinds.items():

@@ -38,7 +38,7 @@ class RowsOfOneTask:
         return [name for name in names if "all" in self.wanted or name in self.wanted]
 
     def as_declared(self, runs: list[RunRecord], row: str, known: Selection) -> list[RunRecord]:
-        """All: what was trained otherwise is marked."""
+        """All: a row has none that were trained otherwise."""
         return runs
 
     @property

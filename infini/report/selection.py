@@ -105,6 +105,8 @@ class Selection:
     """Run id -> training record, for every parent that was among the records."""
     apart: dict[str, list[str]] = field(default_factory=dict)
     """Row name -> how its runs are not what the row declares; rows whose runs are so are left out."""
+    aside: dict[str, list[str]] = field(default_factory=dict)
+    """Row name -> ids of runs that were left out beside others as the row declares; rows without are left out."""
 
     @property
     def all_runs(self) -> list[RunRecord]:
@@ -136,10 +138,11 @@ class Selection:
 def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> Selection:
     """Choose the evaluation runs that fill the cells of `report` at `scale`.
 
-    Runs on real text put synthetic ones aside, in the whole table where it has one corpus, else in their row. What
-    remains must agree: one corpus and tokenizer for the whole table, one setting a row over all its seeds, one run for
-    each seed (of an evaluation that was made again with the same outcome the newest). With `aggregate: newest` the
-    newest run decides each of these; with `mean` all runs of a seed are kept.
+    Runs on real text put synthetic ones aside, in the whole table where it has one corpus, else in their row, and runs
+    as a row declares those that are not (AnyReport.as_declared). What remains must agree: one corpus and tokenizer for
+    the whole table, one setting a row over all its seeds, one run for each seed (of an evaluation that was made again
+    with the same outcome the newest). With `aggregate: newest` the newest run decides each of these; with `mean` all
+    runs of a seed are kept.
 
     Raises:
         InputError: there are two candidates for a cell, and the report does not say what to do; both are named.
@@ -161,7 +164,10 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
     for name in report.titles:
         where = f"{report.name} at scale {scale}, {name}"
         runs = _real([record for record in candidates if rows[record.run_id] == name])
-        runs = report.as_declared(runs, name, selection)
+        counting = report.as_declared(runs, name, selection)
+        if left_out := sorted({run.run_id for run in runs} - {run.run_id for run in counting}):
+            selection.aside[name] = left_out
+        runs = counting
         runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")
         runs = _agreeing(
             runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"

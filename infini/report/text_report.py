@@ -162,14 +162,14 @@ class Report:
 
     def as_declared(self, runs: list[RunRecord], row: str, known: Selection) -> list[RunRecord]:
         """A model that was trained otherwise than the row declares steps back for one of its seed that was trained so:
-        what was tried beside it is no rival."""
-
-        def usual(run: RunRecord) -> bool:
-            wanted = expected(self, row, run.scale, declared_at(self.task, run.scale))
-            return run.parent is None or not apart(known.training_config(run), wanted)
-
-        seeds = {run.seed for run in runs if usual(run)}
-        return [run for run in runs if run.seed not in seeds or usual(run)]
+        what was tried beside it is no rival. Not where the report says how to choose among several."""
+        if self.aggregate is not None or len({run.seed for run in runs}) == len(runs):
+            return runs
+        scale = runs[0].scale
+        wanted = expected(self, row, scale, declared_at(self.task, scale))
+        usual = {run.run_id for run in runs if run.parent is None or not apart(known.training_config(run), wanted)}
+        seeds = {run.seed for run in runs if run.run_id in usual}
+        return [run for run in runs if run.seed not in seeds or run.run_id in usual]
 
     @classmethod
     def from_config(cls, config: Any) -> Report:

@@ -97,6 +97,12 @@ def build_report(
             for source, selection in sources.items()
             if selection.apart
         ]
+        notes += [
+            f"{report.benchmarks[part.task]}, {source}: left out, trained otherwise than the row declares: "
+            + "; ".join(f"{part.models[row]} ({', '.join(ids)})" for row, ids in selection.aside.items())
+            for source, selection in sources.items()
+            if selection.aside
+        ]
     return RenderedReport(report.name, scale, title, tuple(table for table in tables if table.rows), tuple(notes))
 
 
