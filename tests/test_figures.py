@@ -16,6 +16,7 @@ from report_runs import make_eval, make_train, report_settings
 import cli
 from infini.config import compose
 from infini.errors import InputError
+from infini.records import RunRecord
 from infini.report import costs, figures, positions
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
@@ -123,26 +124,31 @@ def test_costs_are_drawn_where_there_is_something_to_compare(tmp_path: Path) -> 
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
 
 
-def test_seconds_say_on_which_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    selection = selected()
-    labels: list[str] = []
-    for training in selection.parents.values():
-        training.environment.pop("hardware", None)
-    assert costs.machines(selection) == [], "records that do not say"
-    for run, cpu in zip(("train-infini_linear-1", "train-infini_linear-2"), ("one kind", "another"), strict=True):
-        selection.parents[run].environment["hardware"] = {"cpu": cpu, "accelerator": None}
-    assert costs.machines(selection) == ["another", "one kind"]
-    selection.parents["train-infini_linear-2"].environment["hardware"]["accelerator"] = "a GPU"
-    assert costs.machines(selection) == ["a GPU", "one kind"]
-    monkeypatch.setattr(costs, "training_points", lambda _: costs.memory_points(selection))
+def on(run: RunRecord, cpu: str, accelerator: str | None = None) -> RunRecord:
+    run.environment["hardware"] = {"cpu": cpu, "accelerator": accelerator}
+    return run
 
-    def labelled(*given: Any) -> list[Path]:
-        labels.append(given[4])
-        return []
 
-    monkeypatch.setattr(costs, "scatter", labelled)
-    costs.draw_costs(Report.from_config(report_settings()), "laptop", selection, tmp_path)
-    assert labels[1] == "seconds of training, as they were run (a GPU and one kind)"
+def test_seconds_say_on_which_machines() -> None:
+    """As they were run; of steps that were timed beside each other where all rows have those, at their sizes."""
+    report, selection = Report.from_config(report_settings()), selected()
+    for run, cpu in zip(selection.parents.values(), ("one kind", "another"), strict=True):
+        on(run, cpu)
+    points, label = costs._by_seconds(report, selection, None)
+    assert label == "seconds of training, as they were run (another and one kind)"
+    assert points == costs.training_points(selection)
+    on(selection.parents["train-infini_linear-2"], "another", "a GPU")
+    measured = on(make_train("local", 1), "a third")
+    measured.config["recipe"] = {**measured.config["recipe"], "batch_size": 5}
+    measured.series["train"] = {"models": {"infini_linear": {"seconds": [0.01, 0.02, 0.03]}}}
+    assert costs._by_seconds(report, selection, measured)[1].endswith("as they were run (a GPU and one kind)")
+    for run in selection.parents.values():
+        run.config["recipe"] = {**run.config["recipe"], "batch_size": 5}
+    points, label = costs._by_seconds(report, selection, measured)
+    assert label == "seconds of training, by steps timed one after the other (a third)"
+    assert {row: point.cost for row, point in points.items()} == {"infini_linear": pytest.approx(0.02 * 1200)}
+    measured.series["train"]["models"] = {}
+    assert costs._by_seconds(report, selection, measured)[0] == costs.training_points(selection)
 
 
 @pytest.fixture

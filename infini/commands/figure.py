@@ -76,7 +76,9 @@ def _draw(report: OfRuns, cfg: Config) -> list[str]:
         known = records.load_records(folder)
         selections = [(part, select_runs(part, cfg.scale.name, known)) for part in report.parts]
         paths = [
-            path for part, found in selections for path in draw(part, cfg.scale.name, found, results_dir / "figures")
+            path
+            for part, found in selections
+            for path in draw(part, cfg.scale.name, found, results_dir / "figures", known)
         ]
         if paths:
             said = _said(report.name, paths, published=folder != results_dir)

@@ -106,7 +106,9 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         for found, tables in rendered:
             written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
             for part in found.parts:
-                written += draw(part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures")
+                written += draw(
+                    part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures", after
+                )
                 advance(1)
     records.write_atomically(published_dir / CLAIMS_FILE, claims.encode())
     behind = {

@@ -16,6 +16,11 @@ DRAWN_BY: Mapping[str, tuple[str, Callable[[RunRecord, Path], list[Path]]]] = {
 """Suite -> the series of its records that is drawn, and by what."""
 
 
+def newest_of_models(runs: Iterable[RunRecord], scale: str) -> RunRecord | None:
+    """The newest measurement of a training step of every model (`infini bench suite=models`)."""
+    return newest((run for run in runs if "models" in run.series.get("train", {})), scale, "train")
+
+
 def newest(runs: Iterable[RunRecord], scale: str, series: str) -> RunRecord | None:
     """The newest measurement at a scale that has a series."""
     found = [run for run in runs if run.verb == "bench" and run.scale == scale and run.series.get(series)]

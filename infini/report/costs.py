@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infini.records import RunRecord
 from infini.report.figures import LINES, SYNTHETIC_MARK, paper_style, save
@@ -46,11 +46,32 @@ def training_points(selection: Selection) -> dict[str, Point]:
     return _points(selection, seconds)
 
 
-def machines(selection: Selection) -> list[str]:
-    """What the rows were trained on, each once; nothing where no record says."""
-    found = set()
-    for run in selection.all_runs:
+def step_points(selection: Selection, measured: RunRecord) -> dict[str, Point]:
+    """Row -> perplexity against the seconds of its steps as `infini bench suite=models` measured them, where it did at
+    the sizes that the row was trained at."""
+    models, sizes = measured.series["train"]["models"], _step_sizes(measured)
+
+    def seconds(run: RunRecord) -> float | None:
         training = selection.training(run)
+        if training is None or training.model not in models or _step_sizes(training) != sizes:
+            return None
+        _, median, _ = models[training.model]["seconds"]
+        return float(median * training.config["recipe"]["steps"])
+
+    return _points(selection, seconds)
+
+
+def _step_sizes(run: RunRecord) -> list[Any]:
+    """What decides how long a step of a model takes."""
+    recipe = ("batch_size", "segments_per_sequence")
+    dims = {key: value for key, value in (run.config.get("dims") or {}).items() if key != "name"}
+    return [dims, *((run.config.get("recipe") or {}).get(key) for key in recipe)]
+
+
+def machines(trainings: Iterable[RunRecord | None]) -> list[str]:
+    """What was trained on, each once; nothing where no record says."""
+    found = set()
+    for training in trainings:
         hardware = (training.environment.get("hardware") if training else None) or {}
         found.add(hardware.get("accelerator") or hardware.get("cpu"))
     return sorted(name for name in found if name)
@@ -68,19 +89,21 @@ def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> 
     return points
 
 
-def draw_costs(report: Report, scale: str, selection: Selection, folder: Path) -> list[Path]:
+def draw_costs(
+    report: Report, scale: str, selection: Selection, folder: Path, measured: RunRecord | None = None
+) -> list[Path]:
     """Both figures, `<report>_<scale>_perplexity_by_{memory,seconds}`; none where fewer than two rows have a point.
+
+    measured: a record of `infini bench suite=models`. Where it has every row, whose model is as it usually is, seconds
+    are those of its steps, on one machine; else those of the trainings as they were run.
 
     Returns:
         Paths of the files written.
     """
     heading = f"{report.benchmarks[report.task]}, scale {scale}{SYNTHETIC_MARK if selection.synthetic else ''}"
-    # Seconds of one machine are not those of another, nor those of a training beside others.
-    where = machines(selection)
-    on = f", as they were run ({' and '.join(where)})" if where else ""
     kinds = {
         "memory": (memory_points(selection), "numbers carried from segment to segment (0: none)"),
-        "seconds": (training_points(selection), f"seconds of training{on}"),
+        "seconds": _by_seconds(report, selection, measured),
     }
     written: list[Path] = []
     for kind, (points, label) in kinds.items():
@@ -89,6 +112,18 @@ def draw_costs(report: Report, scale: str, selection: Selection, folder: Path) -
             models = {row: report.model_of(row) for row in points}
             written += scatter(points, models, report.models, path, label, f"Perplexity a token: {heading}")
     return written
+
+
+def _by_seconds(report: Report, selection: Selection, measured: RunRecord | None) -> tuple[dict[str, Point], str]:
+    """The points, and what their seconds are: those of one machine are not those of another, nor those of a training
+    beside others."""
+    points = training_points(selection)
+    if measured is not None and not report.variants.keys() & selection.runs.keys():
+        steps = step_points(selection, measured)
+        if steps.keys() == points.keys():
+            return steps, f"seconds of training, by steps timed one after the other ({', '.join(machines([measured]))})"
+    where = machines(selection.training(run) for run in selection.all_runs)
+    return points, "seconds of training" + (f", as they were run ({' and '.join(where)})" if where else "")
 
 
 def scatter(

@@ -75,9 +75,10 @@ def render(
     return build_report(report, scale, published, yours, declared)
 
 
-def draw(report: OfRuns, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """All figures of a report, written to `folder`; the paths of the files."""
+def draw(report: OfRuns, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord] = ()) -> list[Path]:
+    """All figures of a report, written to `folder`; the paths of the files. known: all records beside these runs."""
     # matplotlib is slow to load and only figures need it.
+    from infini.report.bench_figures import newest_of_models
     from infini.report.costs import draw_costs
     from infini.report.curves import draw_curves
     from infini.report.figures import draw_report
@@ -92,7 +93,9 @@ def draw(report: OfRuns, scale: str, selection: Selection, folder: Path) -> list
     elif isinstance(report, SummaryReport):
         written = draw_summaries(report, scale, selection, folder)
     else:
-        written = draw_report(report, scale, selection, folder) + draw_costs(report, scale, selection, folder)
+        written = draw_report(report, scale, selection, folder) + draw_costs(
+            report, scale, selection, folder, newest_of_models(known, scale)
+        )
     heading = f"{report.title}, scale {scale}: training"
     if selection.synthetic:
         heading += " [synthetic corpus]"
