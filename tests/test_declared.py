@@ -155,7 +155,8 @@ def test_what_steps_back_is_named_and_a_choice_of_the_users_stands() -> None:
     tried.run_id, tried.config["model"] = "train-other", {"name": "infini_linear", "gate_init": "zeros"}
     runs = [usual, make_train("infini_linear", 1), other, tried]
     notes = [note for note in rendered(runs).notes if "left out" in note]
-    wanted = "left out, trained otherwise than the row declares: Infini-Transformer (Linear) (eval-other)"
+    why = "model.gate_init zeros instead of specialised"
+    wanted = f"left out, trained otherwise than the row declares: Infini-Transformer (Linear) ({why}: eval-other)"
     assert notes == [f"PG19, yours: {wanted}"]
     newest = render(replace(report_named("table2_lm"), aggregate="newest"), "laptop", [], runs)
     assert not [note for note in newest.notes if "left out" in note]

@@ -105,8 +105,8 @@ class Selection:
     """Run id -> training record, for every parent that was among the records."""
     apart: dict[str, list[str]] = field(default_factory=dict)
     """Row name -> how its runs are not what the row declares; rows whose runs are so are left out."""
-    aside: dict[str, list[str]] = field(default_factory=dict)
-    """Row name -> ids of runs that were left out beside others as the row declares; rows without are left out."""
+    aside: dict[str, list[RunRecord]] = field(default_factory=dict)
+    """Row name -> runs that were left out beside others as the row declares; rows without any are not named."""
 
     @property
     def all_runs(self) -> list[RunRecord]:
@@ -165,7 +165,8 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
         where = f"{report.name} at scale {scale}, {name}"
         runs = _real([record for record in candidates if rows[record.run_id] == name])
         counting = report.as_declared(runs, name, selection)
-        if left_out := sorted({run.run_id for run in runs} - {run.run_id for run in counting}):
+        kept = {run.run_id for run in counting}
+        if left_out := [run for run in runs if run.run_id not in kept]:
             selection.aside[name] = left_out
         runs = counting
         runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")

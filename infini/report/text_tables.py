@@ -9,7 +9,15 @@ from typing import Any
 
 from infini.lengths import format_length
 from infini.records import RunRecord
-from infini.report.declared import APART_MARK, Declared, look_for_others, note_of_apart
+from infini.report.declared import (
+    APART_MARK,
+    Declared,
+    apart,
+    declared_at,
+    expected,
+    look_for_others,
+    note_of_apart,
+)
 from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection, select_runs
 from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
@@ -98,12 +106,21 @@ def build_report(
             if selection.apart
         ]
         notes += [
-            f"{report.benchmarks[part.task]}, {source}: left out, trained otherwise than the row declares: "
-            + "; ".join(f"{part.models[row]} ({', '.join(ids)})" for row, ids in selection.aside.items())
+            _note_of_aside(f"{report.benchmarks[part.task]}, {source}", part, scale, selection)
             for source, selection in sources.items()
             if selection.aside
         ]
     return RenderedReport(report.name, scale, title, tuple(table for table in tables if table.rows), tuple(notes))
+
+
+def _note_of_aside(source: str, report: Report, scale: str, selection: Selection) -> str:
+    """A note on runs that stepped back for others, and why."""
+    rows = []
+    for row, runs in selection.aside.items():
+        wanted = expected(report, row, scale, declared_at(report.task, scale))
+        ways = dict.fromkeys(way for run in runs for way in apart(selection.training_config(run), wanted))
+        rows.append(f"{report.models[row]} ({', '.join(ways)}: {', '.join(run.run_id for run in runs)})")
+    return f"{source}: left out, trained otherwise than the row declares: {'; '.join(rows)}"
 
 
 def _quoted(value: Any) -> Cell:
