@@ -28,11 +28,11 @@ Resets = Sequence[torch.Tensor | None]
 
 
 class Schedule(NamedTuple):
-    """Of each segment and row of a call, on the processor: how often the document wrote before it [R, B], and how many
-    segments of its group the call has before it [R, B]."""
+    """Of each segment and row of a call, on the processor: how often the document wrote before it [R, B], and the round
+    in which it is read with gradients, which is how many segments of its group the call has before it [R, B]."""
 
     writes_RB: torch.Tensor
-    place_RB: torch.Tensor
+    round_RB: torch.Tensor
 
 
 def schedule(writes_B: torch.Tensor, resets: Resets, group: int) -> Schedule:
@@ -41,15 +41,15 @@ def schedule(writes_B: torch.Tensor, resets: Resets, group: int) -> Schedule:
     none_B = torch.zeros_like(writes_B, dtype=torch.bool)
     resets_RB = torch.stack([none_B if reset_B is None else reset_B for reset_B in resets]).cpu()
     writes_B = writes_B.cpu()
-    place_B = torch.full_like(writes_B, -1)
-    writes, places = [], []
+    round_B = torch.full_like(writes_B, -1)
+    writes, rounds = [], []
     for reset_B in resets_RB:
         writes_B = writes_B.masked_fill(reset_B, 0)
-        place_B = (place_B + 1).masked_fill(writes_B % group == 0, 0)
+        round_B = (round_B + 1).masked_fill(writes_B % group == 0, 0)
         writes.append(writes_B)
-        places.append(place_B)
+        rounds.append(round_B)
         writes_B = writes_B + 1
-    return Schedule(torch.stack(writes), torch.stack(places))
+    return Schedule(torch.stack(writes), torch.stack(rounds))
 
 
 def read_groups(
@@ -61,19 +61,19 @@ def read_groups(
     """
     assert model.gradient_horizon is not None
     plan, device = schedule(writes_B, resets, model.gradient_horizon + 1), ids_BT.device
-    R, B = plan.place_RB.shape
-    # Pairs are read in rounds, one for each place; a pair's turn is where it comes among all.
-    order_K = plan.place_RB.flatten().sort(stable=True).indices
+    R, B = plan.round_RB.shape
+    # A pair's turn is where it comes among all.
+    order_K = plan.round_RB.flatten().sort(stable=True).indices
     turn_RB = order_K.argsort().view(R, B)
-    counts = plan.place_RB.flatten().bincount().tolist()
+    counts = plan.round_RB.flatten().bincount().tolist()
     # Where a pair's memory is: in the first round among those that groups begin with, later among what the round before
     # wrote, that of the same row's segment before.
     begin_of_round_before = torch.tensor([0, 0, *counts[:-2]]).cumsum(0)
     # (What roll puts before the first segment is not used: that is in the first round.)
-    among_written_RB = turn_RB.roll(1, 0) - begin_of_round_before[plan.place_RB]
-    source_RB = torch.where(plan.place_RB > 0, among_written_RB, torch.arange(R * B).view(R, B))
+    among_written_RB = turn_RB.roll(1, 0) - begin_of_round_before[plan.round_RB]
+    source_RB = torch.where(plan.round_RB > 0, among_written_RB, torch.arange(R * B).view(R, B))
     source_K = source_RB.flatten()[order_K]
-    last_beginning = int((plan.place_RB == 0).any(1).nonzero().max())
+    last_beginning = int((plan.round_RB == 0).any(1).nonzero().max())
     order_K, source_K, end_B, turn_K = (x.to(device) for x in (order_K, source_K, turn_RB[-1], turn_RB.T.flatten()))
     writes_RB = plan.writes_RB.to(device)
     ids_RBN = ids_BT.unflatten(1, (R, -1)).transpose(0, 1)
@@ -111,6 +111,6 @@ def _beginnings(
         if reset_B is not None:
             memory_BMD = memory_BMD.masked_fill(reset_B[:, None, None], 0)
         found.append(memory_BMD if found else model.cut_gradient(memory_BMD, writes_RB[0]))
-    # Until torch 2.10 a weight that was cast without gradients stays so for the products with gradients that follow.
+    # Older versions of torch keep a weight that was cast without gradients, so that it would get none later on.
     torch.clear_autocast_cache()
     return torch.stack(found)

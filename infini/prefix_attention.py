@@ -51,8 +51,8 @@ class PrefixAttention(LocalAttention):
         """What the heads give for x, side by side, and keys and values of the new tokens.
 
         x: the prefix, the new tokens, the write tokens. projections: see above; None: not worth making. old: of the
-        segment's tokens before the new ones (None: there are none). bias: T5's, with what the
-        layout masks (None: rotary positions).
+        segment's tokens before the new ones (None: there are none). bias: T5's, with what the layout masks (None:
+        rotary positions).
         """
         H, G, P = self.n_heads, self.n_kv_heads, shape.n_prefix
         offset = 0 if old is None else old.k_BNGK.shape[1]

@@ -1,9 +1,9 @@
 """Decoders that are recurrent over segments: vectors written at the end of a segment stand before the next ones.
 
 A segment is read as [prefix; tokens; write tokens] by all layers, causally, before the next one begins: what the last
-layer gives at the write tokens is written to the memory. So segments are read one after the other; only short
-ones between which gradients stop are read side by side (infini/gradient_groups.py). Models differ in what
-the prefix is, what the write tokens are, and how the memory takes up what was written (see Recurrence).
+layer gives at the write tokens is written to the memory. So segments are read one after the other; only short ones
+between which gradients stop are read side by side (infini/gradient_groups.py). Models differ in what the prefix is,
+what the write tokens are, and how the memory takes up what was written (see Recurrence).
 
 Letters: B rows, T tokens of a call, Q new tokens of a segment, P prefix vectors, W write tokens, D d_model.
 """
@@ -191,11 +191,12 @@ class Recurrence(Decoder, ABC):
                 memory = memory.masked_fill(read.reset_B[:, None, None], 0)
                 writes_B = writes_B.masked_fill(read.reset_B, 0)
             memory = self.cut_gradient(memory, writes_B)
-            before = slice(read.first, read.begin)
-            old = [Window(window.k_BNGK[:, before], window.v_BNGV[:, before]) for window in leaves.window]
-            hidden, written, new = self.read_segment(
-                tokens_BQD, tables, memory, writes_B, old if read.begin > read.first else None, read.stop == read.last
-            )
+            old = None
+            if read.begin > read.first:
+                before = slice(read.first, read.begin)
+                old = [Window(window.k_BNGK[:, before], window.v_BNGV[:, before]) for window in leaves.window]
+            ends = read.stop == read.last
+            hidden, written, new = self.read_segment(tokens_BQD, tables, memory, writes_B, old, ends)
             outputs.append(hidden)
             for layer, window in enumerate(new):
                 kept[layer].append(window)

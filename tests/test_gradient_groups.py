@@ -162,6 +162,16 @@ def test_all_parameters_get_gradients_under_autocast() -> None:
         assert (found[torch.bfloat16][name] - wanted).norm() < 0.1 * wanted.norm(), name
 
 
+def test_what_autocast_kept_is_forgotten_before_the_reading_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some versions of torch keep a weight that was cast without gradients."""
+    model = make_model({**MODELS[0], "bptt_depth": 1})
+    reads = watched(model)
+    before: list[list[bool]] = []
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: before.append([gradient for _, gradient in reads]))
+    model(random_ids(2, 12 * N))
+    assert before == [[False] * 10] and [gradient for _, gradient in reads] == [False] * 10 + [True] * 2
+
+
 def test_what_does_not_fall_into_groups_is_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = random_ids(2, 9 * N)
 
@@ -198,7 +208,7 @@ def test_the_schedule_counts_writes_and_places_of_groups() -> None:
     resets = [None] * 4 + [torch.tensor([False, True])] + [None] * 2
     plan = schedule(torch.tensor([4, 6]), resets, 3)
     assert plan.writes_RB.T.tolist() == [[4, 5, 6, 7, 8, 9, 10], [6, 7, 8, 9, 0, 1, 2]]
-    assert plan.place_RB.T.tolist() == [[0, 1, 0, 1, 2, 0, 1], [0, 1, 2, 0, 0, 1, 2]]
+    assert plan.round_RB.T.tolist() == [[0, 1, 0, 1, 2, 0, 1], [0, 1, 2, 0, 0, 1, 2]]
 
 
 def test_without_outputs_the_same_is_written() -> None:

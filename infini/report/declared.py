@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from infini.records import RunRecord
 from infini.report.search import KEY
 from infini.report.selection import IRRELEVANT_SETTINGS, Selection
 
@@ -93,6 +94,15 @@ def apart(training: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 
 def _plain(value: Any) -> str:
     return "null" if value is None else str(value)
+
+
+def trained_otherwise(report: Declares, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
+    """Run id -> how its model was trained otherwise than the row declares; runs as declared, and those without a model,
+    are left out. runs: some, of one scale. known: has the training runs."""
+    scale = runs[0].scale
+    wanted = expected(report, row, scale, declared_at(report.task, scale))
+    ways = {run.run_id: apart(known.training_config(run), wanted) for run in runs if run.parent is not None}
+    return {run_id: found for run_id, found in ways.items() if found}
 
 
 def look_for_others(report: Declares, scale: str, selection: Selection, declared: Declared) -> Selection:

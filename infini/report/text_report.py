@@ -12,7 +12,7 @@ import yaml
 
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, value_at
-from infini.report.declared import apart, declared_at, expected
+from infini.report.declared import trained_otherwise
 from infini.report.selection import AGGREGATES, IRRELEVANT_SETTINGS, Selection, checked
 
 
@@ -165,11 +165,9 @@ class Report:
         what was tried beside it is no rival. Not where the report says how to choose among several."""
         if self.aggregate is not None or len({run.seed for run in runs}) == len(runs):
             return runs
-        scale = runs[0].scale
-        wanted = expected(self, row, scale, declared_at(self.task, scale))
-        usual = {run.run_id for run in runs if run.parent is None or not apart(known.training_config(run), wanted)}
-        seeds = {run.seed for run in runs if run.run_id in usual}
-        return [run for run in runs if run.seed not in seeds or run.run_id in usual]
+        others = trained_otherwise(self, row, runs, known)
+        seeds = {run.seed for run in runs if run.run_id not in others}
+        return [run for run in runs if run.seed not in seeds or run.run_id not in others]
 
     @classmethod
     def from_config(cls, config: Any) -> Report:

@@ -9,15 +9,7 @@ from typing import Any
 
 from infini.lengths import format_length
 from infini.records import RunRecord
-from infini.report.declared import (
-    APART_MARK,
-    Declared,
-    apart,
-    declared_at,
-    expected,
-    look_for_others,
-    note_of_apart,
-)
+from infini.report.declared import APART_MARK, Declared, look_for_others, note_of_apart, trained_otherwise
 from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection, select_runs
 from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
@@ -106,19 +98,19 @@ def build_report(
             if selection.apart
         ]
         notes += [
-            _note_of_aside(f"{report.benchmarks[part.task]}, {source}", part, scale, selection)
+            _note_of_aside(f"{report.benchmarks[part.task]}, {source}", part, selection)
             for source, selection in sources.items()
             if selection.aside
         ]
     return RenderedReport(report.name, scale, title, tuple(table for table in tables if table.rows), tuple(notes))
 
 
-def _note_of_aside(source: str, report: Report, scale: str, selection: Selection) -> str:
+def _note_of_aside(source: str, report: Report, selection: Selection) -> str:
     """A note on runs that stepped back for others, and why."""
     rows = []
     for row, runs in selection.aside.items():
-        wanted = expected(report, row, scale, declared_at(report.task, scale))
-        ways = dict.fromkeys(way for run in runs for way in apart(selection.training_config(run), wanted))
+        others = trained_otherwise(report, row, runs, selection)
+        ways = dict.fromkeys(way for found in others.values() for way in found)
         rows.append(f"{report.models[row]} ({', '.join(ways)}: {', '.join(run.run_id for run in runs)})")
     return f"{source}: left out, trained otherwise than the row declares: {'; '.join(rows)}"
 
