@@ -80,11 +80,6 @@ def test_hub_and_loggers_are_imported_where_they_are_used(path: Path) -> None:
         assert not [module for module in top if any(within(module, lazy) for lazy in LAZY)]
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.stat().st_size], ids=module_name)
-def test_files_stay_short_enough_to_read(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 400
-
-
 BLOCKED = f"""
 import importlib, sys
 
