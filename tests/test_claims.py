@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,14 +15,8 @@ from infini.config import compose
 from infini.errors import InputError
 from infini.lengths import format_length
 from infini.records import RunRecord
-from infini.report.claims import ClaimsReport
+from infini.report.claims import PATTERNS, ClaimsReport
 from infini.report.load import load_report
-
-
-@pytest.fixture(autouse=True)
-def three_books_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as these records have."""
-    monkeypatch.setattr("infini.report.claims_text.FEWEST_DOCUMENTS", 3)
 
 
 def three(model: str, loss: float = 4.0) -> list[RunRecord]:
@@ -28,14 +24,26 @@ def three(model: str, loss: float = 4.0) -> list[RunRecord]:
     return [make_eval(model, seed, loss) for seed in (1, 2, 3)]
 
 
-def verdicts(runs: list[RunRecord]) -> dict[str, tuple[str, str]]:
-    """Name of a claim -> verdict and what was measured."""
+@cache
+def claims(documents: int = 3) -> ClaimsReport:
+    """The project's claims, decided by as many documents as these records have."""
     report = load_report(compose(["report=claims"]).report)
     assert isinstance(report, ClaimsReport)
-    (table,) = judged(report, "laptop", runs).tables
+    return replace(report, claims=tuple(replace(claim, documents=documents) for claim in report.claims))
+
+
+def verdicts(runs: list[RunRecord], documents: int = 3) -> dict[str, tuple[str, str]]:
+    """Name of a claim -> verdict and what was measured."""
+    (table,) = judged(claims(documents), "laptop", runs).tables
     return {
         row.model: (table.cell(row.model, "Verdict").text, table.cell(row.model, "Measured").text) for row in table.rows
     }
+
+
+def to_decide(runs: list[RunRecord]) -> dict[str, str]:
+    """Name of a claim -> what it would take."""
+    (table,) = judged(claims(), "laptop", runs).tables
+    return {row.model: table.cell(row.model, "To decide").text for row in table.rows}
 
 
 def test_without_runs_nothing_is_said_but_arithmetic() -> None:
@@ -44,52 +52,79 @@ def test_without_runs_nothing_is_said_but_arithmetic() -> None:
     assert {name for name, (verdict, _) in found.items() if verdict == "holds"} == {"memory_ratio"} | sizes
     assert found["size_rmt"][1] == "2,457,600"
     assert found["memory_ratio"][1].startswith("115.7x")
-    assert {verdict for verdict, _ in found.values()} == {"holds", "not measured yet", "not testable at this scale"}
+    assert {verdict for verdict, _ in found.values()} == {"holds", "inconclusive", "not testable"}
+    assert to_decide([])["pg19_delta"] == "3 seeds of both" and to_decide([])["size_rmt"] == "—"
 
 
 @pytest.mark.parametrize(
     ("loss", "verdict"),
-    [(3.9, "holds"), (4.1, "does not hold"), (4.0, "does not hold")],
+    [(3.9, "holds"), (4.1, "does not hold"), (4.0, "inconclusive")],
     ids=["better", "worse", "same"],
 )
 def test_a_lower_perplexity_is_a_lower_loss_on_the_same_books(loss: float, verdict: str) -> None:
     found = verdicts(three("memorizing") + three("infini_linear", loss))
     assert found["pg19_infini_linear_memorizing"][0] == verdict
     assert "(3 documents, by their lengths worth 2.3; 3 seeds)" in found["pg19_infini_linear_memorizing"][1]
-    assert found["arxiv_math_infini_linear_memorizing"][0] == "not measured yet"
+    assert found["arxiv_math_infini_linear_memorizing"][0] == "inconclusive"
 
 
-def test_a_difference_within_its_error_is_none() -> None:
-    """Worse on one book and better on the others: two standard errors are more than the mean."""
+def test_a_difference_within_its_interval_is_inconclusive() -> None:
+    """Worse on one book and better on the others."""
     runs = three("infini_linear", 3.99)
     for run in runs:
         run.documents[0]["nll"] += 0.05 * run.documents[0]["tokens"]
     verdict, measured = verdicts(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
-    assert verdict == "does not hold" and "no sure difference" in measured
+    assert verdict == "inconclusive" and "; p = 0." in measured
+    # Seeds are all alike: documents are what is missing.
+    assert re.fullmatch(
+        r"(about|more than) \d+ seeds on \d+ documents",
+        to_decide(three("memorizing") + runs)["pg19_infini_linear_memorizing"],
+    )
 
 
-def test_a_difference_within_the_spread_of_its_seeds_is_none() -> None:
-    """As large on every document; -0.01, -0.01 and -0.05 over seeds, of whose error 2.5 are more than the mean."""
+def test_a_difference_within_the_spread_of_its_seeds_is_inconclusive() -> None:
+    """As large on every document; over seeds -0.01, -0.01 and -0.05, an error of 0.0133 that two degrees of freedom
+    make 4.3 times as wide."""
     runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.99), (3, 3.95))]
     verdict, measured = verdicts(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
-    assert verdict == "does not hold" and "-0.0233 ± 0.0133 nats a token, no sure difference" in measured
+    assert verdict == "inconclusive" and "-0.0233 [-0.0807, +0.0340] nats a token" in measured
+
+
+def test_three_seeds_that_agree_to_two_and_a_half_errors_are_not_sure() -> None:
+    """A difference of 3.5 standard errors of the seeds, which a fixed 2.5 took for sure: by Student's t p = 0.07."""
+    runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.98), (3, 3.97))]
+    verdict, measured = verdicts(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
+    assert verdict == "inconclusive" and "-0.0200 [-0.0448, +0.0048]" in measured and "p = 0.074" in measured
+    assert to_decide(three("memorizing") + runs)["pg19_infini_linear_memorizing"] == "about 5 seeds"
+
+
+def test_claims_about_one_table_share_their_error_rate() -> None:
+    """p = 0.035 is sure alone, and not among three tests of which it is the smallest."""
+    runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.985), (3, 3.98))]
+    name = "pg19_infini_linear_memorizing"
+    alone = verdicts(three("memorizing") + runs)[name]
+    assert alone[0] == "holds" and "p = 0.035" in alone[1] and "adjusted" not in alone[1]
+    others = [make_eval(model, seed, 4.0 + seed % 2) for model in ("rmt", "transformer_xl") for seed in (1, 2, 3)]
+    verdict, measured = verdicts([*three("memorizing"), *runs, *others])[name]
+    assert verdict == "inconclusive" and re.search(r"p = 0\.1\d*, adjusted for \d tests", measured)
 
 
 def test_two_seeds_are_no_answer() -> None:
     runs = [*three("memorizing"), *three("infini_linear", 3.0)[:2]]
     verdict, measured = verdicts(runs)["pg19_infini_linear_memorizing"]
-    assert verdict == "not measured yet" and measured.endswith("2 seeds)")
+    assert verdict == "inconclusive" and measured.endswith("2 seeds)")
+    assert to_decide(runs)["pg19_infini_linear_memorizing"] == "1 more seed"
 
 
-def test_few_documents_and_unequal_tokens_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_documents_and_unequal_tokens_are_no_answer() -> None:
     runs = three("memorizing") + three("infini_linear", 3.0)
     trainings = [make_train(run.model, run.seed) for run in runs]
     name = "pg19_infini_linear_memorizing"
     assert verdicts([*runs, *trainings])[name][0] == "holds"
     trainings[0].cost["tokens_seen"] = 7
-    assert verdicts([*runs, *trainings])[name] == ("not measured yet", "trained on different numbers of tokens")
-    monkeypatch.setattr("infini.report.claims_text.FEWEST_DOCUMENTS", 4)
-    assert verdicts(runs)[name] == ("not measured yet", "on 3 documents only")
+    assert verdicts([*runs, *trainings])[name] == ("inconclusive", "trained on different numbers of tokens")
+    verdict, measured = verdicts(runs, documents=4)[name]
+    assert verdict == "inconclusive" and measured.endswith("(3 documents; 3 seeds)")
 
 
 def test_tokens_are_compared_within_a_seed() -> None:
@@ -103,7 +138,7 @@ def test_tokens_are_compared_within_a_seed() -> None:
     name = "pg19_infini_linear_memorizing"
     assert verdicts([*runs, *trainings])[name][0] == "holds"
     trainings[-1].cost["tokens_seen"] += 200
-    assert verdicts([*runs, *trainings])[name] == ("not measured yet", "trained on different numbers of tokens")
+    assert verdicts([*runs, *trainings])[name] == ("inconclusive", "trained on different numbers of tokens")
 
 
 @pytest.mark.parametrize(("loss", "verdict"), [(3.5, "holds"), (4.009, "holds"), (4.02, "does not hold")])
@@ -114,35 +149,53 @@ def test_delta_may_be_worse_by_a_hundredth(loss: float, verdict: str) -> None:
 @pytest.mark.parametrize(
     ("gates", "short", "kinds", "interleaved"),
     [
-        ([[0.05, 0.55], [0.02, 0.45]], "holds", "holds", "does not hold"),
-        ([[0.05, 0.55], [0.3, 0.45]], "does not hold", "holds", "does not hold"),
+        ([[0.05, 0.55], [0.02, 0.45]], True, True, False),
+        ([[0.05, 0.55], [0.3, 0.45]], False, True, False),
         # A gate that never left 0.5 is no mixer.
-        ([[0.05, 0.5], [0.02, 0.501]], "holds", "does not hold", "does not hold"),
-        ([[0.05, 0.3], [0.02, 0.95]], "holds", "does not hold", "does not hold"),
-        ([[0.05, 0.6], [0.02, 0.95]], "holds", "holds", "holds"),
+        ([[0.05, 0.5], [0.02, 0.501]], True, False, False),
+        ([[0.05, 0.3], [0.02, 0.95]], True, False, False),
+        ([[0.05, 0.6], [0.02, 0.95]], True, True, True),
         # The middle layer is of both halves.
-        ([[0.05, 0.05], [0.02, 0.95], [0.05, 0.05]], "holds", "does not hold", "holds"),
+        ([[0.05, 0.05], [0.02, 0.95], [0.05, 0.05]], True, False, True),
     ],
 )
-def test_gates_are_judged_where_they_did_not_begin_so(
-    gates: list[list[float]], short: str, kinds: str, interleaved: str
-) -> None:
-    names = ("short_range_heads", "two_kinds_of_heads", "interleaving")
-    runs = three("infini_linear")
-    trainings = [make_train(run.model, run.seed) for run in runs]
-    for training, run in zip(trainings, runs, strict=True):
-        run.series["gates"] = gates
-        training.config["model"] = {"name": "infini_linear", "gate_init": "specialised"}
-    found = verdicts([*trainings, *runs])
-    assert {found[name][0] for name in names} == {"not measured yet"}
-    for training, run in zip(trainings, runs, strict=True):
-        training.config["model"]["gate_init"], run.config["variant"] = "zeros", "lm_gates"
-    found = verdicts([*trainings, *runs])
-    assert tuple(found[name][0] for name in names) == (short, kinds, interleaved)
-    # Of two seeds nothing is said but what was seen.
-    found = verdicts([*trainings, *runs[:2]])
-    assert {found[name][0] for name in names} == {"not measured yet"}
-    assert found["short_range_heads"][1].endswith(f" of {2 * len(gates)} layers (2 seeds)")
+def test_patterns_of_gates(gates: list[list[float]], short: bool, kinds: bool, interleaved: bool) -> None:
+    assert [has(gates) for has, _ in PATTERNS.values()] == [short, kinds, interleaved]
+
+
+def trained_gates(having: int, n: int, seeds: int = 3) -> list[RunRecord]:
+    """n models, both rules on both corpora; `having` of them have short-range heads in every layer."""
+    made = []
+    cells = [(model, task, s) for s in range(seeds) for model in ("infini_linear", "infini_delta") for task in TASKS]
+    for index, (model, task, seed) in enumerate(cells[:n]):
+        training = make_train(model, seed, run_id=f"train-{model}-{task}-{seed}", task=task)
+        training.config["model"] = {"name": model, "gate_init": "zeros"}
+        run = make_eval(model, seed, run_id=f"eval-{model}-{task}-{seed}", parent=training.run_id, task=task)
+        run.series["gates"] = [[0.05, 0.5]] if index < having else [[0.5, 0.5]]
+        run.config["variant"] = training.config["variant"] = "lm_gates"
+        made += [training, run]
+    return made
+
+
+TASKS = ("pg19", "arxiv_math")
+
+
+@pytest.mark.parametrize(
+    ("having", "verdict"),
+    [(12, "holds"), (11, "holds"), (9, "inconclusive"), (1, "does not hold"), (0, "does not hold")],
+)
+def test_a_claim_about_models_is_one_about_most_of_them(having: int, verdict: str) -> None:
+    found = verdicts(trained_gates(having, 12))["short_range_heads"]
+    assert found[0] == verdict and found[1].startswith(f"{having} of 12 trained models (3 seeds of each)")
+
+
+def test_gates_of_few_models_or_that_began_elsewhere_prove_nothing() -> None:
+    found = verdicts(trained_gates(8, 8, seeds=2))["short_range_heads"]
+    assert found == ("inconclusive", "8 of 8 trained models (2 seeds of each)")
+    runs = trained_gates(12, 12)
+    for training in runs[::2]:
+        training.config["model"] = {**training.config["model"], "gate_init": "specialised"}
+    assert verdicts(runs)["short_range_heads"] == ("inconclusive", "—")
 
 
 @pytest.mark.parametrize(("loss", "verdict"), [(3.5, "holds"), (4.0, "does not hold"), (4.2, "does not hold")])
@@ -156,7 +209,7 @@ def test_longer_training_must_lower_the_loss(loss: float, verdict: str) -> None:
         if segments == 75:
             recipe |= {"batch_size": 2, "steps": 960, "checkpoint_segments": 25}
         runs += [training, run]
-    assert verdicts(runs)["linear_100k"][0] == "not measured yet", "no seed is shared"
+    assert verdicts(runs)["linear_100k"][0] == "inconclusive", "no seed is shared"
     for record in runs:
         record.seed //= 2
     assert verdicts(runs)["linear_100k"][0] == verdict
@@ -166,7 +219,7 @@ def test_made_up_books_count_for_nothing() -> None:
     runs = three("memorizing") + three("infini_linear", 3.0)
     for run in runs:
         run.data["source"] = "synthetic"
-    assert verdicts(runs)["pg19_infini_linear_memorizing"][0] == "not measured yet"
+    assert verdicts(runs)["pg19_infini_linear_memorizing"][0] == "inconclusive"
 
 
 def three_seeds(changes: dict[str, tuple[float, ...]] | None = None, **options: Any) -> list[RunRecord]:
@@ -183,55 +236,88 @@ def three_seeds(changes: dict[str, tuple[float, ...]] | None = None, **options: 
     ("changes", "verdict"),
     [
         ({}, "holds"),
-        # A mean of 98.3 where the paper has 100; and one of 91.7 where it has 94.
-        ({"128K": (95.0, 100.0, 100.0)}, "holds"),
-        ({"128K": (93.0, 100.0, 100.0)}, "does not hold"),
-        ({"1M": (100.0, 75.0, 100.0)}, "does not hold"),
+        # One seed behind at one place: the mean is 96.7 where 98 is asked, but seeds differ.
+        ({"128K": (90.0, 100.0, 100.0)}, "inconclusive"),
+        ({"1M": (100.0, 75.0, 100.0)}, "inconclusive"),
     ],
 )
 def test_a_passkey_claim_is_the_papers_row_with_a_little_slack(
     changes: dict[str, tuple[float, ...]], verdict: str
 ) -> None:
-    assert verdicts(three_seeds(changes))["passkey_linear"][0] == verdict
+    assert verdicts(three_seeds(changes, examples=300))["passkey_linear"][0] == verdict
 
 
-def test_few_seeds_or_examples_prove_nothing_but_what_is_far_behind() -> None:
-    for runs in (pair(), three_seeds(examples=10)):
-        assert verdicts(runs)["passkey_linear"][0] == "not measured yet"
-    assert verdicts(pair(accuracy=0.7))["passkey_linear"][0] == "does not hold"
+def test_all_right_of_150_prompts_is_not_surely_98() -> None:
+    """0.98 to the power of 150 is 0.048, on one side; the interval of a bootstrap said 100 to 100."""
+    verdict, measured = verdicts(three_seeds())["passkey_linear"]
+    assert verdict == "inconclusive" and measured.endswith("p = 0.097")
+    assert to_decide(three_seeds())["passkey_linear"] == "about 100 prompts a cell and seed"
+
+
+def test_what_is_far_behind_at_every_seed_does_not_hold() -> None:
+    assert verdicts(three_seeds(accuracy=0.7))["passkey_linear"][0] == "does not hold"
+    # One length is enough.
+    runs = three_seeds()
+    for run in runs[1::2]:
+        for cell in run.series["cells"]:
+            cell["token_accuracy"] = 0.7 if (cell["length"], cell["depth"]) == (2**18, "start") else 1.0
+    assert verdicts(runs)["passkey_linear"][0] == "does not hold"
     # The row without the penalty on writes is held to the same numbers.
-    found = verdicts(pair(recipe="passkey_laptop_plain", accuracy=0.7))
+    found = verdicts(three_seeds(recipe="passkey_laptop_plain", accuracy=0.7))
     assert found["passkey_linear_plain"][0] == "does not hold"
-    assert found["passkey_linear"][0] == "not measured yet"
+    assert found["passkey_linear"][0] == "inconclusive"
+
+
+def test_one_seed_decides_nothing_however_far_behind() -> None:
+    assert verdicts(pair(accuracy=0.3))["passkey_linear"][0] == "inconclusive"
+    assert to_decide(pair(accuracy=0.3))["passkey_linear"] == "2 more seeds"
 
 
 def test_length_extension_proves_nothing_about_the_paper() -> None:
     found = verdicts(three_seeds(recipe="passkey_laptop_extended"))
-    assert {verdict for name, (verdict, _) in found.items() if name.startswith("passkey_")} == {"not measured yet"}
+    assert {verdict for name, (verdict, _) in found.items() if name.startswith("passkey_")} == {"inconclusive"}
 
 
 def test_a_length_that_is_missing_leaves_the_claim_open() -> None:
     runs = three_seeds()
     for run in runs[1::2]:
         run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] < 1_000_000]
-    assert verdicts(runs)["passkey_linear"][0] == "not measured yet"
+    assert verdicts(runs)["passkey_linear"][0] == "inconclusive"
 
 
 def test_the_claims_are_written_with_the_runs_behind_them() -> None:
     text = claims_text("laptop", [make_eval("memorizing", 1), make_eval("infini_linear", 1, 3.9)])
-    assert "| Claim | Where | Test | Measured | Verdict |" in text
+    assert "| Claim | Where | Test | Measured | Verdict | To decide |" in text
     assert "[`eval-infini_linear-1`](runs/eval-infini_linear-1.json)" in text
     # Every claim is counted, under one verdict.
     total, *counts = re.findall(r"\d+", next(line for line in text.splitlines() if " claims. " in line))
     assert int(total) == sum(map(int, counts)) == len(verdicts([]))
 
 
-@pytest.mark.parametrize("tables", [["table2_lm"], ["table3_passkey"], []])
-def test_claims_need_both_tables(tables: list[str]) -> None:
-    report = load_report({**compose(["report=claims"]).report, "tables": tables})
-    assert isinstance(report, ClaimsReport)
-    with pytest.raises(InputError, match="report.tables=.*must name a report of text and one of the passkey task"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"measure": "los"}, r"report.claims.pg19_delta.measure='los': one of .*did you mean 'loss'"),
+        ({"direction": "over"}, r"report.claims.pg19_delta.direction='over': must be below or above"),
+        ({"colour": 1}, r"report.claims.pg19_delta: .*colour"),
+        ({"rows": ["infini_delta", "nothing"]}, r"report.claims.pg19_delta.rows: table2_lm has no row 'nothing'"),
+        ({"task": "pg20"}, r"report.claims.pg19_delta.task='pg20': one of pg19, arxiv_math"),
+        ({"report": "claims"}, r"report=claims has no runs"),
+    ],
+)
+def test_a_claim_that_is_none_is_one_line(change: dict[str, Any], message: str) -> None:
+    config = compose(["report=claims"]).report
+    (claim,) = [values for values in config["claims"] if values["name"] == "pg19_delta"]
+    with pytest.raises(InputError, match=message):
+        report = load_report({**config, "claims": [{**claim, **change}]})
+        assert isinstance(report, ClaimsReport)
         judged(report, "laptop", [])
+
+
+def test_no_two_claims_have_one_name() -> None:
+    config = compose(["report=claims"]).report
+    with pytest.raises(InputError, match="two claims are called 'memory_ratio'"):
+        load_report({**config, "claims": [*config["claims"], config["claims"][0]]})
 
 
 def zero_shot(end: float, elsewhere: float, seeds: tuple[int, ...] = (1, 2, 3)) -> list[RunRecord]:
@@ -247,13 +333,11 @@ def zero_shot(end: float, elsewhere: float, seeds: tuple[int, ...] = (1, 2, 3)) 
 @pytest.mark.parametrize(
     ("runs", "verdict"),
     [
-        (zero_shot(0.95, 0.1), "holds"),
-        (zero_shot(0.85, 0.1), "does not hold"),
-        (zero_shot(0.95, 0.3), "does not hold"),
-        # Of one seed nothing follows, unless it is far off.
-        (zero_shot(0.95, 0.1, (1,)), "not measured yet"),
-        (zero_shot(0.85, 0.1, (1,)), "not measured yet"),
-        (zero_shot(0.3, 0.1, (1,)), "does not hold"),
+        (zero_shot(0.97, 0.1), "holds"),
+        (zero_shot(0.8, 0.1), "does not hold"),
+        (zero_shot(0.97, 0.4), "does not hold"),
+        (zero_shot(0.9, 0.1), "inconclusive"),
+        (zero_shot(0.3, 0.1, (1,)), "inconclusive"),
     ],
 )
 def test_zero_shot_fails_where_the_paper_fails_and_not_where_it_does_not(runs: list[RunRecord], verdict: str) -> None:
@@ -267,7 +351,7 @@ def test_a_claim_does_not_rest_on_what_was_trained_otherwise() -> None:
     for training in trainings[3:]:
         training.config["recipe"] = {"steps": 3}
     said = "infini_linear was not trained as declared: recipe.steps 3 instead of 1200"
-    assert verdicts([*runs, *trainings])[name] == ("not measured yet", said)
+    assert verdicts([*runs, *trainings])[name] == ("inconclusive", said)
 
 
 def test_seeds_that_share_no_cell_are_none() -> None:
@@ -276,4 +360,4 @@ def test_seeds_that_share_no_cell_are_none() -> None:
     for run in runs[1::2]:
         run.series["cells"] = [cell for cell in run.series["cells"] if (cell["length"] < 2**20) == (run.seed < 4)]
     verdict, measured = verdicts(runs)["passkey_linear"]
-    assert verdict == "not measured yet" and measured.endswith("; 0 seeds of 50 examples")
+    assert verdict == "inconclusive" and measured.endswith("; 0 seeds of 50 prompts")

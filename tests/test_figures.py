@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from report_runs import make_eval, make_train, report_settings
+from scipy import stats
 
 import cli
 from infini.config import compose
@@ -60,11 +61,13 @@ def test_the_title_of_gaps_says_how_many_seeds_the_curves_have(
 def test_gap_is_paired_by_book_and_weighed_by_tokens() -> None:
     runs, baseline = [make_eval("infini_linear", 1, 3.9)], [make_eval("local", 1, 4.0)]
     runs[0].series["nll_by_position"]["nll"][0][0] += 250 * 0.03
-    first, last, gap, error = positions.gap(runs, baseline).T
+    first, last, gap, half = positions.gap(runs, baseline).T
     # The last bin holds one book only and is left out.
     assert list(first) == [0, 250, 500, 1000] and list(last) == [250, 500, 1000, 2000]
     assert gap == pytest.approx([-0.09, -0.1, -0.1, -0.1])
-    assert error[0] == pytest.approx(math.sqrt(3 / 2 * ((5.0**2) + 2 * 2.5**2)) / 750)
+    # Three documents of one seed leave two degrees of freedom.
+    error = math.sqrt(3 / 2 * ((5.0**2) + 2 * 2.5**2)) / 750
+    assert half[0] == pytest.approx(stats.t.ppf(0.975, 2) * error)
 
 
 def test_bins_grow_with_position() -> None:
@@ -195,10 +198,11 @@ def test_no_two_of_nine_curves_look_alike() -> None:
     assert len({marker for _, marker, _ in figures.LINES}) == 9
 
 
-def test_the_error_of_a_gap_knows_of_seeds() -> None:
+def test_the_interval_of_a_gap_knows_of_seeds() -> None:
     runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.9), (2, 3.7))]
-    *_, gap, error = positions.gap(runs, [make_eval("local", seed) for seed in (1, 2)]).T
-    assert gap == pytest.approx([-0.2] * 4) and error == pytest.approx([0.1] * 4)
+    *_, gap, half = positions.gap(runs, [make_eval("local", seed) for seed in (1, 2)]).T
+    # Two seeds, 0.1 apart from their mean, leave one degree of freedom.
+    assert gap == pytest.approx([-0.2] * 4) and half == pytest.approx([0.1 * stats.t.ppf(0.975, 1)] * 4)
 
 
 def test_a_gap_by_place_is_known_where_both_have_it_for_segments_of_one_length() -> None:

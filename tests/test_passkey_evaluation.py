@@ -12,9 +12,10 @@ from report_runs import make_train
 
 from infini.errors import InputError
 from infini.models import build_model
+from infini.report.intervals import proportion_interval
 from tasks.kept import KeptEntries
 from tasks.passkey.evaluation import Answer, answer_alone, answer_questions
-from tasks.passkey.measure import _FIELDS, _entry, bootstrap_interval
+from tasks.passkey.measure import _FIELDS, _cell, _entry
 from tasks.passkey.plan import make_questions, tokens_to_read
 from tasks.passkey.prompt import PasskeyTemplate
 from tasks.passkey.tokenizer import word_tokenizer
@@ -237,11 +238,17 @@ def test_kept_answers_survive_a_line_cut_short(tmp_path):
     assert [again.entries[name]["length"] for name in "abc"] == [1, 1, 2]
 
 
-def test_bootstrap_interval_of_known_values():
-    assert bootstrap_interval([1.0] * 10) == (1.0, 1.0)
-    low, high = bootstrap_interval([0.0, 1.0] * 200)
-    # The normal interval: 0.5 +- 1.96 * 0.5 / sqrt(400).
-    assert low == pytest.approx(0.451, abs=0.01) and high == pytest.approx(0.549, abs=0.01)
+def test_a_cell_says_how_sure_it_is_of_what_prompts_it_asked():
+    """Half of the digits of every second prompt right: prompts are counted, not tokens."""
+    entry = {"length": 1, "depth": "start", "same_segment": False, "seconds": 1.0, "generator_seconds": 0.0}
+    entry |= {"tokens": 4, "tokens_read": 5, "peak_memory_bytes": 0}
+    cell = _cell(1, "start", [entry | {"right": 4}] * 40 + [entry | {"right": 2}] * 10)
+    assert (cell["token_accuracy"], cell["exact_match"]) == (0.9, 0.8)
+    assert (cell["low"], cell["high"]) == pytest.approx(proportion_interval(45, 50))
+    assert (cell["exact_low"], cell["exact_high"]) == pytest.approx(proportion_interval(40, 50))
+    right = _cell(1, "start", [entry | {"right": 4}] * 50)
+    assert right["low"] == right["exact_low"] == pytest.approx(0.92888, abs=1e-4)
+    assert right["high"] == 1.0
 
 
 @pytest.mark.parametrize(("segment", "same"), [(512, True), (32, False), (16, False)])

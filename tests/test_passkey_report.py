@@ -121,7 +121,6 @@ def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str
         run.cost = {"tokens_seen": tokens}
     for run, diluted in zip(runs[1::2], (176.2, 566.9, 955.4), strict=True):
         run.results = {"half_dilution": {"value": diluted, "n": 16, "unit": "tokens", "higher_is_better": True}}
-        run.series = {"cells": [cell | {"low": 0.968, "high": 0.998} for cell in run.series["cells"]]}
     print_report(render(report(), "laptop", [], runs), Console(width=120))
     out = capsys.readouterr().out
     assert "9,901,825 ±" in out and "\u2026" not in out
@@ -286,14 +285,15 @@ def test_cells_outside_the_table_count_nowhere() -> None:
     table = render(report(), "laptop", [], runs).tables[1]
     row = next(row for row in table.rows if row.model == "linear/yours")
     shown = dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
-    assert (shown["Worst cell"], shown["Exact match"], shown["Examples a cell"]) == ("100", "100", "50")
+    # 15 cells are right together where each is at 99.67 %.
+    assert (shown["Worst cell"], shown["Exact match"], shown["Examples a cell"]) == ("100 [88.0, 100]", "100", "50")
 
 
 def test_what_stands_behind_a_row() -> None:
     table = render(report(), "laptop", [], pair(accuracy=0.5)).tables[1]
     row = next(row for row in table.rows if row.model == "linear/yours")
     shown = dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
-    assert (shown["Examples a cell"], shown["Worst cell"], shown["Exact match"]) == ("50", "50", "50")
+    assert (shown["Examples a cell"], shown["Worst cell"], shown["Exact match"]) == ("50", "50 [29.3, 70.7]", "50")
     assert shown["Longest"] == "640"
 
 

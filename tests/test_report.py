@@ -212,9 +212,13 @@ def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
     assert [row.model for row in memory.rows] == ["infini_linear", "infini_delta"]
     cell = memory.cell("infini_linear", "Minus local")
     assert cell.value == pytest.approx(-0.1 - 30 / 14000)
-    assert cell.spread_kind == "se"
+    assert cell.spread_kind == "ci" and cell.spread is not None and cell.value is not None
+    low, high = cell.value - cell.spread, cell.value + cell.spread
+    assert cell.text == f"{cell.value:+.4f} [{low:+.4f}, {high:+.4f}]"
+    # Six differences are tested in this table, and each of them knows.
+    assert "adjusted for the 6 comparisons of this table (Holm)" in memory.title
     assert {"eval-local-1", "eval-infini_linear-2"} <= set(cell.run_ids)
-    assert memory.cell("infini_linear", "Reset").text.startswith("+0.1004 ± ")
+    assert memory.cell("infini_linear", "Reset").text.startswith("+0.1004 [")
     assert memory.cell("infini_delta", "Documents (effective)").text == "3 (2.3)"
     assert measures.cell("local", "Training tokens").text == "1,000,000"
     assert sizes.cell("local", "Memory size (comp.) ours").text == "12,345"

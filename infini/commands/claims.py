@@ -25,29 +25,19 @@ FILE = "CLAIMS.md"
 def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> RenderedReport:
     """The claims, tested on the published runs at a scale. InputError: two candidates for a cell of a table."""
     known = [run for run in published if not run.synthetic]
-    reports = [declared_report(name) for name in report.tables]
-    text = next((found for found in reports if isinstance(found, Report)), None)
-    passkey = next((found for found in reports if isinstance(found, PasskeyReport)), None)
-    if text is None or passkey is None:
-        raise InputError(f"report.tables={report.tables}: must name a report of text and one of the passkey task")
+    return build_claims(report, scale, {name: _evidence(name, scale, known) for name in report.reports})
+
+
+def _evidence(name: str, scale: str, known: list[RunRecord]) -> Evidence:
+    report = declared_report(name)
+    if isinstance(report, PasskeyReport):
+        return Evidence(report, {report.task: select_runs(report, scale, known)})
     # Which of a cell's rivals its table shows is that table's affair; claims take the newest.
-    text = replace(text, aggregate="newest")
-    evidence = Evidence(
-        _by_task(text, scale, known),
-        passkey,
-        select_runs(passkey, scale, known),
-        {
-            found.name: _by_task(replace(found, aggregate="newest"), scale, known)
-            for found in reports
-            if isinstance(found, Report) and found.variants
-        },
-        {
-            found.name: (found, _of_summaries(replace(found, aggregate="newest"), scale, known))
-            for found in reports
-            if isinstance(found, SummaryReport)
-        },
-    )
-    return build_claims(report, scale, evidence, text.benchmarks)
+    if isinstance(report, SummaryReport):
+        return Evidence(report, {report.task: _of_summaries(replace(report, aggregate="newest"), scale, known)})
+    if isinstance(report, Report):
+        return Evidence(report, _by_task(replace(report, aggregate="newest"), scale, known))
+    raise InputError(f"report.claims: report={name} has no runs that a claim could be judged by")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What the scores of single books say of their mean: the bootstrap over books, of several seeds together."""
+"""What the scores of single books say of their mean: means over books and seeds, and their intervals."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from infini.report.intervals import positive_mean_interval
+
 METRICS = ("rouge1", "rouge2", "rougeL")
 """Those of which the overall value is made."""
 OVERALL = "overall"
-RESAMPLES, LEVEL = 2000, 0.95
 
 
 def overall(means: np.ndarray) -> np.ndarray:
@@ -19,10 +20,37 @@ def overall(means: np.ndarray) -> np.ndarray:
     return found
 
 
-def interval_over_books(cells: Sequence[Mapping[str, Any]], metric: str) -> tuple[float, float]:
-    """Bounds of the bootstrap interval over books (95 %) of a metric's mean over seeds.
+def influence(scores: np.ndarray) -> np.ndarray:
+    """How much each book moves the overall value of its seed, to first order.
 
-    Every resample draws the same books of each seed. One seed has the interval that its evaluation recorded.
+    Args:
+        scores: [..., books, metrics], above 0 on the average.
+
+    Returns:
+        [..., books]; the mean over books is 0, and the standard error of the overall value is that of their mean.
+    """
+    means = scores.mean(-2)
+    return overall(means)[..., None] * (scores / means[..., None, :] - 1).mean(-1)
+
+
+def mean_with_interval(scores: np.ndarray) -> tuple[float, tuple[float, float] | None]:
+    """The overall value, mean over seeds, and its interval over books; None where there is none.
+
+    The interval is that of these models on other books: `infini.report.intervals.positive_mean_interval`.
+
+    Args:
+        scores: [seeds, books, metrics]; of one metric its own mean is the overall value.
+    """
+    mean = float(overall(scores.mean(1)).mean())
+    if not (scores.mean(1) > 0).all():
+        return mean, None
+    return mean, positive_mean_interval(influence(scores).mean(0), mean)
+
+
+def interval_over_books(cells: Sequence[Mapping[str, Any]], metric: str) -> tuple[float, float] | None:
+    """Bounds of the interval over books (95 %) of a metric's mean over seeds; None where there is none.
+
+    One seed has the interval that its evaluation recorded.
 
     Args:
         cells: Of each seed the scores at one length of the input, as evaluations record them.
@@ -38,7 +66,4 @@ def interval_over_books(cells: Sequence[Mapping[str, Any]], metric: str) -> tupl
     wanted = METRICS if metric == OVERALL else (metric,)
     # [seeds, books, metrics]
     scores = np.array([[[float(books[name][m]) for m in wanted] for name in shared] for books in by_name])
-    drawn = np.random.default_rng(0).integers(len(shared), size=(RESAMPLES, len(shared)))
-    resampled = overall(scores[:, drawn].mean(2)).mean(0)
-    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    return mean_with_interval(scores)[1]

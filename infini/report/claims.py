@@ -1,113 +1,487 @@
-"""What the paper claims, the test that each claim is put to, and the verdict.
+"""What the paper claims, measured on published runs. `conf/report/claims.yaml` has the claims, `verdicts.judge` judges.
 
-A verdict rests on published records alone. A claim about the passkey task is judged by rows whose inputs are no longer
-than the paper's, never by rows with length extension; what a row has beside that is said with it.
+A claim about the passkey task is measured on rows whose inputs are no longer than the paper's, never on rows with
+length extension.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infini.report.claims_passkey import passkey_claims
-from infini.report.claims_summaries import summary_claims
-from infini.report.claims_text import (
-    gate_claims,
-    language_modelling_claims,
-    longer_training_claims,
-    segment_claims,
-    sweep_claims,
-)
+import numpy as np
+
+from infini.errors import InputError
+from infini.lengths import format_length, parse_depths, parse_lengths
+from infini.records import RunRecord
+from infini.report.book_scores import METRICS, influence, overall
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed
-from infini.report.selection import checked
+from infini.report.intervals import Estimate, effective_trials, proportion_p, two_way
+from infini.report.passkey import PasskeyReport, chosen_cells, percent
+from infini.report.selection import Selection, checked
+from infini.report.stats import Effect, paired_difference
+from infini.report.summaries import SummaryReport, cells_at
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
-from infini.report.verdicts import Claim, Evidence, Finding
+from infini.report.text_report import Report
+from infini.report.training_tokens import equal_tokens
+from infini.report.verdicts import Claim, Measured, PValues, counted, judge
+
+SPECIALISED, MIXER, MOVED = (0.1, 0.9), (0.4, 0.6), 0.01
+"""Gates beyond the first pair are specialised, those within the second are mixers, if they have left 0.5 by so much."""
+MORE_SEEDS, MORE_DOCUMENTS, MORE_PROMPTS = (4, 5, 6, 8, 10, 15, 20), (2, 4, 8, 16), (2, 3, 4, 6, 8, 12, 16, 32, 64)
+"""Numbers of seeds, and multiples of documents and of prompts, that are tried for what it would take to decide."""
 
 
 @dataclass(frozen=True)
 class ClaimsReport:
-    """The report of the claims, as `conf/report/claims.yaml` declares it. tables: the reports whose runs are judged."""
+    """The report of the claims, as `conf/report/claims.yaml` declares it."""
 
     name: str
     title: str
     task: str
-    tables: list[str]
+    claims: tuple[Claim, ...]
     note: str = ""
+
+    @property
+    def reports(self) -> list[str]:
+        """Names of the reports whose runs are judged."""
+        return list(dict.fromkeys(claim.report for claim in self.claims if claim.report))
 
     @classmethod
     def from_config(cls, config: Any) -> ClaimsReport:
-        """A report from the `report` group; InputError: a key is missing or unknown."""
-        report: ClaimsReport = checked(cls, config, "title", "task", "tables")
+        """A report from the `report` group; InputError: a key is missing, unknown or has a value not allowed."""
+        if not isinstance(config.get("claims"), Sequence):
+            raise InputError(f"report.claims={config.get('claims')!r}: must be a list of claims")
+        claims = tuple(Claim.from_config(values, MEASURES) for values in config["claims"])
+        if twice := [name for name, count in Counter(claim.name for claim in claims).items() if count > 1]:
+            raise InputError(f"report.claims: two claims are called {twice[0]!r}")
+        report: ClaimsReport = checked(cls, {**config, "claims": claims}, "title", "task", "claims")
         return report
 
 
-def build_claims(report: ClaimsReport, scale: str, evidence: Evidence, benchmarks: Mapping[str, str]) -> RenderedReport:
-    """Every claim with its test, what was measured, and the verdict. benchmarks: task -> its title."""
+@dataclass(frozen=True)
+class Evidence:
+    """A report and its published runs by task."""
+
+    report: Report | PasskeyReport | SummaryReport
+    by_task: Mapping[str, Selection]
+
+    def of(self, claim: Claim) -> Selection:
+        """The runs that a claim is about. InputError: the report has no such task or row."""
+        if claim.task not in self.by_task:
+            raise InputError(f"report.claims.{claim.name}.task={claim.task!r}: one of {', '.join(self.by_task)}")
+        for row in claim.rows:
+            if row not in self.report.titles:
+                raise InputError(f"report.claims.{claim.name}.rows: {claim.report} has no row {row!r}")
+        return self.by_task[claim.task]
+
+
+def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Evidence]) -> RenderedReport:
+    """Every claim with its test, what was measured, the verdict, and what it would take. evidence: by report name."""
+    measured = [
+        (claim, MEASURES[claim.measure].measure(claim, evidence[claim.report] if claim.report else None))
+        for claim in report.claims
+    ]
     rows = []
-    for claim in claims(evidence, benchmarks):
-        found = claim.judge(evidence)
-        measured = MISSING
+    for (claim, _), found in zip(measured, judge(measured), strict=True):
+        cell = MISSING
         if found.run_ids:
-            measured = Cell(found.measured, "measured", run_ids=found.run_ids, source="published")
+            cell = Cell(found.measured, "measured", run_ids=found.run_ids, source="published")
         elif found.measured:
-            measured = Cell(found.measured, "computed")
-        verdict = Cell(found.verdict, "computed")
-        cells = (Cell(claim.place, "quoted", source="paper"), Cell(claim.test, "computed"), measured, verdict)
+            cell = Cell(found.measured, "computed")
+        test = "; ".join(filter(None, (MEASURES[claim.measure].test(claim), claim.test)))
+        cells = (
+            Cell(claim.place, "quoted", source="paper"),
+            Cell(test, "computed"),
+            cell,
+            Cell(found.verdict, "computed"),
+            Cell(found.to_decide, "computed") if found.to_decide else MISSING,
+        )
         rows.append(Row(claim.name, claim.says, cells))
-    table = Table("Verdicts", ("Where", "Test", "Measured", "Verdict"), tuple(rows), "Claim")
-    verdicts = Counter(row.cells[-1].text for row in rows)
+    table = Table("Verdicts", ("Where", "Test", "Measured", "Verdict", "To decide"), tuple(rows), "Claim")
+    verdicts = Counter(row.cells[3].text for row in rows)
     counts = "; ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
     notes = tuple(filter(None, [f"{len(rows)} claims. {counts}.", report.note]))
     return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", (table,), notes)
 
 
-def claims(evidence: Evidence, benchmarks: Mapping[str, str]) -> list[Claim]:
-    """All claims, in the paper's order."""
+def _with_more(
+    parts: Callable[[int, int], Sequence[PValues]], estimate: Estimate, what: str
+) -> list[tuple[str, Callable[[], Sequence[PValues]]]]:
+    """The parts as they would be with more seeds, then with more documents, too. parts: of a number of each."""
+    seeds = [n for n in MORE_SEEDS if n > estimate.n_seeds]
+    steps = [(n, estimate.n_documents) for n in seeds]
+    steps += [(n, k * estimate.n_documents) for k in MORE_DOCUMENTS for n in seeds]
     return [
-        _memory_ratio(),
-        *_printed_sizes(),
-        *language_modelling_claims(benchmarks),
-        *segment_claims(benchmarks),
-        *sweep_claims(benchmarks),
-        *longer_training_claims(),
-        *gate_claims(),
-        *passkey_claims(evidence.passkey_report),
-        *summary_claims(evidence.summaries),
+        (f"{n} seeds" + (f" on {docs} {what}" if docs > estimate.n_documents else ""), lambda n=n, d=docs: parts(n, d))  # type: ignore[misc]
+        for n, docs in steps
     ]
 
 
-def _memory_ratio() -> Claim:
-    def judge(evidence: Evidence) -> Finding:
-        infini = TABLE1["infini_linear"].floats(PAPER)
-        large = (PAPER.d_key + PAPER.d_value) * PAPER.H * ENTRIES_65K
-        ratio = (large + TABLE1["transformer_xl"].floats(PAPER)) / infini
-        formula = TABLE1["memorizing"].floats(PAPER) / infini
-        measured = f"{ratio:.1f}x; without the cache {large / infini:.1f}x, by Table 1's formula {formula:.1f}x"
-        return Finding("holds" if ratio >= 114 else "does not hold", measured)
+def _of_estimates(claim: Claim, estimates: Sequence[Estimate], what: str) -> dict[str, Any]:
+    """Parts and what more would give, of means that are to be below or above the margin."""
 
-    return Claim(
-        "memory_ratio",
-        "114x less memory than Memorizing Transformers",
-        "Section 3.1, Table 2",
-        "arithmetic, no run: 65,000 entries in one layer and the cache of all 12 layers, which is how the printed 183M "
-        "comes out, are 114 times Infini-Transformer's memory or more",
-        judge,
+    def parts(found: Sequence[Estimate]) -> tuple[PValues, ...]:
+        ordered = (estimate.p_values(claim.margin) for estimate in found)
+        return tuple((above, below) if claim.direction == "above" else (below, above) for above, below in ordered)
+
+    more = _with_more(lambda s, d: parts([e.with_more(s, d) for e in estimates]), estimates[0], what)
+    return {"parts": parts(estimates), "with_more": more}
+
+
+def _missing_seeds(claim: Claim, n_seeds: int) -> str:
+    return "" if n_seeds >= claim.seeds else counted(claim.seeds - n_seeds, "more seed")
+
+
+def _described(estimate: Estimate, unit: str, form: str, documents: str) -> str:
+    low, high = estimate.interval
+    counts = f"{documents}; {counted(estimate.n_seeds, 'seed')}"
+    return f"{estimate.mean:+{form}} [{low:+{form}}, {high:+{form}}] {unit} ({counts})"
+
+
+def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
+    """Loss of the first row minus the loss of each other, nats a token."""
+    assert evidence is not None
+    selection = evidence.of(claim)
+    first, *others = claim.rows
+    effects: dict[str, Effect] = {}
+    problems: list[Measured] = []
+    for other in others:
+        found = _difference(claim, selection, first, other)
+        if isinstance(found, Effect):
+            effects[other] = found
+        else:
+            problems.append(found)
+    if not effects:
+        return problems[0]
+    nearest = max(effects, key=lambda row: effects[row].mean * (1 if claim.direction == "below" else -1))
+    closest = effects[nearest]
+    documents = f"{closest.n_books} documents, by their lengths worth {closest.effective_books:.1f}"
+    text = _described(closest.estimate, "nats a token", ".4f", documents)
+    if len(others) > 1:
+        text = f"against {nearest}, the nearest of {len(effects)} of {len(others)} rows: {text}"
+    told = _of_estimates(claim, [effect.estimate for effect in effects.values()], "documents")
+    if problems:
+        # A row that is missing may be the one that is better.
+        told["parts"] += ((1.0, 1.0),)
+        told["to_decide"] = f"{counted(len(problems), 'more row')} at {claim.seeds} seeds"
+    run_ids = dict.fromkeys(run_id for effect in effects.values() for run_id in effect.run_ids)
+    return Measured(text, tuple(run_ids), **told)
+
+
+def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | Measured:
+    """Loss of row a minus that of row b; or what is missing before there is one."""
+    for row in (a, b):
+        if row in selection.apart:
+            return Measured(
+                f"{row} was not trained as declared: {selection.apart[row][0]}", missing=f"{row} trained as declared"
+            )
+    pair = [selection.runs.get(row, []) for row in (a, b)]
+    try:
+        effect = paired_difference(*pair)
+    except InputError as error:
+        return Measured(str(error), missing="evaluations on the same documents")
+    if effect is None:
+        return Measured(missing=f"{claim.seeds} seeds of both")
+    text = _described(effect.estimate, "nats a token", ".4f", counted(effect.n_books, "document"))
+    if effect.n_books < claim.documents:
+        return Measured(text, effect.run_ids, missing=f"{claim.documents} documents")
+    if not equal_tokens(selection, pair):
+        return Measured("trained on different numbers of tokens", effect.run_ids, missing="equal training tokens")
+    if missing := _missing_seeds(claim, effect.n_seeds):
+        return Measured(text, effect.run_ids, missing=missing)
+    return effect
+
+
+def _test_of_loss(claim: Claim) -> str:
+    margin = f"{claim.margin:g} nats a token" if claim.margin else "0"
+    each = ", for each of the other rows" if len(claim.rows) > 2 else ""
+    return f"loss of {claim.rows[0]} minus that of {' / '.join(claim.rows[1:])} is {claim.direction} {margin}{each}"
+
+
+def _overall_difference(claim: Claim, evidence: Evidence | None) -> Measured:
+    """Overall of the first row minus that of the second, points."""
+    assert evidence is not None and isinstance(evidence.report, SummaryReport)
+    (length,) = parse_lengths(evidence.report.input_lengths)
+    wanted = [(row, length) for row in claim.rows]
+    return _of_scores(claim, evidence.of(claim), wanted, np.array([1.0, -1.0]), "points")
+
+
+def _overall_by_length(claim: Claim, evidence: Evidence | None) -> Measured:
+    """Slope of a row's Overall over the logarithm of the input's length, points a doubling."""
+    assert evidence is not None and isinstance(evidence.report, SummaryReport)
+    lengths = parse_lengths(evidence.report.input_lengths)
+    doublings = np.log2(lengths)
+    slope = (doublings - doublings.mean()) / ((doublings - doublings.mean()) ** 2).sum()
+    wanted = [(claim.rows[0], length) for length in lengths]
+    return _of_scores(claim, evidence.of(claim), wanted, slope, "points a doubling")
+
+
+def _of_scores(
+    claim: Claim, selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray, unit: str
+) -> Measured:
+    """The sum of the Overall of every (row, length), each times its weight, clustered by book and seed."""
+    for row, _ in wanted:
+        if row in selection.apart:
+            return Measured(f"{row} is not as declared: {selection.apart[row][0]}", missing=f"{row} as declared")
+    scores, names, used = _scores(selection, wanted)
+    if not scores:
+        return Measured(missing=f"{claim.seeds} seeds of all")
+    # What the Overall of a seed would be by each book alone, to first order. Their mean over books is the Overall.
+    pseudo = {seed: weights @ (overall(found.mean(1))[:, None] + influence(found)) for seed, found in scores.items()}
+    values = [value for found in pseudo.values() for value in found.tolist()]
+    books = names * len(pseudo)
+    seeds = [seed for seed in pseudo for _ in names]
+    estimate = two_way(values, [1.0] * len(values), books, seeds)
+    text = _described(estimate, unit, ".2f", counted(len(names), "book"))
+    if len(names) < claim.documents:
+        return Measured(text, used, missing=f"{claim.documents} books")
+    if missing := _missing_seeds(claim, len(scores)):
+        return Measured(text, used, missing=missing)
+    return Measured(text, used, **_of_estimates(claim, [estimate], "books"))
+
+
+def _scores(
+    selection: Selection, wanted: Sequence[tuple[str, int]]
+) -> tuple[dict[int, np.ndarray], list[str], tuple[str, ...]]:
+    """Seed -> R-1, R-2 and R-L, [wanted, books, 3], of the seeds that all of `wanted` have; the books that all have;
+    and the runs that they are of."""
+    found = [_books(selection.runs.get(row, ()), length) for row, length in wanted]
+    seeds = sorted(set.intersection(*(set(of) for of in found))) if found else []
+    books = [set(of[seed][1]) for of in found for seed in seeds]
+    shared = sorted(set.intersection(*books)) if books else []
+    if not shared:
+        return {}, [], ()
+    scores = {seed: np.array([[of[seed][1][name] for name in shared] for of in found]) for seed in seeds}
+    return scores, shared, tuple(dict.fromkeys(of[seed][0] for seed in seeds for of in found))
+
+
+def _books(runs: Sequence[RunRecord], length: int) -> dict[int, tuple[str, dict[str, list[float]]]]:
+    """Seed -> run id, and book -> its R-1, R-2 and R-L at an input length."""
+    return {
+        run.seed: (run.run_id, {book["name"]: [float(book[metric]) for metric in METRICS] for book in cell["books"]})
+        for run, cell in cells_at(runs, length)
+    }
+
+
+def _test_of_overall(claim: Claim) -> str:
+    return f"Overall of {claim.rows[0]} minus that of {claim.rows[1]} is {claim.direction} {claim.margin:g}"
+
+
+def _test_of_slope(claim: Claim) -> str:
+    return (
+        f"slope of the Overall of {claim.rows[0]} over the logarithm of the input's length, on the validation books, "
+        f"is {claim.direction} {claim.margin:g}"
     )
 
 
-def _printed_sizes() -> list[Claim]:
-    """The memory sizes of Table 2, each by the formula of Table 1."""
+@dataclass(frozen=True)
+class _Share:
+    """The accuracy of a cell over all seeds, as successes of trials, and where it should be."""
 
-    def claim(model: str, text: str, value: float, assumption: str) -> Claim:
-        found = f"{value / 1e6:.1f}M" if value < 1e7 else f"{value / 1e6:.0f}M"
-        return Claim(
-            f"size_{model}",
-            f"{TABLE1[model].title}: a memory of {text}",
-            "Tables 1 and 2",
-            f"arithmetic, no run: Table 1's formula at the paper's sizes, rounded; assumed: {assumption}",
-            lambda _: Finding("holds" if found == text else "does not hold", f"{value:,.0f}"),
-        )
+    right: float
+    trials: float
+    expected: float
+    above: bool
 
-    return [claim(*entry) for entry in printed() if entry[1].endswith("M")]
+    def p_values(self, times: float = 1.0) -> PValues:
+        p, q = proportion_p(self.right * times, self.trials * times, self.expected)
+        return (p, q) if self.above else (q, p)
+
+
+def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
+    """Token accuracy of every cell against what `_expected` says of it."""
+    assert evidence is not None and isinstance(evidence.report, PasskeyReport)
+    report, (row,) = evidence.report, claim.rows
+    paper = report.rows[claim.options.get("paper_of", row)].paper
+    cells = chosen_cells(report, evidence.of(claim).runs.get(row, []))
+    texts: list[str] = []
+    used: dict[str, None] = {}
+    shares: list[_Share] = []
+    seeds: set[int] | None = None
+    examples: set[int] = set()
+    for length in parse_lengths(report.lengths):
+        means: list[str] = []
+        beside = paper.get(format_length(length))
+        for depth in parse_depths(report.depths):
+            found = {seed: pair for (seed, *place), pair in cells.items() if place == [length, depth]}
+            if not found:
+                return Measured(missing=f"{claim.seeds} seeds at every length and place")
+            accuracy = [float(cell["token_accuracy"]) for _, cell in found.values()]
+            asked = [int(cell["examples"]) for _, cell in found.values()]
+            mean, trials = statistics.fmean(accuracy), effective_trials(accuracy, sum(asked))
+            expected, above = _expected(claim, beside, len(means), depth)
+            shares.append(_Share(mean * trials, trials, expected, above))
+            means.append(percent(100 * mean))
+            used |= {run.run_id: None for run, _ in found.values()}
+            seeds = set(found) if seeds is None else seeds & set(found)
+            examples |= set(asked)
+        texts.append(f"{format_length(length)} {'/'.join(means)} (paper {beside})")
+    n_seeds = len(seeds or ())
+    text = f"{'; '.join(texts)}; {counted(n_seeds, 'seed')} of {counted(min(examples), 'prompt')}"
+    parts = tuple(share.p_values() for share in shares)
+    if missing := _missing_seeds(claim, n_seeds):
+        return Measured(text, tuple(used), missing=missing)
+    more = [
+        (f"{k * min(examples)} prompts a cell and seed", lambda k=k: [share.p_values(k) for share in shares])
+        for k in MORE_PROMPTS
+    ]
+    return Measured(text, tuple(used), parts, with_more=more)
+
+
+def _expected(claim: Claim, printed_row: Any, place: int, depth: str) -> tuple[float, bool]:
+    """(share, whether the accuracy should be above it) of a cell. printed_row: the paper's start/middle/end."""
+    if claim.measure == "zero_shot_accuracy":
+        at_end = depth == "end"
+        return (claim.options["at_end"] if at_end else claim.margin) / 100, at_end
+    if printed_row is None:
+        raise InputError(f"report.claims.{claim.name}: the paper prints nothing for row {claim.rows[0]!r}")
+    return (float(str(printed_row).split("/")[place]) + claim.margin) / 100, True
+
+
+def _test_of_accuracy(claim: Claim) -> str:
+    return f"token accuracy at every length and place is above the paper's minus {-claim.margin:g} points"
+
+
+def _test_of_zero_shot(claim: Claim) -> str:
+    return (
+        f"token accuracy at every length is below {claim.margin:g} % where memory is needed and above "
+        f"{claim.options['at_end']:g} % at the end"
+    )
+
+
+def _short_range(layers: Sequence[Sequence[float]]) -> bool:
+    return all(min(layer) < SPECIALISED[0] for layer in layers)
+
+
+def _two_kinds(layers: Sequence[Sequence[float]]) -> bool:
+    values = [value for layer in layers for value in layer]
+    specialised = sum(not SPECIALISED[0] <= value <= SPECIALISED[1] for value in values)
+    mixers = sum(MIXER[0] <= value <= MIXER[1] and abs(value - 0.5) > MOVED for value in values)
+    return specialised > 0 and mixers > 0 and specialised + mixers > len(values) / 2
+
+
+def _interleaved(layers: Sequence[Sequence[float]]) -> bool:
+    def both(part: Sequence[Sequence[float]]) -> bool:
+        values = [value for layer in part for value in layer]
+        return max(values) > 0.5 + MOVED and min(values) < 0.5 - MOVED
+
+    # The middle layer is of both halves.
+    half = (len(layers) + 1) // 2
+    return both(layers[:half]) and both(layers[-half:])
+
+
+PATTERNS: dict[str, tuple[Callable[[Sequence[Sequence[float]]], bool], str]] = {
+    "short_range": (_short_range, f"every layer has a gate below {SPECIALISED[0]}"),
+    "two_kinds": (
+        _two_kinds,
+        f"specialised gates (below {SPECIALISED[0]} or above {SPECIALISED[1]}) and mixers ({MIXER[0]} to {MIXER[1]}) "
+        "both occur and are most of all",
+    ),
+    "interleaved": (
+        _interleaved,
+        f"the lower half of the layers and the upper half (the middle one is of both) have a gate above "
+        f"{0.5 + MOVED:g} and one below {0.5 - MOVED:g}, a measure of our own",
+    ),
+}
+"""Name -> whether the gates of a model, [layers][heads], have the pattern, and what it is."""
+
+
+def _gates(claim: Claim, evidence: Evidence | None) -> Measured:
+    """The share of trainings whose gates have a pattern; a claim about models as such is one about most of them."""
+    assert evidence is not None
+    has, _ = PATTERNS[claim.options["pattern"]]
+    rows = [
+        [run for run in selection.runs.get(row, []) if run.series.get("gates")]
+        for selection in evidence.by_task.values()
+        for row in claim.rows
+        if row not in selection.apart
+    ]
+    runs = [run for row in rows for run in row]
+    if not runs:
+        return Measured(missing=f"{claim.seeds} seeds")
+    having = sum(has(run.series["gates"]) for run in runs)
+    n_seeds = min(len({run.seed for run in row}) for row in rows if row)
+    text = f"{having} of {len(runs)} trained models ({counted(n_seeds, 'seed')} of each)"
+    run_ids = tuple(run.run_id for run in runs)
+    if missing := _missing_seeds(claim, n_seeds):
+        return Measured(text, run_ids, missing=missing)
+
+    def parts(times: int = 1) -> Sequence[PValues]:
+        p, q = proportion_p(having * times, len(runs) * times, claim.margin)
+        return [(p, q) if claim.direction == "above" else (q, p)]
+
+    more = [(f"{k * len(runs)} trained models", lambda k=k: parts(k)) for k in MORE_PROMPTS]
+    return Measured(text, run_ids, tuple(parts()), with_more=more)
+
+
+def _test_of_gates(claim: Claim) -> str:
+    _, pattern = PATTERNS[claim.options["pattern"]]
+    return f"in more than half of all models trained with gates that begin at 0.5: {pattern}"
+
+
+def _exact(holds: bool, text: str) -> Measured:
+    return Measured(text, parts=((0.0, 1.0) if holds else (1.0, 0.0),), exact=True)
+
+
+def _memory_ratio(claim: Claim, evidence: Evidence | None) -> Measured:
+    infini = TABLE1["infini_linear"].floats(PAPER)
+    large = (PAPER.d_key + PAPER.d_value) * PAPER.H * ENTRIES_65K
+    ratio = (large + TABLE1["transformer_xl"].floats(PAPER)) / infini
+    formula = TABLE1["memorizing"].floats(PAPER) / infini
+    text = f"{ratio:.1f}x; without the cache {large / infini:.1f}x, by Table 1's formula {formula:.1f}x"
+    return _exact(ratio >= claim.margin, text)
+
+
+def _test_of_ratio(claim: Claim) -> str:
+    return (
+        "arithmetic, no run: 65,000 entries in one layer and the cache of all 12 layers, which is how the printed 183M "
+        f"comes out, are {claim.margin:g} times Infini-Transformer's memory or more"
+    )
+
+
+def _size(claim: Claim, evidence: Evidence | None) -> Measured:
+    text, value, _ = _printed_size(claim)
+    found = f"{value / 1e6:.1f}M" if value < 1e7 else f"{value / 1e6:.0f}M"
+    return _exact(found == text, f"{value:,.0f}")
+
+
+def _printed_size(claim: Claim) -> tuple[str, float, str]:
+    """What Table 2 prints, the number by Table 1's formula, and what has to be assumed for it."""
+    return next(
+        (text, value, if_) for model, text, value, if_ in printed() if model == claim.rows[0] and text.endswith("M")
+    )
+
+
+def _test_of_size(claim: Claim) -> str:
+    assumed = _printed_size(claim)[2]
+    return f"arithmetic, no run: Table 1's formula at the paper's sizes, rounded; assumed: {assumed}"
+
+
+def _nothing(claim: Claim, evidence: Evidence | None) -> Measured:
+    return Measured()
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How claims of a kind are measured, and how their test is described."""
+
+    measure: Callable[[Claim, Evidence | None], Measured]
+    test: Callable[[Claim], str]
+
+
+MEASURES: dict[str, Measure] = {
+    "loss": Measure(_loss, _test_of_loss),
+    "overall": Measure(_overall_difference, _test_of_overall),
+    "overall_by_length": Measure(_overall_by_length, _test_of_slope),
+    "token_accuracy": Measure(_passkey, _test_of_accuracy),
+    "zero_shot_accuracy": Measure(_passkey, _test_of_zero_shot),
+    "gates": Measure(_gates, _test_of_gates),
+    "memory_ratio": Measure(_memory_ratio, _test_of_ratio),
+    "memory_size": Measure(_size, _test_of_size),
+    "none": Measure(_nothing, lambda claim: "none"),
+}
+"""Name of a measure in `conf/report/claims.yaml` -> how it is made."""

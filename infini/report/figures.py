@@ -123,7 +123,7 @@ def gap_by_position(
 
     Positions are put into bins of which each ends at about twice its start, but for the last; places in the segment,
     where the series is BY_PLACE, into narrower ones. A point is the mean over
-    books and seeds, paired by both; the band is one standard error, the larger of those over books and over seeds.
+    books and seeds, paired by both; the band is the 95 % interval, clustered by both.
     Positions that fewer than two books reach are left out.
 
     Args:
@@ -158,7 +158,7 @@ def gap_by_position(
         drawn = [(row, curve) for row, curve in curves.items() if len(curve)]
         for index, (row, curve) in enumerate(drawn):
             style, marker, shade = LINES[index % len(LINES)]
-            first, last, mean, error = curve.T
+            first, last, mean, half = curve.T
             # A place is that of the token that is predicted, from 1.
             position = (first + last) / 2 if series == BY_POSITION else (first + 1 + last) / 2
             label = named.get(row, row)
@@ -173,7 +173,7 @@ def gap_by_position(
                 linewidth=1.2,
                 label=label,
             )
-            axes.fill_between(position, mean - error, mean + error, color=shade, alpha=0.15, linewidth=0)
+            axes.fill_between(position, mean - half, mean + half, color=shade, alpha=0.15, linewidth=0)
         axes.set_xscale("log")
         axes.set_xlabel(f"{what} in the {where} (tokens{', from 1' * (series == BY_PLACE)})")
         one = {zeros[row] for row, _ in drawn}
@@ -187,8 +187,7 @@ def gap_by_position(
         synthetic = SYNTHETIC_MARK if any(run.synthetic for row, _ in drawn for run in pairs[row][1]) else ""
         axes.set_title(
             f"{corpus}: gap by {what} to {zero}, {seeds}{synthetic}\n"
-            "mean over documents and seeds, band: one standard error, "
-            "the larger of those over documents and over seeds",
+            "mean over documents and seeds, band: 95 % interval, clustered by both",
             fontsize=9,
         )
         # Many curves leave no room for it.

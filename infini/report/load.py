@@ -29,7 +29,7 @@ def load_report(config: Any) -> AnyKind:
     kinds: dict[str, type[AnyKind]] = {
         "rows": PasskeyReport,
         "segments": MemoryReport,
-        "tables": ClaimsReport,
+        "claims": ClaimsReport,
         "rates": SearchReport,
         "systems": SummaryReport,
     }

@@ -12,6 +12,7 @@ import yaml
 from infini.errors import InputError, did_you_mean
 from infini.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
 from infini.records import RunRecord, value_at
+from infini.report.intervals import minimum_interval
 from infini.report.rows import RowsOfOneTask
 from infini.report.selection import Selection, checked, select_runs
 from infini.report.tables import (
@@ -32,8 +33,8 @@ from infini.report.tables import (
 PAPER_LONGEST = 5120
 """Tokens of the longest input that the paper fine-tunes on."""
 BEHIND = (
-    "What stands behind it: token accuracy of the worst cell of a seed with its bootstrap interval (95 %), exact match "
-    "over all cells, in per cent, the longest training input, "
+    "What stands behind it: token accuracy of the worst cell of a seed, in brackets the 95 % interval of the lowest "
+    "accuracy among all cells and seeds, exact match over all cells, in per cent, the longest training input, "
     "and the tokens of filler that weigh as much as the key in the head that is best at it"
 )
 LOCAL_MARK = "*"
@@ -337,7 +338,8 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
     examples = [cell["examples"] for _, cell in chosen]
     worst = min(chosen, key=lambda pair: pair[1]["token_accuracy"])[1]
     exact = 100 * statistics.fmean(cell["exact_match"] for _, cell in chosen)
-    interval = f" [{percent(100 * worst['low'])}, {percent(100 * worst['high'])}]" if "low" in worst else ""
+    low, high = minimum_interval([(cell["token_accuracy"] * cell["examples"], cell["examples"]) for _, cell in chosen])
+    interval = f" [{percent(100 * low)}, {percent(100 * high)}]"
     cells = (
         _label(source, source, runs),
         over_cells("-".join(str(used[-1].data.get("tokenizer")).split("-")[:2]), 0.0),

@@ -10,7 +10,8 @@ import numpy as np
 
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.stats import by_seed, check_same_books, ratio_with_error
+from infini.report.intervals import two_way
+from infini.report.stats import by_seed, check_same_books
 
 BY_POSITION, BY_PLACE = "nll_by_position", "nll_by_place"
 """Series of an evaluation: losses by position in the document, and by place in the segment."""
@@ -19,12 +20,12 @@ BY_POSITION, BY_PLACE = "nll_by_position", "nll_by_place"
 def gap(
     runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float = 2.0, series: str = BY_POSITION
 ) -> np.ndarray:
-    """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, standard error).
+    """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, half of its interval).
 
-    Over the seeds that both have, paired by seed and document, the error the larger of those over documents and over
-    seeds. A bin ends at the first edge of the series that is `growth` times its start or beyond, the last where the
-    longest document (or the segment) does. Positions that fewer than two documents reach are left out; no rows where no
-    run of a seed has the series, and by place none where the segments of the two are not of one length.
+    Over the seeds that both have, paired by seed and document, clustered by both (infini.report.intervals). A bin ends
+    at the first edge of the series that is `growth` times its start or beyond, the last where the longest document (or
+    the segment) does. Positions that fewer than two documents reach are left out; no rows where no run of a seed has
+    the series, and by place none where the segments of the two are not of one length.
     """
     known = [[run for run in side if series in run.series] for side in (runs, baseline)]
     mine, theirs = (by_seed(side) for side in known)
@@ -53,11 +54,11 @@ def gap(
         books = [names[row] for row in reached]
         if len(set(books)) < 2:
             continue
-        mean, error = ratio_with_error(
+        found = two_way(
             list(difference[reached, index]), list(weight[reached, index]), books, [seeds[row] for row in reached]
         )
-        if math.isfinite(mean):
-            points.append((bounds[index], bounds[index + 1], mean, error))
+        if math.isfinite(found.mean):
+            points.append((bounds[index], bounds[index + 1], found.mean, found.half_width))
     return np.array(points).reshape(-1, 4)
 
 

@@ -1,15 +1,12 @@
-"""How large a difference in loss is, and how sure: paired by seed and book, errors over books and over seeds.
+"""How large a difference in loss is, and how sure: paired by seed and document, clustered by both.
 
-All runs of one book share its text, and all books of one seed the weights, so neither are independent. The standard
-error is the larger of two: clustered by book (a book is one cluster, whatever the number of seeds), and clustered by
-seed, which is the spread of the seeds' own differences. The estimate is sum(d) / sum(w) over all (seed, book) pairs, d
-being a difference of total negative log-likelihoods in nats and w the tokens it was summed over, so its unit is nats a
-token.
+The estimate is sum(d) / sum(w) over all (seed, document) pairs, d being a difference of total negative log-likelihoods
+in nats and w the tokens it was summed over, so its unit is nats a token. Errors are those of
+`infini.report.intervals.two_way`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +15,7 @@ import numpy as np
 
 from infini.errors import InputError
 from infini.records import RunRecord
+from infini.report.intervals import Estimate, two_way
 
 Knockout = Literal["reset", "foreign"]
 
@@ -31,57 +29,22 @@ _KNOCKOUT_FIELDS: dict[str, tuple[str, str, str]] = {
 class Effect:
     """A difference of losses in nats a token."""
 
-    mean: float
-    se: float
-    """The larger of the standard errors over books and over seeds; NaN with fewer than two books."""
-    n_books: int
+    estimate: Estimate
     effective_books: float
     """Books of one length that would count as much: long ones weigh more in a mean over tokens."""
-    n_seeds: int
     run_ids: tuple[str, ...]
 
     @property
-    def t(self) -> float:
-        """mean / se, to be held against Student's t with n_books - 1 degrees of freedom, or n_seeds - 1 where the error
-        over seeds is the larger; NaN without an error."""
-        if self.se > 0:
-            return self.mean / self.se
-        return math.copysign(math.inf, self.mean) if self.se == 0 and self.mean != 0 else math.nan
+    def mean(self) -> float:
+        return self.estimate.mean
 
+    @property
+    def n_books(self) -> int:
+        return self.estimate.n_documents
 
-def clustered_ratio(
-    differences: Sequence[float], weights: Sequence[float], clusters: Sequence[Hashable]
-) -> tuple[float, float]:
-    """sum(differences) / sum(weights) and its standard error, robust to dependence within clusters.
-
-    With residuals e_i = d_i - ratio * w_i and G clusters the variance is
-    G / (G - 1) * sum over clusters of (sum of e_i in the cluster)^2 / (sum of w_i)^2.
-
-    Returns:
-        (ratio, standard error); the error is NaN with fewer than two clusters.
-    """
-    labels = {label: index for index, label in enumerate(dict.fromkeys(clusters))}
-    index = np.array([labels[label] for label in clusters])
-    difference = np.asarray(differences, dtype=np.float64)
-    weight = np.asarray(weights, dtype=np.float64)
-    total = weight.sum()
-    ratio = difference.sum() / total
-    n_clusters = len(labels)
-    if n_clusters < 2:
-        return float(ratio), math.nan
-    by_cluster = np.bincount(index, weights=difference - ratio * weight, minlength=n_clusters)
-    variance = n_clusters / (n_clusters - 1) * (by_cluster**2).sum() / total**2
-    return float(ratio), float(math.sqrt(variance))
-
-
-def ratio_with_error(
-    differences: Sequence[float], weights: Sequence[float], books: Sequence[Hashable], seeds: Sequence[Hashable]
-) -> tuple[float, float]:
-    """sum(differences) / sum(weights) and the larger of its standard errors over books and over seeds; NaN with fewer
-    than two books. One seed says nothing about seeds: the error is that over books then."""
-    ratio, error = clustered_ratio(differences, weights, books)
-    over_seeds = clustered_ratio(differences, weights, seeds)[1]
-    return ratio, error if math.isnan(over_seeds) else max(error, over_seeds)
+    @property
+    def n_seeds(self) -> int:
+        return self.estimate.n_seeds
 
 
 def effective_number(weights: Sequence[float], clusters: Sequence[Hashable]) -> float:
@@ -132,9 +95,8 @@ def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) 
     if not clusters:
         return None
     used = [run.run_id for seed in shared for run in (*seeds_a[seed], *seeds_b[seed])]
-    mean, se = ratio_with_error(differences, weights, clusters, of_seed)
-    effective = effective_number(weights, clusters)
-    return Effect(mean, se, len(set(clusters)), effective, len(shared), tuple(used))
+    estimate = two_way(differences, weights, clusters, of_seed)
+    return Effect(estimate, effective_number(weights, clusters), tuple(used))
 
 
 def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | None:
@@ -166,9 +128,8 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
                 of_seed.append(run.seed)
     if not clusters:
         return None
-    mean, se = ratio_with_error(differences, weights, clusters, of_seed)
-    effective = effective_number(weights, clusters)
-    return Effect(mean, se, len(set(clusters)), effective, len(set(of_seed)), tuple(run.run_id for run in used))
+    estimate = two_way(differences, weights, clusters, of_seed)
+    return Effect(estimate, effective_number(weights, clusters), tuple(run.run_id for run in used))
 
 
 def books(run: RunRecord) -> dict[str, dict[str, float]]:

@@ -218,8 +218,8 @@ def build_summary_report(
     title = f"{report.title}, scale {scale}{' [SYNTHETIC BOOKS: says nothing about the systems]' if made_up else ''}"
     notes = [report.note] if report.note else []
     notes.append(
-        f"Mean {PLUS_MINUS} standard deviation over seeds (their number); in brackets the bootstrap interval over "
-        f"books, 95 %, of the mean over seeds; {DASH}: not available."
+        f"Mean {PLUS_MINUS} standard deviation over seeds (their number); in brackets the interval over books, "
+        f"95 %, of the mean over seeds; {DASH}: not available."
     )
     notes += [_provenance(source, selection) for source, selection in sources.items()]
     notes += [
@@ -244,10 +244,9 @@ def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> 
     values = [float(cell[metric]) for cell in cells]
     mean = statistics.fmean(values)
     spread = statistics.stdev(values) if len(values) > 1 and not _same_at_every_seed(cells) else None
-    # Of one book there is no interval.
-    low, high = interval_over_books(cells, metric) if len(cells[0]["books"]) > 1 else (None, None)
+    interval = interval_over_books(cells, metric)
     text = f"{mean:.1f}" + (f" {PLUS_MINUS} {spread:.1f} ({len(values)})" if spread is not None else "")
-    text += f" [{low:.1f}, {high:.1f}]" if low is not None else ""
+    text += f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
     ids = [run.run_id for run, _ in found]
     return measured_cell(text, source, mean, spread, "sd" if spread else "", len(found), ids)
 

@@ -15,7 +15,7 @@ from infini.report.summaries import SummaryReport, cells_at
 
 def overall_by_length(report: SummaryReport, scale: str, selection: Selection, path: Path) -> list[Path]:
     """Draw the overall value (geometric mean of R-1, R-2 and R-L) against the tokens of a book that were read; the mean
-    over seeds, bars the bootstrap interval over books of that mean.
+    over seeds, bars the interval over books of that mean.
 
     Returns:
         Paths of the PNG and the SVG; empty where no system was asked at two lengths.
@@ -67,8 +67,10 @@ def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[int, flo
     for length in parse_lengths(report.input_lengths):
         cells = [cell for _, cell in cells_at(runs, length)]
         if cells:
-            low, high = interval_over_books(cells, "overall")
-            points.append((length, statistics.fmean(cell["overall"] for cell in cells), low, high))
+            mean = statistics.fmean(cell["overall"] for cell in cells)
+            # Of one book there is no interval, and no bar.
+            low, high = interval_over_books(cells, "overall") or (mean, mean)
+            points.append((length, mean, low, high))
     return points
 
 

@@ -24,8 +24,8 @@ class Cell:
     origin: Origin
     value: float | None = None
     spread: float | None = None
-    spread_kind: Literal["", "sd", "se"] = ""
-    """sd: standard deviation over seeds; se: standard error, see infini.report.stats."""
+    spread_kind: Literal["", "sd", "ci"] = ""
+    """sd: standard deviation over seeds; ci: half of the 95 % interval, see infini.report.intervals."""
     n_seeds: int = 0
     run_ids: tuple[str, ...] = ()
     source: Source = ""
@@ -107,7 +107,7 @@ def measured_cell(
     source: str,
     value: float | None,
     spread: float | None,
-    kind: Literal["", "sd", "se"],
+    kind: Literal["", "sd", "ci"],
     n_seeds: int,
     run_ids: Iterable[str],
 ) -> Cell:

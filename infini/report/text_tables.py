@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from infini.lengths import format_length
 from infini.records import RunRecord
 from infini.report.declared import APART_MARK, Declared, look_for_others, note_of_apart, trained_otherwise
+from infini.report.intervals import holm, p_value
 from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection, select_runs
 from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
@@ -33,7 +33,7 @@ from infini.report.training_tokens import described, trained_tokens
 
 BIN_GROWTH = 4.0
 """Of the positions in a table: each column ends at this many times where it begins."""
-ERRORS = "standard error (the larger of those over documents and over seeds)"
+CLUSTERED = "clustered by document and seed"
 SIZES = (
     "Numbers carried from segment to segment, how many times less that is than of Memorizing Transformers, and tokens "
     "of the XL cache and of a segment"
@@ -212,35 +212,39 @@ def _measures_table(report: Report, source: str, selection: Selection) -> Table:
 
 
 def _memory_table(report: Report, source: str, selection: Selection) -> Table:
-    columns: list[str] = []
-    for name in ("Reset", "Foreign", *([f"Minus {report.baseline}"] if report.baseline else [])):
-        columns += [name, f"{name}: t"]
-    columns += ["Documents (effective)", "Seeds"]
-    rows = []
+    names = ("Reset", "Foreign", *([f"Minus {report.baseline}"] if report.baseline else []))
+    found: dict[str, list[Effect | None]] = {}
     for model, runs in selection.runs.items():
         effects = [knockout_cost(runs, "reset"), knockout_cost(runs, "foreign")]
         if report.baseline:
             other = report.baseline_of(model)
             effects.append(paired_difference(runs, selection.runs.get(other, [])) if other else None)
-        if not any(effects):
-            continue
-        cells = [cell for effect in effects for cell in _effect_cells(effect, source)]
-        found = [effect for effect in effects if effect]
-        ids = list(dict.fromkeys(run_id for effect in found for run_id in effect.run_ids))
-        documents = [f"{effect.n_books} ({effect.effective_books:.1f})" for effect in found]
-        for counts, last in ((documents, found[-1].n_books), ([str(e.n_seeds) for e in found], found[-1].n_seeds)):
+        if any(effects):
+            found[model] = effects
+    # All of the table's tests are one family.
+    tested = [effect for effects in found.values() for effect in effects if effect and effect.estimate.df > 0]
+    adjusted = dict(zip(map(id, tested), holm([effect.estimate.p for effect in tested]), strict=True))
+    rows = []
+    for model, effects in found.items():
+        cells = [cell for effect in effects for cell in _effect_cells(effect, adjusted.get(id(effect)), source)]
+        known = [effect for effect in effects if effect]
+        ids = list(dict.fromkeys(run_id for effect in known for run_id in effect.run_ids))
+        documents = [f"{effect.n_books} ({effect.effective_books:.1f})" for effect in known]
+        for counts, last in ((documents, known[-1].n_books), ([str(e.n_seeds) for e in known], known[-1].n_seeds)):
             text = "/".join(dict.fromkeys(counts))
-            cells.append(measured_cell(text, source, last, None, "", found[-1].n_seeds, ids))
+            cells.append(measured_cell(text, source, last, None, "", known[-1].n_seeds, ids))
         rows.append(Row(model, _title(report, selection, model), tuple(cells)))
     title = (
-        f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token {PLUS_MINUS} {ERRORS} "
+        f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token [95 % interval, {CLUSTERED}] "
         f"({_whose(source)}): "
         "loss gained by resetting it at every segment, loss gained by another document's memory"
     )
     if report.baseline:
         title += f", and loss minus the loss of {_baseline(report)} (below 0: better), paired by seed and document"
+    title += f"; p: two-sided, adjusted for the {len(tested)} comparisons of this table (Holm)"
     title += "; effective: as many documents of one length would make a mean as sure"
-    return Table(title, tuple(columns), tuple(rows))
+    columns = [heading for name in names for heading in (name, f"{name}: p")]
+    return Table(title, (*columns, "Documents (effective)", "Seeds"), tuple(rows))
 
 
 def _position_table(report: Report, source: str, selection: Selection) -> Table:
@@ -263,15 +267,15 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
         shared = {run.seed for run in mine} & {run.seed for run in theirs}
         found = {
             (first, last): measured_cell(
-                f"{mean:+.4f} {PLUS_MINUS} {error:.4f}",
+                f"{mean:+.4f} {PLUS_MINUS} {half:.4f}",
                 source,
                 mean,
-                error,
-                "se",
+                half,
+                "ci",
                 len(shared),
                 [run.run_id for run in (*mine, *theirs) if run.seed in shared],
             )
-            for first, last, mean, error in points.tolist()
+            for first, last, mean, half in points.tolist()
         }
         if found:
             rows.append(Row(row, _title(report, selection, row), tuple(found.get(at, MISSING) for at in bins)))
@@ -280,7 +284,7 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
     )
     title = (
         f"{report.benchmarks[report.task]}: loss minus the loss of {_baseline(report)} {by_what}, in "
-        f"nats a token {PLUS_MINUS} {ERRORS} ({_whose(source)})"
+        f"nats a token {PLUS_MINUS} half of its 95 % interval, {CLUSTERED}, each cell by itself ({_whose(source)})"
     )
     return Table(title, columns, tuple(rows))
 
@@ -289,17 +293,16 @@ def _baseline(report: Report) -> str:
     return f"{report.baseline} (of others where the note names them)" if report.baselines else str(report.baseline)
 
 
-def _effect_cells(effect: Effect | None, source: str) -> list[Cell]:
+def _effect_cells(effect: Effect | None, adjusted: float | None, source: str) -> list[Cell]:
     if effect is None:
         return [MISSING, MISSING]
-    known = not math.isnan(effect.se)
-    text = f"{effect.mean:+.4f}" + (f" {PLUS_MINUS} {effect.se:.4f}" if known else "")
-    size = measured_cell(
-        text, source, effect.mean, effect.se if known else None, "se" if known else "", effect.n_seeds, effect.run_ids
-    )
-    if not math.isfinite(effect.t):
-        return [size, MISSING]
-    return [size, measured_cell(f"{effect.t:.1f}", source, effect.t, None, "", effect.n_seeds, effect.run_ids)]
+    mean, half = effect.mean, effect.estimate.half_width
+    if adjusted is None:
+        return [measured_cell(f"{mean:+.4f}", source, mean, None, "", effect.n_seeds, effect.run_ids), MISSING]
+    text = f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
+    size = measured_cell(text, source, mean, half, "ci", effect.n_seeds, effect.run_ids)
+    p = measured_cell(p_value(adjusted), source, adjusted, None, "", effect.n_seeds, effect.run_ids)
+    return [size, p]
 
 
 def _whose(source: str) -> str:

@@ -205,7 +205,10 @@ def _means(scored: list[dict[str, Any]]) -> dict[str, Any]:
     means = over_books(scored)
     return {
         **{metric: round(value, 4) for metric, (value, _, _) in means.items()},
-        **{f"{metric}_interval": [round(low, 4), round(high, 4)] for metric, (_, low, high) in means.items()},
+        **{
+            f"{metric}_interval": None if low is None or high is None else [round(low, 4), round(high, 4)]
+            for metric, (_, low, high) in means.items()
+        },
         "books": scored,
     }
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from infini.report.book_scores import mean_with_interval
+
 TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 OVERALL = "overall"
 """Geometric mean of R-1, R-2 and R-L."""
-RESAMPLES, LEVEL = 2000, 0.95
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -58,19 +59,16 @@ def overall(rouge1: float, rouge2: float, rouge_l: float) -> float:
     return math.prod((rouge1, rouge2, rouge_l)) ** (1 / 3)
 
 
-def over_books(scores: Sequence[Mapping[str, float]], seed: int = 0) -> dict[str, tuple[float, float, float]]:
-    """Metric -> (mean over books, bounds of its bootstrap interval over books), and so for the overall value.
+def over_books(scores: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None, float | None]]:
+    """Metric -> (mean over books, bounds of its interval over books), and so for the overall value.
 
-    The overall value is the geometric mean of the means, as the paper's is of its columns.
+    The overall value is the geometric mean of the means, as the paper's is of its columns. Bounds are None where there
+    is no interval: of one book, or of scores that are all 0.
     """
-    table = np.array([[book[name] for name in TYPES] for book in scores])
-    drawn = np.random.default_rng(seed).integers(len(table), size=(RESAMPLES, len(table)))
-    means, resampled = table.mean(0), table[drawn].mean(1)
-    found = {name: (float(means[i]), *_interval(resampled[:, i])) for i, name in enumerate(TYPES)}
-    found[OVERALL] = (overall(*means[:3]), *_interval(np.prod(resampled[:, :3], axis=1) ** (1 / 3)))
+    found = {}
+    for name in (*TYPES, OVERALL):
+        wanted = TYPES[:3] if name == OVERALL else (name,)
+        table = np.array([[[book[metric] for metric in wanted] for book in scores]])
+        mean, interval = mean_with_interval(table)
+        found[name] = (mean, *(interval or (None, None)))
     return found
-
-
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)

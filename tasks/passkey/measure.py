@@ -19,6 +19,7 @@ from infini.memory_use import peak_memory_bytes
 from infini.precision import autocast
 from infini.progress import progress_bar
 from infini.records import RunRecord
+from infini.report.intervals import proportion_interval
 from infini.schema import PasskeyConfig
 from tasks.kept import KeptEntries, KeptPoint, kept_path, line_of
 from tasks.passkey.data import input_ids
@@ -33,8 +34,6 @@ DILUTION_STREAM = 4
 """Which stream of the seed's random numbers these prompts come from."""
 CALL_TOKENS = 2048
 """Tokens of a prompt that a call reads, about."""
-RESAMPLES = 2000
-LEVEL = 0.95
 
 
 def evaluate(
@@ -180,26 +179,24 @@ def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: 
     }
 
 
-def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """The percentile bootstrap interval (95 %) of a mean over examples."""
-    array = np.asarray(values, dtype=float)
-    picks = np.random.default_rng(seed).integers(0, len(array), (RESAMPLES, len(array)))
-    low, high = np.quantile(array[picks].mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
 def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    accuracy = [entry["right"] / entry["tokens"] for entry in entries]
-    low, high = bootstrap_interval(accuracy)
+    n = len(entries)
+    accuracy = sum(entry["right"] for entry in entries) / sum(entry["tokens"] for entry in entries)
+    exact = sum(entry["right"] == entry["tokens"] for entry in entries)
+    # Tokens of an answer depend on each other: prompts are what is counted.
+    low, high = proportion_interval(accuracy * n, n)
+    exact_low, exact_high = proportion_interval(exact, n)
     return {
         "length": length,
         "depth": depth,
-        "examples": len(entries),
+        "examples": n,
         "tokens": sum(entry["tokens"] for entry in entries),
-        "token_accuracy": sum(entry["right"] for entry in entries) / sum(entry["tokens"] for entry in entries),
+        "token_accuracy": accuracy,
         "low": low,
         "high": high,
-        "exact_match": float(np.mean([entry["right"] == entry["tokens"] for entry in entries])),
+        "exact_match": exact / n,
+        "exact_low": exact_low,
+        "exact_high": exact_high,
         # Key and question in one segment: no memory is needed.
         "same_segment": float(np.mean([entry["same_segment"] for entry in entries])),
         "seconds": max(entry["seconds"] for entry in entries),
@@ -212,8 +209,9 @@ def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[st
 def _line(cell: dict[str, Any]) -> str:
     return (
         f"{format_length(cell['length']):>6} {cell['depth']:<6} token accuracy {100 * cell['token_accuracy']:5.1f} % "
-        f"[{100 * cell['low']:.1f}, {100 * cell['high']:.1f}], exact match {100 * cell['exact_match']:5.1f} %, "
-        f"n = {cell['examples']}, slowest prompt read in {cell['seconds']:.1f} s"
+        f"[{100 * cell['low']:.1f}, {100 * cell['high']:.1f}], exact match {100 * cell['exact_match']:5.1f} % "
+        f"[{100 * cell['exact_low']:.1f}, {100 * cell['exact_high']:.1f}], n = {cell['examples']}, "
+        f"slowest prompt read in {cell['seconds']:.1f} s"
     )
 
 
