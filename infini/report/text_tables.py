@@ -33,7 +33,7 @@ from infini.report.training_tokens import described, trained_tokens
 
 BIN_GROWTH = 4.0
 """Of the positions in a table: each column ends at this many times where it begins."""
-CLUSTERED = "clustered by document and seed"
+CLUSTERED = "clustered by document and seed, of one seed by document alone"
 SIZES = (
     "Numbers carried from segment to segment, how many times less that is than of Memorizing Transformers, and tokens "
     "of the XL cache and of a segment"

@@ -1,0 +1,57 @@
+"""`make results`: the published tables and CLAIMS.md made again from the published records.
+
+A change to how tables are made reaches the published ones this way; `infini publish` renews those that a run changes,
+and `infini figure` draws the figures.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from infini import records
+from infini.commands.claims import FILE as CLAIMS_FILE
+from infini.commands.claims import claims_text, declared_report
+from infini.commands.publish import CLAIMS_SCALE
+from infini.commands.search import found_by_search
+from infini.config import compose
+from infini.progress import progress_bar
+from infini.records import RunRecord
+from infini.report.load import OfRuns, render
+from infini.report.render import write_report
+from infini.report.search import SearchReport, build_search
+from infini.report.tables import RenderedReport
+from infini.schema import groups
+
+
+def renew(published_dir: Path, target: Path) -> list[Path]:
+    """Make every table below `published_dir` again, and CLAIMS.md, and write them below `target`.
+
+    Tables that rest on no record (Table 1) are left as they are. Returns the paths that were written.
+    """
+    known = records.load_records(published_dir)
+    there = {path.stem for path in (published_dir / "tables").glob("*.md")}
+    named = [(name, scale) for name in groups()["report"] for scale in groups()["scale"] if f"{name}_{scale}" in there]
+    written = []
+    with progress_bar("making tables", len(named) + 1, sys.stderr.isatty()) as advance:
+        for name, scale in named:
+            if (made := _rendered(name, scale, known)) is not None:
+                written += write_report(made, target / "tables", links={"published": "../runs"})
+            advance(1)
+        claims = target / CLAIMS_FILE
+        records.write_atomically(claims, claims_text(CLAIMS_SCALE, known).encode())
+        advance(1)
+    return [*written, claims]
+
+
+def _rendered(name: str, scale: str, known: list[RunRecord]) -> RenderedReport | None:
+    report = declared_report(name)
+    if isinstance(report, SearchReport):
+        words = [f"report={name}", f"scale={scale}"]
+        found = found_by_search(report, compose(words), words, known)
+        return build_search(report, scale, found, {run.run_id for run in known})
+    return render(report, scale, known) if isinstance(report, OfRuns) else None
+
+
+if __name__ == "__main__":
+    print(*renew(records.published_dir(), records.published_dir()), sep="\n")
