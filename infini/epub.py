@@ -1,98 +1,443 @@
-"""The text of an EPUB: its pages in the order of reading, as paragraphs."""
+"""The text of an EPUB (2 or 3): the pages of its spine in their order, as paragraphs.
+
+The standard library is enough for it. An EPUB is a zip archive: META-INF/container.xml names the package document; its
+manifest names the files, and its spine orders them. Pages are read as events, so that elements may lie within each
+other as deep as they like: as XML where they are well-formed, else as HTML. Nothing is fetched or written to the disk.
+"""
 
 from __future__ import annotations
 
 import html
+import posixpath
 import re
-import warnings
-from collections.abc import Iterator
+import sys
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
+from urllib.parse import unquote
+from xml.parsers import expat
 
 from infini.errors import InputError
 
+MAX_BYTES = 1 << 28
+"""Of a book's pages together, unpacked, and of the text that they give: more is no book, but may be a zip bomb."""
+_MARKUP = re.compile(r".*html.*|.*[/+]xml|text/x-oeb1-document")
+"""Media types of pages: XHTML, HTML, DTBook and what came before them."""
+_PLAIN = "text/plain"
+_BY_SUFFIX = {
+    **dict.fromkeys((".xhtml", ".html", ".htm", ".xht", ".xml"), "application/xhtml+xml"),
+    **dict.fromkeys((".svg", ".jpg", ".jpeg", ".png", ".gif", ".webp"), "image/*"),
+    ".txt": _PLAIN,
+}
+"""Media types of files whose manifest entry has none."""
+_TEXTLESS = ("image/", "audio/", "video/", "font/", "text/css", "application/smil", "application/x-dtbncx")
+"""How media types begin that have no text of the book's."""
+_CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
+_PACKAGE = "application/oebps-package+xml"
 _BLOCK = re.compile(
     r"address|article|aside|blockquote|body|caption|center|d[dlt]|details|dialog|dir|div|fieldset|figcaption|figure|footer"
-    r"|form|h[1-6]|header|hr|html|legend|li|main|menu|nav|[ou]l|p|pre|section|summary|t(able|body|foot|head|r)"
+    r"|form|h[1-6]|head|header|hgroup|hr|html|legend|li|main|menu|nav|noscript|[ou]l|opt(ion|group)|p|pre|section|summary"
+    r"|t(able|body|foot|head|r)"
+    # DTBook's.
+    r"|doc(title|author)|byline|bridgehead|epigraph|level[1-6]?|line|linegroup|list|pagenum|poem|prodnote|sidebar"
 )
-"""Elements at whose ends a paragraph ends."""
+"""Elements at whose beginnings and ends a paragraph ends."""
 _SPACES = frozenset(("br", "td", "th"))
-"""Elements at whose ends words end."""
-_HIDDEN = frozenset(("head", "script", "style", "svg", "template"))
-"""Elements whose text is none of the book's."""
-_ENTITY = re.compile(r"&(?:#\w+;|(\w+);)?")
+"""Elements at which words end."""
+_HIDDEN = frozenset(("title", "script", "style", "svg", "template"))
+"""Elements whose text is not the book's."""
+_SUBSET = re.compile(r"<!DOCTYPE[^<>\[]*\[", re.IGNORECASE)
+_SUBSET_END = re.compile(r"\]\s*>")
+_SECTION = re.compile(r"<!\[[^<>]*>")
+"""As Word writes: <![if !vml]>."""
+_DECLARED = re.compile(rb"\s*<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)")
+_META = re.compile(rb"<meta\b[^>]*?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+_CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")
+_LABELS = {
+    **dict.fromkeys(("iso-8859-1", "iso8859-1", "latin-1", "latin1", "us-ascii", "ascii"), "cp1252"),
+    **dict.fromkeys(("gb2312", "gbk"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "shift-jis", "sjis"), "cp932"),
+    **dict.fromkeys(("euc-kr", "ks_c_5601-1987"), "cp949"),
+}
+"""Names of encodings that in books and browsers stand for a larger one."""
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 
 
 def epub_text(path: Path) -> str:
-    """The text of an EPUB's pages in the order of reading, a blank line between paragraphs; a page without any is
-    passed over.
+    """The text of an EPUB's pages in the order of reading, a blank line between paragraphs.
 
-    Raises InputError when the library for it is not installed, or the file is no EPUB.
+    A page without text is passed over; pages that are images are named on standard error. Raises InputError when the
+    file is no EPUB, and when a page of its spine is missing, encrypted, damaged or of a type that cannot be read.
     """
     try:
-        from ebooklib import ITEM_DOCUMENT, epub
-    except ImportError as error:
-        raise InputError(f"{str(path)!r}: to read an EPUB, `pip install ebooklib`") from error
-    if not path.is_file():
-        raise InputError(f"{str(path)!r}: cannot be read (No such file or directory)")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            book = epub.read_epub(str(path), {"ignore_ncx": True})
-        pages = [book.get_item_with_id(name) for name, _ in book.spine]
-        read = (page for page in pages if page is not None and page.get_type() == ITEM_DOCUMENT)
-        # As it lies: what the library makes of a page lacks text that stands in no element.
-        return "\n\n".join(paragraph for page in read for paragraph in _paragraphs(page.content or b""))
-    except Exception as error:  # every layer below (archive, XML, library) raises its own kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{str(path)!r}: cannot be read as an EPUB ({reason})") from error
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            return _Book(archive, path).text()
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{str(path)!r}: cannot be read ({error.strerror or error})") from error
+    except (zipfile.BadZipFile, expat.ExpatError, ValueError, NotImplementedError) as error:
+        raise InputError(f"{str(path)!r}: cannot be read as an EPUB ({error})") from error
 
 
-def _paragraphs(page: bytes) -> Iterator[str]:
-    """The paragraphs of a page of XHTML, however its elements lie within each other."""
-    from lxml import etree
+class _PageError(Exception):
+    """A file of the book cannot be read; the message says why."""
 
-    # A parser of HTML would take what stands behind <title/> for the title.
-    parser = etree.XMLParser(encoding="utf-8", recover=True, resolve_entities=False, no_network=True, huge_tree=True)
-    text = _ENTITY.sub(_character, _decoded(page))
-    root = etree.fromstring(text.encode(), parser) if text.strip() else None
-    if root is None:
-        return
-    parts: list[str] = []
-    hidden = 0
-    for event, element in etree.iterwalk(root, events=("start", "end", "comment", "pi")):
-        name = etree.QName(element).localname.lower() if event in ("start", "end") else ""
-        if event == "start":
-            hidden += bool(hidden or name in _HIDDEN)
+
+@dataclass(frozen=True)
+class _Item:
+    """An entry of the manifest."""
+
+    href: str
+    media_type: str
+    """As it is written there, with its parameters."""
+    fallback: str | None
+
+
+class _Book:
+    """An open EPUB."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
+        self.archive, self.path, self.left = archive, path, MAX_BYTES
+        self.files = {_name(info): info for info in archive.infolist() if not info.is_dir()}
+        self.alike: dict[str, list[str]] = {}
+        for name in self.files:
+            self.alike.setdefault(_alike(name), []).append(name)
+        self.encrypted: frozenset[str] = frozenset()
+        self.encrypted = self._encrypted()
+        self.package = self._find_package()
+
+    def text(self) -> str:
+        """All of it; see epub_text."""
+        manifest, spine = self._read_package()
+        paragraphs: list[str] = []
+        missing, textless = [], []
+        for idref in spine:
+            try:
+                page = self._page(idref, manifest)
+                if page is None:
+                    textless.append(manifest[idref].href)
+                else:
+                    paragraphs += page
+            except _PageError as error:
+                missing.append(str(error))
+        if missing:
+            self._fail(f"{len(missing)} of {len(spine)} pages cannot be read: {_few(missing)}")
+        if len(textless) == len(spine):
+            self._fail(f"all of its pages are images or the like, which have no text: {_few(textless)}")
+        if textless:
+            told = f"{len(textless)} of {len(spine)} pages are images or the like, which have no text: {_few(textless)}"
+            print(f"{str(self.path)!r}: {told}", file=sys.stderr)
+        return "\n\n".join(paragraphs)
+
+    def _fail(self, why: str) -> NoReturn:
+        raise InputError(f"{str(self.path)!r}: {why}")
+
+    def _find(self, href: str, base: str = "") -> str | None:
+        """The name in the archive of what `href` in a file of the folder `base` means; None where there is none."""
+        for written in (href, href.partition("#")[0].partition("?")[0]):
+            for name in (written, unquote(written)):
+                full = posixpath.normpath(posixpath.join("/", base, name.replace("\\", "/"))).lstrip("/")
+                if full in self.files:
+                    return full
+                if len(alike := self.alike.get(_alike(full), [])) == 1:
+                    return alike[0]
+        return None
+
+    def _read(self, name: str) -> bytes:
+        if name in self.encrypted:
+            raise _PageError(f"{name} is encrypted")
+        info = self.files[name]
+        if info.flag_bits & 1:
+            raise _PageError(f"{name} is encrypted")
+        try:
+            with self.archive.open(info) as file:
+                content = file.read(self.left + 1)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise _PageError(f"{name} is damaged ({error})") from error
+        self.left -= len(content)
+        if self.left < 0:
+            self._fail(f"its pages hold more than {MAX_BYTES >> 20} MiB; is it a book?")
+        return content
+
+    def _read_xml(self, name: str, start: Callable[[str, dict[str, str]], None]) -> None:
+        """Report the elements of a file of the container or of the package in their order, names without prefixes."""
+        try:
+            content = _decoded(self._read(name))
+        except _PageError as error:
+            self._fail(str(error))
+
+        def begin(tag: str, attributes: dict[str, str]) -> None:
+            start(tag.rpartition(":")[2], {key.rpartition(":")[2]: value for key, value in attributes.items()})
+
+        try:
+            _parse_xml(content, begin, lambda tag: None, lambda text: None)
+        except expat.ExpatError as error:
+            self._fail(f"cannot be read as an EPUB ({name}: {error})")
+
+    def _encrypted(self) -> frozenset[str]:
+        """Files that META-INF/encryption.xml lists. Whatever was done to them, obfuscation of fonts included, they are
+        not as they should be."""
+        found: set[str] = set()
+
+        def start(tag: str, attributes: dict[str, str]) -> None:
+            if tag == "CipherReference" and (name := self._find(attributes.get("URI", ""))) is not None:
+                found.add(name)
+
+        if (name := self._find(_ENCRYPTION)) is not None:
+            self._read_xml(name, start)
+        return frozenset(found)
+
+    def _find_package(self) -> str:
+        """The name of the package document: the first that the container names and has."""
+        named: list[str] = []
+
+        def start(tag: str, attributes: dict[str, str]) -> None:
+            if tag == "rootfile" and attributes.get("media-type", _PACKAGE).strip().lower() == _PACKAGE:
+                named.append(attributes.get("full-path", ""))
+
+        container = self._find(_CONTAINER)
+        if container is not None:
+            self._read_xml(container, start)
+        found = [name for name in map(self._find, named) if name is not None]
+        # Without a container one package document is as good as named.
+        found = found or [name for name in self.files if name.lower().endswith(".opf")]
+        if not found or (not named and len(found) > 1):
+            why = f"no {_CONTAINER}" if container is None else f"{_CONTAINER} names no package document that is there"
+            self._fail(f"cannot be read as an EPUB ({why})")
+        return found[0]
+
+    def _read_package(self) -> tuple[dict[str, _Item], list[str]]:
+        """Manifest by id, and the ids of the spine."""
+        manifest: dict[str, _Item] = {}
+        spine: list[str] = []
+
+        def start(tag: str, attributes: dict[str, str]) -> None:
+            if tag == "item":
+                item = _Item(
+                    attributes.get("href", "").strip(), attributes.get("media-type", ""), attributes.get("fallback")
+                )
+                manifest.setdefault(attributes.get("id", "").strip(), item)
+            elif tag == "itemref":
+                spine.append(attributes.get("idref", "").strip())
+
+        self._read_xml(self.package, start)
+        if not spine:
+            self._fail(f"cannot be read as an EPUB (the spine in {self.package} is empty)")
+        return manifest, spine
+
+    def _page(self, idref: str, manifest: dict[str, _Item]) -> list[str] | None:
+        """The paragraphs of an item of the spine, or of what the manifest gives in place of it; None where it has no
+        text, as an image. Raises _PageError."""
+        if idref not in manifest:
+            raise _PageError(f"{idref!r} is not in the manifest")
+        item = manifest[idref]
+        seen, textless = {idref}, False
+        while kind := _kind(item):
+            if kind.startswith(_TEXTLESS):
+                textless = True
+            elif kind == _PLAIN or _MARKUP.fullmatch(kind):
+                break
+            if item.fallback is None or item.fallback in seen or item.fallback not in manifest:
+                if textless:
+                    return None
+                raise _PageError(f"{manifest[idref].href} is of the media type {kind!r}, of which no text is read")
+            seen.add(item.fallback)
+            item = manifest[item.fallback]
+        name = self._find(item.href, posixpath.dirname(self.package))
+        if name is None:
+            raise _PageError(f"{item.href} is not in the archive")
+        charset = _CHARSET.search(item.media_type)
+        text = _decoded(self._read(name), charset and charset[1])
+        # What no encryption.xml lists may be encrypted all the same.
+        if "\0" in text or len(_CONTROL.findall(text)) > len(text) / 50:
+            raise _PageError(f"{name} is not text; is it encrypted?")
+        if kind == _PLAIN:
+            return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n")) if part.strip()]
+        return _paragraphs(text, name)
+
+
+def _few(names: list[str]) -> str:
+    return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+    """The name of an entry, with slashes; UTF-8 is taken for UTF-8 even where the entry does not say that it is."""
+    name = info.filename.replace("\\", "/")
+    if not info.flag_bits & 0x800 and not name.isascii():
+        with suppress(UnicodeError):
+            return name.encode("cp437").decode("utf-8")
+    return name
+
+
+def _alike(name: str) -> str:
+    """Equal for names that a file system may take for one."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _kind(item: _Item) -> str:
+    """The media type without parameters, in lower case; by the file's name where the manifest does not say it."""
+    kind = item.media_type.partition(";")[0].strip().lower()
+    if kind in ("", "application/octet-stream"):
+        return _BY_SUFFIX.get(posixpath.splitext(item.href.partition("#")[0])[1].lower(), "application/octet-stream")
+    return kind
+
+
+def _decoded(content: bytes, charset: str | None = None) -> str:
+    """Bytes as text, by the first of: a byte-order mark, the encoding that the page declares, `charset`, UTF-8."""
+    for mark, encoding in ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
+        if content.startswith(mark):
+            return content[len(mark) :].decode(encoding, errors="replace")
+    for mark, encoding in ((b"<\0", "utf-16-le"), (b"\0<", "utf-16-be")):
+        if content.startswith(mark):
+            return content.decode(encoding, errors="replace")
+    match = _DECLARED.match(content) or _META.search(content[:4096])
+    name = (match[1].decode("ascii") if match else charset or "utf-8").lower()
+    name = _LABELS.get(name, name)
+    # Letters of one byte show that it is not UTF-16, whatever it says; Python's escapes are no encodings of books.
+    if not name.startswith(("utf", "ucs", "unicode", "raw")):
+        try:
+            return content.decode(name, errors="replace")
+        except (LookupError, ValueError):
+            pass
+    text = content.decode("utf-8", errors="replace")
+    wrong = text.count("\ufffd")
+    # A few bytes are wrong in UTF-8; most are where it is not UTF-8.
+    return text if wrong <= len(re.findall(r"[^\0-\x7f\ufffd]", text)) else content.decode("cp1252", errors="replace")
+
+
+class _Reader:
+    """Takes elements and text as they come, and gives paragraphs."""
+
+    def __init__(self) -> None:
+        self.paragraphs: list[str] = []
+        self.parts: list[str] = []
+        self.hidden: list[str] = []
+        """Open elements whose text is not the book's."""
+        self.left = MAX_BYTES
+
+    def start(self, name: str) -> None:
+        if name == "body":
+            self.hidden.clear()
+        if name in _HIDDEN:
+            self.hidden.append(name)
+        self._break(name)
+
+    def end(self, name: str) -> None:
+        if name == "head":
+            self.hidden.clear()
+        if name in self.hidden:
+            del self.hidden[len(self.hidden) - 1 - self.hidden[::-1].index(name) :]
+        self._break(name)
+
+    def data(self, text: str) -> None:
+        if not self.hidden:
+            self.parts.append(text)
+            self.left -= len(text)
+            if self.left < 0:
+                raise _PageError("its entities stand for too much text")
+
+    def _break(self, name: str) -> None:
         if _BLOCK.fullmatch(name):
-            if paragraph := " ".join("".join(parts).split()):
-                yield paragraph
-            parts = []
+            self.finish()
         elif name in _SPACES:
-            parts.append(" ")
-        if event == "start":
-            parts += [] if hidden else [element.text or ""]
-            continue
-        hidden -= bool(event == "end" and hidden)
-        parts += [] if hidden else [element.tail or ""]
-    if paragraph := " ".join("".join(parts).split()):
-        yield paragraph
+            self.parts.append(" ")
+
+    def finish(self) -> None:
+        """The paragraph ends here."""
+        if paragraph := " ".join("".join(self.parts).split()):
+            self.paragraphs.append(paragraph)
+        self.parts = []
 
 
-def _decoded(page: bytes) -> str:
-    declared = re.match(rb"[^<]*<\?xml[^>]*encoding=[\"']([\w.-]+)", page)
-    if page[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return page.decode("utf-16", errors="replace")
+def _paragraphs(text: str, name: str) -> list[str]:
+    """The paragraphs of a page. name: of its file. Raises _PageError where the rest of a page cannot be told from what
+    is hidden."""
+    reader = _Reader()
     try:
-        return page.decode(declared[1].decode() if declared else "utf-8-sig", errors="replace").removeprefix("\ufeff")
-    except LookupError:
-        return page.decode("utf-8-sig", errors="replace")
+        _parse_xml(
+            text,
+            lambda tag, attributes: reader.start(tag.rpartition(":")[2].lower()),
+            lambda tag: reader.end(tag.rpartition(":")[2].lower()),
+            reader.data,
+        )
+    except expat.ExpatError:
+        reader = _Reader()
+        _parse_html(text, reader)
+    except _PageError as error:
+        raise _PageError(f"{name}: {error}") from error
+    if reader.hidden:
+        raise _PageError(f"{name}: its <{reader.hidden[0]}> has no end")
+    reader.finish()
+    return reader.paragraphs
 
 
-def _character(entity: Any) -> str:
-    """What XML has no name for by itself, as a no-break space; an ampersand that begins no entity by its name."""
-    name = entity[1]
-    if name in ("amp", "lt", "gt", "quot", "apos") or entity[0].startswith("&#"):
-        return str(entity[0])
-    meant = html.unescape(entity[0]) if name else "&"
-    return html.escape(meant)
+def _parse_xml(
+    text: str,
+    start: Callable[[str, dict[str, str]], None],
+    end: Callable[[str], None],
+    data: Callable[[str], None],
+) -> None:
+    """Call these for the elements and the text of XML. Entities of HTML are known; those that stand for a file are
+    refused. Raises expat.ExpatError where it is not well-formed."""
+    parser = expat.ParserCreate()
+    # As if a document type were there: the names of HTML's entities are then no errors.
+    parser.UseForeignDTD(True)
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, data
+
+    def skipped(entity: str, is_parameter: bool) -> None:
+        data(html.unescape(f"&{entity};"))
+
+    parser.SkippedEntityHandler = skipped
+    parser.ExternalEntityRefHandler = lambda *names: 0
+    # The text is decoded: what it declares is no matter.
+    parser.Parse(text.lstrip().encode("utf-8", errors="replace").decode(), True)
+
+
+class _HTML(HTMLParser):
+    # Versions of Python differ in these.
+    CDATA_CONTENT_ELEMENTS = ("script", "style")  # type: ignore[misc]
+    RCDATA_CONTENT_ELEMENTS = ()  # type: ignore[misc]
+
+    def __init__(self, reader: _Reader) -> None:
+        super().__init__(convert_charrefs=True)
+        self.reader = reader
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.reader.start(tag.rpartition(":")[2])
+
+    def handle_endtag(self, tag: str) -> None:
+        self.reader.end(tag.rpartition(":")[2])
+
+    def handle_data(self, data: str) -> None:
+        self.reader.data(data)
+
+
+def _parse_html(text: str, reader: _Reader) -> None:
+    parser = _HTML(reader)
+    parser.feed(_without_sections(text))
+    while not reader.hidden and parser.rawdata.startswith("<") and len(parser.rawdata) > 1:
+        # A comment or a quote in a tag that never ends would take the rest of the page: it ends at the first ">".
+        rest = parser.rawdata.partition(">")[2]
+        parser.rawdata = ""
+        parser.feed(rest)
+    parser.close()
+
+
+def _without_sections(text: str) -> str:
+    """HTML without what only XML has: declarations in the document type, and sections, of which characters stay."""
+    if (subset := _SUBSET.search(text)) and (end := _SUBSET_END.search(text, subset.end())):
+        text = text[: subset.start()] + text[end.end() :]
+    before, *sections = text.split("<![CDATA[")
+    parts = [before]
+    for section in sections:
+        characters, end_mark, after = section.partition("]]>")
+        parts.append(html.escape(characters) + after if end_mark else section)
+    return _SECTION.sub("", "".join(parts)).replace("<![", "&lt;![")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from command_runner import Runner
 from test_booksum import SUMMARIES, write_books
+from test_epub import XHTML, archive_of, package
 
 BOOK = "The dog ran to the sea.\n\nIt came back with a fish; nobody knew whose."
 
@@ -19,23 +20,9 @@ def summarizer(infini: Runner, tmp_path: Path) -> Runner:
 
 
 def write_epub(path: Path, chapters: list[str]) -> Path:
-    from ebooklib import epub
-
-    book = epub.EpubBook()
-    book.set_identifier("made-up")
-    book.set_title("Made up")
-    items = []
-    for number, body in enumerate(chapters):
-        item = epub.EpubHtml(title=f"Chapter {number}", file_name=f"{number}.xhtml")
-        item.content = f"<html><body>{body}</body></html>"
-        book.add_item(item)
-        items.append(item)
-    book.add_item(epub.EpubNcx())
-    book.add_item(epub.EpubNav())
-    # Read in another order than stored.
-    book.spine = items[::-1]
-    epub.write_epub(str(path), book)
-    return path
+    """An EPUB that is read in another order than it is stored in."""
+    pages = {f"{number}.xhtml": f"<html><body>{body}</body></html>" for number, body in enumerate(chapters)}
+    return archive_of(path, {**package(dict.fromkeys(pages, XHTML), list(pages)[::-1]), **pages})
 
 
 def test_a_book_is_summed_up_to_the_terminal_or_a_file(summarizer: Runner, tmp_path: Path) -> None:
