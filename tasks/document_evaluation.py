@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from infini.config import Config
+from infini.config import Config, cache_folder
 from infini.errors import InputError
 from infini.precision import autocast
 from infini.progress import progress_bar
@@ -27,7 +27,7 @@ from tasks.language_modelling import (
     stream_with_foreign_memory,
 )
 from tasks.text import TextTokenizer
-from tasks.token_cache import open_split
+from tasks.token_cache import documents_of, extents, tokenise
 
 TOGETHER = 16
 """Documents that are read side by side."""
@@ -43,7 +43,8 @@ def evaluate(
     Raises InputError when the data cannot be had.
     """
     split_name = _asked_split(cfg)
-    split, _ = open_split(cfg, split_name, tokenizer)
+    documents = documents_of(cfg, split_name)
+    split = tokenise(documents, tokenizer, cache_folder(cfg))
     console = Console(stderr=True)
     console.print(f"evaluating {record.parent} on {len(split)} documents", markup=False, highlight=False)
 
@@ -72,13 +73,13 @@ def evaluate(
             base = reading.documents("base", knock_limit)
     seconds = sum(entry["seconds"] for name, entry in kept.entries.items() if name.startswith("read/"))
 
-    share = streamed.tokens / split.n_tokens
+    n_words, n_bytes = extents(documents, split, tokenizer, streamed.tokens)
     record.data = split.data_record()
-    record.results = metrics(streamed, split.n_words * share, split.n_bytes * share)
+    record.results = metrics(streamed, n_words, n_bytes)
     record.documents = [
         {"name": name, "tokens": tokens, "words": words, "bytes": size, "nll": nll}
         for name, tokens, words, size, nll in zip(
-            split.names, streamed.tokens, split.n_words * share, split.n_bytes * share, streamed.nll, strict=True
+            split.names, streamed.tokens, n_words, n_bytes, streamed.nll, strict=True
         )
     ]
     for name, binned in (("nll_by_position", streamed.by_position), ("nll_by_place", streamed.by_place)):

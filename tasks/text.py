@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ _LAYOUT = "{train,validation,test}/*.txt or *.tex, one UTF-8 file a document"
 _SAMPLE_CHARACTERS = 16 << 20
 _PIECE_CHARACTERS = 1 << 16
 _ENCODE_CHARACTERS = 1 << 14
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A byte of a character that the vocabulary lacks, as SentencePiece's tokenizers write it."""
 # Where a piece may end. Only these four: Python and the tokenizers do not agree on every kind of white space.
 _CUT = re.compile(r"(?<=\S)[ \t\r\n]")
 
@@ -290,6 +293,46 @@ class TextTokenizer:
 
     def _encode_part(self, text: str) -> np.ndarray:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=self.dtype)
+
+    def extent(self, text: str, n_tokens: int) -> tuple[int, int]:
+        """Words (what white space separates) and UTF-8 bytes of that part of `text` that its first tokens stand for.
+
+        A token may end within a character: of it those bytes count that the token has, and the word that it belongs to
+        is one. Where a tokenizer leaves out or changes characters, those of `text` count. All tokens: all of `text`.
+        """
+        words = size = 0
+        for piece in _pieces(text):
+            encoding = self._tokenizer.encode(piece, add_special_tokens=False)
+            if len(encoding.ids) > n_tokens:
+                characters, behind = self._covered(piece, encoding, n_tokens)
+                return words + len(piece[:characters].split()), size + behind
+            # A piece ends where a word does.
+            words, size, n_tokens = words + len(piece.split()), size + len(piece.encode()), n_tokens - len(encoding.ids)
+        return words, size
+
+    def _covered(self, piece: str, encoding: Any, n_tokens: int) -> tuple[int, int]:
+        """Characters, the last maybe in part, and bytes of a piece that its first tokens stand for; not all of them."""
+        end = max((stop for _, stop in encoding.offsets[:n_tokens]), default=0)
+        begin = encoding.offsets[n_tokens][0]
+        if begin >= end:
+            return end, len(piece[:end].encode())
+        # The next token is of the same character: of its bytes some are behind.
+        sharing = [index for index in range(n_tokens) if encoding.offsets[index][1] > begin]
+        before = len(piece[encoding.offsets[sharing[0]][0] : begin].encode())
+        shared = sum(self._token_bytes(encoding.ids[index]) for index in sharing) - before
+        return end, len(piece[:begin].encode()) + min(max(shared, 0), len(piece[begin:end].encode()))
+
+    def _token_bytes(self, index: int) -> int:
+        """UTF-8 bytes that a token stands for by itself."""
+        token = str(self._tokenizer.id_to_token(index))
+        if _BYTE_TOKEN.fullmatch(token):
+            return 1
+        # The letters of a byte-level vocabulary are one byte each.
+        return len(token) if self._of_bytes else len(token.encode())
+
+    @cached_property
+    def _of_bytes(self) -> bool:
+        return "ByteLevel" in json.dumps(json.loads(self._tokenizer.to_str())["decoder"])
 
     def speaker(self) -> Callable[[int], str]:
         """A function that takes token ids one by one and gives the text that each makes certain."""

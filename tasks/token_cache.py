@@ -116,6 +116,18 @@ def tokenise(documents: Documents, tokenizer: TextTokenizer, cache_dir: Path, pr
     return _open(path, documents, tokenizer)
 
 
+def extents(
+    documents: Documents, split: TokenisedSplit, tokenizer: TextTokenizer, n_tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Words and UTF-8 bytes, int64, of the beginnings of the documents: of each so many tokens. They are counted in the
+    text, for what a token stands for is not proportional to its place."""
+    n_words, n_bytes = np.array(split.n_words), np.array(split.n_bytes)
+    for index in np.flatnonzero(np.asarray(n_tokens) < split.n_tokens):
+        text = documents[int(index)].text
+        n_words[index], n_bytes[index] = tokenizer.extent(text, int(n_tokens[index]))
+    return n_words, n_bytes
+
+
 def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress: bool) -> None:
     import pyarrow as pa
     from datasets import Features, List, Value
