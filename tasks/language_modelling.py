@@ -18,6 +18,9 @@ from infini.state import State, filled, is_memory, leaves, map_state, select_row
 from tasks.kept import Points, Tensors
 
 LOSS_CHUNK = 2048
+LONGEST_WORDS = 100
+"""Bytes a word on the average, above which what white space separates is taken for sentences or paragraphs, as in
+Chinese, and there is no perplexity a word. Languages that separate words need 5 to 30."""
 Advance = Callable[[int], None]
 
 
@@ -323,16 +326,41 @@ def _growth(before: State, after: State) -> torch.Tensor:
 
 
 def metrics(streamed: Streamed, n_words: np.ndarray, n_bytes: np.ndarray) -> dict[str, dict[str, Any]]:
-    """Perplexity = exp(total NLL / total tokens) over the split, the same a word, and bits a byte."""
+    """Perplexity = exp(total NLL / total tokens) over the split, the same a word, and bits a byte.
+
+    n_words, n_bytes: of the text that was scored. A measure that does not exist has the value None and a note: of a
+    text without words or without bytes, of one whose words by white space are none (see LONGEST_WORDS), or where a
+    perplexity is larger than any float.
+    """
     nll, tokens = float(streamed.nll.sum()), int(streamed.tokens.sum())
     words, size = int(n_words.sum()), int(n_bytes.sum())
 
-    def entry(value: float, n: int, unit: str) -> dict[str, Any]:
-        return {"value": value, "n": n, "unit": unit, "higher_is_better": False}
+    def entry(value: float | None, n: int, unit: str, why_none: str) -> dict[str, Any]:
+        found = {"value": value, "n": n, "unit": unit, "higher_is_better": False}
+        return found if value is not None else found | {"note": why_none}
 
+    of_words = words > 0 and size <= LONGEST_WORDS * words
+    too_large = "too large for a floating-point number"
+    no_words = f"white space separates no words here: {words:,} in {size:,} bytes"
     return {
-        "nll_per_token": entry(nll / tokens, tokens, "nats/token"),
-        "perplexity": entry(math.exp(nll / tokens), tokens, "per token"),
-        "word_perplexity": entry(math.exp(min(nll / words, 700.0)), words, "per word"),
-        "bits_per_byte": entry(nll / math.log(2) / size, size, "bits/byte"),
+        "nll_per_token": entry(_ratio(nll, tokens), tokens, "nats/token", "no token was scored"),
+        "perplexity": entry(_exponential(_ratio(nll, tokens)), tokens, "per token", too_large),
+        "word_perplexity": entry(
+            _exponential(_ratio(nll, words)) if of_words else None,
+            words,
+            "per word",
+            too_large if of_words else no_words,
+        ),
+        "bits_per_byte": entry(_ratio(nll / math.log(2), size), size, "bits/byte", "what was scored has no bytes"),
     }
+
+
+def _ratio(total: float, n: int) -> float | None:
+    return total / n if n else None
+
+
+def _exponential(value: float | None) -> float | None:
+    try:
+        return None if value is None else math.exp(value)
+    except OverflowError:
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from infini.config import compose
 from tasks import text as text_module
+from tasks.language_modelling import Binned, Streamed, metrics
 from tasks.text import TextTokenizer
 from tasks.token_cache import open_split
 
@@ -127,3 +129,59 @@ def test_an_evaluation_counts_what_it_scored(infini: Runner, foreign_corpus: Pat
         assert (entry["tokens"], entry["bytes"], entry["words"]) == (limit, len(scored), words)
     assert run.results["bits_per_byte"]["n"] == sum(entry["bytes"] for entry in run.documents)
     assert run.results["word_perplexity"]["n"] == sum(entry["words"] for entry in run.documents)
+
+
+def streamed_of(nll: float, tokens: int) -> Streamed:
+    binned = Binned([0, 64], np.array([[nll]]), np.array([[tokens]]))
+    return Streamed(binned, binned)
+
+
+@pytest.mark.parametrize(
+    ("nll", "tokens", "words", "size", "missing"),
+    [
+        (30.0, 10, 3, 40, {}),
+        (30.0, 10, 1, 101, {"word_perplexity": "white space separates no words here: 1 in 101 bytes"}),
+        (30.0, 10, 1, 100, {}),
+        (30.0, 10, 0, 40, {"word_perplexity": "white space separates no words here: 0 in 40 bytes"}),
+        (2000.0, 10, 2, 200, {"word_perplexity": "too large for a floating-point number"}),
+        (2000.0, 2, 20, 100, dict.fromkeys(["perplexity"], "too large for a floating-point number")),
+        (3.0, 1, 0, 0, {"word_perplexity": "white space", "bits_per_byte": "what was scored has no bytes"}),
+    ],
+)
+def test_a_measure_that_does_not_exist_is_none_with_a_note(
+    nll: float, tokens: int, words: int, size: int, missing: dict[str, str]
+) -> None:
+    found = metrics(streamed_of(nll, tokens), np.array([words]), np.array([size]))
+    for name, entry in found.items():
+        assert (entry["value"] is None) == (name in missing), name
+        assert entry.get("note", "").startswith(missing.get(name, "")) and bool(entry.get("note")) == (name in missing)
+    if not missing:
+        assert found["word_perplexity"]["value"] == pytest.approx(math.exp(nll / words))
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_text_without_white_space_has_no_word_perplexity(infini: Runner, tmp_path: Path) -> None:
+    for split, count in DOCUMENTS.items():
+        (tmp_path / "zh" / split).mkdir(parents=True)
+        for number in range(count):
+            text = "狐狸遇见了母鸡。他们谈论玉米。" * (60 + number)
+            (tmp_path / "zh" / split / f"{number}.txt").write_text(text, encoding="utf-8")
+    data = f"task.data_dir={tmp_path / 'zh'}"
+    infini("train", data)
+    for limit in ("256", "null"):
+        out = infini("eval", data, f"scale.eval_max_tokens={limit}", "scale.knockout_max_tokens=64")
+        (line,) = (line for line in out.splitlines() if line.startswith("word_perplexity"))
+        assert line.split()[1] == "—" and "white space separates no words here: 3 in" in line
+        results = infini.records("eval")[-1].results
+        assert results["word_perplexity"]["value"] is None and results["perplexity"]["value"] > 1
+        assert results["bits_per_byte"]["value"] > 0
+    reported = ("report=table2_lm", "report.aggregate=newest")
+    assert "—" in infini("table", *reported)
+    infini("figure", *reported)
+
+
+def test_an_evaluation_of_one_token_is_one(with_model: Runner) -> None:
+    with_model("eval", "scale.eval_max_tokens=1", "scale.knockout_max_tokens=1")
+    (run,) = with_model.records("eval")
+    assert [entry["tokens"] for entry in run.documents] == [1, 1, 1]
+    assert [entry["words"] for entry in run.documents] == [1, 1, 1] == [bool(entry["bytes"]) for entry in run.documents]

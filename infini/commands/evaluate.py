@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from infini.lengths import format_length
 from infini.memory_use import peak_memory_bytes
 from infini.precision import pick_device
 from infini.records import value_at
+from infini.report.tables import DASH
 from infini.training.checkpoint import load_model, read_description
 
 READ_BY = {
@@ -51,18 +53,25 @@ def run(cfg: Config, overrides: list[str]) -> int:
         record = evaluate(cfg, overrides, find_checkpoint(cfg, overrides))
     console = Console()
     for name, entry in record.results.items():
-        console.print(f"{name:<18} {entry['value']:>12.4f}  {entry['unit']}  (n = {entry['n']:,})", highlight=False)
+        note = f"; {entry['note']}" if entry.get("note") else ""
+        told = f"{name:<18} {_shown(entry['value']):>12}  {entry['unit']}  (n = {entry['n']:,}{note})"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
     for cell in record.series.get("cells", ()):
-        if "overall" in cell and cell.get("length"):
+        if "overall" in cell and cell.get("length") and cell["books"]:
             read = statistics.fmean(book["tokens_read"] for book in cell["books"])
             told = f"{format_length(cell['length'])} of a book at most ({read:,.0f} tokens on the average)"
-            console.print(f"{told}: overall {cell['overall']:.4f}", highlight=False)
+            console.print(f"{told}: overall {_shown(cell['overall'])}", highlight=False)
     if record.synthetic:
         console.print("measured on made-up text: it shows that this runs, and nothing else", highlight=False)
     path = records.record_path(cfg.results_dir, record.run_id)
     beside = [f", {path.with_suffix(suffix).name}" for suffix in record.data.get("beside", ())]
     console.print(f"record: {path}{''.join(beside)}", markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _shown(value: float | None) -> str:
+    """A number, or a dash for a measure that does not exist."""
+    return DASH if value is None or not math.isfinite(value) else f"{value:.4f}"
 
 
 def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunRecord:

@@ -18,6 +18,7 @@ from infini.report.load import load_report, report_of_runs
 from infini.report.passkey import PasskeyReport
 from infini.report.search import KEY, SearchReport
 from infini.report.summaries import SummaryReport
+from infini.report.tables import DASH
 from infini.schema import groups
 from infini.schema_running import EVALUATION_KEYS
 from infini.training.checkpoint import checkpoint_folder
@@ -108,7 +109,8 @@ def _fill(cfg: Config, overrides: list[str], console: Console) -> None:
     if evaluated is None:
         evaluated = evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
     perplexity = evaluated.metric("perplexity")
-    console.print(f"{evaluated.run_id}: perplexity {perplexity:.2f}", markup=False, highlight=False)
+    shown = DASH if perplexity is None else f"{perplexity:.2f}"
+    console.print(f"{evaluated.run_id}: perplexity {shown}", markup=False, highlight=False)
 
 
 def _evaluated(cfg: Config, trained: RunRecord | None) -> RunRecord | None:
