@@ -53,9 +53,12 @@ def run(cfg: Config, overrides: list[str]) -> int:
         record = evaluate(cfg, overrides, find_checkpoint(cfg, overrides))
     console = Console()
     for name, entry in record.results.items():
-        note = f"; {entry['note']}" if entry.get("note") else ""
-        told = f"{name:<18} {_shown(entry['value']):>12}  {entry['unit']}  (n = {entry['n']:,}{note})"
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"{name:<18} {_shown(entry['value']):>12}  {entry['unit']}  (n = {entry['n']:,})", highlight=False
+        )
+    for note in dict.fromkeys(entry["note"] for entry in record.results.values() if entry.get("note")):
+        names = [name for name, entry in record.results.items() if entry.get("note") == note]
+        console.print(f"{', '.join(names)}: {note}", markup=False, highlight=False, soft_wrap=True)
     for cell in record.series.get("cells", ()):
         if "overall" in cell and cell.get("length") and cell["books"]:
             read = statistics.fmean(book["tokens_read"] for book in cell["books"])

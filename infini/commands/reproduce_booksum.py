@@ -16,6 +16,7 @@ from infini.errors import InputError
 from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.summaries import SummaryReport
+from infini.report.tables import DASH
 from infini.schema import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
 
@@ -39,7 +40,8 @@ def run_systems(report: SummaryReport, cfg: Config, overrides: list[str], seeds:
         else:
             settings = report.systems[name].settings_at(scale)
             record = _system([*asked, f"seed={seed}", f"model={model}", *settings], console)
-        shown = f"{record.run_id}: overall {record.metric('overall') or 0.0:.1f}"
+        overall = record.metric("overall")
+        shown = f"{record.run_id}: overall {DASH if overall is None else f'{overall:.1f}'}"
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 

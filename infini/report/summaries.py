@@ -237,7 +237,8 @@ def cells_at(runs: Iterable[RunRecord], length: int) -> list[tuple[RunRecord, di
 
 
 def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> Cell:
-    found = cells_at(runs, length)
+    # Where no book could be scored there is no value.
+    found = [(run, cell) for run, cell in cells_at(runs, length) if cell[metric] is not None]
     if not found:
         return MISSING
     cells = [cell for _, cell in found]

@@ -20,7 +20,7 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
     Returns:
         Paths of the PNG and the SVG; empty where no system was asked at two lengths.
     """
-    curves = {name: _points(report, runs) for name, runs in selection.runs.items()}
+    curves = {name: points for name, runs in selection.runs.items() if (points := _points(report, runs))}
     if not any(len(points) > 1 for points in curves.values()):
         return []
     with paper_style():
@@ -65,7 +65,7 @@ def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[int, flo
     """(tokens read, overall, its interval) at every length that was asked."""
     points = []
     for length in parse_lengths(report.input_lengths):
-        cells = [cell for _, cell in cells_at(runs, length)]
+        cells = [cell for _, cell in cells_at(runs, length) if cell["overall"] is not None]
         if cells:
             mean = statistics.fmean(cell["overall"] for cell in cells)
             # Of one book there is no interval, and no bar.

@@ -24,7 +24,7 @@ from infini.schema import BooksumConfig
 from tasks.booksum import references
 from tasks.booksum.books import BookSplit, open_books
 from tasks.booksum.data import SEPARATOR
-from tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge
+from tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge, scorable
 from tasks.kept import KeptEntries, kept_path, line_of
 from tasks.text import TextTokenizer
 from tasks.token_cache import tokenise
@@ -81,7 +81,7 @@ def evaluate(
         cells = [_cell(length, books, kept, task.references, advance) for length in lengths]
     longest = max(cells, key=lambda cell: int(cell["length"]))
     record.data = opened.data_record() | {"revision": books.revision}
-    record.results = _results(longest, len(opened))
+    record.results = _results(longest, _note_of_unscored(books.documents.names, books.summaries))
     record.series["cells"] = cells
     entries = [kept.entries[_name(length, opened.names[index])] for length, index in wanted]
     record.cost = {
@@ -99,27 +99,32 @@ def evaluate_reference(cfg: Config, record: RunRecord) -> dict[str, bytes]:
     """Score the summaries that `task.reference` says, which need no model, and fill the record.
 
     Returns what is to lie beside the record: nothing, for the texts are the books'. Books whose summaries it cannot be
-    made for (a second person's where there is one) are left out. Raises InputError when none is left.
+    made for (a second person's where there is one) are left out, and so are those without a summary that ROUGE can
+    compare with. Raises InputError when no book has two summaries and they are asked for.
     """
     task = cast(BooksumConfig, cfg.task)
     assert task.reference is not None
     books = open_books(cfg, task.split)
+    human = task.reference == "human"
+    # Of two people the first is compared with.
+    compared = {
+        name: texts[:1] if human else texts
+        for name, texts in zip(books.documents.names, books.summaries, strict=True)
+        if len(texts) > 1 or not human
+    }
+    if not compared:
+        raise InputError(f"task.reference={task.reference!r}: no book of {task.split} has two summaries")
     scored = []
     with progress_bar(f"{task.reference} on {task.name}", len(books.documents)) as advance:
-        for index, document in enumerate(books.documents):
-            texts = books.summaries[index]
-            if task.reference != "human":
-                made = _without_model(task, document.text, texts, _seed(cfg.seed, document.name))
+        for index, name in enumerate(books.documents.names):
+            if texts := scorable(compared.get(name, ())):
+                if human:
+                    made = books.summaries[index][1]
+                else:
+                    made = _without_model(task, books.documents[index].text, texts, _seed(cfg.seed, name))
                 scores = rouge(made, texts, task.references)
-            elif len(texts) > 1:
-                scores = rouge(texts[1], texts[:1])
-            else:
-                advance(1)
-                continue
-            scored.append({"name": document.name, **{metric: round(value, 4) for metric, value in scores.items()}})
+                scored.append({"name": name, **{metric: round(value, 4) for metric, value in scores.items()}})
             advance(1)
-    if not scored:
-        raise InputError(f"task.reference={task.reference!r}: no book of {task.split} has two summaries")
     record.data = {
         "name": books.documents.name,
         "split": task.split,
@@ -129,7 +134,7 @@ def evaluate_reference(cfg: Config, record: RunRecord) -> dict[str, bytes]:
     }
     cell = _means(scored)
     record.series["cells"] = [cell]
-    record.results = _results(cell, len(scored))
+    record.results = _results(cell, _note_of_unscored(list(compared), list(compared.values())))
     return {}
 
 
@@ -191,17 +196,21 @@ def _read(model: Any, length: int) -> int:
 def _cell(
     length: int, books: BookSplit, kept: KeptEntries, references: str, advance: Callable[[float], None]
 ) -> dict[str, Any]:
-    """The scores at one input length: means over books with their intervals, and each book's."""
+    """The scores at one input length: means over books with their intervals, and each book's that can be scored."""
     scored = []
     for name, texts in zip(books.documents.names, books.summaries, strict=True):
         entry = kept.entries[_name(length, name)]
-        scores = {metric: round(value, 4) for metric, value in rouge(entry["summary"], texts, references).items()}
-        scored.append({"name": name, "tokens_read": entry["tokens_read"], **scores})
+        if scorable(texts):
+            scores = {metric: round(value, 4) for metric, value in rouge(entry["summary"], texts, references).items()}
+            scored.append({"name": name, "tokens_read": entry["tokens_read"], **scores})
         advance(1)
     return {"length": length, **_means(scored)}
 
 
 def _means(scored: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each metric's mean and its interval, None where no book has scores; and the books."""
+    if not scored:
+        return {name: None for metric in (*TYPES, OVERALL) for name in (metric, f"{metric}_interval")} | {"books": []}
     means = over_books(scored)
     return {
         **{metric: round(value, 4) for metric, (value, _, _) in means.items()},
@@ -213,9 +222,21 @@ def _means(scored: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _results(cell: dict[str, Any], n: int) -> dict[str, dict[str, Any]]:
-    entry = {"n": n, "unit": "per cent", "higher_is_better": True}
+def _results(cell: dict[str, Any], note: str) -> dict[str, dict[str, Any]]:
+    entry = {"n": len(cell["books"]), "unit": "per cent", "higher_is_better": True} | ({"note": note} if note else {})
     return {name: {"value": cell[name], **entry} for name in (OVERALL, *TYPES)}
+
+
+def _note_of_unscored(names: Sequence[str], summaries: Sequence[Sequence[str]]) -> str:
+    """What ROUGE cannot compare with, of the summaries of each book; an empty text where there is nothing."""
+    total = sum(map(len, summaries))
+    usable = [len(scorable(texts)) for texts in summaries]
+    if sum(usable) == total:
+        return ""
+    unscored = [name for name, count in zip(names, usable, strict=True) if not count]
+    told = f"{total - sum(usable)} of {total} summaries by people have no word of a-z or 0-9; ROUGE counts no others"
+    few = ", ".join(unscored[:5]) + (f" and {len(unscored) - 5} more" if len(unscored) > 5 else "")
+    return told + (f"; not scored: {len(unscored)} of {len(names)} books ({few})" if unscored else "")
 
 
 def _name(length: int, book: str) -> str:

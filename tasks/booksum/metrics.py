@@ -2,6 +2,9 @@
 
 F-measures in per cent, words stemmed. R-Lsum compares sentence by sentence; rouge-score takes lines for sentences, so a
 line ends behind every full stop, question or exclamation mark that white space follows, and nowhere else.
+
+rouge-score's words are made of a-z and 0-9. A reference without any, as one in Chinese, is no measure of a summary: it
+is left out. A summary without any scores 0.
 """
 
 from __future__ import annotations
@@ -34,6 +37,11 @@ def words(text: str) -> list[str]:
     return found
 
 
+def scorable(references: Sequence[str]) -> list[str]:
+    """The references that a summary can be compared with: those that have a word that ROUGE counts."""
+    return [reference for reference in references if words(reference)]
+
+
 @cache
 def _scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
@@ -42,12 +50,13 @@ def _scorer() -> Any:
 
 
 def rouge(summary: str, references: Sequence[str], of: str = "mean") -> dict[str, float]:
-    """R-1, R-2, R-L and R-Lsum of a summary in per cent: the mean over its references, or of each the maximum.
+    """R-1, R-2, R-L and R-Lsum of a summary in per cent: the mean over its scorable references, or of each the maximum.
 
-    Nothing, and what has no word, scores 0. Raises ValueError without references, and for another `of`.
+    A summary without a word scores 0. Raises ValueError without a scorable reference, and for another `of`.
     """
+    references = scorable(references)
     if not references or of not in ("mean", "max"):
-        raise ValueError("references must not be empty, and of must be mean or max")
+        raise ValueError("there must be references with words, and of must be mean or max")
     lines = "\n".join(sentences(summary))
     scored = [_scorer().score("\n".join(sentences(reference)), lines) for reference in references]
     values = {name: [100 * float(found[name].fmeasure) for found in scored] for name in TYPES}
@@ -63,8 +72,10 @@ def over_books(scores: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, 
     """Metric -> (mean over books, bounds of its interval over books), and so for the overall value.
 
     The overall value is the geometric mean of the means, as the paper's is of its columns. Bounds are None where there
-    is no interval: of one book, or of scores that are all 0.
+    is no interval: of one book, or of scores that are all 0. Raises ValueError without scores.
     """
+    if not scores:
+        raise ValueError("no book has scores")
     found = {}
     for name in (*TYPES, OVERALL):
         wanted = TYPES[:3] if name == OVERALL else (name,)

@@ -71,7 +71,7 @@ class _Wanted:
         words = self.words + sum(single.values())
         right = self.right_words + sum((single & self.single).values())
         right_pairs = self.right_pairs + sum((pairs & self.pairs).values())
-        return 2 * right / (words + self.size) + 2 * right_pairs / max(words + self.size - 2, 1)
+        return 2 * right / max(words + self.size, 1) + 2 * right_pairs / max(words + self.size - 2, 1)
 
     def take(self, single: Words, pairs: Pairs) -> None:
         """The sentence is chosen."""
