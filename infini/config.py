@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from infini.errors import InputError, did_you_mean
+from infini.paths import home_expanded
 from infini.schema import (
     LISTS,
     OPTIONAL_GROUPS,
@@ -155,11 +156,32 @@ def load(cfg: DictConfig) -> Config:
     # One length or depth is a list of one, so that `length=1M` can be written, also in a sweep.
     values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
     made = _build(Config, values)
-    for key, folder in (("results_dir", Path(made.results_dir)), (_cache_key(made), cache_root(made))):
-        standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not standing.is_dir():
-            raise InputError(f"{key}={str(folder)!r}: {standing} is a file; a folder, or a path where one can be made")
+    if made.results_dir.startswith("~"):
+        made.results_dir = str(home_expanded("results_dir", made.results_dir))
+    _check_folder("results_dir", Path(made.results_dir))
+    try:
+        _check_folder(_cache_key(made), cache_root(made))
+    except InputError:
+        # Without a home a command that needs no cache needs none.
+        if made.cache_dir or os.environ.get("INFINI_CACHE_DIR") or _has_home():
+            raise
     return made
+
+
+def _check_folder(key: str, folder: Path) -> None:
+    """Raise InputError for what is no folder and where none can be made."""
+    try:
+        str(folder).encode()
+        standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except (OSError, UnicodeEncodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "its name is not UTF-8"
+        raise InputError(f"{key}={str(folder)!r}: {why}; a folder, or a path where one can be made") from error
+    if not standing.is_dir():
+        raise InputError(f"{key}={str(folder)!r}: {standing} is a file; a folder, or a path where one can be made")
+
+
+def _has_home() -> bool:
+    return not os.path.expanduser("~").startswith("~")
 
 
 def compose(overrides: Sequence[str]) -> Config:
@@ -332,14 +354,14 @@ def config_hash(config: Config | Mapping[str, Any]) -> str:
 def data_root(task: TaskConfig) -> Path | None:
     """Folder that should hold the task's data; None when none is configured (then the hub is used)."""
     if task.data_dir is not None:
-        return Path(task.data_dir).expanduser()
+        return home_expanded("task.data_dir", task.data_dir)
     root = os.environ.get("INFINI_DATA_DIR")
-    return Path(root).expanduser() / task.corpus if root else None
+    return home_expanded("INFINI_DATA_DIR", root) / task.corpus if root else None
 
 
 def cache_root(cfg: Config) -> Path:
-    """Folder for tokenizers and tokenised data; it need not exist yet."""
-    return Path(cfg.cache_dir or os.environ.get("INFINI_CACHE_DIR") or "~/.cache/infini").expanduser()
+    """Folder for tokenizers and tokenised data; it need not exist yet. InputError where it is below an unknown home."""
+    return home_expanded(_cache_key(cfg), cfg.cache_dir or os.environ.get("INFINI_CACHE_DIR") or "~/.cache/infini")
 
 
 def cache_folder(cfg: Config) -> Path:

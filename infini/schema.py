@@ -371,7 +371,8 @@ class Config:
     output: str | None
     """File that takes what `infini summarize` says; None prints it."""
     results_dir: str
-    """Where records and checkpoints go."""
+    """Where records and checkpoints go. Here and in every other name of a file or a folder ~ at the beginning is the
+    home folder."""
     cache_dir: str | None
     """Where tokenised data goes; None means $INFINI_CACHE_DIR, else ~/.cache/infini."""
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from infini.errors import InputError
+from infini.paths import home_expanded, is_folder
 from infini.progress import progress_bar
 from infini.records import write_atomically
 
@@ -99,7 +100,7 @@ def load_documents(
     if data_dir is None and (root := os.environ.get("INFINI_DATA_DIR")):
         data_dir, setting = Path(root) / name, f"INFINI_DATA_DIR={root!r}"
     if data_dir is not None:
-        return _folder_documents(name, split, Path(data_dir).expanduser(), setting, cache_dir)
+        return _folder_documents(name, split, home_expanded(setting.partition("=")[0], data_dir), setting, cache_dir)
     return _hub_documents(name, split, hub_id, max_documents if split == "train" else None, cache_dir)
 
 
@@ -118,10 +119,10 @@ def read_text(path: Path) -> str:
 
 def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache_dir: Path | None) -> Documents:
     folder = data_dir / split
-    found = [path for path in folder.iterdir() if path.suffix in _SUFFIXES] if folder.is_dir() else []
+    found = [path for path in folder.iterdir() if path.suffix in _SUFFIXES] if is_folder(folder) else []
     paths = sorted(found, key=lambda path: path.name)
     if not paths:
-        problem = "holds no .txt or .tex file" if folder.is_dir() else "does not exist"
+        problem = "holds no .txt or .tex file" if is_folder(folder) else "does not exist"
         raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{_LAYOUT}")
     for path in (path for path in paths if not path.is_file()):
         raise InputError(f"{path}: a folder or a link to nothing, where a text should be: remove it")

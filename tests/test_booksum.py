@@ -330,7 +330,7 @@ def test_rows_with_one_bid_are_one_book_or_refused(tmp_path: Path) -> None:
     books = load_books("test", twice, "none/none")
     assert list(books.documents.names) == ["1", "2"] and list(books.titles) == ["One", "One"]
     assert books.summaries == [("He goes.", "He."), ("He goes.",)] and books.documents[1].text == "B."
-    with pytest.raises(InputError, match=r"test\.jsonl: two books have the bid 1; give each its own"):
+    with pytest.raises(InputError, match=r"test\.jsonl, line 2: two books have the bid 1; give each its own"):
         load_books("test", lines(tmp_path, row(), row(text="Another.")), "none/none")
 
 

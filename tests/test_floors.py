@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*ROOT.glob("infini/**/*.py"), *ROOT.glob("tasks/**/*.py")])
-_FLOOR = "ops protocols state grid records config schema schema_running lengths errors"
+_FLOOR = "ops protocols state grid records config schema schema_running lengths errors paths"
 GROUND = tuple(f"infini.{name}" for name in _FLOOR.split())
 LAZY = ("wandb", "datasets", "tensorboard")
 FRAMEWORKS = ("hydra", "omegaconf", "lightning", "pytorch_lightning", "wandb", "datasets")

@@ -18,6 +18,7 @@ from infini.config import Config
 from infini.decoding import Reader, generate, load_reader, save_reader, saved_by
 from infini.errors import InputError
 from infini.models import kind_of
+from infini.paths import check_name, home_expanded, is_file, is_folder
 from infini.precision import autocast, pick_device
 from infini.progress import progress_bar
 from infini.training.checkpoint import checkpoint_folder, load_model
@@ -40,11 +41,15 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     if cfg.prompt is None and cfg.load_state is None:
         raise InputError("prompt=null: give a text, @ and a file, or - for standard input; or load_state=<file>")
     text, size = _open(cfg.prompt)
-    if cfg.save_state is not None:
-        check_writable("save_state", Path(cfg.save_state))
+    save_state, load_state = (
+        None if name is None else home_expanded(key, name)
+        for key, name in (("save_state", cfg.save_state), ("load_state", cfg.load_state))
+    )
+    if save_state is not None:
+        check_writable("save_state", save_state)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    folder = _find_model(cfg, overrides)
+    folder = _find_model(cfg, overrides, load_state)
     model, description = load_model(folder, device, asked_of_model(cfg, overrides, folder))
     if kind_of(description["model"]["name"]) == "seq2seq":
         raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder goes on from no text; use infini summarize")
@@ -53,8 +58,8 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     about = {"model": str(description["run_id"]), "tokenizer": tokenizer.hash}
     with autocast(cfg.parallel.precision, device):
         reader = Reader.begin(model, tokenizer.bos_id)
-        if cfg.load_state is not None:
-            reader = load_reader(Path(cfg.load_state), model, about)
+        if load_state is not None:
+            reader = load_reader(load_state, model, about)
         started, read = time.perf_counter(), 0
         shown = (size is None or size > 100_000) and sys.stderr.isatty()
         with progress_bar("reading the prompt (bytes)", size, shown=shown) as advance:
@@ -63,8 +68,8 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
                 read += len(ids)
                 advance(len(part.encode()))
         seconds = time.perf_counter() - started
-        if cfg.save_state is not None:
-            save_reader(reader, Path(cfg.save_state), about)
+        if save_state is not None:
+            save_reader(reader, save_state, about)
         generator = torch.Generator().manual_seed(cfg.seed)
         started, new = time.perf_counter(), 0
         speak = tokenizer.speaker()
@@ -79,18 +84,18 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
             print()
     spent = time.perf_counter() - started
     read_speed = f"{read:,} tokens read in {seconds:.1f} s" if read else "nothing read"
-    saved = f"; state in {cfg.save_state}" if cfg.save_state is not None else ""
+    saved = f"; state in {save_state}" if save_state is not None else ""
     drawing = f"; {new:,} drawn, {1000 * spent / new:.1f} ms each" if new else ""
     print(f"{read_speed}{drawing}{saved}", file=sys.stderr)
     return 0
 
 
-def _find_model(cfg: Config, overrides: list[str]) -> Path:
+def _find_model(cfg: Config, overrides: list[str], load_state: Path | None) -> Path:
     """The checkpoint's folder: a saved state's own model, where nothing on the command line names one."""
-    if cfg.load_state is not None and not any(text.startswith(_NAMES_A_MODEL) for text in overrides):
-        run_id = saved_by(Path(cfg.load_state))
-        if run_id and Path(run_id).name == run_id and (folder := checkpoint_folder(cfg.results_dir, run_id)).is_dir():
-            return folder
+    if load_state is not None and not any(text.startswith(_NAMES_A_MODEL) for text in overrides):
+        run_id = saved_by(load_state)
+        if run_id and Path(run_id).name == run_id and is_folder(checkpoint_folder(cfg.results_dir, run_id)):
+            return checkpoint_folder(cfg.results_dir, run_id)
     # Here the seed decides what is drawn, not which model goes on.
     return find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
 
@@ -104,13 +109,13 @@ def _open(prompt: str | None) -> tuple[Iterator[str], int | None]:
         raw = getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
         return _pieces(raw, "prompt=-"), None
     if not prompt.startswith("@"):
-        if len(prompt) < 200 and Path(prompt).is_file():
+        if is_file(prompt):
             print(f"prompt={prompt!r} is taken for a text; the file of that name is @{prompt}", file=sys.stderr)
         try:
             return iter((prompt,)), len(prompt.encode())
         except UnicodeEncodeError as error:
             raise InputError(f"prompt={prompt!r}: is not UTF-8 text") from error
-    return open_text(Path(prompt[1:]), f"prompt={prompt!r}")
+    return open_text(home_expanded("prompt", prompt[1:]), f"prompt={prompt!r}")
 
 
 def open_text(path: Path, where: str) -> tuple[Iterator[str], int]:
@@ -119,14 +124,15 @@ def open_text(path: Path, where: str) -> tuple[Iterator[str], int]:
     try:
         size = path.stat().st_size
         file = open(path, "rb")  # noqa: SIM115 - it is read while it is streamed
-    except OSError as error:
-        raise InputError(f"{where}: cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where}: cannot be read ({getattr(error, 'strerror', error)})") from error
     return _pieces(file, where), size
 
 
 def check_writable(key: str, path: Path) -> None:
     """Before a long text is read: raises InputError where the file that `key` names cannot be made, or would replace
     something that is no file, as a device."""
+    check_name(key, path)
     standing = next(folder for folder in path.absolute().parents if folder.exists())
     if (path.exists() and not path.is_file()) or not standing.is_dir():
         raise InputError(f"{key}={str(path)!r}: {path if standing.is_dir() else standing} is in the way; name a file")

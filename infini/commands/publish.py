@@ -13,6 +13,7 @@ from infini import records
 from infini.commands.claims import FILE as CLAIMS_FILE
 from infini.commands.claims import claims_text, declared_report
 from infini.errors import InputError, did_you_mean
+from infini.paths import is_file
 from infini.progress import progress_bar
 from infini.records import RunRecord
 from infini.report.load import OfRuns, draw, load_report, names_a_report, refuse_seed, render, report_of_runs
@@ -193,7 +194,7 @@ def with_parents(ids: Iterable[str], results_dir: Path, published: dict[str, Run
 
 def _find(run_id: str, results_dir: Path) -> RunRecord:
     path = records.record_path(results_dir, run_id)
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", run_id) or not path.is_file():
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", run_id) or not is_file(path):
         known = [other.stem for other in sorted(path.parent.glob("*.json"))]
         raise InputError(f"no run {run_id!r} in {results_dir / 'runs'}{did_you_mean(run_id, known)}")
     return records.read_record(path)

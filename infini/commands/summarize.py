@@ -17,6 +17,7 @@ from infini.config import Config
 from infini.decoding import Reader, generate
 from infini.epub import epub_text
 from infini.errors import InputError
+from infini.paths import home_expanded
 from infini.precision import autocast, pick_device
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.progress import progress_bar
@@ -38,10 +39,12 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     from tasks.booksum.data import SEPARATOR
 
     output = texts.get("output")
-    text, size = _book(Path(paths[0]))
-    if output is not None:
-        check_writable("output", Path(output))
-        if Path(output).exists() and Path(output).samefile(paths[0]):
+    path = home_expanded("book", paths[0])
+    text, size = _book(path)
+    written = None if output is None else home_expanded("output", output)
+    if written is not None:
+        check_writable("output", written)
+        if written.exists() and written.samefile(path):
             raise InputError(f"output={output!r}: is the book itself, which would be lost; name another file")
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
@@ -75,20 +78,20 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
         speak, said = tokenizer.speaker(), []
         # What is printed shows by itself how far it is.
         silent: Any = nullcontext(lambda tokens: None)
-        bar = silent if output is None else progress_bar("summing up", max(options.max_new_tokens, 1), shown)
+        bar = silent if written is None else progress_bar("summing up", max(options.max_new_tokens, 1), shown)
         with bar as advance:
             for token, _ in generate(
                 reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id
             ):
                 said.append(speak(token))
                 advance(1)
-                if output is None:
+                if written is None:
                     print(said[-1], end="", flush=True)
-    if output is None:
+    if written is None:
         print()
     else:
-        write_atomically(Path(output), ("".join(said).strip() + "\n").encode())
-    where = f"; summary in {output}" if output is not None else ""
+        write_atomically(written, ("".join(said).strip() + "\n").encode())
+    where = f"; summary in {written}" if written is not None else ""
     of_all = f" of {total:,}" if total > read else ""
     print(f"{read:,}{of_all} tokens read by {description['run_id']}{trained_on(description)}{where}", file=sys.stderr)
     return 0

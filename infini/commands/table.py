@@ -9,6 +9,7 @@ from rich.console import Console
 
 from infini import records
 from infini.errors import InputError
+from infini.paths import is_folder
 from infini.report.claims import ClaimsReport
 from infini.report.footprint import MemoryReport
 from infini.report.load import load_report, refuse_seed, render
@@ -24,7 +25,7 @@ WIDTH_WITHOUT_TERMINAL = 120
 def run(cfg: Config, overrides: list[str]) -> int:
     """Print the report and write it to `<results_dir>/tables/<report>_<scale>.{md,tex,csv}`."""
     results_dir = Path(cfg.results_dir)
-    if not results_dir.is_dir() and any(text.startswith("results_dir=") for text in overrides):
+    if not is_folder(results_dir) and any(text.startswith("results_dir=") for text in overrides):
         raise InputError(f"results_dir={cfg.results_dir!r}: no such folder")
     records.check_writable(cfg.results_dir)
     declared = load_report(cfg.report)

@@ -19,6 +19,7 @@ import torch
 from infini import records
 from infini.errors import InputError, did_you_mean
 from infini.models import build_model
+from infini.paths import home_expanded, is_file, is_folder
 from infini.records import name_file, write_atomically
 
 WEIGHTS, DESCRIPTION, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
@@ -36,11 +37,11 @@ def named_folder(key: str, name: str, results_dir: str | Path) -> Path:
     """
     if not name:
         raise InputError(f"{key}='': must be a run id or a folder, or null")
-    for folder in (Path(name), checkpoint_folder(results_dir, name)):
-        if folder.is_dir():
+    for folder in (home_expanded(key, name), checkpoint_folder(results_dir, name)):
+        if is_folder(folder):
             return folder
     where = f"{results_dir}/checkpoints"
-    if (records.published_dir() / "runs" / f"{name}.json").is_file():
+    if is_file(records.published_dir() / "runs" / f"{name}.json"):
         raise InputError(f"{key}={name!r}: a published run, which comes without weights, and none are below {where}")
     known = [path.name for path in checkpoint_folder(results_dir, "").glob("*")]
     raise InputError(f"{key}={name!r}: neither a folder nor a run id below {where}{did_you_mean(name, known)}")

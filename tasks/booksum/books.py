@@ -15,6 +15,7 @@ from typing import Any
 
 from infini.config import Config, cache_folder
 from infini.errors import InputError
+from infini.paths import home_expanded, is_file
 from tasks.text import SPLITS, SYNTHETIC, Documents, read_text, synthetic_documents
 
 NAME = "booksum"
@@ -62,36 +63,39 @@ def load_books(
     if data_dir is None and (root := os.environ.get("INFINI_DATA_DIR")):
         data_dir, setting = Path(root) / NAME, f"INFINI_DATA_DIR={root!r}"
     if data_dir is not None:
-        return _of_folder(split, Path(data_dir).expanduser(), setting)
+        return _of_folder(split, home_expanded(setting.partition("=")[0], data_dir), setting)
     return _of_hub(split, hub_id, limit if split == "train" else None, cache_dir)
 
 
 def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
     path = data_dir / f"{split}.jsonl"
-    if not path.is_file():
+    if not is_file(path):
         raise InputError(f"{setting}: {path} does not exist; the layout is {data_dir}/{_LAYOUT}")
-    rows = []
+    rows, numbers = [], []
     # Not splitlines: JSON may hold the other ends of lines that Unicode has.
     for number, line in enumerate(_read(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
             rows.append(json.loads(line))
+            numbers.append(number)
             _check(rows[-1])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path}, line {number}: not a book ({error}); the layout is {_LAYOUT}") from error
     if not rows:
         raise InputError(f"{path} holds no book; the layout is {_LAYOUT}")
 
-    def text_of(row: Mapping[str, Any]) -> str:
+    def text_of(index: int) -> str:
+        row = rows[index]
         if row.get("text") is not None:
             return str(row["text"])
         file = data_dir.parent / row["book"]
-        if not file.is_file():
-            raise InputError(f"{path}: the file of book {row['bid']}, {file}, does not exist")
+        if not is_file(file):
+            where = f"{path}, line {numbers[index]}"
+            raise InputError(f"{where}: the file of book {row['bid']}, {file}, does not exist")
         return _read(file)
 
-    return _split(split, "folder", rows, lambda index: text_of(rows[index]), str(path))
+    return _split(split, "folder", rows, text_of, lambda index: f"{path}, line {numbers[index]}")
 
 
 def _read(path: Path) -> str:
@@ -141,7 +145,7 @@ def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) 
         raise InputError(f"task.hub_id={hub_id!r}: no row of {split} has bid, text and summary")
     if left := len(rows) - len(usable):
         print(f"{hub_id}, {split}: {left} of {len(rows)} rows lack text or summary and are left out", file=sys.stderr)
-    return _split(split, "hub", usable, lambda index: str(usable[index]["text"]), hub_id)
+    return _split(split, "hub", usable, lambda index: str(usable[index]["text"]), lambda index: hub_id)
 
 
 def _summaries(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -158,13 +162,14 @@ def _synthetic(split: str) -> BookSplit:
         openings = [_OPENING.match(paragraph) for paragraph in document.text.split("\n\n")[::8]]
         summary = " ".join(match.group() for match in openings if match)
         rows.append({"bid": document.name, "title": document.name, "summary": [{"text": summary}]})
-    return _split(split, SYNTHETIC, rows, made.read, SYNTHETIC)
+    return _split(split, SYNTHETIC, rows, made.read, lambda index: SYNTHETIC)
 
 
 def _split(
-    split: str, source: str, rows: Sequence[Mapping[str, Any]], read: Callable[[int], str], where: str
+    split: str, source: str, rows: Sequence[Mapping[str, Any]], read: Callable[[int], str], where: Callable[[int], str]
 ) -> BookSplit:
-    """The books of these rows. Rows with one bid and one text are one book with the summaries of all.
+    """The books of these rows. Rows with one bid and one text are one book with the summaries of all. where: what
+    messages call a row.
 
     Raises InputError where two texts have one bid; on the hub, where nobody can give another, the later is numbered.
     """
@@ -173,7 +178,7 @@ def _split(
         name, digest = str(row["bid"]), hashlib.sha256(read(index).encode()).hexdigest()
         if name in books and books[name][1] != digest:
             if source != "hub":
-                raise InputError(f"{where}: two books have the bid {name}; give each its own")
+                raise InputError(f"{where(index)}: two books have the bid {name}; give each its own")
             name = f"{name}-{index}"
         summaries = books.setdefault(name, (index, digest, []))[2]
         summaries += [text for text in (str(summary["text"]) for summary in row["summary"]) if text not in summaries]
