@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -36,6 +37,13 @@ def one_of(key: str, value: object, options: Sequence[str]) -> None:
     """Raises InputError, with the options and the nearest of them, unless `value` is one of `options`."""
     if value not in options:
         raise InputError(f"{key}={value!r}: must be one of {', '.join(options)}{did_you_mean(str(value), options)}")
+
+
+def lone_surrogate(text: str) -> str | None:
+    """The first half of a letter in `text`, as it is written in JSON; None where there is none. JSON may hold such
+    halves, and nothing that is written as UTF-8 can."""
+    found = re.search("[\ud800-\udfff]", text)
+    return None if found is None else f"\\u{ord(found[0]):04x}"
 
 
 _NO_MEMORY = (

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from infini.errors import InputError
+from infini.errors import InputError, lone_surrogate
 
 PROBE_SECONDS = 3.0
 
@@ -183,7 +183,10 @@ def _lines(source: JsonLines, split: str, limit: int | None) -> Iterator[tuple[s
     with nullcontext() if reachable() else caches_only():
         lines = datasets.load_dataset("text", data_files=files, split=split, streaming=True)
         found = ((_name(split, index, None), source.text_of(row["text"])) for index, row in enumerate(lines))
-        yield from islice(((name, text) for name, text in found if text is not None), limit)
+        for name, text in islice(((name, text) for name, text in found if text is not None), limit):
+            if (letter := lone_surrogate(text)) is not None:
+                raise InputError(f"{files[split]}, row {name}: holds {letter}, half of a letter: it is no text")
+            yield name, text
 
 
 def _check_columns(hub_id: str, columns: Sequence[str]) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_runner import Runner
-from test_booksum import write_books
+from test_booksum import SUMMARIES, row, write_books
 
 from infini.config import cache_root, compose
 from infini.errors import InputError
 from infini.paths import home_expanded, is_file, is_folder
+from tasks import hub
 from tasks.booksum.books import load_books
+from tasks.text import load_documents
 
 LETTERS = "狐狸遇见了母鸡他们谈论玉米" * 7
 """More bytes than a file's name may have, and fewer letters than look like a text."""
+HALF = "\\ud83d"
 
 
 @pytest.mark.parametrize("name", [LETTERS, "x" * 300, "a" * 5000, "x/" * 3000, "a\0b", "\ud800", "\udce9", ""])
@@ -58,6 +62,44 @@ def test_a_name_that_cannot_be_written_is_refused_before_anything_is_read(
         said = with_model.error(*words, f"{key}={tmp_path / name}")
         assert said.startswith(f"{key}=") and "a name in it is too long" in said
     assert "goes on" not in with_model.err and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"bid": 2, "title": "b", "text": "A dog %s.", "summary": [{"text": "Dog."}]}', "text"),
+        ('{"bid": 2, "title": "b", "text": "A dog.", "summary": [{"text": "Cat."}, {"text": "Dog %s."}]}', "summary"),
+        ('{"bid": "%s", "title": "b", "text": "A dog.", "summary": [{"text": "Dog."}]}', "bid"),
+        ('{"bid": 2, "title": "%s", "text": "A dog.", "summary": [{"text": "Dog."}]}', "title"),
+        ('{"bid": 2, "title": "b", "book": "%s.txt", "summary": [{"text": "Dog."}]}', "book"),
+    ],
+)
+def test_half_a_letter_is_named_with_its_line(tmp_path: Path, line: str, key: str) -> None:
+    (tmp_path / "booksum").mkdir()
+    path = tmp_path / "booksum" / "test.jsonl"
+    path.write_text(json.dumps(row()) + "\n\n" + line % HALF + "\n", encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        load_books("test", path.parent, "none/none")
+    assert str(error.value).startswith(f"{path}, line 3: not a book ({key} holds {HALF}, half of a letter")
+    str(error.value).encode()
+    # Both halves are a letter.
+    path.write_text(json.dumps(row()) + "\n" + line % (HALF + "\\ude00") + "\n", encoding="utf-8")
+    if key != "book":
+        assert len(load_books("test", path.parent, "none/none").documents) == 2
+
+
+def test_half_a_letter_stops_a_training_with_one_line(infini: Runner, tmp_path: Path) -> None:
+    data = write_books(tmp_path / "data", text="A man goes. A dog runs. \ud83d" * 60)
+    said = infini.error("train", "task=booksum", *SUMMARIES, f"task.data_dir={data}")
+    assert "train.jsonl, line 1: not a book (text holds \\ud83d" in said
+
+
+def test_a_row_of_the_hub_with_half_a_letter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"text": json.dumps({"text": text, "meta": {"config": "arxiv"}})} for text in ("a", "b\ud83d")]
+    monkeypatch.setattr("datasets.load_dataset", lambda *given, **named: rows)
+    monkeypatch.setattr(hub, "reachable", lambda: True)
+    with pytest.raises(InputError, match=r"row test-1: holds \\ud83d"):
+        load_documents("arxiv_math", "test", None, "hoskinson-center/proof-pile")
 
 
 def test_the_file_of_a_book_is_named_with_its_line(tmp_path: Path) -> None:

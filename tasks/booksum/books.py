@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infini.config import Config, cache_folder
-from infini.errors import InputError
+from infini.errors import InputError, lone_surrogate
 from infini.paths import home_expanded, is_file
 from tasks.text import SPLITS, SYNTHETIC, Documents, read_text, synthetic_documents
 
@@ -117,6 +117,12 @@ def _check(row: Any) -> None:
         raise ValueError("no summary, or an empty one")
     if row["bid"] is None or row["title"] is None:
         raise ValueError("no bid, or no title")
+    for key, text in (
+        *((key, row.get(key)) for key in ("text", "book", "bid", "title")),
+        *(("summary", t) for t in texts),
+    ):
+        if (letter := lone_surrogate(str(text))) is not None:
+            raise ValueError(f"{key} holds {letter}, half of a letter: it is no text")
 
 
 def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> BookSplit:
