@@ -134,14 +134,19 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
 
     revision = hashlib.sha256()
     for path, digest in zip(paths, _file_hashes(folder, paths, cache_dir), strict=True):
-        revision.update(f"{path.name}\0{digest}\n".encode())
+        revision.update(f"{_printable(path.name)}\0{digest}\n".encode())
     total_bytes = sum(path.stat().st_size for path in paths)
-    names = [path.stem for path in paths]
+    names = [_printable(path.stem) for path in paths]
     if len(set(names)) < len(names):
         # a.txt and a.tex: runs are paired by the names of documents. Tokens that lie in a cache have these names too.
-        names = [path.name for path in paths]
+        names = [_printable(path.name) for path in paths]
         revision.update(b"with suffixes")
     return Documents(name, split, "folder", revision.hexdigest(), names, read, total_bytes)
+
+
+def _printable(name: str) -> str:
+    """A file's name as records can hold it: bytes that are not UTF-8 are written out, \\xe9."""
+    return os.fsencode(name).decode("utf-8", errors="backslashreplace")
 
 
 def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) -> list[str]:
@@ -149,7 +154,7 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
     known: dict[str, list[Any]] = {}
     memo = None
     if cache_dir is not None:
-        key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
         memo = cache_dir / "hashes" / f"{key}.json"
         with suppress(OSError, ValueError, RecursionError):
             found = json.loads(memo.read_text(encoding="utf-8"))

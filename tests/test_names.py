@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from command_runner import Runner
 from test_booksum import SUMMARIES, row, write_books
+from tiny_runs import TINY
 
 from infini.config import cache_root, compose
 from infini.errors import InputError
@@ -17,6 +19,7 @@ from infini.paths import home_expanded, is_file, is_folder
 from tasks import hub
 from tasks.booksum.books import load_books
 from tasks.text import load_documents
+from tasks.token_cache import open_split
 
 LETTERS = "狐狸遇见了母鸡他们谈论玉米" * 7
 """More bytes than a file's name may have, and fewer letters than look like a text."""
@@ -108,6 +111,24 @@ def test_the_file_of_a_book_is_named_with_its_line(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"test\.jsonl, line 1: the file of book 1, .*, does not exist"):
             load_books("test", data, "none/none")
         shutil.rmtree(data)
+
+
+def test_documents_whose_names_are_not_utf8_are_read(
+    infini: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(corpus, data)
+    for split in ("train", "test"):
+        shutil.copy(data / split / f"{split}0.txt", os.fsdecode(os.fsencode(data / split) + b"/caf\xe9.txt"))
+    infini("train", f"task.data_dir={data}")
+    infini("eval", f"task.data_dir={data}")
+    (run,) = infini.records("eval")
+    assert [entry["name"] for entry in run.documents] == ["caf\\xe9", "test0", "test1", "test2"]
+    # The folder itself may be called so where nobody has to type it.
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.rename(data, odd)
+    monkeypatch.chdir(odd)
+    assert open_split(compose([*TINY, "task.data_dir=."]), "test", progress=False)[0].revision == run.data["revision"]
 
 
 def test_home_is_home(
