@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infini.errors import InputError, did_you_mean, too_large
-from infini.schema import LISTS, TEXTS
+from infini.schema import LISTS, OPTIONAL_GROUPS, TEXTS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -226,8 +226,8 @@ def _dispatch(arguments: list[str]) -> int:
         texts, words = _take_texts(words)
         return _run(name, words, texts=texts)
     if name == "summarize":
-        texts, settings = _take_texts([word for word in words if "=" in word])
-        paths = [word for word in words if "=" not in word]
+        paths = [word for word in words if _is_book(word)]
+        texts, settings = _take_texts([word for word in words if not _is_book(word)])
         return _run(name, SUMMARIZE + settings, texts=texts, paths=paths)
     words = [_bracketed(word) for word in words]
     if name == "publish":
@@ -279,6 +279,19 @@ def _check_lengths(words: Sequence[str]) -> None:
         if key in LENGTHS and re.fullmatch(r"[\[\]\w.,+ -]+", value) and value != "null":
             for text in re.sub(r"[\[\]]", "", value).split(","):
                 parse_length(text.strip(), key)
+
+
+def _is_book(word: str) -> bool:
+    """Whether a word of `infini summarize` is a book and no setting: it has no `=`, or a folder before it, or is the
+    name of a file and begins with no key."""
+    from infini.paths import is_file
+    from infini.schema import groups, root_defaults
+
+    key, separator, _ = word.partition("=")
+    if not separator or ("/" in key and not key.startswith("hydra/")):
+        return True
+    known = {*groups(), *root_defaults(), *OPTIONAL_GROUPS, "hydra"}
+    return key.lstrip("+~").partition(".")[0] not in known and is_file(word)
 
 
 def _take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:

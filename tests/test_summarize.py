@@ -96,3 +96,21 @@ def test_one_book_is_asked_for(infini: Runner, tmp_path: Path) -> None:
         assert "give one book" in infini.err and "''" not in infini.err
     infini("summarize", str(tmp_path / "a.txt"), code=2)
     assert "cannot be read" in infini.err
+
+
+def test_a_book_whose_name_has_a_mark_of_equality_is_read(
+    summarizer: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a=1").mkdir()
+    for name in ("E=mc2.txt", "a=1/book.txt", "seed=7"):
+        (tmp_path / name).write_text(BOOK, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text(BOOK, "utf-8")
+    said = summarizer("summarize", "book.txt", "decoding.max_new_tokens=3")
+    for word in ("E=mc2.txt", "./E=mc2.txt", str(tmp_path / "E=mc2.txt"), "a=1/book.txt", "./seed=7"):
+        assert summarizer("summarize", word, "decoding.max_new_tokens=3") == said
+    # A key is a key, whatever files there are, and what is neither is none.
+    assert "no book: give one book" in summarizer.error("summarize", "seed=7")
+    assert "E='none.txt': no such key" in summarizer.error("summarize", "E=none.txt")
+    assert "cannot be read (No such file or directory)" in summarizer.error("summarize", "./E=none.txt")
+    assert "give one book" in summarizer.error("summarize", "E=mc2.txt", "book.txt")
