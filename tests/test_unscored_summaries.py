@@ -13,7 +13,7 @@ from test_book_scores import reference
 from test_booksum import SUMMARIES, row
 
 from infini.config import compose
-from infini.report.claims_summaries import _scores
+from infini.report.claims import _scores
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
 from infini.report.summaries import SummaryReport, build_summary_report
@@ -110,7 +110,7 @@ def test_tables_figures_and_claims_have_nothing_of_what_was_not_scored(tmp_path:
     assert cells["infini_linear/published"].startswith("3.0 ")
     assert cells["infini_delta/published"] == cells["lead/published"] == "—"
     selection = select_runs(report, "laptop", runs)
-    assert _scores(selection, [("infini_linear", length), ("infini_delta", length)]) == ({}, ())
+    assert _scores(selection, [("infini_linear", length), ("infini_delta", length)]) == ({}, [], ())
 
     by_length = load_report(compose(["report=booksum_lengths"]).report)
     assert isinstance(by_length, SummaryReport)
