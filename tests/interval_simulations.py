@@ -118,7 +118,7 @@ def overall_case(skew: float, n_books: int) -> Case:
         low, high = np.quantile(drawn, [0.025, 0.975])
         return interval, (float(low), float(high))
 
-    return Case("Student's t on the logarithm", f"Overall, {n_books} books, skew {skew:g}", "1", truth, draw)
+    return Case("Student's t on the logit", f"Overall, {n_books} books, skew {skew:g}", "1", truth, draw)
 
 
 SPREADS: list[tuple[float, float, float]] = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (0.3, 1, 0.3)]

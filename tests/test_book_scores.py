@@ -36,11 +36,13 @@ def test_one_seed_has_the_interval_of_its_evaluation() -> None:
         assert interval_over_books([made], metric) == pytest.approx(expected[metric][1:], rel=1e-12)
 
 
-def on_the_logarithm(values: Sequence[float]) -> tuple[float, float]:
-    """Student's interval of the logarithm of a mean, to first order."""
+def on_the_logit(values: Sequence[float]) -> tuple[float, float]:
+    """Student's interval of the logit of a mean of scores in per cent, to first order."""
     mean = sum(values) / len(values)
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5 / mean
-    return float(mean * np.exp(-half)), float(mean * np.exp(half))
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    at, scaled = np.log(mean / (100 - mean)), half * 100 / (mean * (100 - mean))
+    low, high = (100 / (1 + np.exp(-(at + sign * scaled))) for sign in (-1, 1))
+    return float(low), float(high)
 
 
 def interval(cells: Sequence[dict[str, Any]], metric: str) -> tuple[float, float]:
@@ -49,10 +51,15 @@ def interval(cells: Sequence[dict[str, Any]], metric: str) -> tuple[float, float
     return found
 
 
-def test_the_interval_is_student_s_on_the_logarithm() -> None:
-    assert interval([alike([1, 3, 2])], "rouge1") == pytest.approx(on_the_logarithm([1, 3, 2]))
+def test_the_interval_is_student_s_on_the_logit() -> None:
+    assert interval([alike([1, 3, 2])], "rouge1") == pytest.approx(on_the_logit([1, 3, 2]))
     # Where all metrics of a book are one number, so is the overall value.
-    assert interval([alike([1, 3, 2])], OVERALL) == pytest.approx(on_the_logarithm([1, 3, 2]))
+    assert interval([alike([1, 3, 2])], OVERALL) == pytest.approx(on_the_logit([1, 3, 2]))
+
+
+def test_no_score_is_above_100_or_below_0() -> None:
+    low, high = interval([alike([1, 90])], "rouge1")
+    assert 0 < low < 1 and 99 < high < 100
 
 
 def test_of_one_book_or_of_nothing_there_is_no_interval() -> None:
@@ -72,7 +79,7 @@ def test_the_same_books_are_compared_in_every_seed() -> None:
 def test_the_overall_value_is_made_of_means_over_books() -> None:
     """Books that differ in their metrics, but not in what these add to the overall value, do not make it unsure."""
     apart = [cell({"a": [8, 1, 1, 0], "b": [1, 8, 1, 0]})]
-    assert interval(apart, METRICS[0]) == pytest.approx(on_the_logarithm([8, 1]))
+    assert interval(apart, METRICS[0]) == pytest.approx(on_the_logit([8, 1]))
     assert interval(apart, OVERALL) == pytest.approx((4.5 ** (2 / 3),) * 2)
 
 
@@ -86,7 +93,7 @@ def test_the_interval_is_about_the_mean_over_seeds() -> None:
 
 def test_books_that_a_seed_lacks_count_in_none() -> None:
     fewer = cell({"b": [3] * 4, "a": [1] * 4})
-    assert interval([alike([1, 3, 1000]), fewer], "rouge2") == pytest.approx(on_the_logarithm([1, 3]))
+    assert interval([alike([1, 3, 1000]), fewer], "rouge2") == pytest.approx(on_the_logit([1, 3]))
     with pytest.raises(ValueError, match="no book is in all cells"):
         interval_over_books([alike([1, 3]), cell({"z": [3] * 4})], "rouge2")
 
@@ -110,7 +117,7 @@ def test_a_reference_that_no_seed_changes_is_not_three() -> None:
         runs += summaries("infini_linear", {500 * 1024: (5, 5, 5)}, seed=seed)
     (table,) = build_summary_report(report, "laptop", runs, None).tables
     cells = {row.model: row.cells[table.columns.index("R-1")].text for row in table.rows}
-    lead, random = on_the_logarithm([1, 2, 6]), on_the_logarithm([2, 3, 7])
+    lead, random = on_the_logit([1, 2, 6]), on_the_logit([2, 3, 7])
     assert cells["lead/published"] == f"3.0 [{lead[0]:.1f}, {lead[1]:.1f}]"
     # Its influence is the mean over seeds of what each book moves, in which all three are alike.
     assert cells["random/published"] == f"4.0 ± 1.0 (3) [{random[0]:.1f}, {random[1]:.1f}]"

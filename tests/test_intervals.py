@@ -25,7 +25,7 @@ def test_an_interval_covers_what_it_says(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.method}: {case.data}, truth {case.truth:.3g}")
 def test_an_interval_covers_what_it_says_over_many_repetitions(case: Case) -> None:
-    # 93 of 100 is what Student's t on the logarithm says of itself.
+    # 93 of 100 is what Student's t on the logit says of itself.
     ours, _ = covered(case, 4000, np.random.default_rng(2))
     assert ours >= (0.92 if case.method.startswith("Student") else 0.94)
 

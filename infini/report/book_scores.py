@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from infini.report.intervals import positive_mean_interval
+from infini.report.intervals import bounded_mean_interval
 
 METRICS = ("rouge1", "rouge2", "rougeL")
 """Those of which the overall value is made."""
@@ -36,7 +36,7 @@ def influence(scores: np.ndarray) -> np.ndarray:
 def mean_with_interval(scores: np.ndarray) -> tuple[float, tuple[float, float] | None]:
     """The overall value, mean over seeds, and its interval over books; None where there is none.
 
-    The interval is that of these models on other books: `infini.report.intervals.positive_mean_interval`.
+    The interval is that of these models on other books: `infini.report.intervals.bounded_mean_interval`.
 
     Args:
         scores: [seeds, books, metrics]; of one metric its own mean is the overall value.
@@ -44,7 +44,7 @@ def mean_with_interval(scores: np.ndarray) -> tuple[float, tuple[float, float] |
     mean = float(overall(scores.mean(1)).mean())
     if not (scores.mean(1) > 0).all():
         return mean, None
-    return mean, positive_mean_interval(influence(scores).mean(0), mean)
+    return mean, bounded_mean_interval(influence(scores).mean(0), mean)
 
 
 def interval_over_books(cells: Sequence[Mapping[str, Any]], metric: str) -> tuple[float, float] | None:

@@ -187,24 +187,27 @@ def two_way(
     return Estimate(mean, math.sqrt(variance), min(n_documents, n_seeds) - 1, n_documents, n_seeds, share)
 
 
-def positive_mean_interval(influence: np.ndarray, mean: float) -> tuple[float, float] | None:
-    """Interval of a positive statistic of documents, from Student's t on its logarithm.
+def bounded_mean_interval(influence: np.ndarray, mean: float, top: float = 100.0) -> tuple[float, float] | None:
+    """Interval of a statistic of documents between 0 and `top`, from Student's t on its logit.
 
-    Scores above 0 are skewed, their logarithms less so. With 8 documents it covers about 93 in 100 where the percentile
-    bootstrap covers about 86.
+    Scores near 0 are skewed, their logits less so, and no end of the interval is beyond what a score can be. With 8
+    documents it covers about 93 in 100 where the percentile bootstrap covers about 86.
 
     Args:
         influence: [documents], how much each document moves the statistic away from `mean` (mean 0).
         mean: The statistic.
+        top: The highest value it can have.
 
     Returns:
-        (low, high); None with fewer than two documents, or where the statistic is 0.
+        (low, high); None with fewer than two documents, or where the statistic is 0 or `top`.
     """
     n = len(influence)
-    if n < 2 or mean <= 0:
+    if n < 2 or not 0 < mean < top:
         return None
-    half = float(special.stdtrit(n - 1, 0.5 + LEVEL / 2) * np.std(influence, ddof=1) / math.sqrt(n)) / mean
-    return mean * math.exp(-half), mean * math.exp(half)
+    error = float(np.std(influence, ddof=1)) / math.sqrt(n)
+    half = float(special.stdtrit(n - 1, 0.5 + LEVEL / 2)) * error * top / (mean * (top - mean))
+    at = special.logit(mean / top)
+    return top * float(special.expit(at - half)), top * float(special.expit(at + half))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
