@@ -58,19 +58,40 @@ class Decoder(nn.Module):
         if tie_embeddings:
             self.unembedding.weight = self.embedding.weight
         self.checkpoint_activations = False
-        first = self._attention(0)
-        self.segment_length, self._window_segments = first.segment_length, window_segments
-        self.has_memory = isinstance(first, InfiniAttention)
-        self.memory_is_a_sum = first.memory_is_a_sum
-        horizons = [layer.gradient_horizon for layer in self._attentions()]
-        self.gradient_horizon: int | None = None if None in horizons else max(h for h in horizons if h is not None)
+        lengths = list(dict.fromkeys(layer.segment_length for layer in self.attentions()))
+        if len(lengths) > 1:
+            told = ", ".join(map(str, lengths))
+            raise ValueError(f"segment_length: layers have {told}; all must have the same")
+        self.segment_length, self._window_segments = lengths[0], window_segments
+        horizons = [layer.gradient_horizon for layer in self.attentions()]
+        # Each layer carries a gradient on from where the layer above it left it.
+        self.gradient_horizon: int | None = None if None in horizons else sum(h for h in horizons if h is not None)
         self.reset_parameters()
 
-    def _attention(self, layer: int) -> LocalAttention:
-        return self.blocks[layer].attention  # type: ignore[return-value]
+    def attentions(self) -> list[LocalAttention]:
+        """The attention of every layer, from the bottom. Layers may differ, so what holds for one is asked of each."""
+        return [block.attention for block in self.blocks]  # type: ignore[misc]
 
-    def _attentions(self) -> list[LocalAttention]:
-        return [self._attention(layer) for layer in range(len(self.blocks))]
+    @property
+    def memory_layers(self) -> list[InfiniAttention]:
+        """The layers with a compressive memory."""
+        return [layer for layer in self.attentions() if isinstance(layer, InfiniAttention)]
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether any layer has a compressive memory."""
+        return bool(self.memory_layers)
+
+    @property
+    def memory_is_a_sum(self) -> bool:
+        """Whether any layer's memory is a sum over tokens."""
+        return any(layer.memory_is_a_sum for layer in self.attentions())
+
+    @property
+    def _inner_resets(self) -> bool:
+        """Whether a document may begin inside a segment: no layer has a memory that a segment is written to as a
+        whole."""
+        return all(layer.inner_resets for layer in self.attentions())
 
     def reset_parameters(self) -> None:
         """Normal weights of standard deviation 1 / sqrt(fan in), what writes to the residual stream divided by
@@ -92,13 +113,13 @@ class Decoder(nn.Module):
     def resize_segments(self, segment_length: int) -> None:
         """Segments of another length from the next call on; no weight depends on it, states of the old length do."""
         self.segment_length = segment_length * self._window_segments
-        for layer in self._attentions():
+        for layer in self.attentions():
             layer.segment_length = self.segment_length
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         """The state of rows that have read nothing."""
         device = self.embedding.weight.device if device is None else torch.device(device)
-        layers = tuple(layer.init_leaves(batch_size, device) for layer in self._attentions())
+        layers = tuple(layer.init_leaves(batch_size, device) for layer in self.attentions())
         return State(fresh_clock(batch_size, self.segment_length, device), layers)
 
     def forward(
@@ -114,7 +135,7 @@ class Decoder(nn.Module):
         See LocalAttention.forward for mask, reset and write weights.
         """
         state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
-        inner = self._attention(0).inner_resets
+        inner = self._inner_resets
         losses: list[torch.Tensor] = []
 
         def body(part_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
@@ -135,7 +156,7 @@ class Decoder(nn.Module):
             last: Block = self.blocks[-1]  # type: ignore[assignment]
             return ids_BT, (*new_layers, last.absorb(x_BTD, layers[-1], grid))
 
-        inner = self._attention(0).inner_resets
+        inner = self._inner_resets
         return run_on_grid(body, ids_BT, state, self.segment_length, None, reset_BT, None, inner)[1]
 
     def _run_blocks(
@@ -165,16 +186,16 @@ class Decoder(nn.Module):
 
     def state_floats(self, n_segments: int) -> int:
         """Numbers a row carries in memory leaves, whatever the number of segments; 0 without a memory."""
-        return sum(layer.memory_floats() for layer in self._attentions())
+        return sum(layer.memory_floats() for layer in self.attentions())
 
     def receptive_field(self, n_segments: int) -> int:
         """Table 1's context length: the own segment, and what each layer's memory adds to it."""
-        back = [layer.look_back for layer in self._attentions()]
+        back = [layer.look_back for layer in self.attentions()]
         reached = n_segments if None in back else 1 + sum(b for b in back if b is not None)
         return self.segment_length * min(n_segments, reached)
 
     @torch.no_grad()
     def gates(self) -> list[list[float]] | None:
         """sigmoid(beta), the weight of the memory, by layer (of those that have gates) and head; None without gates."""
-        betas = [getattr(layer, "beta", None) for layer in self._attentions()]
+        betas = [getattr(layer, "beta", None) for layer in self.attentions()]
         return [torch.sigmoid(beta).tolist() for beta in betas if isinstance(beta, torch.Tensor)] or None

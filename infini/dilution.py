@@ -11,28 +11,29 @@ from typing import Any
 
 import torch
 
-from infini.decoder import Decoder
 from infini.ops.memory import sigma
 from infini.projections import recorded
+from infini.protocols import optional
 
 
 @torch.no_grad()
 def half_dilution(
-    model: Decoder, ids_BT: torch.Tensor, needle_BT: torch.Tensor, filler_BT: torch.Tensor, query_BT: torch.Tensor
+    model: Any, ids_BT: torch.Tensor, needle_BT: torch.Tensor, filler_BT: torch.Tensor, query_BT: torch.Tensor
 ) -> list[list[float]]:
-    """Half-dilution lengths in tokens, [layers][heads]: the median over rows and queries.
+    """Half-dilution lengths in tokens, [layers][heads], of the layers with a compressive memory: the median over rows
+    and queries.
 
     ids_BT: whole prompts, read in one call. needle_BT, filler_BT, query_BT: which tokens are looked for, which are
     ordinary, and which ask; at least one of each a row, needle and filler in segments before the queries'. Empty for a
-    model without a memory.
+    model that has no such layer.
     """
-    if not model.has_memory:
+    layers = optional(model, "memory_layers")
+    if not layers:
         return []
     lengths = []
     with recorded(model, "q_proj") as queries, recorded(model, "k_proj") as keys:
         model(ids_BT)
-    for block, q_BTX, k_BTX in zip(model.blocks, queries, keys, strict=True):
-        attention: Any = block.attention
+    for attention, q_BTX, k_BTX in zip(layers, queries, keys, strict=True):
         q_BTHK = sigma(q_BTX.float()).unflatten(-1, (attention.n_heads, attention.d_key))
         k_BTGK = sigma(k_BTX.float()).unflatten(-1, (attention.n_kv_heads, attention.d_key))
         k_BTHK = k_BTGK.repeat_interleave(attention.n_heads // attention.n_kv_heads, 2)

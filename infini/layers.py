@@ -51,7 +51,9 @@ class LocalAttention(nn.Module):
     look_back: int | None = 0
     """Segments before its own that this layer's output depends on, by what it is given there; None: all."""
     memory_is_a_sum = False
-    """Whether all that the layer's memory leaves hold are sums over tokens, which can be scaled."""
+    """Whether all that the layer's memory leaves hold are sums over tokens, which can be scaled (see
+    infini.state.scale_memory). A decoder's memory can be scaled where that holds for any of its layers; then every sum
+    is scaled, those that a layer has beside a cache too."""
 
     def __init__(
         self,

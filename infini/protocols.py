@@ -1,7 +1,13 @@
-"""What the floors above agree on: the interface of every language model, and the sizes it is built from."""
+"""The interface of every language model, and the sizes it is built from.
+
+A model has every member of LanguageModel. It may have those of OptionalMembers, which say what a model without them
+counts as; whoever asks a model for one of these asks through `optional`. Nothing else is asked of a language model.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -31,14 +37,16 @@ class Dimensions(Protocol):
 
 
 class LanguageModel(Protocol):
-    """A causal language model with a bounded state: state in, state out, a call of any length >= 1.
+    """A causal language model, a torch.nn.Module, with a bounded state: state in, state out, a call of any length >= 1.
 
     segment_length: tokens a segment of its grid. gradient_horizon: how many segments back a gradient reaches within one
-    call (None: all). The conformance tests hold every declaration for every registered model.
+    call (None: all). checkpoint_activations: set by a training; where true, activations are computed again in the
+    backward pass instead of kept. The conformance tests hold every declaration for every registered model.
     """
 
     segment_length: int
     gradient_horizon: int | None
+    checkpoint_activations: bool
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State: ...
 
@@ -76,6 +84,38 @@ class LanguageModel(Protocol):
         """Tokens, counted back from the end of n_segments whole segments, that can change the last one's output."""
         ...
 
-    def gates(self) -> Any:
-        """sigmoid(beta) as [layers][heads], or None for a model without gates."""
-        ...
+
+class OptionalMembers:
+    """What a language model may have beside LanguageModel, each with the value that a model without it counts as."""
+
+    memory_layers: Sequence[Any] = ()
+    """The layers with a compressive memory (infini.layers.InfiniAttention), from the bottom: of these the half-dilution
+    length is measured, and they are what recipe.sparse_writes is about."""
+    memory_is_a_sum: bool = False
+    """Whether a layer's memory is a sum over tokens that write weights multiply (see infini.state.scale_memory): what
+    recipe.length_extension and recipe.long_history need."""
+    summary_vectors: int = 0
+    """Vectors that a segment writes (p of the paper's Table 1)."""
+
+    def gates(self) -> list[list[float]] | None:
+        """sigmoid(beta), the weight of the memory, by layer (of those that have gates) and head; None without gates.
+        They go into the records, and running text is read with knock-outs where there are some."""
+        return None
+
+
+_DEFAULTS = OptionalMembers()
+
+
+def optional(model: Any, name: str) -> Any:
+    """The member `name` of OptionalMembers that the model has, or the default."""
+    default = getattr(_DEFAULTS, name)
+    if inspect.getattr_static(model, name, None) is not None:
+        # Not with a default: it would hide an AttributeError inside a property of the model.
+        return getattr(model, name)
+    return getattr(model, name, default)
+
+
+def missing_members(model: Any) -> list[str]:
+    """Members of LanguageModel that a model lacks."""
+    names = [*LanguageModel.__annotations__, *vars(LanguageModel)]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_") and not hasattr(model, name)]

@@ -261,7 +261,7 @@ class Recurrence(Decoder, ABC):
 
     def tables(self, several: bool = True) -> _Tables:
         """What is made once for a call; of one segment, matrices are not put together."""
-        attentions: list[Any] = self._attentions()
+        attentions: list[Any] = self.attentions()
         return _Tables([for_products(layer.projections()) if several else None for layer in attentions], {})
 
     def read_segment(

@@ -89,14 +89,18 @@ def is_memory(path: str) -> bool:
 
 
 def scale_memory(tree: Tree, factor_B: torch.Tensor) -> Tree:
-    """The tree with each row's memory leaves multiplied by a number of its own; differentiable."""
+    """The tree with each row's sums over tokens multiplied by a number of its own, as if every token of the row had
+    written so many times as much; differentiable.
 
-    paths = iter([path for path, _ in leaves(tree)])
-
-    def scaled(leaf: torch.Tensor) -> torch.Tensor:
-        return leaf * factor_B.to(leaf).view(-1, *[1] * (leaf.dim() - 1)) if is_memory(next(paths)) else leaf
-
-    return map_state(scaled, tree)
+    Sums are the leaves of NamedTuples that say so, by a class attribute `is_a_sum = True`. Caches, and all else that
+    tokens replace instead of add to, stay as they are.
+    """
+    if isinstance(tree, torch.Tensor):
+        return tree
+    if getattr(tree, "is_a_sum", False):
+        return map_state(lambda leaf: leaf * factor_B.to(leaf).view(-1, *[1] * (leaf.dim() - 1)), tree)
+    children = [scale_memory(child, factor_B) for child in tree]  # type: ignore[attr-defined]
+    return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)  # type: ignore[call-arg]
 
 
 def memory_floats(tree: Any) -> int:

@@ -13,6 +13,7 @@ from infini.config import Config, cache_folder
 from infini.errors import InputError
 from infini.precision import autocast
 from infini.progress import progress_bar
+from infini.protocols import optional
 from infini.records import RunRecord
 from tasks.kept import KeptEntries, KeptPoint, kept_path
 from tasks.language_modelling import (
@@ -51,7 +52,7 @@ def evaluate(
     N = cfg.dims.segment_length
     limit = cfg.scale.eval_max_tokens
     knock_limit = min(cfg.scale.knockout_max_tokens, limit or cfg.scale.knockout_max_tokens)
-    knockouts = cfg.scale.knockouts and model.gates() is not None and len(split) > 1
+    knockouts = cfg.scale.knockouts and optional(model, "gates")() is not None and len(split) > 1
     total = int(np.minimum(split.n_tokens, limit or split.n_tokens.max()).sum())
     knocked = int(np.minimum(split.n_tokens, knock_limit).sum()) * knockouts
     decides = (record.parent, N, cfg.parallel.precision, split.data_record(), split_name, limit, knock_limit)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,13 @@ import torch
 import yaml
 from torch import nn
 
-from infini.layers import InfiniAttention
+from infini.decoder import Decoder
+from infini.layers import InfiniAttention, LocalAttention
 from infini.models import build_model, registered
+from infini.models.compressive import CompressiveAttention
+from infini.models.infini_xl import InfiniXLAttention
+from infini.models.memorizing import MemorizingAttention
+from infini.models.transformer_xl import XLAttention
 from infini.ops import reference
 from infini.state import leaves
 from infini.tensor_file import read_tensors, write_tensors
@@ -160,10 +166,41 @@ def variant_id(options: dict[str, Any]) -> str:
     return "-".join(str(options[key]) for key in ("name", *ARITHMETIC) if key in options)
 
 
+LAYERS: dict[str, Callable[..., LocalAttention]] = {
+    "local": LocalAttention,
+    "linear": functools.partial(InfiniAttention, update_rule="linear"),
+    "delta": functools.partial(InfiniAttention, update_rule="delta"),
+    "xl": functools.partial(XLAttention, positions="t5"),
+    "dai2019": XLAttention,
+    "infini_xl": InfiniXLAttention,
+    "memorizing": functools.partial(MemorizingAttention, memory_segments=2, neighbours=4),
+    "compressive": CompressiveAttention,
+}
+"""Kinds of layers that a decoder can be mixed from."""
+
+
+def mixed(*layers: str) -> dict[str, Any]:
+    """The options with which make_model builds a decoder of these layers, the first one at the bottom."""
+    return {"name": "-".join(layers), "layers": layers}
+
+
+def mixed_decoder(layers: Sequence[str], dims: Any) -> Decoder:
+    """A decoder with a layer of each of these kinds, the first one at the bottom."""
+
+    def attention(layer: int) -> LocalAttention:
+        sizes = (dims.d_model, dims.n_heads, dims.d_key, dims.segment_length)
+        return LAYERS[layers[layer]](*sizes, d_value=dims.d_value, n_kv_heads=dims.n_kv_heads)
+
+    dims.n_layers = len(layers)
+    return Decoder(dims, VOCABULARY, attention)
+
+
 def make_model(options: dict[str, Any], dtype: torch.dtype = torch.float64, **dims: Any) -> Any:
     """A tiny model whose norms and gates are not at their initial values."""
     torch.manual_seed(0)
-    model = build_model(options, tiny_dims(**dims), VOCABULARY)
+    sizes = tiny_dims(**dims)
+    layers = options.get("layers")
+    model: Any = build_model(options, sizes, VOCABULARY) if layers is None else mixed_decoder(layers, sizes)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -15,6 +15,7 @@ from helpers import (
     assert_same_state,
     make_model,
     marks,
+    mixed,
     random_ids,
     relative_error,
     run_in_calls,
@@ -28,7 +29,9 @@ from infini.layers import GateInit
 from infini.models import build_model
 from infini.state import fork, leaves, memory_floats, select_rows, state_bytes
 
-pytestmark = pytest.mark.parametrize("options", variants(), ids=variant_id)
+MIXED = [mixed("local", "delta", "xl"), mixed("infini_xl", "local", "linear")]
+"""Decoders whose layers differ: what the whole declares is no longer what one layer does."""
+pytestmark = pytest.mark.parametrize("options", [*variants(), *MIXED], ids=variant_id)
 EXACT = TOLERANCE[torch.float64]
 
 

@@ -29,6 +29,7 @@ from infini.errors import InputError
 from infini.lengths import format_length
 from infini.memory_use import peak_memory_bytes
 from infini.precision import pick_device
+from infini.protocols import optional
 from infini.records import value_at
 from infini.report.tables import DASH
 from infini.training.checkpoint import load_model, read_description
@@ -96,8 +97,10 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     record = start_record("eval", cfg, overrides, parent=description["run_id"])
     started = time.perf_counter()
     task = importlib.import_module(f"tasks.{cfg.task.name}")
+    # Before anything is read: what fails must not do so behind hours of reading.
+    gates = optional(model, "gates")()
     beside, finish = task.evaluate(cfg, model, tokenizer, record, device)
-    if (gates := model.gates()) is not None:
+    if gates is not None:
         record.series["gates"] = gates
     record.cost |= {
         "wall_seconds": time.perf_counter() - started,

@@ -9,6 +9,7 @@ import torch
 from infini.config import Config, compose
 from infini.models import build_model
 from infini.progress import progress_bar
+from infini.protocols import optional
 from infini.report.footprint import Measured, MemoryReport, Symbols, build_memory_report
 from infini.report.tables import RenderedReport
 from infini.state import memory_floats
@@ -59,7 +60,7 @@ def symbols(cfg: Config, model: Any, segments: int) -> Symbols:
         d_value=dims.d_key if dims.d_value is None else dims.d_value,
         c=options.get("compressed_segments", 0) * dims.segment_length,
         r=options.get("rate", 1),
-        p=getattr(model, "memory_tokens", 0) or getattr(model, "summary_tokens", 0),
+        p=optional(model, "summary_vectors"),
         m=options.get("accumulated", 0),
         M=options.get("memory_segments", 0) * options.get("memory_multiple", 1) * dims.segment_length,
     )

@@ -26,6 +26,7 @@ from infini.memory_use import peak_memory_bytes
 from infini.models import build_model
 from infini.precision import pick_device, uses_bfloat16
 from infini.pretrained.seq2seq import Seq2Seq
+from infini.protocols import optional
 from infini.schema import BooksumConfig
 from infini.training.checkpoint import (
     TOKENIZER,
@@ -174,7 +175,7 @@ def _keep(
             f"the curriculum stopped at stage {module.stage + 1} of {len(cfg.recipe.curriculum or ()) + 1}: its loss "
             f"never fell below recipe.advance_below={cfg.recipe.advance_below}; take more recipe.steps",
         )
-    if (gates := model.gates()) is not None:
+    if (gates := optional(model, "gates")()) is not None:
         record.series["gates"] = gates
     folder = checkpoint_folder(cfg.results_dir, record.run_id)
     data.tokenizer.save(folder / TOKENIZER)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from infini.errors import InputError
+from infini.protocols import missing_members
 
 Builder = Callable[[Any, Any, int], Any]
 Kind = Literal["language_model", "seq2seq"]
@@ -66,7 +67,7 @@ def kind_of(name: str) -> Kind | None:
 def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
     """The model that options["name"] names, with options for its config, at the sizes of `dims`.
 
-    Raises InputError naming key, value and what is allowed.
+    Raises InputError naming key, value and what is allowed; or what the model's file has left out.
     """
     options = dict(options)
     name = options.pop("name", None)
@@ -89,9 +90,13 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
             raise InputError(f"model.{key}={value!r}: must be an integer")
     config = config_class(**options)
     try:
-        return builder(config, dims, vocab_size)
+        model = builder(config, dims, vocab_size)
     except ValueError as error:
         raise InputError(f"model={name}: {error}") from error
+    if _KINDS[name] == "language_model" and (lacking := missing_members(model)):
+        # Before anything is trained or read: a member may be asked for at the end of an evaluation only.
+        raise InputError(f"model={name}: lacks {', '.join(lacking)}; see infini.protocols.LanguageModel")
+    return model
 
 
 def option_names(name: str) -> list[str]:

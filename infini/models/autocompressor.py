@@ -35,6 +35,11 @@ class AutoCompressor(Recurrence):
     def memory_size(self) -> int:
         return self.summary_tokens * self.accumulated
 
+    @property
+    def summary_vectors(self) -> int:
+        """Vectors that a segment writes, which are added to those of the segments before."""
+        return self.summary_tokens
+
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         place = torch.arange(memory_BMD.shape[1], device=memory_BMD.device)
         return memory_BMD, place >= memory_BMD.shape[1] - writes_B[:, None] * self.summary_tokens

@@ -33,6 +33,11 @@ class RMT(Recurrence):
     def memory_size(self) -> int:
         return self.memory_tokens
 
+    @property
+    def summary_vectors(self) -> int:
+        """Vectors that a segment writes: all of the memory."""
+        return self.memory_tokens
+
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, None]:
         first = self.first_memory.view(memory_BMD.shape[1:]).to(memory_BMD.dtype)
         return torch.where((writes_B == 0)[:, None, None], first, memory_BMD), None

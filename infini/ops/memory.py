@@ -31,6 +31,7 @@ class Memory(NamedTuple):
     z_BGK: [B, G, K] normaliser z, the sum of sigma(k) over past segments (Eq. 4).
     """
 
+    is_a_sum = True
     m_BGKV: torch.Tensor
     z_BGK: torch.Tensor
 

@@ -13,7 +13,7 @@ import torch
 
 from infini.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.projections import recorded
-from infini.protocols import ModelOutput
+from infini.protocols import ModelOutput, optional
 from infini.schema import OptimizerConfig, RecipeConfig
 from infini.state import State, detach, leaves, map_state
 from infini.training import length_extension, long_history
@@ -81,8 +81,7 @@ class LanguageModelModule(lightning.LightningModule):
         if batch.get("segment_length", self.model.segment_length) != self.model.segment_length:
             self.model.resize_segments(batch["segment_length"])
         state = self.carried if self.carry_state else self._after_history(batch)
-        # Only models of this project's decoder with a compressive memory have what it is about.
-        writes = getattr(self.model, "has_memory", False) and self.in_last_stage
+        writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
         sparse_writes = self.recipe.sparse_writes if writes else None
         if sparse_writes:
             with recorded(self.model, "k_proj") as keys:
@@ -111,7 +110,7 @@ class LanguageModelModule(lightning.LightningModule):
 
     def _after_history(self, batch: dict[str, Any]) -> State | None:
         """The state from which a batch's rows begin: some after a long history, if it has one to be read."""
-        if "history_PT" not in batch or not self.in_last_stage or not getattr(self.model, "memory_is_a_sum", False):
+        if "history_PT" not in batch or not self.in_last_stage or not optional(self.model, "memory_is_a_sum"):
             return None
         if self.histories is None or self.global_step % long_history.EVERY == 0:
             self.histories = long_history.read_histories(self.model, batch["history_PT"])
@@ -130,7 +129,7 @@ class LanguageModelModule(lightning.LightningModule):
         group = self.recipe.checkpoint_segments
         model = self.model if group is None or group >= segments else grouped(self.model, group * N)
         # Memories of other models are not sums that can be scaled.
-        extended = self.recipe.length_extension is not None and getattr(self.model, "memory_is_a_sum", False)
+        extended = self.recipe.length_extension is not None and optional(self.model, "memory_is_a_sum")
         if extended and self.in_last_stage and segments > 1:
             assert self.recipe.length_extension is not None
             rng = np.random.default_rng([self.seed, _EXTENSION_STREAM, self.global_step])

@@ -10,28 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from infini.decoder import Decoder
-from infini.layers import InfiniAttention
 from infini.ops.memory import sigma
+from infini.protocols import optional
 
 FLOOR = math.exp(-18.0)
 """What writes less than this pays no less: even ten million such tokens weigh less than one that counts."""
 
 
-def penalty(model: Decoder, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> torch.Tensor:
+def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> torch.Tensor:
     """Mean over tokens and heads of log(mean of sigma(k) over d_key), in nats; a head counts as its gate opens.
 
-    keys: outputs [B, T, G K] of every layer's key projection (infini.projections). mask_BT: false is padding, at the
-    end of a row. A gate has no gradient as a weight: closing it would be the cheapest way to pay less.
+    keys: outputs [B, T, G K] of the key projections of model.memory_layers (infini.projections). mask_BT: false is
+    padding, at the end of a row. A gate has no gradient as a weight: closing it would be the cheapest way to pay less.
     """
     total = weight = torch.zeros((), device=mask_BT.device)
-    for block, k_BTX in zip(model.blocks, keys, strict=True):
-        attention = block.attention
-        if not isinstance(attention, InfiniAttention):
-            continue
+    for attention, k_BTX in zip(optional(model, "memory_layers"), keys, strict=True):
         k_BTGK = k_BTX.to(torch.promote_types(k_BTX.dtype, torch.float32)).unflatten(-1, (attention.n_kv_heads, -1))
         written_BTG = sigma(k_BTGK).mean(-1).clamp(min=FLOOR).log()
         # A key-value head is read by all the query heads that share it.
