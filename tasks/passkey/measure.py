@@ -51,6 +51,9 @@ def evaluate(
     lengths, depths = parse_lengths(cfg.length), parse_depths(cfg.depth)
     questions = list(make_questions(template, lengths, depths, task.examples, cfg.seed))
     N = cfg.dims.segment_length
+    # Before the first answer: what a model cannot give must not stop an evaluation behind the last one.
+    state_floats = model.state_floats(max(lengths) // N)
+    dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if task.knockout == "none" else []
     kept = KeptEntries(_kept_path(cfg, record, data), _FIELDS, record)
     missing = [question for question in questions if question.name not in kept.entries]
     console = Console(stderr=True)
@@ -96,7 +99,7 @@ def evaluate(
     record.data = data | {"documents": len(questions), "tokens": sum(len(question.prompt) for question in questions)}
     record.results = _results(entries)
     record.series["cells"] = cells
-    if task.knockout == "none" and (dilution := measure_dilution(template, model, tokenizer.bos_id, cfg.seed)):
+    if dilution:
         record.series["half_dilution"] = dilution
         longest = max(value for layer in dilution for value in layer)
         record.results["half_dilution"] = {
@@ -107,7 +110,7 @@ def evaluate(
         }
     record.cost = {
         "tokens_seen": total,
-        "state_floats": model.state_floats(max(lengths) // N),
+        "state_floats": state_floats,
         "resumed": len(missing) < len(questions) or point.before > 0,
     }
     kept.tell(record, [entry["name"] for entry in entries])
