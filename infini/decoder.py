@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from infini.grid import Grid, fresh_clock, run_on_grid
 from infini.layers import FeedForward, InfiniAttention, LocalAttention
+from infini.ops.dtypes import state_dtype
 from infini.protocols import Dimensions, ModelOutput
 from infini.state import State
 
@@ -120,7 +121,8 @@ class Decoder(nn.Module):
         """The state of rows that have read nothing."""
         device = self.embedding.weight.device if device is None else torch.device(device)
         layers = tuple(layer.init_leaves(batch_size, device) for layer in self.attentions())
-        return State(fresh_clock(batch_size, self.segment_length, device), layers)
+        dtype = state_dtype(self.embedding.weight.dtype)
+        return State(fresh_clock(batch_size, self.segment_length, device, dtype), layers)
 
     def forward(
         self,

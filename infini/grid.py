@@ -202,10 +202,12 @@ def _refuse(wrong_BT: torch.Tensor, what: str) -> None:
         raise OffGridError(row, column, what)
 
 
-def fresh_clock(batch_size: int, segment_length: int, device: torch.device) -> Clock:
-    """The clock of rows that have read nothing."""
+def fresh_clock(
+    batch_size: int, segment_length: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Clock:
+    """The clock of rows that have read nothing. dtype: of the write weights; the state's."""
     zero = torch.zeros(batch_size, dtype=torch.long, device=device)
-    return Clock(zero, zero.clone(), torch.zeros(batch_size, segment_length, device=device))
+    return Clock(zero, zero.clone(), torch.zeros(batch_size, segment_length, dtype=dtype, device=device))
 
 
 Body = Callable[[torch.Tensor, tuple[Any, ...], Grid], tuple[torch.Tensor, tuple[Any, ...]]]

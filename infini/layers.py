@@ -120,7 +120,7 @@ class LocalAttention(nn.Module):
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         """A state of this layer alone, for rows that have read nothing."""
         device = self.q_proj.weight.device if device is None else torch.device(device)
-        clock = fresh_clock(batch_size, self.segment_length, device)
+        clock = fresh_clock(batch_size, self.segment_length, device, state_dtype(self.q_proj.weight.dtype))
         return State(clock, (self.init_leaves(batch_size, device),))
 
     def forward(

@@ -21,7 +21,7 @@ class Clock(NamedTuple):
 
     position_B: int64, tokens since the row's last reset.
     slot_B: int64, tokens in the row's unfinished segment, in [0, segment_length).
-    weight_BN: float32, write weights of the unfinished segment's tokens, 0 beyond slot_B.
+    weight_BN: float32 (float64 in float64), write weights of the unfinished segment's tokens, 0 beyond slot_B.
     """
 
     position_B: torch.Tensor

@@ -22,7 +22,7 @@ from infini.grid import Grid, Piece
 from infini.layers import Window
 from infini.models import register
 from infini.models.transformer_xl import XLAttention, XLLeaves
-from infini.ops.dtypes import for_products
+from infini.ops.dtypes import for_products, state_dtype
 from infini.ops.nearest import Search, nearest
 from infini.protocols import Dimensions
 
@@ -51,11 +51,13 @@ class NormalisedAttention(XLAttention):
 
     def _keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = super()._keys_values(x)
-        return F.normalize(k, dim=-1), v
+        return F.normalize(k.to(state_dtype(k.dtype)), dim=-1).to(k.dtype), v
 
     def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
         q, bias = super().queries(x_BSQD, n_keys)
-        return F.normalize(q, dim=-1) * self.head_scale[:, None].to(q.dtype), bias * self.head_scale[:, None, None]
+        # Only the product is rounded to the queries' dtype: a scale is the same for every token.
+        unit = F.normalize(q.to(state_dtype(q.dtype)), dim=-1)
+        return (unit * self.head_scale[:, None]).to(q.dtype), bias * self.head_scale[:, None, None]
 
 
 class MemorizingAttention(NormalisedAttention):

@@ -142,8 +142,9 @@ class XLAttention(LocalAttention):
         q = self.q_proj(x_BSQD).unflatten(-1, heads)
         if self.positions == "dai2019":
             r = self.r_proj(sinusoids(n_keys, self.d_model, q.device, q.dtype)).unflatten(-1, heads)
-            by_distance = torch.einsum("bsqhk,lhk->bshql", q + self.v.view(heads).to(q.dtype), r)
-            return q + self.u.view(heads).to(q.dtype), relative_shift(by_distance) * self.scale
+            with_u, with_v = ((q + bias.view(heads)).to(q.dtype) for bias in (self.u, self.v))
+            by_distance = torch.einsum("bsqhk,lhk->bshql", with_v, r)
+            return with_u, relative_shift(by_distance) * self.scale
         return q, t5_bias(self.bucket_bias, distances(q.shape[2], n_keys, q.device))[None, None]
 
 

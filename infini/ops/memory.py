@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from infini.ops.dtypes import scaled
+
 UpdateRule = Literal["linear", "delta"]
 DeltaNormaliser = Literal["previous", "current"]
 FirstSegment = Literal["local", "zero"]
@@ -60,14 +62,38 @@ def sigma(x: torch.Tensor) -> torch.Tensor:
 
 
 def retrieve(sq_BSGQK: torch.Tensor, m_BSGKV: torch.Tensor, z_BSGK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numerator sigma(Q) M [B, S, G, Q, V] and denominator sigma(Q) z [B, S, G, Q, 1] (state dtype) of Eq. 3."""
-    numerator = sq_BSGQK @ m_BSGKV.to(sq_BSGQK.dtype)
+    """Numerator sigma(Q) M [B, S, G, Q, V] and denominator sigma(Q) z [B, S, G, Q, 1] (state dtype) of Eq. 3.
+
+    The numerator has the dtype of sigma(Q), but for float16, which ends at 65,504: M and sums with it pass that.
+    """
+    if sq_BSGQK.dtype == torch.float16:
+        sq_BSGQK = sq_BSGQK.to(m_BSGKV.dtype)
+    with torch.autocast(m_BSGKV.device.type, enabled=False):
+        numerator = sq_BSGQK @ m_BSGKV.to(sq_BSGQK.dtype)
     return numerator, normaliser(sq_BSGQK, z_BSGK)
 
 
 def normaliser(s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
     """sigma(.) z of Eq. 3 and 5 in the state's dtype, clamped from below -> [B, S, G, N, 1]."""
     return _Normaliser.apply(s_BSGNK, z_BSGK).clamp(min=SMALLEST_NORMALISER)
+
+
+class _Share(torch.autograd.Function):
+    """g / n of a normaliser n. g: broadcast to n.
+
+    The gradient in n is taken as (gradient x g / n) / n, whose first factor is of ordinary size. As torch takes it,
+    g / n^2 overflows in float32 as soon as n is below 1e-19.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, g: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(g, n)
+        return g / n
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        g, n = ctx.saved_tensors
+        return (grad / n).sum_to_size(g.shape), -(grad * (g / n)) / n
 
 
 class _Normaliser(torch.autograd.Function):
@@ -107,7 +133,20 @@ def scan(
     the spectral radius of A_s by 1 (an addition to the paper).
     """
     dtype = memory.z_BGK.dtype
-    written = sk_BSGNK if weight_BSN is None else sk_BSGNK * weight_BSN[:, :, None, :, None].to(sk_BSGNK.dtype)
+    if sk_BSGNK.dtype == torch.float16:
+        # Sums over tokens, and write weights, pass the largest float16.
+        sk_BSGNK, v_BSGNV = sk_BSGNK.to(dtype), v_BSGNV.to(dtype)
+        with torch.autocast(sk_BSGNK.device.type, enabled=False):
+            return scan(
+                sk_BSGNK,
+                v_BSGNV,
+                memory,
+                rule=rule,
+                delta_normaliser=delta_normaliser,
+                weight_BSN=weight_BSN,
+                reset_BS=reset_BS,
+            )
+    written = sk_BSGNK if weight_BSN is None else scaled(sk_BSGNK, weight_BSN[:, :, None, :, None])
     written_t = written.transpose(-1, -2)
     dz_BSGK = written.sum(-2, dtype=dtype)
     b_BSGKV = (written_t @ v_BSGNV).to(dtype)
@@ -118,8 +157,9 @@ def scan(
     else:
         z_divisor = z_read if delta_normaliser == "previous" else z_read + dz_BSGK
         # Where nothing was written yet there is nothing to subtract: the read is 0 / 0 and counts as 0.
-        share = normaliser(sk_BSGNK, z_divisor).reciprocal() * (z_read.sum(-1) > 0)[..., None, None]
-        a_BSGKK = (written_t @ (sk_BSGNK * share.to(sk_BSGNK.dtype))).to(dtype)
+        written_before = (z_read.sum(-1) > 0)[..., None, None].to(dtype)
+        share = _Share.apply(written_before, normaliser(sk_BSGNK, z_divisor))
+        a_BSGKK = (written_t @ scaled(sk_BSGNK, share)).to(dtype)
         m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, memory.m_BGKV, kept_SB)
     return Memory(m_read, z_read), Memory(m_last, z_last)
 
@@ -189,7 +229,7 @@ def gate(
     """
     g_mem = g if first is None else g.masked_fill(first, 0.0)
     g_dot = g_mem if first_segment == "local" else g
-    return _Mix.apply(a_dot, numerator, 1 - g_dot, g_mem / denominator)
+    return _Mix.apply(a_dot, numerator, 1 - g_dot, _Share.apply(g_mem, denominator))
 
 
 class _Mix(torch.autograd.Function):
@@ -198,7 +238,8 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(a, b, x, y)
-        return (a * x.to(a.dtype)).addcmul_(b, y.to(a.dtype))
+        # Only the sum is rounded to a's dtype: x is a gate, the same for every token.
+        return (a * x).addcmul_(b, y).to(a.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -208,4 +249,4 @@ class _Mix(torch.autograd.Function):
             (grad * part).sum(-1, keepdim=True, dtype=weight.dtype).sum_to_size(weight.shape)
             for part, weight in ((a, x), (b, y))
         )
-        return grad * x.to(grad.dtype), grad * y.to(grad.dtype), g_x, g_y
+        return (grad * x).to(a.dtype), (grad * y).to(b.dtype), g_x, g_y

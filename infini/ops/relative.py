@@ -122,8 +122,11 @@ def masked_attention(
         with torch.autocast("cpu", enabled=False):
             a = _attended(q, k, bias, scale).to(v.dtype) @ v if plain else _Biased.apply(q, k, v, bias, scale)
     else:
-        mask = bias_XHQL.to(q.dtype)
-        a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)
+        # On a GPU the kernels that take a mask want the queries' dtype. Elsewhere biases are not rounded: they are the
+        # same for every token.
+        mask = bias_XHQL.to(q.dtype if q.device.type == "cuda" else torch.promote_types(q.dtype, torch.float32))
+        with torch.autocast(q.device.type, enabled=False):
+            a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)
     return a.transpose(1, 2)
 
 
