@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from infini.ops.dtypes import for_products, state_dtype
+from infini.ops.dtypes import for_products, scaled, state_dtype
 
 IGNORE = -100
 
@@ -22,7 +22,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         kept = target_P != IGNORE
         weight = weight_WD.to(hidden_PD.dtype)
         total = hidden_PD.new_zeros((), dtype=state_dtype(hidden_PD.dtype))
-        grad_hidden = torch.empty_like(hidden_PD) if need_hidden else None
+        # Not rounded before backward() has multiplied it.
+        grad_hidden = torch.empty_like(hidden_PD, dtype=total.dtype) if need_hidden else None
         grad_weight = torch.zeros_like(weight_WD) if need_weight else None
         # The buffers serve every chunk, and every pass is in place: fresh ones would cost more than the products.
         n, width = hidden_PD.shape[0], weight.shape[0]
@@ -40,18 +41,30 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             norm = weights.sum(-1, keepdim=True)
             total += ((norm.log() + top - right) * keep).sum()
             if grad_hidden is not None or grad_weight is not None:
-                weights.mul_(keep / norm).scatter_add_(1, target, -keep.to(norm.dtype))
-                grad = product.copy_(weights)
+                weights.mul_(keep / norm)
+                # The target's weight, p - 1, is most of a token's gradient, and where p is small it is rounded to -1
+                # for every token. So it is multiplied apart, in the wider dtype.
+                of_target = weights.gather(1, target) - keep.to(weights.dtype)
+                others = product.copy_(weights.scatter_(1, target, 0.0))
                 if grad_hidden is not None:
-                    torch.mm(grad, weight, out=grad_hidden[start : start + chunk])
+                    part = grad_hidden[start : start + chunk].copy_(others @ weight)
+                    part.addcmul_(weight.index_select(0, target.flatten()), of_target)
                 if grad_weight is not None:
-                    grad_weight += (grad.T @ hidden).to(grad_weight.dtype)
+                    grad_weight += (others.T @ hidden).to(grad_weight.dtype)
+                    added = (hidden * of_target).to(grad_weight.dtype)
+                    # Unlike index_add_ it gives the same sums every time on a GPU too.
+                    grad_weight.index_put_((target.flatten(),), added, accumulate=True)
         ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.dtype = hidden_PD.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight = (None if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors)
+        hidden, weight = ctx.saved_tensors
+        # The weight of a mean, 1 / count, keeps its own dtype too: rounded to bfloat16, it would make every gradient
+        # wrong by the same factor, up to 1.004.
+        hidden = None if hidden is None else (hidden * grad).to(ctx.dtype)
+        weight = None if weight is None else scaled(weight, grad)
         return hidden, weight, None, None
 
 
