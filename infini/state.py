@@ -92,7 +92,7 @@ def scale_memory(tree: Tree, factor_B: torch.Tensor) -> Tree:
     """The tree with each row's sums over tokens multiplied by a number of its own, as if every token of the row had
     written so many times as much; differentiable.
 
-    Sums are the leaves of NamedTuples that say so, by a class attribute `is_a_sum = True`. Caches, and all else that
+    Sums are the leaves of NamedTuples that say so, by a property `is_a_sum`. Caches, and all else that
     tokens replace instead of add to, stay as they are.
     """
     if isinstance(tree, torch.Tensor):

@@ -312,17 +312,20 @@ def stream_with_foreign_memory(
             points.put(_put_down(position + N, state, own, foreign) | watched)
     result = own.result()
     if growth is not None:
-        result.growth = growth.tolist()
+        result.growth = [[value for value in layer if value != -math.inf] for layer in growth.tolist()]
     return result, foreign.result()
 
 
 def _growth(before: State, after: State) -> torch.Tensor:
-    """max over rows and dimensions of dz / z by layer and head [L, G], of layers that keep a normaliser z."""
+    """max over rows and dimensions of dz / z by layer and head [L, G], of layers that keep a normaliser z; minus
+    infinity where a layer has fewer heads than another."""
     ratios = []
     for (path, z), (_, grown) in zip(leaves(before.layers), leaves(after.layers), strict=True):
         if path.endswith("z_BGK"):
             ratios.append(((grown - z) / z.clamp(min=1e-30)).amax((0, 2)))
-    return torch.stack(ratios) if ratios else torch.zeros(0)
+    # Layers may have different numbers of heads.
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(ratios, batch_first=True, padding_value=-math.inf) if ratios else torch.zeros(0)
 
 
 def metrics(streamed: Streamed, n_words: np.ndarray, n_bytes: np.ndarray) -> dict[str, dict[str, Any]]:

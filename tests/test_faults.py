@@ -144,6 +144,23 @@ def test_beomi_large_values_do_not_overflow_in_bf16(rule: str) -> None:
 
 
 @RULES
+def test_beomi_a_normaliser_of_zero_divides_nothing(rule: str) -> None:
+    """Keys so far below 0 that float32 holds none of what they write: the memory reads 0, with finite gradients."""
+    layer = show_heads(make_layer(update_rule=rule)).float()
+    with torch.no_grad():
+        layer.q_proj.weight.zero_()
+        layer.k_proj.weight.zero_()
+        layer.k_proj.weight[:, 0] = -200
+    x = inputs(1, 24).float()
+    x[..., 0] = 1
+    x.requires_grad_()
+    y, state = set_gates(layer, 40)(x)
+    assert not memory_of(state).z_BGK.any() and not y[:, 8:].any()
+    y.square().sum().backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (x, *layer.parameters()))
+
+
+@RULES
 @pytest.mark.parametrize(("heads", "groups"), [(4, 2), (6, 2), (4, 1)])
 def test_beomi_grouped_query_heads_are_heads_with_copied_keys_and_values(rule: str, heads: int, groups: int) -> None:
     """Sharing a key-value head is having copies of it, side by side: in the window and in the memory."""

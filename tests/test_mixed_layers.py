@@ -19,7 +19,6 @@ from helpers import (
     by_distance,
     make_model,
     mixed,
-    mixed_decoder,
     oracle_layer,
     random_ids,
     tiny_dims,
@@ -179,9 +178,10 @@ def test_horizons_add_up_from_layer_to_layer(n_layers: int) -> None:
     S = 5
     ids = (3 * torch.arange(S).repeat_interleave(SEGMENT) + torch.arange(S * SEGMENT) % 3)[None]
     model(ids).hidden_BTD[:, -1].square().sum().backward()
+    assert model.embedding.weight.grad is not None and model.gradient_horizon == n_layers
     reached = model.embedding.weight.grad[: 3 * S].unflatten(0, (S, 3)).abs().amax((1, 2)) > 0
-    assert reached.tolist() == [S - 1 - s <= model.gradient_horizon for s in range(S)]
-    assert model.gradient_horizon == n_layers and model.receptive_field(S) == (n_layers + 1) * SEGMENT
+    assert reached.tolist() == [S - 1 - s <= n_layers for s in range(S)]
+    assert model.receptive_field(S) == (n_layers + 1) * SEGMENT
 
 
 def test_layers_share_one_segment_length() -> None:
@@ -411,7 +411,33 @@ def test_half_dilution_without_a_memory_is_empty(options: dict[str, Any]) -> Non
     assert half_dilution(make_model(options), random_ids(1, 4), mask, mask, mask) == []
 
 
-def test_mixed_layers_of_a_name() -> None:
-    """The helper builds what its names say."""
-    model = mixed_decoder(("local", "delta"), tiny_dims())
-    assert [type(layer) for layer in model.attentions()] == [LocalAttention, InfiniAttention]
+def test_layers_of_different_sizes() -> None:
+    """Other numbers of heads, sizes of keys and values, and positions: whatever is measured by head has those of each
+    layer."""
+    sizes: list[dict[str, Any]] = [
+        {"n_heads": 4, "d_key": 4, "n_kv_heads": 2, "d_value": 3, "positions": "t5"},
+        {"n_heads": 2, "d_key": 6, "n_kv_heads": 1, "update_rule": "delta"},
+        {"n_heads": 3, "d_key": 2, "d_value": 5},
+    ]
+    dims = tiny_dims(n_layers=3)
+
+    def attention(layer: int) -> InfiniAttention:
+        own = dict(sizes[layer])
+        return InfiniAttention(dims.d_model, own.pop("n_heads"), own.pop("d_key"), SEGMENT, **own)
+
+    torch.manual_seed(0)
+    model: Any = Decoder(dims, VOCABULARY, attention).double().eval()
+    ids = random_ids(2, 4 * SEGMENT + 3)
+    out = model(ids)
+    assert_close(out.hidden_BTD, oracle_decoder(model, ids), 1e-12, "hidden")
+    assert memory_floats(out.state) == model.state_floats(4) == 2 * 4 * 4 + 6 * 7 + 3 * 2 * 6
+    assert [len(layer) for layer in model.gates()] == [4, 2, 3]
+    masks = [torch.zeros(ids.shape, dtype=torch.bool) for _ in range(3)]
+    for mask, columns in zip(masks, (slice(2, 5), slice(SEGMENT, 2 * SEGMENT), slice(-2, None)), strict=True):
+        mask[:, columns] = True
+    assert [len(layer) for layer in half_dilution(model, ids, *masks)] == [4, 2, 3]
+    with recorded(model, "k_proj") as keys:
+        model(ids)
+    assert penalty(model, keys, torch.ones(ids.shape, dtype=torch.bool)).isfinite()
+    own, _ = stream_with_foreign_memory(model.float(), Documents(5 * SEGMENT, 4 * SEGMENT), 0)
+    assert [len(layer) for layer in own.growth] == [2, 1, 3] and all(v > 0 for layer in own.growth for v in layer)

@@ -49,11 +49,12 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("spread", [0.03, 1.0], ids=["targets-unlikely", "targets-mixed"])
 @pytest.mark.parametrize("ignored", [0, 250])
+@pytest.mark.parametrize("weights", [torch.float32, BF16], ids=["weights-float32", "weights-bfloat16"])
 @pytest.mark.parametrize("count", [3, 7, 333, 1000])
-def test_gradients_of_a_mean_loss(count: int, ignored: int, spread: float) -> None:
+def test_gradients_of_a_mean_loss(count: int, weights: torch.dtype, ignored: int, spread: float) -> None:
     """1 / count is one factor for all, and so is the -1 of targets that the model finds unlikely."""
     hidden = normal(1, 1000, 64).mul(spread).to(BF16).requires_grad_()
-    weight = normal(300, 64, seed=1).div(8).requires_grad_()
+    weight = normal(300, 64, seed=1).div(8).to(weights).requires_grad_()
     target = torch.randint(300, (1, 1000), generator=torch.Generator().manual_seed(2))
     target[:, :ignored] = IGNORE
     total, n = summed_cross_entropy(hidden, weight, target, 128)
@@ -63,7 +64,8 @@ def test_gradients_of_a_mean_loss(count: int, ignored: int, spread: float) -> No
     loss = F.cross_entropy((wide @ rounded.T)[0], target[0], ignore_index=IGNORE, reduction="sum") / count
     theirs = torch.autograd.grad(loss, (wide, rounded))
     assert_unbiased(ours[0], theirs[0], "hidden")
-    # A sum of many tokens in float32: nothing is rounded at the end.
+    # A sum of many tokens in float32.
+    assert ours[1].dtype == weights
     assert relative_error(ours[1], theirs[1]) < ROUNDING and abs(slope(ours[1], theirs[1])) < SLOPE
     if ignored:
         assert not ours[0][:, :ignored].any()
@@ -163,8 +165,12 @@ def test_attention_biases(length: int, n_kv_heads: int, trained: bool) -> None:
     masked = bias.masked_fill(future, -math.inf).requires_grad_(trained)
     with torch.set_grad_enabled(trained), torch.autocast("cpu", BF16):
         ours = masked_attention(q, k, v, masked, 0.25)
-    wide = [x.double().transpose(1, 2) for x in (q, *(x.repeat_interleave(4 // n_kv_heads, 2) for x in (k, v)))]
-    theirs = F.scaled_dot_product_attention(*wide, attn_mask=masked.detach().double(), scale=0.25).transpose(1, 2)
+    shared = 4 // n_kv_heads
+    wide_q, wide_k, wide_v = (
+        x.double().transpose(1, 2) for x in (q, k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2))
+    )
+    score = (0.25 * wide_q @ wide_k.transpose(-1, -2) + masked.detach().double()).softmax(-1)
+    theirs = (score @ wide_v).transpose(1, 2)
     # In training few scores are plain products, which bfloat16 rounds.
     plain = trained and length == 16
     assert relative_error(ours, theirs) < (4 if plain else 1) * ROUNDING
@@ -180,13 +186,14 @@ def test_write_weights_of_a_float64_layer_are_float64(rule: str, weight: float) 
     weights[:, ::3] = 0.7
     y, m, z = oracle_layer(layer, x, write_weight_BT=weights)
     for cuts in ([999], [5, 7, 1]):
-        state, parts, start = None, [], 0
+        state: Any = None
+        parts: list[torch.Tensor] = []
+        start = 0
         while start < x.shape[1]:
             columns = slice(start, start + cuts[min(len(parts), len(cuts) - 1)])
             part, state = layer(x[:, columns], state, write_weight_BT=weights[:, columns])
             parts.append(part)
             start = columns.stop
-        assert state is not None
         for name, got, right in zip(("y", "M", "z"), (torch.cat(parts, 1), *state.layers[0].memory), (y, m, z)):  # noqa: B905
             assert_close(got, right, 1e-13, name)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from infini.ops.dtypes import for_products, scaled, state_dtype
+from infini.ops.dtypes import for_products, state_dtype
 
 IGNORE = -100
 
@@ -22,9 +22,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         kept = target_P != IGNORE
         weight = weight_WD.to(hidden_PD.dtype)
         total = hidden_PD.new_zeros((), dtype=state_dtype(hidden_PD.dtype))
-        # Not rounded before backward() has multiplied it.
+        # Neither is rounded before backward() has multiplied it.
         grad_hidden = torch.empty_like(hidden_PD, dtype=total.dtype) if need_hidden else None
-        grad_weight = torch.zeros_like(weight_WD) if need_weight else None
+        grad_weight = torch.zeros_like(weight_WD, dtype=total.dtype) if need_weight else None
         # The buffers serve every chunk, and every pass is in place: fresh ones would cost more than the products.
         n, width = hidden_PD.shape[0], weight.shape[0]
         products = hidden_PD.new_empty(min(chunk, n), width)
@@ -55,16 +55,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     # Unlike index_add_ it gives the same sums every time on a GPU too.
                     grad_weight.index_put_((target.flatten(),), added, accumulate=True)
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.dtype = hidden_PD.dtype
+        ctx.dtypes = hidden_PD.dtype, weight_WD.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight = ctx.saved_tensors
         # The weight of a mean, 1 / count, keeps its own dtype too: rounded to bfloat16, it would make every gradient
         # wrong by the same factor, up to 1.004.
-        hidden = None if hidden is None else (hidden * grad).to(ctx.dtype)
-        weight = None if weight is None else scaled(weight, grad)
+        hidden, weight = (
+            None if g is None else (g * grad).to(dtype) for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
         return hidden, weight, None, None
 
 

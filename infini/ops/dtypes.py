@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -13,11 +15,26 @@ def for_products(x: torch.Tensor) -> torch.Tensor:
 
 def scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """x times a factor that is shared by many numbers, in x's dtype: only the result is rounded to it. A factor that is
-    rounded first errs in the same direction for all of them."""
-    if factor.dim() == 0:
-        # A number without dimensions would take x's dtype.
-        factor = factor.expand(1)
-    return (x * factor).to(x.dtype)
+    rounded first errs in the same direction for all of them. factor: of x's dimensions, each as long or 1."""
+    out: torch.Tensor = _Scaled.apply(x, factor)
+    return out
+
+
+class _Scaled(torch.autograd.Function):
+    """As autograd has it, with a pass less over numbers of the wider dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, factor)
+        return (x * factor).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        x, factor = ctx.saved_tensors
+        g_factor = None
+        if ctx.needs_input_grad[1]:
+            g_factor = (grad * x).sum(-1, keepdim=True, dtype=factor.dtype).sum_to_size(factor.shape)
+        return (grad * factor).to(x.dtype), g_factor
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

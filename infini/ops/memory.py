@@ -33,9 +33,13 @@ class Memory(NamedTuple):
     z_BGK: [B, G, K] normaliser z, the sum of sigma(k) over past segments (Eq. 4).
     """
 
-    is_a_sum = True
     m_BGKV: torch.Tensor
     z_BGK: torch.Tensor
+
+    @property
+    def is_a_sum(self) -> bool:
+        """Both are sums over tokens, which infini.state.scale_memory multiplies."""
+        return True
 
 
 class _Sigma(torch.autograd.Function):
