@@ -9,6 +9,7 @@ from helpers import SEGMENT, make_model, random_ids
 
 from infini.ops.reference import sigma
 from infini.projections import recorded
+from infini.training.length_extension import carried_call, extended_call
 from infini.training.sparse_writes import FLOOR, penalty
 
 
@@ -102,3 +103,16 @@ def test_the_penalty_reaches_the_weights_through_recomputed_activations() -> Non
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other)
+
+
+def test_a_carried_length_extension_pays_once_for_every_token() -> None:
+    """It reads what follows the boundary a second time, for the state: that writes nothing more."""
+    model = make_model({"name": "infini_linear"}, torch.float64)
+    ids, factor = random_ids(2, 3 * SEGMENT), torch.tensor([50.0, 400.0], dtype=torch.float64)
+    mask = torch.ones(ids.shape, dtype=torch.bool)
+    with recorded(model, "k_proj", with_gradients=True) as keys:
+        carried_call(model, ids, None, None, None, SEGMENT, factor)
+    with recorded(model, "k_proj") as expected:
+        extended_call(model, ids, None, None, None, SEGMENT, factor)
+    assert penalty(model, keys, mask).item() == pytest.approx(penalty(model, expected, mask).item(), rel=1e-12)
+    assert penalty(model, keys, mask).requires_grad

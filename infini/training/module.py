@@ -84,6 +84,7 @@ class LanguageModelModule(lightning.LightningModule):
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
         sparse_writes = self.recipe.sparse_writes if writes else None
         if sparse_writes:
+            # What is read again for the carried state alone is not written twice.
             with recorded(self.model, "k_proj") as keys:
                 out = self._call(batch, state)
         else:
