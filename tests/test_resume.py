@@ -339,10 +339,22 @@ def test_every_random_number_is_the_one_it_would_have_been(corpus: Path, tmp_pat
 
 
 def test_random_states_are_put_back() -> None:
-    states = random_states()
+    states = random_states(torch.device("cpu"))
     first = random.random(), float(np.random.rand()), float(torch.rand(()))
-    set_random_states(states)
+    set_random_states(states, torch.device("cpu"))
     assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == first
+
+
+def test_the_random_state_of_a_gpu_is_put_back_on_a_gpu_of_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any machine, however many it has: the state is that of the one GPU of the training."""
+    kept = {torch.device("cuda", 1): torch.tensor([1, 2, 3], dtype=torch.uint8)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: kept[device])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: kept.update({device: state}))
+    states = random_states(torch.device("cuda", 1))
+    set_random_states(states, torch.device("cpu"))
+    assert len(kept) == 1
+    set_random_states(states, torch.device("cuda", 0))
+    assert torch.equal(kept[torch.device("cuda", 0)], kept[torch.device("cuda", 1)])
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import VOCABULARY, make_model, tiny_dims, variant_id, variants
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from safetensors.torch import load_file
 from tiny_runs import TINY, write_corpus
 from torch.utils.data import DataLoader
@@ -312,6 +313,50 @@ def test_the_carried_state_is_part_of_a_checkpoint() -> None:
         assert torch.equal(mine, theirs), path
     assert other.loss_curve == module.loss_curve
     assert other.tokens_seen == 2 * 2 * SEGMENT
+
+
+def test_what_a_checkpoint_carries_goes_to_the_device_of_the_model() -> None:
+    """A checkpoint is loaded before Lightning moves the model: state and histories follow it to its device."""
+    cfg = compose(recipe_overrides(3))
+    module = LanguageModelModule(make_model(WITH_MEMORY[0]), cfg.optimizer, cfg.recipe, carry_state=True)
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    module.training_step(batch(1), 0)
+    module.histories = module.carried
+    checkpoint: dict[str, Any] = {}
+    module.on_save_checkpoint(checkpoint)
+    other = LanguageModelModule(make_model(WITH_MEMORY[0]), cfg.optimizer, cfg.recipe, carry_state=True)
+    other.on_load_checkpoint(checkpoint)
+    other.to("meta")
+    other.on_train_start()
+    for name, state in (("carried", other.carried), ("histories", other.histories)):
+        devices = {path: leaf.device.type for path, leaf in leaves(state)}
+        assert devices and set(devices.values()) == {"meta"}, (name, devices)
+
+
+def test_a_checkpoint_is_loaded_before_the_model_is_moved_and_training_starts_after(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of Lightning's hooks that the test above relies on."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_at(patch, 3)
+        train(corpus, tmp_path, "recipe.steps=4", "recipe.save_every=2")
+    order: list[str] = []
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*arguments: Any) -> Any:
+            order.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(LanguageModelModule, "on_load_checkpoint")
+    watch(SingleDeviceStrategy, "model_to_device")
+    watch(LanguageModelModule, "on_train_start")
+    watch(LanguageModelModule, "training_step")
+    train(corpus, tmp_path, "recipe.steps=4", "recipe.save_every=2")
+    assert order[:4] == ["on_load_checkpoint", "model_to_device", "on_train_start", "training_step"]
 
 
 @pytest.mark.parametrize(("step", "steps"), [(3, 15), (3, 4), (12, 15)], ids=["early", "few steps", "late"])

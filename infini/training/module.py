@@ -15,7 +15,7 @@ from infini.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.projections import recorded
 from infini.protocols import ModelOutput, optional
 from infini.schema import OptimizerConfig, RecipeConfig
-from infini.state import State, detach, leaves, map_state
+from infini.state import State, detach, leaves, map_state, move
 from infini.training import length_extension, long_history
 from infini.training.non_finite import first_not_finite
 from infini.training.optimizers import build_optimizer
@@ -70,11 +70,15 @@ class LanguageModelModule(lightning.LightningModule):
 
     def on_train_start(self) -> None:
         self._started = time.perf_counter()
+        # A checkpoint is loaded before the model is moved to its device.
+        self.carried, self.histories = (
+            None if state is None else move(state, self.device) for state in (self.carried, self.histories)
+        )
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Not when a checkpoint is loaded: making the loader's iterator draws a number, as it did the first time.
         if self._random_states is not None:
-            set_random_states(self._random_states)
+            set_random_states(self._random_states, self.device)
             self._random_states = None
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> torch.Tensor:
@@ -211,7 +215,7 @@ class LanguageModelModule(lightning.LightningModule):
             "stage_loss": self.stage_loss,
             "stage_steps": self.stage_steps,
             "seconds": self.seconds,
-            "random_states": random_states(),
+            "random_states": random_states(self.device),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -194,8 +194,9 @@ class SavePoints(Callback):
             self.newest_step, self._saved = step, time.monotonic()
 
 
-def random_states() -> dict[str, Any]:
-    """The state of every random number generator that a training could draw from, as weights_only=True reads it."""
+def random_states(device: torch.device) -> dict[str, Any]:
+    """The state of every random number generator that a training on `device` draws from, as weights_only=True reads
+    it."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, gauss_next = random.getstate()
     states: dict[str, Any] = {
@@ -203,20 +204,20 @@ def random_states() -> dict[str, Any]:
         "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
         "python": [version, list(internal), gauss_next],
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state_all()
+    if device.type == "cuda":
+        states["cuda"] = [torch.cuda.get_rng_state(device)]
     return states
 
 
-def set_random_states(states: dict[str, Any]) -> None:
-    """Put back what random_states gave."""
+def set_random_states(states: dict[str, Any], device: torch.device) -> None:
+    """Put back what random_states gave; on a GPU the state of that GPU, whichever number it has here."""
     torch.set_rng_state(states["torch"].cpu())
     kind, keys, position, has_gauss, gauss = states["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     version, internal, gauss_next = states["python"]
     random.setstate((version, tuple(internal), gauss_next))
-    if "cuda" in states and torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"][0].cpu(), device)
 
 
 def _lock(path: Path) -> Any:
