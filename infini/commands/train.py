@@ -14,6 +14,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -40,6 +41,7 @@ from infini.training.compiled import check_compiler, compile_layers
 from infini.training.loggers import close_loggers, make_logger
 from infini.training.module import LanguageModelModule
 from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun
+from infini.training.trainer import ignored_variables, make_trainer, usr1_as_interrupt, without_launcher
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -50,6 +52,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     return 0
 
 
+@usr1_as_interrupt()
 def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
 
@@ -118,10 +121,13 @@ def _fit(
         _warn(console, f"{path}: damaged, passed over")
     if point is not None:
         console.print(f"going on from {point}", markup=False, highlight=False, soft_wrap=True)
+    if variables := ignored_variables():
+        _warn(console, f"{', '.join(variables)}: ignored; a training is what its configuration says")
     saving = SavePoints(unfinished, cfg.recipe.save_every, point)
     trainer = _trainer(cfg, device, record.run_id, saving)
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=None if point is None else str(point), weights_only=True)
+        with without_launcher():
+            trainer.fit(module, datamodule=data, ckpt_path=None if point is None else str(point), weights_only=True)
         module.read_losses()
     except SystemExit:
         if not trainer.interrupted:
@@ -140,6 +146,11 @@ def _fit(
         ) from error
     if trainer.interrupted:
         raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.where_to_go_on()}")
+    if not trainer.global_step == len(module.loss_curve) == cfg.recipe.steps:
+        raise InputError(
+            f"recipe.steps={cfg.recipe.steps}: the training ended after {trainer.global_step} optimizer steps on "
+            f"{len(module.loss_curve)} batches, so nothing is recorded. {saving.newest()}"
+        )
     return point is not None
 
 
@@ -230,8 +241,10 @@ def _check_strategy(cfg: Config, device: torch.device) -> None:
         return
     one_of("parallel.strategy", cfg.parallel.strategy, ("auto", *StrategyRegistry.available_strategies()))
     try:
-        lightning.Trainer(**_place(cfg, device), logger=False, enable_checkpointing=False, enable_model_summary=False)
-    except (ValueError, ImportError, MisconfigurationException) as error:
+        made = make_trainer(**_place(cfg, device), logger=False, enable_checkpointing=False, enable_model_summary=False)
+        if isinstance(made.strategy.launcher, _MultiProcessingLauncher):
+            raise ValueError("it starts processes of its own, and a training is one process")
+    except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
             f"parallel.strategy={cfg.parallel.strategy!r}: not here ({reason}); auto always works"
@@ -240,7 +253,7 @@ def _check_strategy(cfg: Config, device: torch.device) -> None:
 
 def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints) -> lightning.Trainer:
     callbacks: list[Callback] = [saving, TrainingProgress(cfg.recipe.steps, Console(stderr=True))]
-    return lightning.Trainer(
+    return make_trainer(
         **_place(cfg, device),
         precision="bf16-mixed" if uses_bfloat16(cfg.parallel.precision, device) else "32-true",
         max_steps=cfg.recipe.steps,
