@@ -101,8 +101,13 @@ def generate(
 
 
 def draw(logits: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """A token by nucleus sampling from float32 logits [vocabulary]; see generate."""
+    """A token by nucleus sampling from float32 logits [vocabulary]; see generate.
+
+    Raises InputError for logits of which none is the largest: a NaN is among them, or an infinity.
+    """
     logits = logits.cpu()
+    if not bool(torch.isfinite(logits.max())):
+        raise InputError("checkpoint: the model's outputs are not finite, so no token can be drawn; take another one")
     if temperature == 0:
         return int(logits.argmax())
     # The largest at 0, so that no temperature overflows.

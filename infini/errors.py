@@ -5,10 +5,25 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from infini.records import RunRecord
 
 
 class InputError(ValueError):
     """Something the user gave is wrong: a one-line message, shown without a traceback, with exit code 2."""
+
+
+class DivergedError(InputError):
+    """A training whose loss, weights or validation left the numbers that a float can hold.
+
+    step: the optimizer step at which that was seen. record: the run record that says so, once it is written.
+    """
+
+    def __init__(self, reason: str, step: int = 0, record: RunRecord | None = None) -> None:
+        super().__init__(reason)
+        self.step, self.record = step, record
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

@@ -77,6 +77,9 @@ class RunRecord:
     """One entry a document: name, tokens, words, bytes, nll (total, in nats) and what else was measured on it."""
     series: dict[str, Any] = field(default_factory=dict)
     """Curves and grids behind the figures."""
+    diverged: dict[str, Any] | None = None
+    """Of a training that diverged, which has no results and left no model: step, and reason in words. None for all
+    other runs, whose files do not mention it."""
     schema: int = SCHEMA
 
     @property
@@ -92,6 +95,8 @@ class RunRecord:
     def to_json(self) -> str:
         """The record as JSON text, with a checksum. Numbers that are not finite become null: JSON has no NaN."""
         content = _plain(asdict(self))
+        if self.diverged is None:
+            del content["diverged"]
         return _dumps(content | {"sha256": _checksum(content)})
 
     @classmethod
@@ -109,11 +114,13 @@ class RunRecord:
             raise ValueError(f"schema={raw.get('schema')!r}: this version reads schema {SCHEMA}")
         sha256 = raw.pop("sha256", None)
         known = {entry.name for entry in fields(cls)}
-        if wrong := sorted(known ^ set(raw)):
+        if wrong := sorted(known ^ {"diverged", *raw}):
             raise ValueError(f"missing or unknown fields: {', '.join(wrong)}")
         for name, kind in _FIELD_KINDS.items():
             if not isinstance(raw[name], kind):
                 raise ValueError(f"field {name!r} holds a {type(raw[name]).__name__}")
+        if not isinstance(raw.get("diverged"), dict | None):
+            raise ValueError("field 'diverged' holds no object")
         if sha256 is None:
             raise ValueError("it has no checksum")
         if sha256 != _checksum(raw):

@@ -364,6 +364,7 @@ def _ratio(total: float, n: int) -> float | None:
 
 def _exponential(value: float | None) -> float | None:
     try:
-        return None if value is None else math.exp(value)
+        found = None if value is None else math.exp(value)
     except OverflowError:
         return None
+    return found if found is not None and math.isfinite(found) else None

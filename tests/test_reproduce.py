@@ -17,7 +17,7 @@ from infini import records
 from infini.commands import reproduce
 from infini.commands.common import find_training
 from infini.config import compose
-from infini.errors import InputError
+from infini.errors import DivergedError
 from infini.records import RunRecord
 from tasks import text as text_module
 
@@ -73,7 +73,7 @@ def test_a_cell_that_diverges_leaves_the_others_to_be_filled(
     def fill(cfg: Any, *_: Any) -> None:
         cells.append(cfg.model["name"])
         if cfg.model["name"] == "rmt":
-            raise InputError("optimizer.lr=0.02: the loss at step 7 is nan")
+            raise DivergedError("optimizer.lr=0.02: the loss at step 7 is nan")
 
     monkeypatch.setattr(reproduce, "_fill", fill)
     monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)

@@ -19,7 +19,7 @@ from cli import main
 from infini import records
 from infini.commands import search
 from infini.config import compose, config_hash
-from infini.errors import InputError
+from infini.errors import DivergedError, InputError
 from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.search import SearchReport, at_the_edge, best_rate, build_search, next_rate, tuned_yaml
@@ -29,6 +29,12 @@ from infini.report.text_report import Report
 def run(loss: float | None, model: str = "rmt", metric: str = "validation_nll_per_token") -> RunRecord:
     made = make_train(model, 1, run_id=f"{model}-{loss}")
     made.results = {metric: {"value": loss, "n": 1}}
+    return made
+
+
+def diverged() -> RunRecord:
+    made = make_train("rmt", 1, run_id="rmt-diverged")
+    made.results, made.diverged = {}, {"step": 7, "reason": "the loss at step 7 is nan"}
     return made
 
 
@@ -56,7 +62,7 @@ def test_the_grid_grows_beyond_its_better_edge() -> None:
     assert next_rate({0.1: run(4.0), 0.2: run(3.0)}, 2.0) == 0.4
     assert next_rate({0.1: run(3.0), 0.2: run(4.0)}, 2.0) == 0.05
     assert next_rate({0.1: run(4.0), 0.2: run(3.0), 0.4: run(5.0)}, 2.0) == 0.05
-    assert next_rate({0.1: run(4.0), 0.2: run(3.0), 0.4: "it diverged"}, 3.0) == pytest.approx(0.1 / 3, rel=1e-5)
+    assert next_rate({0.1: run(4.0), 0.2: run(3.0), 0.4: diverged()}, 3.0) == pytest.approx(0.1 / 3, rel=1e-5)
     assert next_rate({0.1: run(4.0), 0.2: None}, 2.0) is None
 
 
@@ -116,7 +122,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     monkeypatch.setattr(search, "train", train)
     # Without texts: what was trained before was trained on those of today.
     monkeypatch.setattr(search, "newest_on_the_data", lambda cfg, runs, split: next(reversed(runs), None))
-    monkeypatch.setattr(search, "data_revision", lambda cfg, split: make_train("rmt", 1).data["revision"])
     return done
 
 
@@ -224,29 +229,32 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     below = search.train
 
     def diverging(cfg: Any, overrides: list[str]) -> RunRecord:
+        made = below(cfg, overrides)
         if cfg.model["name"] == "rmt" and cfg.optimizer.lr > 0.03:
-            raise InputError(f"optimizer.lr={cfg.optimizer.lr}: the loss is not finite")
-        return below(cfg, overrides)
+            made.results, made.diverged = {}, {"step": 7, "reason": "the loss is not finite"}
+            records.write_record(made, cfg.results_dir)
+            raise DivergedError("it went wrong", 7, made)
+        return made
 
     monkeypatch.setattr(search, "train", diverging)
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
     text = (tmp_path / "tuned" / "pg19_laptop_rmt_muon.yaml").read_text()
-    assert yaml.safe_load(text) == {"optimizer": {"lr": 0.02}} and "# 0.04: optimizer.lr=0.04: the loss" in text
+    assert yaml.safe_load(text) == {"optimizer": {"lr": 0.02}} and "# 0.04: the loss is not finite (" in text
     # What went wrong is known to the table, and to a search that is started again.
     assert main(["table", *WORDS, f"results_dir={tmp_path}"]) == 0
     assert "failed" in capfd.readouterr().out
     done = len(trained)
     monkeypatch.setattr(search, "train", below)
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
-    (path,) = (tmp_path / "diverged").iterdir()
-    assert len(trained) == done and f"remove {path} to try again" in capfd.readouterr().err
-    # On other texts it may go right.
-    monkeypatch.setattr(search, "data_revision", lambda cfg, split: "others")
+    (failed,) = (made for made in records.load_records(tmp_path) if made.diverged)
+    path = records.record_path(tmp_path, failed.run_id)
+    said = " ".join(capfd.readouterr().err.split())
+    assert len(trained) == done and "optimizer.lr=0.04: the loss is not finite; a lower one" in said
+    assert f"To try this one again, remove {path}" in said
+    # Without its record it is tried again.
+    path.unlink()
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
     assert ("rmt", 0.04) in trained[done:]
-    path.write_text("{")
-    assert main(["table", *WORDS, f"results_dir={tmp_path}"]) == 2
-    assert f"{path}: damaged; remove it to try that rate again" in capfd.readouterr().err
 
 
 def test_publishing_one_tasks_search_leaves_the_others_in_the_table(

@@ -23,7 +23,7 @@ from infini.config import Config, compose
 from infini.errors import InputError
 from infini.models import build_model, registered
 from infini.ops import memory
-from infini.records import RunRecord
+from infini.records import RunRecord, load_records
 from infini.schema import groups
 from infini.state import leaves
 from infini.training.module import LanguageModelModule
@@ -379,7 +379,10 @@ def test_a_loss_that_is_not_a_number_stops_with_its_step(
         error.value
     )
     assert f"The last good checkpoint is of step {(step - 1) // 2 * 2}" in str(error.value)
-    assert not (tmp_path / "runs").exists()
+    (record,) = load_records(tmp_path)
+    reason = f"the loss at step {step} is nan, the weights embedding.weight are not finite"
+    assert record.diverged == {"step": step, "reason": reason}
+    assert [at for at, _ in record.series["loss_curve"]] == list(range(1, step))
 
 
 def test_the_layer_of_a_value_that_is_not_finite_is_named(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import shlex
@@ -15,7 +16,7 @@ import torch
 
 from infini import records
 from infini.config import Config, config_hash
-from infini.errors import InputError
+from infini.errors import DivergedError, InputError
 from infini.models import kind_of
 from infini.precision import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.records import RunRecord, value_at
@@ -25,14 +26,42 @@ from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folde
 T = TypeVar("T")
 
 
-def unless_it_diverges(make: Callable[[], T]) -> T | str:
-    """What `make` gives; what is wrong with the rate where the training diverged."""
+def catch_divergence(make: Callable[[], T]) -> T | DivergedError:
+    """The result of `make`, or the error where its training diverged."""
     try:
         return make()
-    except InputError as error:
-        if not str(error).startswith(f"{KEY}="):
-            raise
-        return str(error)
+    except DivergedError as error:
+        return error
+
+
+def diverged_before(cfg: Config) -> RunRecord | None:
+    """The newest training of exactly this configuration, on the data as it is now, that is on record as diverged.
+
+    Raises InputError when there is one of this configuration and the data cannot be had.
+    """
+    runs = []
+    for path in sorted((Path(cfg.results_dir) / "runs").glob("*-train-*.json")):
+        # A training does not depend on the others: a damaged record of one is not what stops it.
+        with contextlib.suppress(InputError):
+            runs.append(records.read_record(path))
+    runs = [run for run in runs if run.diverged is not None and config_hash(run.config) == config_hash(cfg)]
+    return newest_on_the_data(cfg, runs, "train")
+
+
+def describe_divergence(record: RunRecord, results_dir: str, newest: str = "") -> str:
+    """What happened to a training that is on record as diverged, and how to have it made again.
+
+    newest: a sentence on its newest checkpoint.
+    """
+    rate, reason = value_at(record.config, KEY), (record.diverged or {}).get("reason")
+    again = f"To try this one again, remove {records.record_path(results_dir, record.run_id)}"
+    return f"{KEY}={rate}: {reason}; a lower one starts from the beginning. {newest}{'. ' * bool(newest)}{again}"
+
+
+def name_diverged(cells: Sequence[str]) -> None:
+    """Raises DivergedError that names the cells of a report whose training diverged; does nothing where none did."""
+    if cells:
+        raise DivergedError(f"{KEY}: too high for {'; '.join(cells)}; the other cells are filled")
 
 
 def load_data_module(cfg: Config) -> Any:
@@ -156,12 +185,14 @@ def names_a_task(overrides: list[str]) -> bool:
 def find_training(cfg: Config, with_model: bool = True) -> RunRecord | None:
     """The newest training run of exactly this configuration, on the data as it is now, whose model is still there.
 
-    with_model: whether it must be. Raises InputError when the data cannot be had.
+    with_model: whether it must be; a training that diverged has none, and is not taken in any case. Raises InputError
+    when the data cannot be had.
     """
     runs = [
         run
         for run in records.load_records(cfg.results_dir)
         if run.verb == "train"
+        and run.diverged is None
         and config_hash(run.config) == config_hash(cfg)
         and (not with_model or checkpoint_folder(cfg.results_dir, run.run_id).is_dir())
         # What was trained as a variant of another report fills no cell of a report without it.
@@ -183,11 +214,6 @@ def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Iterator[
     if runs:
         data = load_data_module(cfg)
         yield from (run for run in reversed(runs) if data.has_read(run.data, split))
-
-
-def data_revision(cfg: Config, split: str) -> str:
-    """Content hash of a split of the task as it is now; InputError when the data cannot be had."""
-    return str(load_data_module(cfg).revision(split))
 
 
 def start_record(

@@ -132,7 +132,7 @@ def publish_search(report: SearchReport, cfg: Config, overrides: list[str], publ
     known = records.load_records(results_dir)
     found = found_by_search(report, cfg, overrides, known)
     runs = [run for models in found.values() for losses in models.values() for run in losses.values()]
-    chosen = {run.run_id: run for run in runs if isinstance(run, RunRecord)}
+    chosen = {run.run_id: run for run in runs if run is not None}
     if not chosen:
         raise InputError(f"{results_dir}: no runs of {report.name} at scale {cfg.scale.name} to publish")
     for record in chosen.values():

@@ -8,15 +8,21 @@ from rich.console import Console
 
 from infini import records
 from infini.commands import table
-from infini.commands.common import find_training, names_a_task, newest_on_the_data, unless_it_diverges
+from infini.commands.common import (
+    catch_divergence,
+    find_training,
+    name_diverged,
+    names_a_task,
+    newest_on_the_data,
+)
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import Config, cache_folder, compose, config_hash, data_root
-from infini.errors import InputError
+from infini.errors import DivergedError, InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
 from infini.report.passkey import PasskeyReport
-from infini.report.search import KEY, SearchReport
+from infini.report.search import SearchReport
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
 from infini.schema import groups
@@ -46,13 +52,17 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     if isinstance(report, PasskeyReport):
         from infini.commands.reproduce_passkey import run_rows
 
-        run_rows(report, cfg, overrides, seeds, console)
-        return table.run(cfg, overrides)
+        diverged = run_rows(report, cfg, overrides, seeds, console)
+        code = table.run(cfg, overrides)
+        name_diverged(diverged)
+        return code
     if isinstance(report, SummaryReport):
         from infini.commands.reproduce_booksum import run_systems
 
-        run_systems(report, cfg, overrides, seeds, console)
-        return table.run(cfg, overrides)
+        diverged = run_systems(report, cfg, overrides, seeds, console)
+        code = table.run(cfg, overrides)
+        name_diverged(diverged)
+        return code
     one = names_a_task(overrides)
     others = [text for text in overrides if not text.startswith(("task=", "model=", "variant="))]
     of_task = {}
@@ -74,20 +84,19 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
         if (settings := report.settings_of(row, cfg.scale.name, task)) is not None
     }
     cells = [(seed, task, row) for seed in seeds for task, row in made]
-    diverged: list[str] = []
+    diverged = []
     for number, (seed, task, row) in enumerate(cells, 1):
         cell = [*of_task[task], f"model={report.model_of(row)}", *made[task, row], f"seed={seed}"]
         cell += report.evaluation_settings()
         where = f"{task}, {report.models[row]}, seed {seed}"
         console.rule(f"{number} of {len(cells)}: {where}")
-        said = unless_it_diverges(partial(_fill, compose(cell), cell, console))
-        if said is not None:
+        found = catch_divergence(partial(_fill, compose(cell), cell, console))
+        if isinstance(found, DivergedError):
             # One model's rate is no reason to leave the others out.
-            console.print(said, style="yellow", markup=False, soft_wrap=True)
+            console.print(str(found), style="yellow", markup=False, soft_wrap=True)
             diverged.append(where)
     code = table.run(cfg, overrides)
-    if diverged:
-        raise InputError(f"{KEY}: too high for {'; '.join(diverged)}; the other cells are filled")
+    name_diverged(diverged)
     return code
 
 

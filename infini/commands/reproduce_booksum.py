@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import find_training, newest_on_the_data, on_the_data
+from infini.commands.common import catch_divergence, find_training, newest_on_the_data, on_the_data
 from infini.commands.evaluate import evaluate, evaluate_reference
 from infini.commands.train import train
 from infini.config import Config, compose, config_identity
-from infini.errors import InputError
+from infini.errors import DivergedError, InputError
 from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.summaries import SummaryReport
@@ -21,8 +22,13 @@ from infini.schema import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
 
 
-def run_systems(report: SummaryReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> None:
-    """Make what the rows of `report.run` still need. A job that is done is known by its record."""
+def run_systems(
+    report: SummaryReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console
+) -> list[str]:
+    """Make what the rows of `report.run` still need. A job that is done is known by its record.
+
+    Returns row and seed of each job whose training diverged.
+    """
     taken = ("task=", "model=", "seed=", "task.split=", "task.reference=")
     asked = [text for text in overrides if not text.startswith(taken)]
     if not any(text.startswith("length=") for text in asked):
@@ -32,17 +38,26 @@ def run_systems(report: SummaryReport, cfg: Config, overrides: list[str], seeds:
     for name in report.to_run:
         _refuse_contradiction(name, report.systems[name].settings_at(scale), asked)
     jobs = [(seed, name) for seed in seeds for name in report.to_run]
+    diverged = []
     for number, (seed, name) in enumerate(jobs, 1):
-        console.rule(f"{number} of {len(jobs)}: {report.systems[name].title}, seed {seed}")
+        where = f"{report.systems[name].title}, seed {seed}"
+        console.rule(f"{number} of {len(jobs)}: {where}")
         model = str(report.systems[name].model)
         if model in REFERENCES:
             record = _reference([*asked, f"seed={seed}", f"task.reference={model}"], model)
         else:
             settings = report.systems[name].settings_at(scale)
-            record = _system([*asked, f"seed={seed}", f"model={model}", *settings], console)
+            words = [*asked, f"seed={seed}", f"model={model}", *settings]
+            found = catch_divergence(partial(_system, words, console))
+            if isinstance(found, DivergedError):
+                console.print(str(found), style="yellow", markup=False, soft_wrap=True)
+                diverged.append(where)
+                continue
+            record = found
         overall = record.metric("overall")
         shown = f"{record.run_id}: overall {DASH if overall is None else f'{overall:.1f}'}"
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
+    return diverged
 
 
 def _refuse_contradiction(row: str, settings: Sequence[str], asked: Sequence[str]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import find_training, newest_on_the_data
+from infini.commands.common import catch_divergence, find_training, newest_on_the_data
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import Config, compose
+from infini.errors import DivergedError
 from infini.lengths import parse_depths, parse_lengths
 from infini.records import RunRecord
 from infini.report.passkey import PasskeyReport, PasskeyRow
@@ -53,8 +55,11 @@ class _Job:
         return base
 
 
-def run_rows(report: PasskeyReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> None:
-    """Make what the rows of `report.run` still need. A job that is done is known by its record."""
+def run_rows(report: PasskeyReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> list[str]:
+    """Make what the rows of `report.run` still need. A job that is done is known by its record.
+
+    Returns row and seed of each job whose training diverged, or a training that it starts from.
+    """
     taken = ("task", "model", "recipe", "seed", "init_from", "task.knockout")
     # The table's lengths and places are asked, unless others are.
     for key, values in (("length", report.lengths), ("depth", report.depths)):
@@ -62,9 +67,15 @@ def run_rows(report: PasskeyReport, cfg: Config, overrides: list[str], seeds: li
             overrides = [*overrides, f"{key}=[{','.join(map(str, values))}]"]
     asked = tuple(text for text in overrides if text.partition("=")[0] not in taken)
     jobs = [_Job(report.rows[name], cfg.scale.name, asked, seed) for seed in seeds for name in report.to_run]
+    diverged = []
     for number, job in enumerate(jobs, 1):
-        console.rule(f"{number} of {len(jobs)}: {job.row.title}, seed {job.seed}")
-        _fill(report, job, console)
+        where = f"{job.row.title}, seed {job.seed}"
+        console.rule(f"{number} of {len(jobs)}: {where}")
+        found = catch_divergence(partial(_fill, report, job, console))
+        if isinstance(found, DivergedError):
+            console.print(str(found), style="yellow", markup=False, soft_wrap=True)
+            diverged.append(where)
+    return diverged
 
 
 def _model(report: PasskeyReport, job: _Job, console: Console) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import data_revision, names_a_task, newest_on_the_data, unless_it_diverges
+from infini.commands.common import catch_divergence, describe_divergence, names_a_task, newest_on_the_data
 from infini.commands.train import train
 from infini.config import Config, compose, config_hash
-from infini.errors import InputError
+from infini.errors import DivergedError, InputError
 from infini.progress import progress_bar
 from infini.records import RunRecord, write_atomically
 from infini.report.search import KEY, Outcome, SearchReport, at_the_edge, best_rate, build_search, next_rate, tuned_yaml
@@ -80,7 +79,6 @@ class _Search:
             raise InputError(f"scale={cfg.scale.name}: report={report.name} is of scale={' or '.join(report.settings)}")
         self.report, self.cfg, self.overrides = report, cfg, overrides
         self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
-        self.diverged = _Diverged(Path(cfg.results_dir))
         self.known: dict[str, list[RunRecord]] = {}
         self.texts: dict[str, str | None] = {}
         for run in known:
@@ -150,55 +148,25 @@ class _Search:
     def _run(self, task: str, model: str, rate: float, console: Console | None) -> Outcome:
         words, cfg = self._cell(task, model, rate)
         key = config_hash(cfg)
-        runs = self.known.get(key, [])
-        diverged = self.diverged.of(key)
+        # One that came to its end is preferred to one that diverged.
+        runs = sorted(self.known.get(key, []), key=lambda run: run.diverged is None)
         if console is None:
             # Where nothing is to be trained, the data need not be here.
             texts = self._newest_texts(task)
             on_record = [run for run in runs if run.data.get("revision") == texts]
-            failed = diverged["message"] if diverged is not None and diverged["revision"] == texts else None
-            return on_record[-1] if on_record else failed
+            return on_record[-1] if on_record else None
         if (done := newest_on_the_data(cfg, runs, "train")) is not None:
+            if done.diverged is not None:
+                console.print(describe_divergence(done, self.cfg.results_dir), **_PLAIN)
             return done
-        if diverged is not None and diverged["revision"] == data_revision(cfg, "train"):
-            console.print(f"{diverged['message']} (remove {self.diverged.path(key)} to try again)", **_PLAIN)
-            return str(diverged["message"])
         console.rule(f"{task}, {model}, {KEY}={rate:g}")
-        made = unless_it_diverges(lambda: train(cfg, words))
-        if isinstance(made, str):
-            console.print(made, **_PLAIN)
-            self.diverged.keep(key, made, data_revision(cfg, "train"))
-        else:
-            self.known.setdefault(key, []).append(made)
+        found = catch_divergence(lambda: train(cfg, words))
+        if isinstance(found, DivergedError):
+            console.print(str(found), **_PLAIN)
+        made = found.record if isinstance(found, DivergedError) else found
+        assert made is not None
+        self.known.setdefault(key, []).append(made)
         return made
 
 
 _PLAIN: dict[str, Any] = {"style": "yellow", "markup": False, "soft_wrap": True}
-
-
-class _Diverged:
-    """Trainings of a search that went wrong, a file each: they leave no record, and are known again by this."""
-
-    def __init__(self, results_dir: Path) -> None:
-        self.folder = results_dir / "diverged"
-
-    def path(self, key: str) -> Path:
-        """Where it is said of the configuration with this hash."""
-        return self.folder / f"{key}.json"
-
-    def of(self, key: str) -> dict[str, str] | None:
-        """message: what went wrong; revision: of the texts. None where nothing did, InputError for a damaged file."""
-        path = self.path(key)
-        if not path.is_file():
-            return None
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            return {name: str(kept[name]) for name in ("message", "revision")}
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(f"{path}: damaged; remove it to try that rate again") from error
-
-    def keep(self, key: str, message: str, revision: str) -> None:
-        """Write it down, with the commit that it is of."""
-        commit = records.environment().get("git_revision")
-        kept = {"message": message, "revision": revision, "git_revision": commit, "started": records.utc_now()}
-        write_atomically(self.path(key), json.dumps(kept, indent=1).encode())

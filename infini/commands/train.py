@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 import warnings
@@ -20,9 +21,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from infini import records
-from infini.commands.common import check_kind, keep_large_buffers, load_data_module, start_record
+from infini.commands.common import (
+    check_kind,
+    describe_divergence,
+    diverged_before,
+    keep_large_buffers,
+    load_data_module,
+    start_record,
+)
 from infini.config import Config, config_hash
-from infini.errors import InputError, one_of
+from infini.errors import DivergedError, InputError, one_of
 from infini.memory_use import peak_memory_bytes
 from infini.models import build_model
 from infini.precision import pick_device, uses_bfloat16
@@ -40,8 +48,11 @@ from infini.training.checkpoint import (
 from infini.training.compiled import check_compiler, compile_layers
 from infini.training.loggers import close_loggers, make_logger
 from infini.training.module import LanguageModelModule
-from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun
+from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun, newest_point
 from infini.training.trainer import ignored_variables, make_trainer, usr1_as_interrupt, without_launcher
+
+HIGHEST_LOSS = math.log(sys.float_info.max)
+"""In nats a token: a float holds the perplexity of no higher one."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -57,13 +68,16 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
 
     A training that was stopped goes on from its last checkpoint when the same configuration is started again.
-    Raises InputError when the data cannot be had or the configuration does not fit.
+    Raises InputError when the data cannot be had or the configuration does not fit. Raises DivergedError when the
+    training diverges, with its record, or is on record as one that did.
     """
     if cfg.parallel.devices != 1:
         raise InputError(f"parallel.devices={cfg.parallel.devices}: a training takes one device")
     check_kind(cfg)
     # Before an hour of tokenising, not behind it.
     records.check_writable(cfg.results_dir)
+    if (before := diverged_before(cfg)) is not None:
+        raise DivergedError(describe_divergence(before, cfg.results_dir), record=before)
     _quiet()
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
@@ -99,6 +113,13 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
             return _keep(cfg, module, data, device, unfinished, record, resumed, console)
         except KeyboardInterrupt as stopped:
             raise KeyboardInterrupt("stopped after the last step: the same command goes on from there") from stopped
+    except DivergedError as error:
+        _keep_diverged(cfg, module, data, device, record, error)
+        newest = unfinished.newest_step()
+        if newest is None:
+            unfinished.clear()
+        said = describe_divergence(record, cfg.results_dir, newest_point(newest))
+        raise DivergedError(said, error.step, record) from error
     finally:
         close_loggers()
         unfinished.release()
@@ -132,10 +153,8 @@ def _fit(
     except SystemExit:
         if not trainer.interrupted:
             raise
-    except FloatingPointError as error:
-        raise InputError(
-            f"optimizer.lr={cfg.optimizer.lr}: {error}; a lower one starts from the beginning. {saving.newest()}"
-        ) from error
+    except DivergedError:
+        raise
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         if point is None or saving.begun:
             raise
@@ -169,6 +188,7 @@ def _keep(
     model = module.model.to(device).eval()
     record.data = data.data_record("train")
     record.results = data.validate(model, device)
+    _check_validation(record.results, cfg.recipe.steps)
     record.cost = {
         "wall_seconds": seconds,
         "resumed": resumed,
@@ -212,6 +232,38 @@ def _keep(
         soft_wrap=True,
     )
     return record
+
+
+def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
+    """Raises DivergedError for a result that is not finite, or a loss whose perplexity no float holds."""
+    for name, entry in results.items():
+        value = math.inf if entry["value"] is None else entry["value"]
+        if not math.isfinite(value) or (entry["unit"].startswith("nats") and value > HIGHEST_LOSS):
+            shown = f"{name.replace('_', ' ')} is {value:.6g} {entry['unit']}"
+            raise DivergedError(f"after the last step, {step}, the {shown}, of which there is no perplexity", step)
+
+
+def _keep_diverged(
+    cfg: Config,
+    module: LanguageModelModule,
+    data: Any,
+    device: torch.device,
+    record: records.RunRecord,
+    error: DivergedError,
+) -> None:
+    """Write the record of a training that diverged, so that it is known and not made again. Its points stay: without
+    the record, the same command goes on from the last."""
+    record.data = data.data_record("train")
+    record.results = {}
+    record.cost = {
+        "wall_seconds": module.seconds,
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "tokens_seen": module.tokens_seen,
+        "parameters": sum(p.numel() for p in module.model.parameters()),
+    }
+    record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
+    record.diverged = {"step": error.step, "reason": str(error)}
+    records.write_record(record, cfg.results_dir)
 
 
 def _warn(console: Console, text: str) -> None:

@@ -70,8 +70,8 @@ def _number(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
-Outcome = RunRecord | str | None
-"""A training, why there is none (it diverged), or None where there is none yet."""
+Outcome = RunRecord | None
+"""A training, which may have diverged; None where there is none yet."""
 Losses = Mapping[float, Outcome]
 """Rate -> what became of it."""
 
@@ -111,12 +111,13 @@ def tuned_yaml(found: Losses) -> str | None:
     best = best_rate(found)
     if best is None or at_the_edge(found):
         return None
-    tried = [
-        f"# {rate:g}: {loss_of(run):.4f} ({run.run_id})" if isinstance(run, RunRecord) else f"# {rate:g}: {run}"
-        for rate, run in sorted(found.items())
-    ]
+    tried = [f"# {rate:g}: {_outcome(run)} ({run.run_id})" for rate, run in sorted(found.items()) if run is not None]
     head = ["# @package _global_", f"# Best of {KEY} by the loss on the validation documents, in nats a token:", *tried]
     return "\n".join([*head, "optimizer:", f"  lr: {best:g}", ""])
+
+
+def _outcome(run: RunRecord) -> str:
+    return f"{loss_of(run):.4f}" if run.diverged is None else str(run.diverged.get("reason"))
 
 
 def build_search(
@@ -149,8 +150,8 @@ def build_search(
 def _cell(run: Outcome, best: bool, published: Collection[str]) -> Cell:
     if run is None:
         return MISSING
-    if isinstance(run, str):
-        return Cell("failed", "computed")
-    value = loss_of(run)
     source: Source = "published" if run.run_id in published else "yours"
+    if run.diverged is not None:
+        return Cell("failed", "computed", run_ids=(run.run_id,), source=source)
+    value = loss_of(run)
     return Cell(f"{value:.4f}{'*' if best else ''}", "measured", value, n_seeds=1, run_ids=(run.run_id,), source=source)

@@ -11,6 +11,7 @@ import lightning
 import numpy as np
 import torch
 
+from infini.errors import DivergedError
 from infini.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.projections import recorded
 from infini.protocols import ModelOutput, optional
@@ -184,14 +185,14 @@ class LanguageModelModule(lightning.LightningModule):
     def read_losses(self, again: Callable[[], Any] = lambda: None) -> None:
         """Move the last losses to `loss_curve` as [step, nats a token]; in groups, so that a GPU need not wait.
 
-        again: repeats the last forward pass. Raises FloatingPointError for a loss that is not finite, with the step and
+        again: repeats the last forward pass. Raises DivergedError for a loss that is not finite, with the step and
         where it began.
         """
         for step, loss in self._pending:
             value = float(loss)
             if not math.isfinite(value):
                 where = first_not_finite(self.model, again)
-                raise FloatingPointError(f"the loss at step {step} is {value}" + (f", {where}" if where else ""))
+                raise DivergedError(f"the loss at step {step} is {value}" + (f", {where}" if where else ""), step)
             # Nine digits are all that a float32 has, and two curves that differ in a bit differ.
             self.loss_curve.append([step, float(f"{value:.9g}")])
         self._pending.clear()
@@ -205,7 +206,7 @@ class LanguageModelModule(lightning.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.read_losses()
         if where := first_not_finite(self.model, lambda: None):
-            raise FloatingPointError(f"after step {self.global_step} {where}")
+            raise DivergedError(f"after step {self.global_step} {where}", self.global_step)
         checkpoint["infini"] = {
             "carried": _stored(self.carried),
             "histories": _stored(self.histories),

@@ -110,6 +110,11 @@ class UnfinishedRun:
             path.rename(path.with_suffix(DAMAGED))
         return None, damaged
 
+    def newest_step(self) -> int | None:
+        """Step of the newest point, by its name; None where there is none."""
+        points = self._points()
+        return _step_of(points[-1]) if points else None
+
     def clear(self) -> None:
         """Remove the folder: the training has its record."""
         # Said first, for whoever is killed between two of the files; a disk that is full does not undo the training.
@@ -162,7 +167,7 @@ class SavePoints(Callback):
 
     def __init__(self, unfinished: UnfinishedRun, every: int | None, point: Path | None = None) -> None:
         self.unfinished, self.every = unfinished, every
-        self.newest_step = None if point is None else int(point.name.split("-")[1])
+        self.newest_step = None if point is None else _step_of(point)
         """Step of the newest point."""
         self.begun = False
         """Whether everything that a point holds was put back."""
@@ -170,9 +175,7 @@ class SavePoints(Callback):
 
     def newest(self) -> str:
         """A sentence on the newest point, without its full stop, for who stops a training."""
-        if self.newest_step is None:
-            return "No checkpoint was due yet"
-        return f"The last good checkpoint is of step {self.newest_step}"
+        return newest_point(self.newest_step)
 
     def where_to_go_on(self) -> str:
         """The same, and what starting again does."""
@@ -192,6 +195,11 @@ class SavePoints(Callback):
         if due or step == trainer.max_steps:
             self.unfinished.save(step, trainer.save_checkpoint)
             self.newest_step, self._saved = step, time.monotonic()
+
+
+def newest_point(step: int | None) -> str:
+    """A sentence on the newest point, that of a step, without its full stop."""
+    return "No checkpoint was due yet" if step is None else f"The last good checkpoint is of step {step}"
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
@@ -235,6 +243,10 @@ def _lock(path: Path) -> Any:
         # A system or a disk without file locks: two processes of one configuration are the user's to keep apart.
         pass
     return file
+
+
+def _step_of(point: Path) -> int:
+    return int(point.name.split("-")[1])
 
 
 def _whole(path: Path) -> bool:
