@@ -63,7 +63,7 @@ class OneProcess(ClusterEnvironment):
         return 0
 
     def set_global_rank(self, rank: int) -> None:
-        rank_zero_only.rank = 0
+        _write_as_rank_zero()
 
     def local_rank(self) -> int:
         return 0
@@ -79,10 +79,14 @@ def make_trainer(**settings: Any) -> lightning.Trainer:
     loaded only where `fit` is given its path.
     """
     # Read from RANK, LOCAL_RANK or SLURM_PROCID when Lightning is imported: loggers of another rank write nothing.
-    rank_zero_only.rank = 0
+    _write_as_rank_zero()
     plugins = [OneProcess(), *settings.pop("plugins", ())]
     # No folder, so that no checkpoint is found there.
     return lightning.Trainer(**{**_DEFAULTS, **settings, "plugins": plugins, "default_root_dir": os.devnull})
+
+
+def _write_as_rank_zero() -> None:
+    setattr(rank_zero_only, "rank", 0)  # noqa: B010 - its type does not say that it has this
 
 
 def ignored_variables() -> list[str]:
@@ -113,9 +117,11 @@ def usr1_as_interrupt() -> Iterator[None]:
 
     Where there is a handler already, that of another program's launcher, it stays.
     """
-    number = getattr(signal, "SIGUSR1", None)
-    ours = number is not None and threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(number) is not signal.SIG_DFL:
+    number: signal.Signals | None = getattr(signal, "SIGUSR1", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if signal.getsignal(number) is not signal.SIG_DFL:
         yield
         return
 
