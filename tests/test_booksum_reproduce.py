@@ -150,7 +150,9 @@ def test_train_evaluate_and_reproduce_make_one_run_for_a_cell(infini: Runner, wo
     made = infini.records()
     words = [text for text in words if text != "task=booksum"]
     out = infini("reproduce", *words, "report=table4_booksum", "report.run=infini_linear")
-    assert infini.records() == made and f"{made[-1].results['overall']['value']:.1f} [" in out
+    overall = made[-1].results["overall"]["value"]
+    # Where every book has 0 there is no interval.
+    assert infini.records() == made and f"{overall:.1f}{' [' if overall else ''}" in out
     # The figure's validation books are asked of the same model.
     figure = [*words, "report=booksum_lengths", "report.input_lengths=[64,128]", "report.run=infini_linear"]
     infini("reproduce", *figure)

@@ -138,7 +138,7 @@ def test_a_model_whose_loss_is_huge_is_evaluated(with_model: Runner, factor: flo
     for name in ("perplexity", "word_perplexity"):
         assert stored[name]["value"] is None
         (line,) = [line for line in out.splitlines() if line.startswith(f"{name} ")]
-        assert line.split()[1] == "-"
+        assert line.split()[1] == "—"
     assert (record.metric("nll_per_token") is None) is (factor > 1e30)
     assert "—" in with_model("table")
 

@@ -110,7 +110,7 @@ def test_a_carried_length_extension_pays_once_for_every_token() -> None:
     model = make_model({"name": "infini_linear"}, torch.float64)
     ids, factor = random_ids(2, 3 * SEGMENT), torch.tensor([50.0, 400.0], dtype=torch.float64)
     mask = torch.ones(ids.shape, dtype=torch.bool)
-    with recorded(model, "k_proj", with_gradients=True) as keys:
+    with recorded(model, "k_proj") as keys:
         carried_call(model, ids, None, None, None, SEGMENT, factor)
     with recorded(model, "k_proj") as expected:
         extended_call(model, ids, None, None, None, SEGMENT, factor)
