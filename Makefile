@@ -6,7 +6,7 @@ DEV := .venv/.installed-dev
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help env test test-slow reproduce gpu lint types clean
+.PHONY: help env test test-slow reproduce results gpu lint types clean
 
 help:
 	@echo "make env        the environment alone, in .venv"
@@ -14,6 +14,7 @@ help:
 	@echo "make reproduce  train on short passkey inputs, ask in up to a million tokens, print the table"
 	@echo "make gpu        the paper's sizes measured, and the tables at GPU scale (one GPU)"
 	@echo "make test-slow  the tests that take longer"
+	@echo "make results    the published tables, claims and figures again, from the published records"
 	@echo "make lint       style"
 	@echo "make types      types"
 	@echo "make clean      remove the environment and the caches; records stay"
@@ -45,6 +46,9 @@ test-slow: $(DEV)
 
 reproduce: $(STAMP)
 	$(BIN)/infini reproduce report=table3_passkey scale=laptop
+
+results: $(STAMP)
+	$(BIN)/python -m infini.commands.renew
 
 lint: $(DEV)
 	$(BIN)/ruff check .

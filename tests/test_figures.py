@@ -16,6 +16,7 @@ from scipy import stats
 
 import cli
 from infini.config import compose
+from infini.commands.renew import renew
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report import costs, figures, positions
@@ -256,3 +257,14 @@ def test_published_figures_are_drawn_again_byte_for_byte(project_root: Path, tmp
     assert len(names) > 100
     assert sorted(path.name for path in drawn.iterdir()) == names
     assert filecmp.cmpfiles(published, drawn, names, shallow=False) == (names, [], [])
+
+
+@pytest.mark.slow
+def test_published_tables_and_claims_are_made_again_byte_for_byte(project_root: Path, tmp_path: Path) -> None:
+    """From the published records, by the code that is here."""
+    published = project_root / "results"
+    made = renew(published, tmp_path)
+    assert len(made) > 50
+    for path in made:
+        there = published / path.relative_to(tmp_path)
+        assert path.read_bytes() == there.read_bytes(), f"{there}: `make results` makes it anew"
