@@ -15,8 +15,8 @@ from report_runs import make_eval, make_train, report_settings
 from scipy import stats
 
 import cli
-from infini.config import compose
 from infini.commands.renew import renew
+from infini.config import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report import costs, figures, positions
