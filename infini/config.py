@@ -15,6 +15,7 @@ import os
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -33,6 +34,7 @@ from infini.schema import (
     LISTS,
     OPTIONAL_GROUPS,
     TASK_CONFIGS,
+    TEXTS,
     Config,
     DecodingConfig,
     DimsConfig,
@@ -73,6 +75,10 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""The smallest and the largest number of 32 bits with all its digits, in which a run computes."""
+MOST_JOBS = 10_000
+"""Jobs of a sweep."""
 _NOUNS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
 
 
@@ -85,6 +91,8 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         if value is None and type(None) in get_args(hint):
             return None
+        if value == "" and type(None) in get_args(hint) and key not in TEXTS:
+            raise InputError(f"{key}='': is empty; give it a value, or null for none")
         arms = [arm for arm in get_args(hint) if arm is not type(None)]
         fitting = [arm for arm in arms if _may_be(value, arm)] if arms[1:] else arms
         require(bool(fitting), key, value, f"must be {' or '.join(_NOUNS[arm] for arm in arms if arm in _NOUNS)}")
@@ -99,11 +107,15 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         return _build(hint, value, key) if isinstance(hint, type) else dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
-            return float(value)
+            value = float(value)
         except OverflowError as error:
             raise InputError(f"{key}: a number of {len(str(abs(value))):,} digits is too large") from error
     right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
     require(right and (hint is not float or math.isfinite(value)), key, value, f"must be {_NOUNS[hint]}")
+    if hint is float:
+        require(abs(value) <= _LARGEST, key, value, f"must be at most {_LARGEST:g}, the largest number of 32 bits")
+        whole = value == 0 or abs(value) >= _SMALLEST
+        require(whole, key, value, f"is 0 in numbers of 32 bits, of which {_SMALLEST:g} is the smallest above 0")
     return value
 
 
@@ -142,8 +154,8 @@ def _models_with(option: str) -> list[str]:
     return [name for name, text in texts.items() if option in (OmegaConf.to_container(OmegaConf.create(text)) or {})]
 
 
-def load(cfg: DictConfig) -> Config:
-    """The typed configuration of a composed one.
+def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
+    """The typed configuration of a composed one. overrides: what it was composed with, in Hydra's grammar.
 
     Raises:
         InputError: an unknown or missing key, a value of the wrong type or out of range.
@@ -155,6 +167,7 @@ def load(cfg: DictConfig) -> Config:
     values = {str(key): value for key, value in dict(composed).items()}  # type: ignore[arg-type]
     # One length or depth is a list of one, so that `length=1M` can be written, also in a sweep.
     values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
+    values["recipe"] = _with_short_warmup(values.get("recipe"), overrides)
     made = _build(Config, values)
     if made.results_dir.startswith("~"):
         made.results_dir = str(home_expanded("results_dir", made.results_dir))
@@ -184,6 +197,22 @@ def _has_home() -> bool:
     return not os.path.expanduser("~").startswith("~")
 
 
+def _with_short_warmup(recipe: Any, overrides: Sequence[str]) -> Any:
+    """The recipe, whose warm-up is at most a tenth of recipe.steps where these were set and the warm-up was not.
+
+    Whoever sets the steps means a shorter training, of which the declared warm-up may be all. A recipe with the steps
+    that it declares stays to the letter.
+    """
+    set_here = {text.lstrip("+").partition("=")[0] for text in overrides}
+    if "recipe.steps" not in set_here or "recipe.warmup_steps" in set_here or not isinstance(recipe, Mapping):
+        return recipe
+    steps: Any = recipe.get("steps")
+    warmup: Any = recipe.get("warmup_steps")
+    if not _may_be(steps, int) or not _may_be(warmup, int) or steps < 1:
+        return recipe
+    return {**recipe, "warmup_steps": min(warmup, steps // 10)}
+
+
 def compose(overrides: Sequence[str]) -> Config:
     """The configuration that `overrides` (`key=value`, Hydra's grammar) make of the defaults in `conf/`.
 
@@ -202,7 +231,7 @@ def compose(overrides: Sequence[str]) -> Config:
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
         # The last three come from inside Hydra, where a group is set in a way that it does not expect.
         raise InputError(_explain(error, parsed)) from error
-    return load(composed)
+    return load(composed, overrides)
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:
@@ -232,17 +261,44 @@ def _normalise(text: str) -> str:
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of every job of a sweep over lists of values; none when a sampled range decides the jobs."""
+    """The overrides of every job of a sweep over lists of values; none when a sampled range decides the jobs.
+
+    Raises:
+        InputError: a key without values, or more than MOST_JOBS jobs.
+    """
     choices: list[list[str]] = []
-    for override in OverridesParser.create().parse_overrides(normalise(overrides)):
-        key = override.get_key_element()
-        if not override.is_sweep_override():
-            choices.append([str(override.input_line)])
-        elif override.is_discrete_sweep():
-            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        else:
-            return []
+    with _composing():
+        # It lists the choices of a group for glob().
+        loader = GlobalHydra.instance().config_loader()
+        for override in OverridesParser.create(loader).parse_overrides(normalise(overrides)):
+            given, key = str(override.input_line), override.get_key_element()
+            if not override.is_sweep_override():
+                choices.append([given])
+                continue
+            if not override.is_discrete_sweep():
+                return []
+            try:
+                values = list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
+            except (HydraException, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
+                raise InputError(f"{given}: {_first_line(error)}") from error
+            if not values:
+                raise InputError(f"{given}: has no values; nothing would be run")
+            choices.append([f"{key}={value}" for value in values])
+    if math.prod(map(len, choices)) > MOST_JOBS:
+        raise InputError(f"{math.prod(map(len, choices)):,} jobs or more: a sweep has at most {MOST_JOBS:,}")
     return [list(job) for job in itertools.product(*choices)]
+
+
+@contextmanager
+def _composing() -> Iterator[None]:
+    """Hydra with `conf/` in here. There is only one: inside a sweep's job the sweep's own is put back afterwards."""
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_module("conf", version_base="1.3", job_name="infini"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 @functools.lru_cache(maxsize=256)
@@ -251,14 +307,8 @@ def _hydra_compose(overrides: tuple[str, ...]) -> DictConfig:
 
     The files in `conf/` do not change while a process runs.
     """
-    # Inside a sweep's job Hydra is at work already; it has one global instance, which must be there afterwards.
-    outer = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_module("conf", version_base="1.3", job_name="infini"):
-            return hydra.compose("config", list(overrides))
-    finally:
-        GlobalHydra.instance().hydra = outer
+    with _composing():
+        return hydra.compose("config", list(overrides))
 
 
 def _is_group(override: Override) -> bool:

@@ -1,4 +1,4 @@
-"""How prompt lengths and depths are written: `32K`, `1M`, plain integers; `start`, `middle`, `end`, 0 to 1, `grid`."""
+"""How prompt lengths and depths are written: `32K`, `1m`, plain integers; `start`, `middle`, `end`, 0 to 1, `grid`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ LONGEST = 2**40
 
 
 def parse_length(text: str | int, key: str = "length") -> int:
-    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, a plain integer itself; InputError, about the setting
-    `key`, for anything else, and for more than LONGEST."""
-    match = re.fullmatch(r"([1-9][0-9]{0,14})([KM]?)", str(text)) if isinstance(text, str | int) else None
+    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, in small letters too, a plain integer itself; InputError,
+    about the setting `key`, for anything else, and for more than LONGEST."""
+    match = re.fullmatch(r"([1-9][0-9]{0,14})([KMkm]?)", str(text)) if isinstance(text, str | int) else None
     if match is None:
         allowed = "must be a positive integer, or one followed by K (1,024) or M (1,048,576), as 131072, 32K or 1M"
         raise InputError(f"{key}={text!r}: {allowed}{_meant(str(text))}")
-    tokens = int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
+    tokens = int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2].upper()]
     if tokens > LONGEST:
         raise InputError(f"{key}={text!r}: must be at most {format_length(LONGEST)} tokens")
     return tokens
 
 
 def _meant(text: str) -> str:
-    """`; did you mean 1000000?` for 1e6, `... 32K` for 32k or 32X; nothing where no length is near."""
+    """`; did you mean 1000000?` for 1e6, `... 32K` for 32kb or 32X; nothing where no length is near."""
     number = re.fullmatch(r"([1-9][0-9]{0,11})([A-Za-z])[A-Za-z]?", text)
     if number is not None and number[2] not in "eE":
         return f"; did you mean {number[1]}{'M' if number[2] in 'mM' else 'K'}?"

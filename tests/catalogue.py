@@ -97,7 +97,7 @@ CASES = [
         lines(
             *(
                 f"eval task=passkey length={text}"
-                for text in ("1X", "0", "-1", "1e6", "", "1.5K", "32K,1X", "32k", "9999999M")
+                for text in ("1X", "0", "-1", "1e6", "", "1.5K", "32K,1X", "32kb", "9999999M")
             ),
             "eval -m task=passkey length=1e6",
             "eval -m task=passkey length=[32K],[1K,1e6]",

@@ -1,6 +1,7 @@
 """Composition, conversion and validation of the configuration."""
 
 import dataclasses
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,99 @@ def test_expand_sweep_lists_every_job() -> None:
     assert expand_sweep(["seed=interval(1,3)"]) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], 50),
+        (["recipe.steps=30"], 3),
+        (["recipe.steps=300"], 30),
+        (["recipe.steps=2400"], 50),
+        (["recipe.steps=5"], 0),
+        (["recipe.steps=30", "recipe.warmup_steps=20"], 20),
+        (["task=passkey", "recipe=passkey_laptop_extended", "recipe.steps=200"], 20),
+        # A tenth of these is 20 and 40: recipes stay as they are declared.
+        (["task=booksum"], 20),
+        (["task=passkey", "recipe=passkey_laptop_finetune"], 40),
+    ],
+)
+def test_a_warm_up_that_is_not_set_is_at_most_a_tenth_of_the_steps_that_are(words: list[str], expected: int) -> None:
+    assert compose(words).recipe.warmup_steps == expected
+
+
+def test_a_recipe_with_steps_of_its_own_keeps_its_warm_up_and_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe may declare a warm-up that is more than a tenth of its steps."""
+    for recipe in groups()["recipe"]:
+        scale = next(name for name in groups()["scale"] if f"_{name}" in recipe)
+        task = recipe.partition(f"_{scale}")[0]
+        words = [f"task={task}", f"scale={scale}", f"recipe={recipe}"]
+        with monkeypatch.context() as patch:
+            patch.setattr("infini.config._with_short_warmup", lambda recipe, overrides: recipe)
+            as_declared = config_hash(compose(words))
+        assert config_hash(compose(words)) == as_declared
+
+
+def test_every_recipe_takes_any_number_of_steps() -> None:
+    for recipe in groups()["recipe"]:
+        task = "passkey" if recipe.startswith("passkey") else "pg19"
+        assert compose([f"task={task}", f"recipe={recipe}", "recipe.steps=1"]).recipe.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("decoding.top_p=1e-46", "decoding.top_p=1e-46: is 0 in numbers of 32 bits"),
+        ("decoding.temperature=1e-46", "decoding.temperature=1e-46: is 0 in numbers of 32 bits"),
+        ("optimizer.lr=1e-60", "optimizer.lr=1e-60: is 0 in numbers of 32 bits"),
+        ("optimizer.lr=1e400", "optimizer.lr=inf: must be a finite number"),
+        ("optimizer.lr=1e39", "optimizer.lr=1e\\+39: must be at most 3.40282e\\+38"),
+        (f"optimizer.lr={10**39}", "optimizer.lr=1e\\+39: must be at most"),
+        ("optimizer.betas=[1e-50,0.9]", "optimizer.betas=1e-50: is 0 in numbers of 32 bits"),
+        ("recipe.length_extension=1e300", "recipe.length_extension=1e\\+300: must be at most"),
+        ("optimizer.weight_decay=-1e-50", "optimizer.weight_decay=-1e-50: is 0 in numbers"),
+    ],
+)
+def test_a_number_that_a_run_cannot_compute_with_is_refused(override: str, expected: str) -> None:
+    assert re.match(expected, message(override))
+
+
+def test_numbers_of_32_bits_are_taken_to_their_ends() -> None:
+    assert compose(["optimizer.lr=1.2e-38"]).optimizer.lr == 1.2e-38
+    assert compose(["optimizer.weight_decay=3e38"]).optimizer.weight_decay == 3e38
+    assert compose(["decoding.temperature=0", "optimizer.weight_decay=-0.0"]).decoding.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [
+        ("model=glob(infini*)", ["infini_delta", "infini_linear", "infini_xl"]),
+        ("model=glob(*,exclude=[a*,b*,c*,i*,l*,m*,p*,r*])", ["full", "transformer_xl"]),
+        ("seed=range(1,4)", ["1", "2", "3"]),
+        ("seed=choice(5,7)", ["5", "7"]),
+        ("seed=sort(7,5)", ["5", "7"]),
+        ("seed=tag(a,choice(5,7))", ["5", "7"]),
+    ],
+)
+def test_sweeps_are_of_hydras_grammar(word: str, values: list[str]) -> None:
+    key = word.partition("=")[0]
+    assert expand_sweep([word]) == [[f"{key}={value}"] for value in values]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("model=glob(zz*)", "model=glob(zz*): has no values; nothing would be run"),
+        ("seed=glob(*)", "seed=glob(*): has no values; nothing would be run"),
+        ("seed=range(3,1)", "seed=range(3,1): has no values; nothing would be run"),
+        ("seed=range(1,3,0)", "seed=range(1,3,0): range() arg 3 must not be zero"),
+        ("seed=range(1,1000000000000)", "10,001 jobs or more: a sweep has at most 10,000"),
+    ],
+)
+def test_a_sweep_over_nothing_or_too_much_is_refused(word: str, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        expand_sweep([word])
+    assert str(refused.value) == said
+
+
 def test_hash_depends_on_what_decides_the_result_and_on_nothing_else() -> None:
     default = config_hash(compose([]))
     assert len(default) == 12 and int(default, 16) >= 0
@@ -337,7 +431,7 @@ def test_parse_length_accepts_or_explains(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-1", "1.5K", "32k", "1e6", "1_000", " 8", "K", "8KK", "٣", "1G", "9" * 5000]
+    "text", ["", "0", "-1", "1.5K", "32kb", "1e6", "1_000", " 8", "K", "8KK", "٣", "1G", "9" * 5000]
 )
 def test_parse_length_refuses(text: str) -> None:
     with pytest.raises(InputError, match="^length="):
@@ -346,6 +440,7 @@ def test_parse_length_refuses(text: str) -> None:
 
 def test_parse_length_examples() -> None:
     assert (parse_length("32K"), parse_length("1M"), parse_length("7"), parse_length(7)) == (32_768, 1_048_576, 7, 7)
+    assert (parse_length("32k"), parse_length("1m")) == (32_768, 1_048_576)
     for wrong in (True, 1.5, None):
         with pytest.raises(InputError):
             parse_length(wrong)  # type: ignore[arg-type]
