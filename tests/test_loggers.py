@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import csv
 import io
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,53 @@ def test_a_setting_of_wandb_that_is_wrong_is_one_line(tmp_path: Path, monkeypatc
     monkeypatch.setattr(wandb, "init", lambda **options: wandb.Settings(init_timeout="soon"))
     with pytest.raises(InputError, match="(?s)^logger=wandb: .*init_timeout"):
         loggers.make_logger("wandb", tmp_path / "logs", "run-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("WANDB_MODE", "bogus", "WANDB_MODE='bogus': must be one of online, offline, disabled, dryrun"),
+        ("WANDB_INIT_TIMEOUT", "soon", "WANDB_INIT_TIMEOUT='soon': Weights & Biases does not take it (Input should be"),
+        ("WANDB_BASE_URL", "nonsense", "WANDB_BASE_URL='nonsense': Weights & Biases does not take it (Input should be"),
+    ],
+)
+def test_a_variable_of_wandb_that_is_wrong_is_said_before_any_work(
+    name: str, value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv(name, value)
+    assert train(tmp_path / "no_books", tmp_path / "results", "logger=wandb") == cli.USAGE_ERROR
+    assert f"infini: error: {said}" in capfd.readouterr().err
+
+
+def test_a_package_that_is_missing_is_said_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(loggers.PACKAGES, "wandb", "no_such_package")
+    assert train(tmp_path / "no_books", tmp_path / "results", "logger=wandb") == cli.USAGE_ERROR
+    assert "logger=wandb: needs a package that is not installed; pip install no_such_package" in capfd.readouterr().err
+
+
+def test_wandb_is_told_which_run_it_is_by_the_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Against wandb itself: a variable in its environment would break, redirect or resume a run."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    given = {"WANDB_RUN_ID": "a/b", "WANDB_RESUME": "must", "WANDB_DIR": "/proc/x", "WANDB_PROJECT": "a/b"}
+    given |= {"WANDB_NAME": "", "WANDB_CONFIG_PATHS": "/none", "WANDB_SWEEP_ID": "s", "WANDB_FORK_FROM": "other"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    loggers.check_logger("wandb")
+    said = capfd.readouterr().err.splitlines()
+    assert sorted(line.split()[1].partition("=")[0] for line in said) == sorted(given)
+    made = loggers.make_logger("wandb", tmp_path / "logs", "run-1")
+    assert (made.experiment.id, made.experiment.name, made.experiment.project) == ("run-1", "run-1", "infini")
+    loggers.close_loggers()
+    assert [path.name[-5:] for path in (tmp_path / "logs").glob("wandb/offline-run-*")] == ["run-1"]
+    assert all(os.environ[name] == value for name, value in given.items())
 
 
 def test_wandb_goes_offline_where_nobody_is_logged_in(

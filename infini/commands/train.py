@@ -46,7 +46,7 @@ from infini.training.checkpoint import (
     save_model,
 )
 from infini.training.compiled import check_compiler, compile_layers
-from infini.training.loggers import close_loggers, make_logger
+from infini.training.loggers import check_logger, close_loggers, make_logger
 from infini.training.module import LanguageModelModule
 from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun, newest_point
 from infini.training.trainer import ignored_variables, make_trainer, usr1_as_interrupt, without_launcher
@@ -83,6 +83,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     device = pick_device(cfg.parallel.accelerator)
     _check_strategy(cfg, device)
     check_compiler(cfg, device)
+    check_logger(cfg.logger.name)
     console = Console(stderr=True)
     data = load_data_module(cfg)
     data.setup("fit")

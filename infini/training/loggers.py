@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import netrc
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 from infini.errors import InputError, one_of
 from infini.records import naming
+
+PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard"}
+"""Logger -> the package that it needs."""
+
+
+def check_logger(name: str) -> None:
+    """Before any work: raises InputError where the package of a logger is not installed, or a variable of Weights &
+    Biases has a value that it does not take; says which of these variables are not used."""
+    if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
+        raise InputError(f"logger={name}: needs a package that is not installed; pip install {PACKAGES[name]}")
+    if name == "wandb":
+        _check_variables()
 
 
 def make_logger(name: str, folder: Path, run_id: str) -> Any:
@@ -94,13 +109,61 @@ WANDB_SECONDS = {"init_timeout": 20.0, "finish_timeout": 60.0}
 WANDB_FINISH_TIMEOUT say otherwise; what is not sent by then, `wandb sync` sends."""
 
 
-def _wandb(folder: Path, run_id: str) -> Any:
-    import wandb
-    from lightning.pytorch.loggers import WandbLogger
+WANDB_OF_A_RUN = (
+    *("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RUN_NAME", "WANDB_PROJECT", "WANDB_DIR", "WANDB_ROOT_DIR"),
+    *("WANDB_RESUME", "WANDB_RESUME_FROM", "WANDB_FORK_FROM", "WANDB_REINIT", "WANDB_LAUNCH"),
+    *("WANDB_LAUNCH_CONFIG_PATH", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_CONFIG", "WANDB_CONFIG_PATHS"),
+)
+"""Variables that say which run it is, where its files lie and what it goes on from: here the record says so."""
 
+
+def _check_variables() -> None:
+    import wandb
+
+    if mode := os.environ.get("WANDB_MODE"):
+        one_of("WANDB_MODE", mode, WANDB_MODES)
+    settings = wandb.Settings()
+    for name, value in sorted(os.environ.items()):
+        if name in WANDB_OF_A_RUN:
+            print(f"logger=wandb: {name}={value} is not used: curves are those of the record's run", file=sys.stderr)
+        # A key that is none sends the curves offline, where it is used.
+        elif name.startswith("WANDB_") and name not in ("WANDB_MODE", "WANDB_API_KEY"):
+            try:
+                settings.update_from_env_vars({name: value})
+            except ValueError as error:
+                raise InputError(f"{name}={value!r}: Weights & Biases does not take it ({_reason(error)})") from error
+
+
+def _reason(error: ValueError) -> str:
+    """What pydantic, or whoever else read a value, has against it."""
+    found = getattr(error, "errors", None)
+    return str(found()[0]["msg"]) if callable(found) else str(error).strip().splitlines()[0]
+
+
+@contextmanager
+def _without_variables_of_a_run() -> Iterator[None]:
+    # The mode is given; a service of another process may have ended with it.
+    names = (*WANDB_OF_A_RUN, "WANDB_MODE", "WANDB_SERVICE")
+    taken = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        for name, value in taken.items():
+            os.environ.setdefault(name, value)
+
+
+def _wandb(folder: Path, run_id: str) -> Any:
     os.environ.setdefault("WANDB_SILENT", "true")
     mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in() else "offline")
     one_of("WANDB_MODE", mode, WANDB_MODES)
+    with _without_variables_of_a_run():
+        return _begin_wandb(mode, folder, run_id)
+
+
+def _begin_wandb(mode: str, folder: Path, run_id: str) -> Any:
+    import wandb
+    from lightning.pytorch.loggers import WandbLogger
+
     folder.mkdir(parents=True, exist_ok=True)
     patience = {key: value for key, value in WANDB_SECONDS.items() if f"WANDB_{key.upper()}" not in os.environ}
 
