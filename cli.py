@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import os
 import re
 import signal
 import sys
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from infini.errors import InputError, did_you_mean, too_large
 from infini.schema import LISTS, OPTIONAL_GROUPS, TEXTS
+from infini.streams import OUTPUT, Streams, robust_streams
+from infini.surroundings import drawing_without_a_screen
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,6 +58,8 @@ class Verb:
     """Whether `-m` makes sense: one job for each combination of values."""
     again: str = "the same command starts from the beginning"
     """What is true of a command that was stopped before it could say so itself."""
+    works: bool = True
+    """Whether it does more than print: then it goes on to its end without a reader."""
 
 
 VERBS = {
@@ -75,7 +78,10 @@ VERBS = {
         "what had been measured is kept, and the same command goes on behind it",
     ),
     "generate": Verb(
-        "generate", "go on from a prompt of any length", "infini generate prompt=@book.txt decoding.temperature=0"
+        "generate",
+        "go on from a prompt of any length",
+        "infini generate prompt=@book.txt decoding.temperature=0",
+        works=False,
     ),
     "summarize": Verb(
         "summarize", "sum up a book of any length, text or EPUB", "infini summarize book.txt output=summary.txt"
@@ -109,11 +115,18 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (without the program's name) and returns its exit code; 2 for what the user can fix."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    verb = VERBS.get(arguments[0]) if arguments else None
+    # Who reads a text has enough when they close the pipe; a training nobody watches is still wanted.
+    with robust_streams(patient=verb is not None and verb.works) as streams, drawing_without_a_screen():
+        return _answer(arguments, streams)
+
+
+def _answer(arguments: list[str], streams: Streams) -> int:
+    """Runs a command line, and says in one line what the user can fix."""
     try:
         with _termination_as_interrupt():
             code = _dispatch(arguments)
-            # Here, where a reader that has gone is no error; at the end Python would complain of it.
-            sys.stdout.flush()
+            streams.finish()
             return code
     except InputError as error:
         print(f"infini: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -123,16 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"infini: error: {said}", file=sys.stderr)
         return USAGE_ERROR
-    except BrokenPipeError:
-        # Who reads has enough, as `| head`; Python would complain again when it flushes at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except SystemExit as ended:
-        # The same, met by rich while it prints a table.
-        if not isinstance(ended.__context__, BrokenPipeError):
-            raise
-        return 0
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:
+            return 0
         if (said := _users_to_mend(error)) is None:
             raise
         print(f"infini: error: {said}", file=sys.stderr)
@@ -145,6 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _users_to_mend(error: OSError) -> str | None:
     """One line for a disk or a path that cannot be used; None where the error is a defect of ours."""
+    if error.filename == OUTPUT:
+        return f"{OUTPUT}: {error.strerror}; what was printed is not complete"
     # A folder that the system refuses to make, as one in /proc, is the user's; any other missing file is a defect.
     refused = traceback.extract_tb(error.__traceback__)[-1].name in ("mkdir", "makedirs")
     if error.errno not in UNUSABLE_DISK and not refused:
@@ -363,9 +371,15 @@ def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | No
     """One job of a sweep, maybe in a process of its own; returns what the user did wrong, for Hydra reports no more."""
     from hydra.core.hydra_config import HydraConfig
 
+    overrides = [str(text) for text in HydraConfig.get().overrides.task]
+    # A launcher may also have put this job into a process with streams of its own.
+    with robust_streams(patient=True):
+        return _job_here(name, progress, cfg, overrides)
+
+
+def _job_here(name: str, progress: SweepProgress | None, cfg: DictConfig, overrides: list[str]) -> str | None:
     from infini.config import load
 
-    overrides = [str(text) for text in HydraConfig.get().overrides.task]
     # A launcher of several processes runs this command line again: it must be the job's, not the sweep's.
     sweep_argv, sys.argv = sys.argv, [sys.argv[0], name, *overrides]
     try:

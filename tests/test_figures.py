@@ -5,6 +5,9 @@ from __future__ import annotations
 import filecmp
 import itertools
 import math
+import os
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -268,3 +271,43 @@ def test_published_tables_and_claims_are_made_again_byte_for_byte(project_root: 
     for path in made:
         there = published / path.relative_to(tmp_path)
         assert path.read_bytes() == there.read_bytes(), f"{there}: `make results` makes it anew"
+
+
+def python(code: str, folder: Path, root: Path, backend: str) -> None:
+    """Run some code in a process whose surroundings name backends of matplotlib that are not here."""
+    (folder / "matplotlibrc").write_text("backend: no_such_backend\n", encoding="utf-8")
+    environment = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "qt", "nonsense"])
+def test_figures_are_drawn_whatever_the_surroundings_say(backend: str, project_root: Path, tmp_path: Path) -> None:
+    drawing = (
+        "from infini.report.figures import paper_style, save\n"
+        "from pathlib import Path\n"
+        "with paper_style():\n"
+        "    from matplotlib.figure import Figure\n"
+        "    save(Figure(), Path('drawn'))\n"
+    )
+    python(drawing, tmp_path, project_root, backend)
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "drawn.svg").is_file()
+
+
+def test_trainings_start_whatever_the_surroundings_say(project_root: Path, tmp_path: Path) -> None:
+    """torchmetrics, which Lightning needs, imports pyplot, and with it the backend that the environment names."""
+    starting = (
+        "import cli, importlib, sys\n"
+        "cli._dispatch = lambda words: importlib.import_module('torchmetrics') and 0\n"
+        "sys.exit(cli.main(['train']))\n"
+    )
+    python(starting, tmp_path, project_root, "module://matplotlib_inline.backend_inline")
+
+
+def test_nothing_of_ours_imports_pyplot(project_root: Path) -> None:
+    """It would choose a backend, and keep every figure."""
+    sources = [path for folder in ("infini", "tasks") for path in (project_root / folder).rglob("*.py")]
+    assert len(sources) > 100
+    assert [str(path) for path in sources if "pyplot" in path.read_text(encoding="utf-8")] == []

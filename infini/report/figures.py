@@ -19,6 +19,7 @@ from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection
 from infini.report.text_report import Report
 from infini.report.verdicts import counted
+from infini.surroundings import drawing_without_a_screen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +40,8 @@ SYNTHETIC_MARK = " [synthetic corpus]"
 
 
 def paper_style() -> AbstractContextManager[None]:
-    import matplotlib
+    with drawing_without_a_screen():
+        import matplotlib
 
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
     return matplotlib.rc_context({**defaults, "svg.hashsalt": "infini", "font.size": 9.0})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from infini.records import write_atomically
 from infini.report.tables import DASH, PLUS_MINUS, Cell, RenderedReport, Table
+from infini.streams import in_encoding
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,21 +35,24 @@ def print_report(report: RenderedReport, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table as Grid
 
+    def shown(text: str) -> str:
+        """As the terminal's encoding has it: what becomes longer there is so before widths are measured."""
+        return in_encoding(text, console.encoding)
+
     console.print(f"[bold]{escape(report.title)}[/bold]")
     for table in report.tables:
         console.print()
         console.print(escape(table.title), style="italic", highlight=False)
-        columns = [[row.cells[index].text for row in table.rows] for index in range(len(table.columns))]
+        names = [shown(heading) for heading in table.columns]
+        columns = [[shown(row.cells[index].text) for row in table.rows] for index in range(len(names))]
         room = console.width - NARROWEST_MODEL
         # A heading is broken at spaces, so a column is as wide as its longest word at least.
-        needed = [
-            max(map(len, (*cells, *heading.split()))) for heading, cells in zip(table.columns, columns, strict=True)
-        ]
+        needed = [max(map(len, (*cells, *heading.split()))) for heading, cells in zip(names, columns, strict=True)]
         if sum(2 + width for width in needed) > room:
             width = max(NARROWEST_CELL, room // len(columns) - 2)
             columns = [[_folded(text, width) for text in cells] for cells in columns]
         widths = [max([len(line) for cell in cells for line in cell.split("\n")], default=0) for cells in columns]
-        headings = [_folded(heading, width) for heading, width in zip(table.columns, widths, strict=True)]
+        headings = [_folded(heading, width) for heading, width in zip(names, widths, strict=True)]
         widths = [max(width, *map(len, heading.split("\n"))) for heading, width in zip(headings, widths, strict=True)]
         for number, block in enumerate(_blocks(widths, room)):
             if number:
@@ -58,7 +62,7 @@ def print_report(report: RenderedReport, console: Console) -> None:
             for index in block:
                 grid.add_column(escape(headings[index]), justify="right", no_wrap=True)
             for place, row in enumerate(table.rows):
-                grid.add_row(escape(row.title), *(escape(columns[index][place]) for index in block))
+                grid.add_row(escape(shown(row.title)), *(escape(columns[index][place]) for index in block))
             console.print(grid)
     console.print()
     for note in report.notes:
