@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -15,20 +17,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from infini.errors import InputError, did_you_mean, too_large
-from infini.schema import LISTS, OPTIONAL_GROUPS, TEXTS
+from infini.errors import InputError, did_you_mean, nearest, one_of, too_large
+from infini.reads import is_read_by, key_of, reads_key, refuse_unread, refuse_unread_of_report
+from infini.schema import LISTS, OPTIONAL_GROUPS, TEXTS, groups, root_defaults
+from infini.schema_running import check_made_for
 from infini.streams import OUTPUT, Streams, robust_streams
 from infini.surroundings import drawing_without_a_screen
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from infini.config import Config
     from infini.sweep import SweepProgress
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-SUBJECTS = ("checkpoint", "init_from", "length", "depth", *TEXTS)
-"""Keys that say what a verb works on: where it does not, the user meant something else."""
 LENGTHS = ("length", "task.input_length")
 """Keys whose values are lengths in tokens."""
 SUMMARIZE = ["task=booksum"]
@@ -60,6 +63,8 @@ class Verb:
     """What is true of a command that was stopped before it could say so itself."""
     works: bool = True
     """Whether it does more than print: then it goes on to its end without a reader."""
+    computes: bool = False
+    """Whether a scale that is made for a GPU needs one here."""
 
 
 VERBS = {
@@ -69,6 +74,7 @@ VERBS = {
         "infini train task=pg19 model=infini_linear",
         True,
         "the same command goes on from the last checkpoint of this training, or starts it where there is none",
+        computes=True,
     ),
     "eval": Verb(
         "evaluate",
@@ -76,6 +82,7 @@ VERBS = {
         "infini eval task=pg19",
         True,
         "what had been measured is kept, and the same command goes on behind it",
+        computes=True,
     ),
     "generate": Verb(
         "generate",
@@ -98,6 +105,7 @@ VERBS = {
         "run what a table still needs, then print it",
         "infini reproduce seed=1,2,3",
         again="runs that had finished kept their records, and the same command goes on behind them",
+        computes=True,
     ),
     "publish": Verb(
         "publish", "copy finished records into results/, for others to see", "infini publish report=table2_lm"
@@ -108,6 +116,7 @@ VERBS = {
         "infini bench",
         True,
         "nothing is recorded of what was being measured, and the same command measures it again",
+        computes=True,
     ),
 }
 
@@ -208,6 +217,10 @@ def _dispatch(arguments: list[str]) -> int:
             raise InputError(f"{word.encode(errors='replace').decode()!r}: is not UTF-8 text")
         if "\0" in word:
             raise InputError(f"{word!r}: holds a zero byte")
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise InputError(f"the working folder is not there any more ({error.strerror}); change to another") from error
     name, rest = arguments[0], arguments[1:]
     if name not in VERBS:
         known = [*VERBS, "completion", "help"]
@@ -224,10 +237,12 @@ def _dispatch(arguments: list[str]) -> int:
     for word in words:
         if word.startswith("-"):
             options = ("-m", "--multirun", "-h", "--help")
-            hint = did_you_mean(word, options) or ("; keys are written without dashes" if "=" in word else "")
+            hint = _without_dashes(word, words) or did_you_mean(word, options)
             raise InputError(f"{word!r}: no such option; allowed: {', '.join(options)}{hint}")
-    _refuse_unread(name, words)
+    _refuse_bare_words(name, words)
+    refuse_unread(name, words)
     _check_lengths(words)
+    _note_replaced(words)
     if multirun:
         return _sweep(name, words)
     if name == "generate":
@@ -243,19 +258,66 @@ def _dispatch(arguments: list[str]) -> int:
         return _run(name, [word for word in words if "=" in word], ids=ids)
     if name == "reproduce":
         seeds, words = _take_seeds(words)
-        return _run(name, words, first_seed=seeds[:1], seeds=seeds)
+        models, words = _take_models(words)
+        first = [*(f"model={model}" for model in models[:1]), *(f"seed={seed}" for seed in seeds[:1])]
+        return _run(name, words, first, seeds=seeds, **({"models": models} if models else {}))
     return _run(name, words)
 
 
-def _refuse_unread(name: str, words: Sequence[str]) -> None:
-    """Raises InputError for a key that says what to work on and that this verb never looks at."""
-    from infini.help import USES
+def _without_dashes(word: str, words: Sequence[str]) -> str:
+    """`; did you mean task=pg19?` for `--task pg19` and for `--task=pg19`."""
+    key, separator, value = word.lstrip("-").partition("=")
+    following = words[words.index(word) + 1 :][:1]
+    if not separator and following and "=" not in following[0] and not following[0].startswith("-"):
+        value = following[0]
+    known = (*groups(), *OPTIONAL_GROUPS, *root_defaults())
+    if value and key in known:
+        return f"; did you mean {key}={value}?"
+    return "; keys are written without dashes, as task=pg19" if separator or key in known else ""
 
-    for word in words:
-        key, separator, _ = word.lstrip("+").partition("=")
-        if separator and key in SUBJECTS and key not in USES[name][1]:
-            reading = ", ".join(verb for verb, (_, keys) in USES.items() if key in keys)
-            raise InputError(f"{word}: infini {name} does not read {key}; verbs that do: {reading}")
+
+def _refuse_bare_words(name: str, words: Sequence[str]) -> None:
+    """Raises InputError for a word that is no setting where there must be settings, with what was likely meant."""
+    if name == "summarize":
+        return
+    for place, word in enumerate(words):
+        # No key has a space in it: what has one before its first `=` is text.
+        if word.startswith("~") or ("=" in word and not re.search(r"\S\s", word.partition("=")[0])):
+            continue
+        meant = _meant(name, word, words[place + 1 :])
+        # The others are ids of runs.
+        if name == "publish" and not meant:
+            continue
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise InputError(f"{word!r}: not a setting; write key=value{hint}")
+
+
+def _meant(name: str, word: str, following: Sequence[str]) -> str:
+    """The setting that a word without `=` stands for: `report=table3_passkey` for `table3`. "" where none is near."""
+    if name == "generate":
+        return f"prompt={shlex.quote(word)}"
+    choices = groups()
+    if word in (*choices, *OPTIONAL_GROUPS, *root_defaults()) and following and "=" not in following[0]:
+        return f"{word}={following[0]}"
+    first = [group for group in ("report", "experiment", "suite", "task", "model", "scale") if reads_key(name, group)]
+    if name in ("train", "eval"):
+        first = ["task", "model", "scale"]
+    if name == "publish":
+        first = ["report", "experiment"]
+    for group in (*first, *(choices if name != "publish" else ())):
+        begins = [option for option in choices.get(group, []) if len(word) > 2 and option.startswith(word)]
+        if reads_key(name, group) and (word in begins or len(begins) == 1):
+            return f"{group}={word if word in begins else begins[0]}"
+    near = nearest(word, choices[first[0]]) if name != "publish" else None
+    return f"{first[0]}={near}" if near else ""
+
+
+def _note_replaced(words: Sequence[str]) -> None:
+    """Says which settings another one of the same key replaces: of several the last holds."""
+    last = {key: word for word in words if (key := key_of(word))}
+    for word in dict.fromkeys(words):
+        if (key := key_of(word)) and last[key] != word and not word.startswith("~"):
+            print(f"infini: {word}: given again as {last[key]}, which holds", file=sys.stderr)
 
 
 def _command(name: str) -> Callable[..., int | None]:
@@ -263,13 +325,40 @@ def _command(name: str) -> Callable[..., int | None]:
     return command
 
 
-def _run(name: str, overrides: list[str], first_seed: Sequence[int] = (), **extra: Any) -> int:
+def _run(name: str, overrides: list[str], first: Sequence[str] = (), **extra: Any) -> int:
+    """Runs a verb. first: the first of several values of a key, in the grammar of one."""
     from infini.config import compose
 
-    cfg = compose([*overrides, *(f"seed={seed}" for seed in first_seed)])
+    cfg = compose([*overrides, *first])
+    _check(name, cfg, overrides)
+    for word in overrides:
+        if key_of(word).startswith("hydra"):
+            raise InputError(f"{word}: Hydra runs sweeps alone; add -m")
     if "seeds" in extra and not extra["seeds"]:
         extra["seeds"] = [cfg.seed]
     return _command(name)(cfg, overrides, **extra) or 0
+
+
+def _check(name: str, cfg: Config, overrides: Sequence[str]) -> None:
+    """What can be said against a command before any work. Raises InputError."""
+    if name in ("table", "figure", "reproduce", "publish"):
+        from infini.report.load import load_report
+
+        report = load_report(cfg.report)
+        if is_read_by(name, report):
+            refuse_unread_of_report(name, report, overrides)
+        elif name == "reproduce":
+            return
+        if cfg.scale.name not in (getattr(report, "settings", None) or [cfg.scale.name]):
+            # The search is of other scales, which is its own to say.
+            return
+    named = [word for word in overrides if key_of(word) == "model"]
+    if name == "bench" and named and not any(key_of(word).startswith("model.") for word in overrides):
+        raise InputError(f"{named[-1]}: infini bench measures suite.models; set that, as suite.models=[local,full]")
+    if VERBS[name].computes and getattr(cfg.task, "reference", None) is None:
+        check_made_for("scale", cfg.scale.name, cfg.parallel.accelerator)
+        if name == "bench":
+            check_made_for("suite", cfg.suite.name, cfg.parallel.accelerator)
 
 
 def _bracketed(word: str) -> str:
@@ -316,17 +405,32 @@ def _take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]
     return texts, others
 
 
+def _several(words: Sequence[str], key: str) -> tuple[list[str], list[str]]:
+    """The values of the last `key=a,b` or `key=[a,b]`, and the words of other keys; no values where there is none."""
+    texts = [word.removeprefix(f"{key}=") for word in words if word.startswith(f"{key}=")]
+    others = [word for word in words if not word.startswith(f"{key}=")]
+    values = [text.strip() for text in texts[-1].strip("[]").split(",")] if texts else []
+    return list(dict.fromkeys(values)), others
+
+
 def _take_seeds(words: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Seeds of the last `seed=1,2,3`, and the other words; no seeds when the default is meant."""
-    texts = [word.removeprefix("seed=") for word in words if word.startswith("seed=")]
-    if not texts:
-        return [], list(words)
-    seeds = []
-    for text in texts[-1].strip("[]").split(","):
-        if not re.fullmatch(r"\s*[0-9]{1,10}\s*", text):
-            raise InputError(f"seed={text!r}: must be an integer from 0, or several separated by commas")
-        seeds.append(int(text))
-    return list(dict.fromkeys(seeds)), [word for word in words if not word.startswith("seed=")]
+    """Seeds of `seed=1,2,3`, and the other words; no seeds when the default is meant."""
+    texts, others = _several(words, "seed")
+    for text in texts:
+        # All of them now: the last may otherwise fail after hours.
+        if not re.fullmatch(r"[0-9]{1,10}", text) or int(text) >= 2**32:
+            raise InputError(
+                f"seed={text!r}: must be an integer, at least 0 and below 2**32, or several separated by commas"
+            )
+    return list(dict.fromkeys(map(int, texts))), others
+
+
+def _take_models(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Models of `model=local,full`, and the other words; none when all are meant."""
+    models, others = _several(words, "model")
+    for model in models:
+        one_of("model", model, groups()["model"])
+    return models, others
 
 
 def _sweep(name: str, words: Sequence[str]) -> int:
@@ -344,7 +448,13 @@ def _sweep(name: str, words: Sequence[str]) -> int:
 
     overrides = normalise(words)
     # Every job is checked before the first one starts: the last may otherwise fail after hours.
-    checked = [compose(job) for job in expand_sweep(overrides)]
+    jobs_of_sweep = expand_sweep(overrides)
+    if not jobs_of_sweep and not any(word.startswith("hydra/sweeper=") for word in words):
+        sampled = next(word for word in words if "interval(" in word)
+        raise InputError(f"{sampled}: an interval takes a hydra/sweeper that samples; give values, as 1,2,3 or range()")
+    checked = [compose(job) for job in jobs_of_sweep]
+    for cfg, job_overrides in zip(checked, jobs_of_sweep, strict=True):
+        _check(name, cfg, job_overrides)
     progress = SweepProgress(checked[0].results_dir, name, overrides) if checked else None
     with hydra.initialize_config_module("conf", version_base="1.3", job_name="infini"):
         engine = GlobalHydra.instance().hydra
@@ -383,7 +493,7 @@ def _job_here(name: str, progress: SweepProgress | None, cfg: DictConfig, overri
     # A launcher of several processes runs this command line again: it must be the job's, not the sweep's.
     sweep_argv, sys.argv = sys.argv, [sys.argv[0], name, *overrides]
     try:
-        job = load(cfg)
+        job = load(cfg, overrides)
         if progress is not None and progress.is_done(job):
             print(f"infini {' '.join(sys.argv[1:])}: done before", flush=True)
             return None

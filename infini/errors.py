@@ -29,10 +29,15 @@ class DivergedError(InputError):
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the option nearest to `word`, one that begins like it before all others, or an empty
     string when none is near."""
+    option = nearest(word, options)
+    return f"; did you mean {option!r}?" if option else ""
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option nearest to `word`, one that begins like it before all others; None when none is near."""
     known = list(options)
     begins = sorted((option for option in known if len(word) > 2 and option.startswith(word)), key=len)
-    nearest = begins[:1] or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return next(iter(begins or difflib.get_close_matches(word, known, n=1, cutoff=0.5)), None)
 
 
 def require(condition: bool, key: str, value: object, allowed: str) -> None:

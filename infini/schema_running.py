@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infini.errors import at_least, one_of, require
+from infini.errors import InputError, at_least, one_of, require
 
 EVALUATION_KEYS = {
     "scale": ("eval_max_tokens", "eval_segments_per_call", "knockouts", "knockout_max_tokens"),
@@ -20,6 +20,23 @@ EVALUATION_KEYS = {
     ),
 }
 """Keys that matter to an evaluation only."""
+
+MADE_FOR_A_GPU = {"scale": ("gpu", "paper"), "suite": ("paper", "paper_models")}
+"""Group -> choices whose work takes days on a processor, and more memory than most have."""
+
+
+def check_made_for(group: str, choice: str, accelerator: str) -> None:
+    """Raises InputError where a choice is made for a GPU, there is none, and the processor was not asked for."""
+    if choice not in MADE_FOR_A_GPU[group] or accelerator != "auto":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        other = "scale=laptop is made for a processor, and " if group == "scale" else ""
+        raise InputError(
+            f"{group}={choice}: is made for a GPU, and there is none here; {other}parallel.accelerator=cpu runs this "
+            "on the processor all the same"
+        )
 
 
 @dataclass

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_runner import read_by
 from tiny_runs import TINY, write_corpus
 
 import cli
@@ -46,7 +47,8 @@ class Place:
         return path
 
     def line(self, verb: str, *words: str) -> list[str]:
-        return [verb, *TINY, "logger=none", f"task.data_dir={self.books}", f"results_dir={self.results}", *words]
+        settings = [*TINY, "logger=none", f"task.data_dir={self.books}", f"results_dir={self.results}"]
+        return [verb, *read_by([verb, *words], settings), *words]
 
 
 Try = Callable[[Place], list[str]]

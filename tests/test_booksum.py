@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from command_runner import Runner
-from tiny_runs import TINY
+from tiny_runs import SUMMARIES
 
 from infini.config import compose
 from infini.errors import InputError
@@ -194,9 +194,6 @@ def test_references_are_evaluated_without_a_model(infini: Runner, tmp_path: Path
         assert scores[0]["rouge1"] == pytest.approx(rouge("And cats.", ["Dogs."])["rouge1"])
     if reference == "oracle":
         assert scores[0]["rouge1"] == pytest.approx(100.0), "the summary is a sentence of the book"
-
-
-SUMMARIES = (*TINY, "recipe.segments_per_sequence=4", "task.summary_tokens=8", "decoding.max_new_tokens=6")
 
 
 def test_train_and_summarise(infini: Runner, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_reference_is_made_at_every_scale_and_once(infini: Runner, words: list
         out = infini("reproduce", *words, *asked, f"scale={scale}")
         assert "yours: 1 evaluation run;" in out
     # No model reads: how it would, or would draw, makes no other reference.
-    infini("reproduce", *words, *asked, "decoding.temperature=0.7", "model=infini_delta", "task.summary_tokens=7")
+    infini("reproduce", *words, *asked, "decoding.temperature=0.7", "task.summary_tokens=7")
     assert [(run.model, run.scale) for run in infini.records()] == [("lead", "laptop"), ("lead", "gpu")]
     infini("reproduce", *words, *asked, "task.reference_words=5", "report.aggregate=newest")
     assert len(infini.records()) == 3

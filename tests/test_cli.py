@@ -229,6 +229,14 @@ def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str])
         (["train", "hydra/launcher=[a,1]"], "hydra/launcher=.*: takes the name of one of Hydra's configurations"),
         (["train", "~hydra/launcher=0"], "~hydra/launcher=0: takes the name of one of Hydra's configurations"),
         (["table", "-m", "seed=1,2"], "table -m: no sweeps over this verb"),
+        (
+            ["train", "-m", "seed=interval(1,3)"],
+            "seed=interval\\(1,3\\): an interval takes a hydra/sweeper",
+        ),
+        (["train", "-m", "seed=range(2,1)"], "seed=range\\(2,1\\): has no values; nothing would be run"),
+        (["train", "-m", "model=glob(zz*)"], "model=glob\\(zz\\*\\): has no values; nothing would be run"),
+        (["train", "hydra/launcher=basic"], "hydra/launcher=basic: Hydra runs sweeps alone; add -m"),
+        (["reproduce", "seed=1,4294967296"], "seed='4294967296': must be an integer, at least 0 and below 2\\*\\*32"),
         (["reproduce", "seed=1,x"], "seed='x': must be an integer"),
         (["publish", "some_run", "modle=full"], "modle='full': no such key"),
     ],
@@ -319,9 +327,9 @@ def test_a_command_gets_its_config_overrides_and_its_code_is_returned(calls: lis
     ("words", "seeds"), [([], [1]), (["seed=7"], [7]), (["seed=1,2,3"], [1, 2, 3]), (["seed=[4,5]"], [4, 5])]
 )
 def test_reproduce_takes_several_seeds(words: list[str], seeds: list[int], calls: list[Call]) -> None:
-    assert cli.main(["reproduce", "scale=gpu", *words]) == 0
+    assert cli.main(["reproduce", "scale=gpu", "parallel.accelerator=cpu", *words]) == 0
     ((cfg, overrides, extra, _),) = calls
-    assert (extra, cfg.seed, overrides) == ({"seeds": seeds}, seeds[0], ["scale=gpu"])
+    assert (extra, cfg.seed, overrides) == ({"seeds": seeds}, seeds[0], ["scale=gpu", "parallel.accelerator=cpu"])
 
 
 def test_publish_takes_run_ids(calls: list[Call]) -> None:
@@ -346,6 +354,16 @@ def test_sweep_runs_every_combination(calls: list[Call], monkeypatch: pytest.Mon
     assert sys.argv[2] == "-m"
     assert Path.cwd() == tmp_path
     assert [entry.name for entry in tmp_path.iterdir()] == ["outputs"]
+
+
+def test_a_sweep_takes_the_choices_of_a_group_by_a_pattern(calls: list[Call]) -> None:
+    assert cli.main(["train", "-m", "model=glob(infini*)"]) == 0
+    assert [cfg.model["name"] for cfg, *_ in calls] == ["infini_delta", "infini_linear", "infini_xl"]
+
+
+def test_a_job_of_a_sweep_has_a_short_warm_up_too(calls: list[Call]) -> None:
+    assert cli.main(["train", "-m", "recipe.steps=30,300"]) == 0
+    assert [cfg.recipe.warmup_steps for cfg, *_ in calls] == [3, 30]
 
 
 def test_a_failed_job_does_not_stop_the_others(calls: list[Call], capsys: pytest.CaptureFixture[str]) -> None:

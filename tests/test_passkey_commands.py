@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_runner import read_by
 from safetensors.torch import load_file
 from tiny_runs import TINY, write_corpus
 
@@ -39,10 +40,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def infini(capfd: pytest.CaptureFixture[str], verb: str, *words: str, code: int = 0) -> tuple[str, str]:
-    """What a command prints, on both streams. Lengths go to verbs that read them; the others refuse them."""
+    """What a command prints, on both streams. Settings go to verbs that read them; the others refuse them."""
     capfd.readouterr()
-    read = [word for word in words if verb in ("eval", "reproduce") or not word.startswith("length=")]
-    returned = cli.main([verb, *read])
+    returned = cli.main([verb, *read_by([verb, *words], words)])
     out, err = capfd.readouterr()
     assert returned == code, err
     return out, err

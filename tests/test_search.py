@@ -343,6 +343,7 @@ def test_at_paper_scale_it_is_the_papers_search_and_no_rate_is_refused(
 ) -> None:
     """0.01 is interior where 0.03 was trained too: torch's Adafactor, which caps the rate, could not be."""
     words = ["report=lr_search", "task=pg19", "scale=paper", "report.models=[local]", f"results_dir={tmp_path}"]
+    words.append("parallel.accelerator=cpu")
     assert main(["reproduce", *words]) == 0
     assert trained == [("local", rate) for rate in (0.003, 0.005, 0.01, 0.03)]
     tuned = tmp_path / "tuned" / "pg19_paper_local_adafactor.yaml"

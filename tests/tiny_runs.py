@@ -28,6 +28,9 @@ TINY = (
     "parallel.precision=fp32",
 )
 
+SUMMARIES = (*TINY, "recipe.segments_per_sequence=4", "task.summary_tokens=8", "decoding.max_new_tokens=6")
+"""The same for summaries of books."""
+
 
 def write_corpus(folder: Path) -> Path:
     """Documents of about 3 KB of made-up words, {train,validation,test}/*.txt below `folder`."""

@@ -7,18 +7,20 @@ import ctypes
 import importlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from rich.console import Console
 
 from infini import records
 from infini.config import Config, config_hash
 from infini.errors import DivergedError, InputError
 from infini.models import kind_of
 from infini.precision import emulated_bfloat16, pick_device, uses_bfloat16
+from infini.reads import key_of, reads_key
 from infini.records import RunRecord, value_at
 from infini.report.search import KEY
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder, read_description
@@ -137,6 +139,49 @@ def asked_anew(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict[
     return anew
 
 
+def settle_contradictions(rows: Mapping[str, Sequence[str]], asked: Sequence[str], console: Console) -> None:
+    """Say for which rows of a report a setting that is asked is not used, for they have their own.
+
+    rows: row -> what is set for it alone. Raises InputError where that is so for all rows.
+    """
+    for text in asked:
+        own = {row: own_setting(settings, text) for row, settings in rows.items()}
+        having = {row: setting for row, setting in own.items() if setting is not None}
+        if having and len(having) == len(rows):
+            row, setting = next(iter(having.items()))
+            raise InputError(f"{text}: row {row} has {setting}; leave it out, or choose other rows")
+        for row, setting in having.items():
+            console.print(f"{text}: not for row {row}, which has {setting}", markup=False, soft_wrap=True)
+
+
+def own_setting(settings: Sequence[str], asked: str) -> str | None:
+    """What a row has of its own in place of a setting that is asked; None where it has nothing, or the same."""
+    own = {key_of(text): text for text in settings}.get(key_of(asked))
+    return None if own == asked.lstrip("+") else own
+
+
+def rows_of_models(
+    report: str, rows: Mapping[str, str], models: Sequence[str], known: Mapping[str, str] | None = None
+) -> list[str]:
+    """The rows whose model is one of `models`; all of them where none is named.
+
+    rows: row -> its model, of the rows that are to be made. known: the same of all rows of the report, which report.run
+    chooses from; None: rows are not chosen. Raises InputError for a model that has no row.
+    """
+    for model in models:
+        if model in rows.values():
+            continue
+        others = [row for row, of in (known or {}).items() if of == model]
+        if others:
+            raise InputError(
+                f"model={model}: report={report} has rows of it that report.run leaves out; add "
+                f"report.run=[{','.join(others)}]"
+            )
+        has = ", ".join(dict.fromkeys((known or rows).values()))
+        raise InputError(f"model={model}: report={report} has no row of this model; it has rows of {has}")
+    return [row for row, model in rows.items() if not models or model in models]
+
+
 def keys_of(overrides: list[str]) -> list[str]:
     """The keys that a command line sets, in its order."""
     return [override.lstrip("+").partition("=")[0] for override in overrides]
@@ -147,10 +192,12 @@ def asked_of_model(cfg: Config, overrides: list[str], folder: Path) -> dict[str,
 
     Raises InputError where it names another model, or an option that the weights were trained with.
     """
+    description = read_description(folder)
+    _refuse_other_training(cfg, overrides, folder, description.get("config") or {})
     named = [key for key in keys_of(overrides) if key == "model" or key.startswith("model.")]
     if not named:
         return {}
-    held = read_description(folder)["model"]
+    held = description["model"]
     if held["name"] != cfg.model["name"]:
         raise InputError(f"checkpoint={str(folder)!r}: holds {held['name']}; add model={held['name']}")
     anew = asked_anew(cfg, overrides, held)
@@ -159,6 +206,21 @@ def asked_of_model(cfg: Config, overrides: list[str], folder: Path) -> dict[str,
         if key != option and option not in anew and cfg.model[option] != held.get(option):
             raise InputError(f"{key}={cfg.model[option]!r}: the checkpoint was trained with {held.get(option)!r}")
     return anew
+
+
+def _refuse_other_training(cfg: Config, overrides: list[str], folder: Path, held: Any) -> None:
+    """Raise InputError where a command line names a task, a scale, sizes, a recipe or an optimizer that the checkpoint
+    was not trained with: nothing of them would be read."""
+    asked = asdict(cfg)
+    for key in keys_of(overrides):
+        group = key.partition(".")[0]
+        # Where the texts lie is no property of a model.
+        if group not in ("task", "scale", "dims", "recipe", "optimizer") or key in ("task.data_dir", "task.hub_id"):
+            continue
+        name = f"{key}.name" if key == group else key
+        was, now = value_at(held, name), value_at(asked, name)
+        if was is not None and now != was:
+            raise InputError(f"{key}={now!r}: checkpoint={str(folder)!r} was trained with {was!r}")
 
 
 def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:
@@ -216,6 +278,13 @@ def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Iterator[
         yield from (run for run in reversed(runs) if data.has_read(run.data, split))
 
 
+def _to_be_pasted(verb: str, overrides: Sequence[str]) -> list[str]:
+    """The settings of a command line that the verb takes: `infini reproduce` also hands on those of other verbs, and
+    some several times, of which the last holds."""
+    last = {key_of(text): text for text in overrides}
+    return [text for key, text in last.items() if reads_key(verb, key)]
+
+
 def start_record(
     verb: str, cfg: Config, overrides: list[str], parent: str | None = None, model: str | None = None
 ) -> RunRecord:
@@ -242,7 +311,7 @@ def start_record(
         scale=cfg.scale.name,
         seed=cfg.seed,
         parent=parent,
-        command=shlex.join(["infini", verb, *overrides]),
+        command=shlex.join(["infini", verb, *_to_be_pasted(verb, overrides)]),
         overrides=list(overrides),
         config=asdict(cfg),
         config_hash=config_hash(cfg),

@@ -38,17 +38,24 @@ READ_BY = {
     "length": ("passkey", "booksum"),
     "depth": ("passkey",),
     "scale.eval_max_tokens": ("pg19", "arxiv_math"),
+    "decoding": ("booksum",),
 }
-"""Key -> the tasks whose evaluations look at it."""
+"""Key or group -> the tasks whose evaluations look at it."""
+OF_A_MODEL = ("model", "checkpoint")
+"""Keys and groups that name a model: summaries without one have no use for them."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
     """Evaluate and print the metrics."""
-    for key, tasks in READ_BY.items():
-        if any(text.lstrip("+").startswith(f"{key}=") for text in overrides) and cfg.task.name not in tasks:
+    for key in keys_of(overrides):
+        tasks = READ_BY.get(key) or READ_BY.get(key.partition(".")[0]) or (cfg.task.name,)
+        if cfg.task.name not in tasks:
             asked = " or ".join(f"task={name}" for name in tasks)
             raise InputError(f"{key}={value_at(asdict(cfg), key)}: task={cfg.task.name} does not read it; add {asked}")
     if (reference := getattr(cfg.task, "reference", None)) is not None:
+        for key in keys_of(overrides):
+            if key.partition(".")[0] in OF_A_MODEL:
+                raise InputError(f"{key}: task.reference={reference} needs no model, and reads nothing of one")
         record = evaluate_reference(cfg, overrides, reference)
     else:
         record = evaluate(cfg, overrides, find_checkpoint(cfg, overrides))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -14,6 +16,8 @@ from infini.commands.common import (
     name_diverged,
     names_a_task,
     newest_on_the_data,
+    rows_of_models,
+    settle_contradictions,
 )
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
@@ -30,10 +34,11 @@ from infini.schema_running import EVALUATION_KEYS
 from infini.training.checkpoint import checkpoint_folder
 
 
-def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
+def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[str] = ()) -> int:
     """Train and evaluate every model of the report for every seed, a cell at a time, then print the table.
 
-    Of a report about several tasks all are run whose data is there, unless one is named, or something of its data.
+    models: only rows of these are made; none: all rows. Of a report about several tasks all are run whose data is
+    there, unless one is named, or something of its data. All cells' settings are checked before the first is made.
     A cell is done when a record of its configuration is in results_dir: a stopped reproduction picks up where it was.
     """
     console = Console(stderr=True)
@@ -43,6 +48,9 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     if isinstance(declared, SearchReport):
         from infini.commands.search import run_search
 
+        chosen = rows_of_models(declared.name, {model: model for model in declared.models}, models)
+        cfg = replace(cfg, report={**cfg.report, "models": chosen})
+        declared = replace(declared, models=chosen)
         run_search(declared, cfg, overrides, seeds, console)
         return table.run(cfg, overrides)
     report = report_of_runs(cfg.report, "reproduce")
@@ -52,19 +60,19 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
     if isinstance(report, PasskeyReport):
         from infini.commands.reproduce_passkey import run_rows
 
-        diverged = run_rows(report, cfg, overrides, seeds, console)
+        diverged = run_rows(report, cfg, overrides, seeds, console, models)
         code = table.run(cfg, overrides)
         name_diverged(diverged)
         return code
     if isinstance(report, SummaryReport):
         from infini.commands.reproduce_booksum import run_systems
 
-        diverged = run_systems(report, cfg, overrides, seeds, console)
+        diverged = run_systems(report, cfg, overrides, seeds, console, models)
         code = table.run(cfg, overrides)
         name_diverged(diverged)
         return code
     one = names_a_task(overrides)
-    others = [text for text in overrides if not text.startswith(("task=", "model=", "variant="))]
+    others = [text for text in overrides if not text.startswith(("task=", "model="))]
     of_task = {}
     for task in [cfg.task.name] if one else tasks:
         chosen = [f"task={task}", *others]
@@ -76,13 +84,19 @@ def run(cfg: Config, overrides: list[str], seeds: list[int]) -> int:
             continue
         of_task[task] = [*chosen, *_corpus_override(composed, console)]
     # A report also has rows that are only quoted from the paper, and rows that are not of this scale.
-    ours = [row for row in report.models if _is_ours(report.model_of(row))]
+    ours = {row: report.model_of(row) for row in report.models if _is_ours(report.model_of(row))}
+    chosen_rows = rows_of_models(report.name, ours, models)
     made = {
         (task, row): settings
         for task in of_task
-        for row in ours
+        for row in chosen_rows
         if (settings := report.settings_of(row, cfg.scale.name, task)) is not None
     }
+    if not made:
+        raise InputError(f"scale={cfg.scale.name}: report={report.name} has no rows at this scale")
+    settle_contradictions({row: settings for (_, row), settings in made.items()}, overrides, console)
+    for (task, row), settings in made.items():
+        compose([*of_task[task], f"model={report.model_of(row)}", *settings, *report.evaluation_settings()])
     cells = [(seed, task, row) for seed in seeds for task, row in made]
     diverged = []
     for number, (seed, task, row) in enumerate(cells, 1):

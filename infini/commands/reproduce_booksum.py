@@ -9,7 +9,14 @@ from typing import cast
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import catch_divergence, find_training, newest_on_the_data, on_the_data
+from infini.commands.common import (
+    catch_divergence,
+    find_training,
+    newest_on_the_data,
+    on_the_data,
+    own_setting,
+    rows_of_models,
+)
 from infini.commands.evaluate import evaluate, evaluate_reference
 from infini.commands.train import train
 from infini.config import Config, compose, config_identity
@@ -23,9 +30,15 @@ from infini.training.checkpoint import checkpoint_folder
 
 
 def run_systems(
-    report: SummaryReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console
+    report: SummaryReport,
+    cfg: Config,
+    overrides: list[str],
+    seeds: list[int],
+    console: Console,
+    models: Sequence[str] = (),
 ) -> list[str]:
-    """Make what the rows of `report.run` still need. A job that is done is known by its record.
+    """Make what the rows of `report.run` still need, or those of them that are of `models`. A job that is done is known
+    by its record.
 
     Returns row and seed of each job whose training diverged.
     """
@@ -35,9 +48,16 @@ def run_systems(
         asked.append(f"length=[{','.join(map(str, report.input_lengths))}]")
     asked += [f"task={report.task}", f"task.split={report.split}"]
     scale = cfg.scale.name
-    for name in report.to_run:
-        _refuse_contradiction(name, report.systems[name].settings_at(scale), asked)
-    jobs = [(seed, name) for seed in seeds for name in report.to_run]
+    known = {name: str(row.model) for name, row in report.systems.items() if row.model}
+    rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
+    for name in rows:
+        settings = report.systems[name].settings_at(scale)
+        for text in asked:
+            if setting := own_setting(settings, text):
+                raise InputError(f"{text}: row {name} has {setting}; leave it out, or other rows with report.run")
+        if known[name] not in REFERENCES:
+            compose([*asked, f"model={known[name]}", *settings])
+    jobs = [(seed, name) for seed in seeds for name in rows]
     diverged = []
     for number, (seed, name) in enumerate(jobs, 1):
         where = f"{report.systems[name].title}, seed {seed}"
@@ -58,15 +78,6 @@ def run_systems(
         shown = f"{record.run_id}: overall {DASH if overall is None else f'{overall:.1f}'}"
         console.print(shown, markup=False, highlight=False, soft_wrap=True)
     return diverged
-
-
-def _refuse_contradiction(row: str, settings: Sequence[str], asked: Sequence[str]) -> None:
-    """Raise InputError where something is asked that the row has of its own: it would be lost without a word."""
-    for setting in settings:
-        key = setting.partition("=")[0]
-        for text in asked:
-            if text.lstrip("+").startswith(f"{key}=") and text.lstrip("+") != setting:
-                raise InputError(f"{text}: row {row} has {setting}; leave it out, or other rows with report.run")
 
 
 def _reference(overrides: list[str], name: str) -> RunRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,7 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import catch_divergence, find_training, newest_on_the_data
+from infini.commands.common import (
+    catch_divergence,
+    find_training,
+    newest_on_the_data,
+    rows_of_models,
+    settle_contradictions,
+)
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
 from infini.config import Config, compose
@@ -43,11 +50,9 @@ class _Job:
         """Overrides of the row's own training and evaluation."""
         base = [*self.asked, "task=passkey", f"model={self.row.model}", f"seed={self.seed}"]
         base.append(f"task.knockout={self.row.knockout}")
-        if self.row.frozen_gates:
-            base += ["optimizer.gate_lr=0", "model.gate_init=zeros"]
         if self.row.recipe:
             base.append(f"recipe={self.row.recipe.format(scale=self.scale)}")
-        base += self.row.overrides
+        base += _own(self.row)
         if self.row.start == "pg19":
             sized = any(text.startswith("dims=") for text in self.asked)
             base += [] if sized else [f"dims=pg19_{self.scale}"]
@@ -55,18 +60,41 @@ class _Job:
         return base
 
 
-def run_rows(report: PasskeyReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> list[str]:
-    """Make what the rows of `report.run` still need. A job that is done is known by its record.
+def _own(row: PasskeyRow) -> list[str]:
+    """What is set for a row and for no other."""
+    return [*(["optimizer.gate_lr=0", "model.gate_init=zeros"] if row.frozen_gates else []), *row.overrides]
+
+
+def run_rows(
+    report: PasskeyReport,
+    cfg: Config,
+    overrides: list[str],
+    seeds: list[int],
+    console: Console,
+    models: Sequence[str] = (),
+) -> list[str]:
+    """Make what the rows of `report.run` still need, or those of them that are of `models`. A job that is done is known
+    by its record.
 
     Returns row and seed of each job whose training diverged, or a training that it starts from.
     """
+    known = {name: row.model for name, row in report.rows.items()}
+    rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
     taken = ("task", "model", "recipe", "seed", "init_from", "task.knockout")
     # The table's lengths and places are asked, unless others are.
     for key, values in (("length", report.lengths), ("depth", report.depths)):
         if not any(text.startswith(f"{key}=") for text in overrides):
             overrides = [*overrides, f"{key}=[{','.join(map(str, values))}]"]
     asked = tuple(text for text in overrides if text.partition("=")[0] not in taken)
-    jobs = [_Job(report.rows[name], cfg.scale.name, asked, seed) for seed in seeds for name in report.to_run]
+    jobs = [_Job(report.rows[name], cfg.scale.name, asked, seed) for seed in seeds for name in rows]
+    # The models that rows start from are made with the same settings.
+    made = [*rows, *(start for name in rows if (start := report.rows[name].start))]
+    own = {name: _own(report.rows[name]) if name in report.rows else [] for name in made}
+    settle_contradictions(own, overrides, console)
+    for job in jobs:
+        compose(job.overrides(None))
+        if job.row.start == "pg19":
+            compose(job.pretraining())
     diverged = []
     for number, job in enumerate(jobs, 1):
         where = f"{job.row.title}, seed {job.seed}"
