@@ -317,7 +317,7 @@ def _note_replaced(words: Sequence[str]) -> None:
     last = {key: word for word in words if (key := key_of(word))}
     for word in dict.fromkeys(words):
         if (key := key_of(word)) and last[key] != word and not word.startswith("~"):
-            print(f"infini: {word}: given again as {last[key]}, which holds", file=sys.stderr)
+            print(f"{word}: given again as {last[key]}, which holds", file=sys.stderr)
 
 
 def _command(name: str) -> Callable[..., int | None]:

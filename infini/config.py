@@ -92,7 +92,9 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         if value is None and type(None) in get_args(hint):
             return None
         if value == "" and type(None) in get_args(hint) and key not in TEXTS:
-            raise InputError(f"{key}='': is empty; give it a value, or null for none")
+            names_a_run = key in ("checkpoint", "init_from")
+            wanted = "must be a run id or a folder" if names_a_run else "is empty; give it a value"
+            raise InputError(f"{key}='': {wanted}, or null")
         arms = [arm for arm in get_args(hint) if arm is not type(None)]
         fitting = [arm for arm in arms if _may_be(value, arm)] if arms[1:] else arms
         require(bool(fitting), key, value, f"must be {' or '.join(_NOUNS[arm] for arm in arms if arm in _NOUNS)}")

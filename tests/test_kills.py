@@ -98,6 +98,7 @@ def answers(results: Path) -> list[dict[str, Any]]:
 
 def test_an_evaluation_that_is_killed_asks_on(corpus: Path, tmp_path: Path) -> None:
     asked = [*words(corpus, tmp_path / "results", "passkey"), "length=256", "depth=start,end", "task.examples=3"]
+    asked.remove("logger=none")
     assert kill("in a step", 10**6, words(corpus, tmp_path / "results", "passkey")) == 0
     assert run("before the record", 10**6, asked, "eval")[0] == 0
     straight = answers(tmp_path / "results")
@@ -119,6 +120,7 @@ def test_an_evaluation_that_is_killed_asks_on(corpus: Path, tmp_path: Path) -> N
 def test_an_evaluation_of_books_that_is_killed_reads_on(corpus: Path, tmp_path: Path) -> None:
     """Killed while a point of its reading is written, before it is renamed, and behind it, in every pass."""
     asked = [*words(corpus, tmp_path / "results"), "scale.eval_segments_per_call=16"]
+    asked.remove("logger=none")
     assert kill("in a step", 10**6, words(corpus, tmp_path / "results")) == 0
     assert run("before the record", 10**6, asked, "eval")[0] == 0
     (straight,) = (found for found in records.load_records(tmp_path / "results") if found.verb == "eval")

@@ -171,14 +171,14 @@ def test_of_a_key_that_is_given_twice_the_last_holds_and_that_is_said(
     stubs: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["train", "seed=1", "seed=2"]) == 0
-    assert capfd.readouterr().err == "infini: seed=1: given again as seed=2, which holds\n"
+    assert capfd.readouterr().err == "seed=1: given again as seed=2, which holds\n"
     assert cli.main(["train", "seed=2", "seed=2"]) == 0
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("key", ["cache_dir", "init_from", "task.data_dir", "variant"])
+@pytest.mark.parametrize("key", ["cache_dir", "task.data_dir", "variant"])
 def test_an_empty_value_is_not_taken_for_none(key: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert error(capfd, "train", f"{key}=") == f"{key}='': is empty; give it a value, or null for none"
+    assert error(capfd, "train", f"{key}=") == f"{key}='': is empty; give it a value, or null"
 
 
 @pytest.fixture
