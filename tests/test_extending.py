@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_booksum import SUMMARIES, write_books
-from tiny_runs import TINY, write_corpus
+from command_runner import read_by
+from test_booksum import write_books
+from tiny_runs import SUMMARIES, TINY, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,8 @@ for words in json.loads(sys.argv[1]):
 
 def run_all(copy: Path, lines: list[list[str]]) -> dict[str, str]:
     """What each verb printed last."""
-    told = run(copy, "-c", COMMANDS, json.dumps(lines)).splitlines()
+    taken = [[word for word in words if "=" not in word] + read_by(words, words[1:]) for words in lines]
+    told = run(copy, "-c", COMMANDS, json.dumps(taken)).splitlines()
     return dict(json.loads(line) for line in told)
 
 
