@@ -242,7 +242,6 @@ def _dispatch(arguments: list[str]) -> int:
     _refuse_bare_words(name, words)
     refuse_unread(name, words)
     _check_lengths(words)
-    _note_replaced(words)
     if multirun:
         return _sweep(name, words)
     if name == "generate":
@@ -336,6 +335,7 @@ def _run(name: str, overrides: list[str], first: Sequence[str] = (), **extra: An
             raise InputError(f"{word}: Hydra runs sweeps alone; add -m")
     if "seeds" in extra and not extra["seeds"]:
         extra["seeds"] = [cfg.seed]
+    _note_replaced(overrides)
     return _command(name)(cfg, overrides, **extra) or 0
 
 
@@ -455,6 +455,7 @@ def _sweep(name: str, words: Sequence[str]) -> int:
     checked = [compose(job) for job in jobs_of_sweep]
     for cfg, job_overrides in zip(checked, jobs_of_sweep, strict=True):
         _check(name, cfg, job_overrides)
+    _note_replaced(overrides)
     progress = SweepProgress(checked[0].results_dir, name, overrides) if checked else None
     with hydra.initialize_config_module("conf", version_base="1.3", job_name="infini"):
         engine = GlobalHydra.instance().hydra

@@ -34,6 +34,8 @@ def environment_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFINI_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("INFINI_DATA_DIR", raising=False)
+        # Lightning sets the number of threads by the processor's cores where this is not set.
+        patch.setenv("OMP_NUM_THREADS", "1")
         yield
 
 

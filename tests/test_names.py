@@ -59,7 +59,7 @@ def test_a_name_that_cannot_be_written_is_refused_before_anything_is_read(
     with_model: Runner, tmp_path: Path, key: str
 ) -> None:
     (tmp_path / "book.txt").write_text("A book.", encoding="utf-8")
-    words = ["summarize", str(tmp_path / "book.txt"), "task=pg19"] if key == "output" else ["generate", "prompt=a"]
+    words = ["summarize", str(tmp_path / "book.txt")] if key == "output" else ["generate", "prompt=a"]
     # With what a file is called while it is written it would be too long.
     for name in ("x" * 250, "none/" + "x" * 250, "x" * 260 + "/none"):
         said = with_model.error(*words, f"{key}={tmp_path / name}")
@@ -147,7 +147,7 @@ def test_home_is_home(
     infini("generate", *named, "prompt=@~/book.txt", "save_state=~/states/one")
     infini("generate", *at_home, "load_state=~/states/one", "decoding.max_new_tokens=2")
     infini("eval", *at_home)
-    infini("summarize", "~/book.txt", *named, "task=pg19", "output=~/said/summary.txt")
+    infini("summarize", "~/book.txt", *named, "output=~/said/summary.txt")
     infini("train", *at_home, f"init_from=~/results/checkpoints/{run}", "seed=2")
     infini("table", "results_dir=~/results", "report=table2_lm")
     assert (home / "states" / "one").is_file() and (home / "said" / "summary.txt").is_file()

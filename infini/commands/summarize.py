@@ -50,7 +50,9 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     device = pick_device(cfg.parallel.accelerator)
     # Here the seed decides what is drawn, not which model it is.
     folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")], any_model=True)
-    model, description = load_model(folder, device, asked_of_model(cfg, overrides, folder))
+    model, description = load_model(
+        folder, device, asked_of_model(cfg, [text for text in overrides if text != "task=booksum"], folder)
+    )
     tokenizer = load_tokenizer(folder, description)
     reader: Reader | SourceReader
     read, total, shown = 0, 0, sys.stderr.isatty()
