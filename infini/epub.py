@@ -8,6 +8,7 @@ other as deep as they like: as XML where they are well-formed, else as HTML. Not
 from __future__ import annotations
 
 import html
+import lzma
 import posixpath
 import re
 import sys
@@ -67,6 +68,12 @@ _LABELS = {
 }
 """Names of encodings that in books and browsers stand for a larger one."""
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError),
+    # bz2 has no error of its own.
+    OSError,
+)
+"""What zipfile raises for an entry that it cannot unpack."""
 
 
 def epub_text(path: Path) -> str:
@@ -159,7 +166,7 @@ class _Book:
         try:
             with self.archive.open(info) as file:
                 content = file.read(self.left + 1)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        except _DAMAGE as error:
             raise _PageError(f"{name} is damaged ({error})") from error
         self.left -= len(content)
         if self.left < 0:

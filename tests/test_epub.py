@@ -356,6 +356,22 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path, damage: str) -> None:
     assert why[damage] in refused(path)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_page_is_named_however_it_was_compressed(tmp_path: Path, method: int) -> None:
+    path = book(tmp_path, page("one"), page("words " * 50))
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, entry in entries.items():
+            archive.writestr(name, entry)
+    content = bytearray(path.read_bytes())
+    begin = content.index(b"1.xhtml", content.index(b"0.xhtml")) + len("1.xhtml")
+    # Behind the header that LZMA has.
+    content[begin + 12 : begin + 20] = b"\xff" * 8
+    path.write_bytes(content)
+    assert "1 of 2 pages cannot be read: 1.xhtml is damaged (" in refused(path)
+
+
 def test_a_folder_or_a_package_that_is_none_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "book.epub").mkdir()
     assert "cannot be read (Is a directory)" in refused(tmp_path / "book.epub")
