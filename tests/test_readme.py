@@ -29,6 +29,16 @@ def test_commands_of_the_readme_are_understood(command: str) -> None:
         compose(job)
 
 
+def test_the_published_table_is_the_one_that_the_records_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert cli.main(["table", "report=table3_passkey", f"results_dir={tmp_path}"]) == 0
+    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    shown = next(block for block in re.findall(r"```\n(.*?)\n```", README, re.DOTALL) if block.startswith("Passkey"))
+    assert shown in printed
+
+
 def test_targets_of_the_readme_are_in_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"make (\w+)\b", "\n".join(re.findall(r"`{1,3}\s*(make \w+)", README)))):
