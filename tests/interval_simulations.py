@@ -86,6 +86,17 @@ def seeds_case(accuracy: float, spread: float, n_seeds: int) -> Case:
     return Case("Clopper-Pearson, effective number", data, str(n_seeds), accuracy, draw)
 
 
+def failing_case(share: float, accuracy: float, n_seeds: int) -> Case:
+    def draw(rng: np.random.Generator) -> tuple[Interval, None]:
+        of_seeds = np.where(rng.random(n_seeds) < share, accuracy, 1.0)
+        shares = [float(prompts(rng, value, 1.0, 50).mean()) for value in of_seeds]
+        trials = effective_trials(shares, 50 * n_seeds)
+        return proportion_interval(float(np.mean(shares)) * trials, trials), None
+
+    data = f"mean accuracy, of {share:g} of all seeds {accuracy:g} and of the others 1, 50 prompts"
+    return Case("Clopper-Pearson, effective number", data, str(n_seeds), 1 - share * (1 - accuracy), draw)
+
+
 def difference_case(of_documents: float, of_seeds: float, of_pairs: float, n_documents: int, n_seeds: int) -> Case:
     documents = [book for _ in range(n_seeds) for book in range(n_documents)]
     seeds = [seed for seed in range(n_seeds) for _ in range(n_documents)]
@@ -133,6 +144,9 @@ CASES = [
     *(overall_case(skew, n) for n in (8, 17) for skew in (0.25, 0.5)),
 ]
 
+LIMITS = [failing_case(0.2, 0.5, n_seeds) for n_seeds in (3, 5)]
+"""What no interval over a few seeds covers: a failure that most of them do not show."""
+
 
 def covered(case: Case, repetitions: int, rng: np.random.Generator) -> tuple[float, float | None]:
     """How often the interval of the product contains the true value, and how often that before it."""
@@ -150,7 +164,7 @@ def covered(case: Case, repetitions: int, rng: np.random.Generator) -> tuple[flo
 def main(repetitions: int = 4000) -> None:
     print("| method | data | seeds | true value | nominal | measured | method before |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
-    for case in CASES:
+    for case in (*CASES, *LIMITS):
         ours, before = covered(case, repetitions, np.random.default_rng(0))
         then = "" if before is None else f"{100 * before:.1f}"
         print(f"| {case.method} | {case.data} | {case.seeds} | {case.truth:.4g} | 95 | {100 * ours:.1f} | {then} |")

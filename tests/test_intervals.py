@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from interval_simulations import CASES, Case, covered
+from interval_simulations import CASES, LIMITS, Case, covered
 from scipy import stats as scipy_stats
 
 from infini.report import intervals
@@ -28,6 +28,12 @@ def test_an_interval_covers_what_it_says_over_many_repetitions(case: Case) -> No
     # 93 of 100 is what Student's t on the logit says of itself.
     ours, _ = covered(case, 4000, np.random.default_rng(2))
     assert ours >= (0.92 if case.method.startswith("Student") else 0.94)
+
+
+@pytest.mark.parametrize(("case", "share"), zip(LIMITS, (0.48, 0.67), strict=True), ids=["3 seeds", "5 seeds"])
+def test_what_the_interval_of_few_seeds_does_not_cover_is_as_it_says(case: Case, share: float) -> None:
+    ours, _ = covered(case, 2000, np.random.default_rng(1))
+    assert ours == pytest.approx(share, abs=0.035)
 
 
 @pytest.mark.parametrize(("right", "n"), [(50, 50), (0, 50), (49, 50), (1, 10), (25, 50)])

@@ -67,7 +67,8 @@ def effective_trials(shares: Sequence[float], trials: float) -> float:
 
     Seeds that differ by more than chance make a mean less sure than its number of prompts says. Their variance gives
     the effective number, corrected by Student's quantile for so few seeds (Korn and Graubard 1998). Where seeds do not
-    differ, as where all answers are right, it is `trials`.
+    differ, as where all answers are right, it is `trials`: the interval then says nothing of seeds that would fail.
+    Where one training in five answers half of the prompts, it covers 48 in 100 with three seeds and 67 with five.
     """
     n = len(shares)
     if n < 2:
