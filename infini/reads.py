@@ -106,11 +106,16 @@ def reads_key(verb: str, key: str) -> bool:
 
 
 def refuse_unread(verb: str, words: Iterable[str]) -> None:
-    """Raises InputError for the first setting that a verb never looks at. Keys that do not exist pass: see compose."""
+    """Raises InputError for the first setting that a verb never looks at, or that renames the choice of a group. Keys
+    that do not exist pass: see compose."""
     known = {*groups(), *OPTIONAL_GROUPS, *root_defaults()}
     for word in words:
         key = key_of(word)
-        if key.partition(".")[0] not in known or reads_key(verb, key):
+        group, _, field = key.partition(".")
+        if field == "name" and group in known:
+            # With another name a choice passes for one that it is not, as scale=gpu for a scale of a processor.
+            raise InputError(f"{word}: the choice of {group} sets its name; write {group}={word.partition('=')[2]}")
+        if group not in known or reads_key(verb, key):
             continue
         reading = ", ".join(other for other in READS if reads_key(other, key))
         also = f"; verbs that do: {reading}" if reading else ""

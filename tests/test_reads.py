@@ -82,6 +82,21 @@ def test_a_key_that_a_verb_does_not_read_is_refused(line: str, capfd: pytest.Cap
     assert said.startswith(f"{words[-1]}: infini {words[0]} does not read {key_of(words[-1])}"), said
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("train scale.name=laptop", "train -m optimizer.name=adamw", "train logger.name=none"),
+        *("eval task.name=passkey", "generate prompt=a model.name=local", "reproduce model.name=local"),
+        *("table report.name=table2_lm", "figure +scale.name=gpu", "bench suite.name=all"),
+    ],
+)
+def test_the_name_of_a_choice_is_not_set_by_hand(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A row of another model would pass for the model's, and a scale for a GPU for one of a processor."""
+    words = line.split()
+    group, _, value = words[-1].lstrip("+").partition(".name=")
+    assert error(capfd, *words) == f"{words[-1]}: the choice of {group} sets its name; write {group}={value}"
+
+
 def test_bench_measures_the_models_of_its_suite(capfd: pytest.CaptureFixture[str]) -> None:
     assert error(capfd, "bench", "model=local").startswith("model=local: infini bench measures suite.models")
 
