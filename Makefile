@@ -6,7 +6,7 @@ DEV := .venv/.installed-dev
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help env test test-slow reproduce results gpu lint types clean
+.PHONY: help env test test-slow reproduce results gpu lint types layout clean
 
 help:
 	@echo "make env        the environment alone, in .venv"
@@ -54,7 +54,12 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(DEV)
+# The packages as they are installed, `tasks` and `conf` inside `infini`, for checkers that read folders.
+layout:
+	@rm -rf build/layout && mkdir -p build/layout/infini
+	@ln -s $(CURDIR)/infini/* $(CURDIR)/tasks $(CURDIR)/conf build/layout/infini/
+
+types: $(DEV) layout
 	$(BIN)/mypy
 
 clean:

@@ -6,13 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from infini.layers import InfiniAttention as InfiniAttention
-    from infini.layers import LocalAttention as LocalAttention
     from infini.models import build_model as build_model
+    from infini.nn.attention import InfiniAttention as InfiniAttention
+    from infini.nn.attention import LocalAttention as LocalAttention
 
 __version__ = "0.1.0"
 
-_HOME = {"InfiniAttention": "infini.layers", "LocalAttention": "infini.layers", "build_model": "infini.models"}
+_HOME = {
+    "InfiniAttention": "infini.nn.attention",
+    "LocalAttention": "infini.nn.attention",
+    "build_model": "infini.models",
+}
 __all__ = sorted(_HOME)
 
 

@@ -10,7 +10,7 @@ import pytest
 from command_runner import Runner
 from tiny_runs import TINY, write_corpus
 
-import cli
+from infini.cli import main as cli
 
 # Read when the hub's libraries are imported, so set before any test module is.
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from infini import records
-from infini.commands.bench_lengths import training_lengths
-from infini.commands.bench_sources import source_costs
-from infini.commands.bench_training import (
+from infini.bench.lengths import training_lengths
+from infini.bench.sources import source_costs
+from infini.bench.training import (
     VOCABULARY,
     Setting,
     agreement,
@@ -28,12 +28,12 @@ from infini.commands.bench_training import (
 )
 from infini.commands.common import keep_large_buffers, start_record
 from infini.commands.table import WIDTH_WITHOUT_TERMINAL
-from infini.config import Config
+from infini.config.schema import Config
 from infini.errors import InputError
-from infini.memory_use import peak_memory_bytes, reset_peak_memory
-from infini.precision import autocast, pick_device
-from infini.progress import progress_bar
-from infini.state import State, state_bytes
+from infini.nn.state import State, state_bytes
+from infini.system.devices import autocast, pick_device
+from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.progress import progress_bar
 
 STREAM_CALL = 512
 """Tokens of a call when streaming, about: what a call works on takes memory too."""
@@ -74,9 +74,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
 
 def _oracle_error(cfg: Config, device: torch.device, console: Console) -> dict[str, dict[str, float]]:
     """||layer - oracle|| / ||oracle|| of output and memory for one layer of these dims on this device."""
-    from infini.layers import InfiniAttention
-    from infini.ops import reference
-    from infini.state import leaves
+    from infini.nn.attention import InfiniAttention
+    from infini.nn.ops import reference
+    from infini.nn.state import leaves
 
     dims, tokens = cfg.dims, cfg.suite.oracle_tokens
     errors: dict[str, dict[str, float]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
-from infini.config import compose
+from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.claims import ClaimsReport, Evidence, build_claims

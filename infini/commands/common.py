@@ -16,13 +16,14 @@ import torch
 from rich.console import Console
 
 from infini import records
-from infini.config import Config, config_hash
+from infini.cli.keys import key_of, reads_key
+from infini.config.compose import config_hash
+from infini.config.schema import Config
 from infini.errors import DivergedError, InputError
 from infini.models import kind_of
-from infini.precision import emulated_bfloat16, pick_device, uses_bfloat16
-from infini.reads import key_of, reads_key
 from infini.records import RunRecord, value_at
 from infini.report.search import KEY
+from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder, read_description
 
 T = TypeVar("T")
@@ -225,7 +226,7 @@ def _refuse_other_training(cfg: Config, overrides: list[str], folder: Path, held
 
 def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:
     """The tokenizer of a checkpoint; InputError where it is not the one the model was trained with."""
-    from tasks.text import TextTokenizer
+    from infini.tasks.text.documents import TextTokenizer
 
     tokenizer = TextTokenizer.load(folder / TOKENIZER)
     if tokenizer.hash != description.get("tokenizer_hash"):

@@ -24,14 +24,14 @@ from infini.commands.common import (
     load_tokenizer,
     start_record,
 )
-from infini.config import Config, DimsConfig, OptimizerConfig, RecipeConfig
+from infini.config.lengths import format_length
+from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig
 from infini.errors import InputError
-from infini.lengths import format_length
-from infini.memory_use import peak_memory_bytes
-from infini.precision import pick_device
-from infini.protocols import optional
+from infini.nn.protocols import optional
 from infini.records import value_at
 from infini.report.tables import DASH
+from infini.system.devices import pick_device
+from infini.system.memory_use import peak_memory_bytes
 from infini.training.checkpoint import load_model, read_description
 
 READ_BY = {

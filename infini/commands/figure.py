@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini import records
+from infini.config.schema import groups
 from infini.errors import InputError
-from infini.progress import progress_bar
 from infini.report.bench_figures import DRAWN_BY, newest
 from infini.report.load import OfRuns, draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.selection import select_runs
 from infini.report.text_report import Report
-from infini.schema import groups
+from infini.system.progress import progress_bar
 
 if TYPE_CHECKING:
-    from infini.config import Config
+    from infini.config.schema import Config
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -33,7 +33,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     records.check_writable(cfg.results_dir)
     named = names_a_report(overrides)
     if not named:
-        from infini.config import compose
+        from infini.config.compose import compose
 
         others = [text for text in overrides if not text.startswith("report.")]
         reports = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]

@@ -14,13 +14,13 @@ from typing import BinaryIO
 import torch
 
 from infini.commands.common import asked_of_model, find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
-from infini.config import Config
-from infini.decoding import Reader, generate, load_reader, save_reader, saved_by
+from infini.config.schema import Config
 from infini.errors import InputError
+from infini.evaluation.decoding import Reader, generate, load_reader, save_reader, saved_by
 from infini.models import kind_of
-from infini.paths import check_name, home_expanded, is_file, is_folder
-from infini.precision import autocast, pick_device
-from infini.progress import progress_bar
+from infini.system.devices import autocast, pick_device
+from infini.system.paths import check_name, home_expanded, is_file, is_folder
+from infini.system.progress import progress_bar
 from infini.training.checkpoint import checkpoint_folder, load_model
 
 TOKENS_PER_CALL = 4096

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 from infini import records
 from infini.commands.claims import FILE as CLAIMS_FILE
 from infini.commands.claims import claims_text, declared_report
+from infini.config.schema import groups
 from infini.errors import InputError, did_you_mean
-from infini.paths import is_file
-from infini.progress import progress_bar
 from infini.records import RunRecord
 from infini.report.load import OfRuns, draw, load_report, names_a_report, refuse_seed, render, report_of_runs
 from infini.report.render import write_report
 from infini.report.search import SearchReport, build_search
 from infini.report.selection import select_runs
-from infini.schema import groups
+from infini.system.paths import is_file
+from infini.system.progress import progress_bar
 
 if TYPE_CHECKING:
-    from infini.config import Config
+    from infini.config.schema import Config
 
 EXAMPLES, LARGEST = ".jsonl", 1 << 20
 """Suffix of the file beside a record that has its examples, and the most bytes of one that is published; of a larger

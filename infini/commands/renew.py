@@ -16,14 +16,14 @@ from infini.commands.claims import FILE as CLAIMS_FILE
 from infini.commands.claims import claims_text, declared_report
 from infini.commands.publish import CLAIMS_SCALE
 from infini.commands.search import found_by_search
-from infini.config import compose
-from infini.progress import progress_bar
+from infini.config.compose import compose
+from infini.config.schema import groups
 from infini.records import RunRecord
 from infini.report.load import OfRuns, render
 from infini.report.render import write_report
 from infini.report.search import SearchReport, build_search
 from infini.report.tables import RenderedReport
-from infini.schema import groups
+from infini.system.progress import progress_bar
 
 
 def renew(published_dir: Path, target: Path) -> list[Path]:

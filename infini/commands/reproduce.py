@@ -21,7 +21,9 @@ from infini.commands.common import (
 )
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
-from infini.config import Config, cache_folder, compose, config_hash, data_root
+from infini.config.compose import cache_folder, compose, config_hash, data_root
+from infini.config.schema import Config, groups
+from infini.config.schema_running import EVALUATION_KEYS
 from infini.errors import DivergedError, InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
@@ -29,8 +31,6 @@ from infini.report.passkey import PasskeyReport
 from infini.report.search import SearchReport
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
-from infini.schema import groups
-from infini.schema_running import EVALUATION_KEYS
 from infini.training.checkpoint import checkpoint_folder
 
 
@@ -159,7 +159,7 @@ def _corpus_override(cfg: Config, console: Console) -> list[str]:
     """Made-up text where neither a folder nor the hub can be had, so that the machinery can be watched anywhere."""
     if cfg.task.data_dir is not None or data_root(cfg.task) is not None:
         return []
-    from tasks.text import load_documents
+    from infini.tasks.text.documents import load_documents
 
     try:
         load_documents(cfg.task.name, "test", None, cfg.task.hub_id, cache_folder(cfg))

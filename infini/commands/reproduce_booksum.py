@@ -19,13 +19,13 @@ from infini.commands.common import (
 )
 from infini.commands.evaluate import evaluate, evaluate_reference
 from infini.commands.train import train
-from infini.config import Config, compose, config_identity
+from infini.config.compose import compose, config_identity
+from infini.config.lengths import format_length, parse_lengths
+from infini.config.schema import REFERENCES, BooksumConfig, Config
 from infini.errors import DivergedError, InputError
-from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
-from infini.schema import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
 
 

@@ -19,9 +19,10 @@ from infini.commands.common import (
 )
 from infini.commands.evaluate import evaluate
 from infini.commands.train import train
-from infini.config import Config, compose
+from infini.config.compose import compose
+from infini.config.lengths import parse_depths, parse_lengths
+from infini.config.schema import Config
 from infini.errors import DivergedError
-from infini.lengths import parse_depths, parse_lengths
 from infini.records import RunRecord
 from infini.report.passkey import PasskeyReport, PasskeyRow
 from infini.training.checkpoint import checkpoint_folder

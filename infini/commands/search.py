@@ -12,12 +12,22 @@ from rich.console import Console
 from infini import records
 from infini.commands.common import catch_divergence, describe_divergence, names_a_task, newest_on_the_data
 from infini.commands.train import train
-from infini.config import Config, compose, config_hash
+from infini.config.compose import compose, config_hash
+from infini.config.schema import Config
 from infini.errors import DivergedError, InputError
-from infini.progress import progress_bar
 from infini.records import RunRecord, write_atomically
-from infini.report.search import KEY, Outcome, SearchReport, at_the_edge, best_rate, build_search, next_rate, tuned_yaml
+from infini.report.search import (
+    KEY,
+    Outcome,
+    SearchReport,
+    at_the_edge,
+    best_rate,
+    build_search,
+    next_rate,
+    tuned_yaml,
+)
 from infini.report.tables import RenderedReport
+from infini.system.progress import progress_bar
 
 Found = dict[str, dict[float, Outcome]]
 """Model -> rate -> what became of it."""

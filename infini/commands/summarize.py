@@ -13,15 +13,15 @@ import torch
 
 from infini.commands.common import asked_of_model, find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
 from infini.commands.generate import TOKENS_PER_CALL, check_writable, open_text
-from infini.config import Config
-from infini.decoding import Reader, generate
-from infini.epub import epub_text
+from infini.config.schema import Config
 from infini.errors import InputError
-from infini.paths import home_expanded
-from infini.precision import autocast, pick_device
+from infini.evaluation.decoding import Reader, generate
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
-from infini.progress import progress_bar
 from infini.records import write_atomically
+from infini.system.devices import autocast, pick_device
+from infini.system.paths import home_expanded
+from infini.system.progress import progress_bar
+from infini.tasks.text.epub import epub_text
 from infini.training.checkpoint import load_model
 
 EPUB = ".epub"
@@ -36,7 +36,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     if len(paths) != 1:
         given = f"{' '.join(paths)!r}" if paths else "no book"
         raise InputError(f"{given}: give one book, a text or an EPUB: infini summarize book.txt")
-    from tasks.booksum.data import SEPARATOR
+    from infini.tasks.booksum.data import SEPARATOR
 
     output = texts.get("output")
     path = home_expanded("book", paths[0])

@@ -9,15 +9,15 @@ from rich.console import Console
 
 from infini import records
 from infini.errors import InputError
-from infini.paths import is_folder
 from infini.report.claims import ClaimsReport
 from infini.report.footprint import MemoryReport
 from infini.report.load import load_report, refuse_seed, render
 from infini.report.render import print_report, write_report
 from infini.report.search import SearchReport
+from infini.system.paths import is_folder
 
 if TYPE_CHECKING:
-    from infini.config import Config
+    from infini.config.schema import Config
 
 WIDTH_WITHOUT_TERMINAL = 120
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from infini.config import Config, compose
+from infini.config.compose import compose
+from infini.config.schema import Config
 from infini.models import build_model
-from infini.progress import progress_bar
-from infini.protocols import optional
+from infini.nn.protocols import optional
+from infini.nn.state import memory_floats
 from infini.report.footprint import Measured, MemoryReport, Symbols, build_memory_report
 from infini.report.tables import RenderedReport
-from infini.state import memory_floats
+from infini.system.progress import progress_bar
 
 VOCABULARY = 16
 """What tokens there are changes nothing that is counted."""

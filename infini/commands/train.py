@@ -29,14 +29,14 @@ from infini.commands.common import (
     load_data_module,
     start_record,
 )
-from infini.config import Config, config_hash
+from infini.config.compose import config_hash
+from infini.config.schema import BooksumConfig, Config
 from infini.errors import DivergedError, InputError, one_of
-from infini.memory_use import peak_memory_bytes
 from infini.models import build_model
-from infini.precision import pick_device, uses_bfloat16
+from infini.nn.protocols import optional
 from infini.pretrained.seq2seq import Seq2Seq
-from infini.protocols import optional
-from infini.schema import BooksumConfig
+from infini.system.devices import pick_device, uses_bfloat16
+from infini.system.memory_use import peak_memory_bytes
 from infini.training.checkpoint import (
     TOKENIZER,
     checkpoint_folder,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from infini.errors import InputError
-from infini.protocols import missing_members
+from infini.nn.protocols import missing_members
 
 Builder = Callable[[Any, Any, int], Any]
 Kind = Literal["language_model", "seq2seq"]
@@ -25,7 +25,7 @@ _KINDS: dict[str, Kind] = {}
 
 def register(name: str, config: type, kind: Kind = "language_model") -> Callable[[Builder], Builder]:
     """Register a builder and the dataclass of its options under a name. kind: language_model, which keeps the promises
-    of `infini.protocols.LanguageModel`; or seq2seq, an encoder-decoder."""
+    of `infini.nn.protocols.LanguageModel`; or seq2seq, an encoder-decoder."""
 
     def add(builder: Builder) -> Builder:
         if name in _REGISTRY:
@@ -95,7 +95,7 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
         raise InputError(f"model={name}: {error}") from error
     if _KINDS[name] == "language_model" and (lacking := missing_members(model)):
         # Before anything is trained or read: a member may be asked for at the end of an evaluation only.
-        raise InputError(f"model={name}: lacks {', '.join(lacking)}; see infini.protocols.LanguageModel")
+        raise InputError(f"model={name}: lacks {', '.join(lacking)}; see infini.nn.protocols.LanguageModel")
     return model
 
 

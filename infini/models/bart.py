@@ -4,8 +4,8 @@ for Natural Language Generation, Translation, and Comprehension")."""
 from __future__ import annotations
 
 from infini.models import register
+from infini.nn.protocols import Dimensions
 from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
-from infini.protocols import Dimensions
 
 
 @register("bart", Seq2SeqConfig, kind="seq2seq")

@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from infini.decoder import Decoder
-from infini.grid import Grid, Piece
 from infini.models import register
 from infini.models.transformer_xl import Hidden, XLAttention, segments
-from infini.ops.dtypes import for_products, state_dtype
-from infini.ops.relative import biased_attention
-from infini.protocols import Dimensions
+from infini.nn.decoder import Decoder
+from infini.nn.grid import Grid, Piece
+from infini.nn.ops.dtypes import for_products, state_dtype
+from infini.nn.ops.relative import biased_attention
+from infini.nn.protocols import Dimensions
 
 Compression = Literal["mean", "max", "convolution", "dilated", "most_used"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from infini.decoder import Decoder
-from infini.layers import LocalAttention, Positions
 from infini.models import register
-from infini.protocols import Dimensions
+from infini.nn.attention import LocalAttention, Positions
+from infini.nn.decoder import Decoder
+from infini.nn.protocols import Dimensions
 
 
 @dataclass

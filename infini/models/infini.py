@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from infini.decoder import Decoder
 from infini.errors import require
-from infini.layers import GateInit, InfiniAttention, Positions
 from infini.models import register
-from infini.protocols import Dimensions
+from infini.nn.attention import GateInit, InfiniAttention, Positions
+from infini.nn.decoder import Decoder
+from infini.nn.protocols import Dimensions
 
 
 @dataclass

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from infini.decoder import Decoder
-from infini.grid import Grid, Piece
-from infini.layers import InfiniAttention, Window
 from infini.models import register
 from infini.models.infini import MemoryConfig
 from infini.models.transformer_xl import XLAttention, XLLeaves, segments
-from infini.ops.dtypes import for_products
-from infini.ops.memory import Memory
-from infini.protocols import Dimensions
+from infini.nn.attention import InfiniAttention, Window
+from infini.nn.decoder import Decoder
+from infini.nn.grid import Grid, Piece
+from infini.nn.ops.dtypes import for_products
+from infini.nn.ops.memory import Memory
+from infini.nn.protocols import Dimensions
 
 
 class CachedMemory(NamedTuple):

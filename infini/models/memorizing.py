@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from infini.decoder import Decoder
-from infini.grid import Grid, Piece
-from infini.layers import Window
 from infini.models import register
 from infini.models.transformer_xl import XLAttention, XLLeaves
-from infini.ops.dtypes import for_products, state_dtype
-from infini.ops.nearest import Search, nearest
-from infini.protocols import Dimensions
+from infini.nn.attention import Window
+from infini.nn.decoder import Decoder
+from infini.nn.grid import Grid, Piece
+from infini.nn.ops.dtypes import for_products, state_dtype
+from infini.nn.ops.nearest import Search, nearest
+from infini.nn.protocols import Dimensions
 
 
 class LargeMemory(NamedTuple):

@@ -4,8 +4,8 @@ Pyramid-based Masked Sentence Pre-training"), which is the Longformer encoder-de
 from __future__ import annotations
 
 from infini.models import register
+from infini.nn.protocols import Dimensions
 from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
-from infini.protocols import Dimensions
 
 ATTENTION_WINDOW = 512
 """Tokens, half of them on either side, that a token of the source attends to; PRIMERA's."""

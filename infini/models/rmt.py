@@ -12,10 +12,10 @@ from typing import Literal
 
 import torch
 
-from infini.layers import Positions
 from infini.models import register
-from infini.protocols import Dimensions
-from infini.recurrent import Recurrence, vectors
+from infini.nn.attention import Positions
+from infini.nn.protocols import Dimensions
+from infini.nn.recurrent import Recurrence, vectors
 
 
 class RMT(Recurrence):

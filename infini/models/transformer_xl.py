@@ -15,13 +15,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from infini.decoder import Decoder
-from infini.grid import Grid, Piece
-from infini.layers import LocalAttention
 from infini.models import register
-from infini.ops.dtypes import for_products, state_dtype
-from infini.ops.relative import biased_attention, distances, relative_shift, sinusoids, t5_bias
-from infini.protocols import Dimensions
+from infini.nn.attention import LocalAttention
+from infini.nn.decoder import Decoder
+from infini.nn.grid import Grid, Piece
+from infini.nn.ops.dtypes import for_products, state_dtype
+from infini.nn.ops.relative import biased_attention, distances, relative_shift, sinusoids, t5_bias
+from infini.nn.protocols import Dimensions
 
 
 class Hidden(NamedTuple):

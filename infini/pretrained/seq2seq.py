@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from infini.decoding import logits_of
 from infini.errors import InputError
+from infini.evaluation.decoding import logits_of
+from infini.nn.protocols import Dimensions, ModelOutput
 from infini.pretrained.unlimiformer import encode, extend
-from infini.protocols import Dimensions, ModelOutput
 
 Unlimiformer = Literal["none", "test", "alternating"]
 MOST_NEW_TOKENS = 2048
@@ -255,7 +255,8 @@ class Seq2Seq(nn.Module):
 
 @dataclass(frozen=True)
 class SourceReader:
-    """A model that has read a source and is in the middle of its target; `infini.decoding.generate` draws from it."""
+    """A model that has read a source and is in the middle of its target; infini.evaluation.decoding.generate draws from
+    it."""
 
     model: Seq2Seq
     state: Any

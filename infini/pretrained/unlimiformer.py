@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from infini.errors import InputError, one_of
-from infini.progress import progress_bar
+from infini.system.progress import progress_bar
 
 SEARCHES = ("exact", "approximate")
 STATES_PER_CALL = 1 << 14

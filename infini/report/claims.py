@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from infini.config.lengths import format_length, parse_depths, parse_lengths
 from infini.errors import InputError
-from infini.lengths import format_length, parse_depths, parse_lengths
 from infini.records import RunRecord
 from infini.report.book_scores import METRICS, influence, overall
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed

@@ -43,7 +43,7 @@ class Declares(Protocol):
 @cache
 def declared_at(task: str, scale: str) -> Declared:
     """Sizes, recipe, optimizer, task and decoding at a scale, where nothing is set on the command line."""
-    from infini.config import compose
+    from infini.config.compose import compose
 
     cfg = compose([f"task={task}", f"scale={scale}"])
     groups = {"dims": asdict(cfg.dims), "recipe": asdict(cfg.recipe), "optimizer": asdict(cfg.optimizer)}
@@ -53,13 +53,13 @@ def declared_at(task: str, scale: str) -> Declared:
 
 @cache
 def _options(model: str) -> Mapping[str, Any]:
-    path = resources.files("conf").joinpath("model", f"{model}.yaml")
+    path = resources.files("infini.conf").joinpath("model", f"{model}.yaml")
     return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def tuned_rate(task: str, scale: str, model: str, optimizer: str) -> float | None:
     """The rate that a search found for a model (conf/tuned); None where none is there."""
-    path = resources.files("conf").joinpath("tuned", f"{task}_{scale}_{model}_{optimizer}.yaml")
+    path = resources.files("infini.conf").joinpath("tuned", f"{task}_{scale}_{model}_{optimizer}.yaml")
     return float(yaml.safe_load(path.read_text(encoding="utf-8"))["optimizer"]["lr"]) if path.is_file() else None
 
 

@@ -19,7 +19,7 @@ from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection
 from infini.report.text_report import Report
 from infini.report.verdicts import counted
-from infini.surroundings import drawing_without_a_screen
+from infini.system.plotting import drawing_without_a_screen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

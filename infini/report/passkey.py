@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import yaml
 
+from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
 from infini.errors import InputError, did_you_mean
-from infini.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.intervals import minimum_interval
 from infini.report.rows import RowsOfOneTask

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infini.lengths import format_length
+from infini.config.lengths import format_length
 from infini.records import RunRecord
 from infini.report.figures import LINES, gate_heatmap, paper_style, save
 from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, percent

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from infini.config.schema_running import EVALUATION_KEYS
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, value_at
-from infini.schema_running import EVALUATION_KEYS
 
 AGGREGATES = (None, "newest", "mean")
 

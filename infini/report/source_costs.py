@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infini.lengths import format_length
+from infini.config.lengths import format_length
 from infini.records import RunRecord
 from infini.report.figures import LINES, paper_style, save
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import yaml
 
+from infini.config.lengths import format_length, parse_lengths
+from infini.config.schema import REFERENCES
 from infini.errors import InputError
-from infini.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
 from infini.report.declared import APART_MARK, Declared, declared_at, look_for_others, note_of_apart
@@ -29,7 +30,6 @@ from infini.report.tables import (
     hardware_of,
     measured_cell,
 )
-from infini.schema import REFERENCES
 
 COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
 """Metric -> heading."""

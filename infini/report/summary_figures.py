@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from infini.lengths import format_length, parse_lengths
+from infini.config.lengths import format_length, parse_lengths
 from infini.records import RunRecord
 from infini.report.book_scores import interval_over_books
 from infini.report.figures import LINES, SYNTHETIC_MARK, gate_heatmap, paper_style, save

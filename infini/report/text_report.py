@@ -203,5 +203,5 @@ def _rates(rates: Any) -> bool:
 @cache
 def _stops_early(scale: str) -> bool:
     """Whether evaluations at a scale read only the beginning of a document."""
-    path = resources.files("conf").joinpath("scale", f"{scale}.yaml")
+    path = resources.files("infini.conf").joinpath("scale", f"{scale}.yaml")
     return path.is_file() and yaml.safe_load(path.read_text(encoding="utf-8")).get("eval_max_tokens") is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from infini.lengths import format_length
+from infini.config.lengths import format_length
 from infini.records import RunRecord
 from infini.report.declared import APART_MARK, Declared, look_for_others, note_of_apart, trained_otherwise
 from infini.report.intervals import holm, p_value

@@ -19,8 +19,8 @@ import torch
 from infini import records
 from infini.errors import InputError, did_you_mean
 from infini.models import build_model
-from infini.paths import home_expanded, is_file, is_folder
 from infini.records import name_file, write_atomically
+from infini.system.paths import home_expanded, is_file, is_folder
 
 WEIGHTS, DESCRIPTION, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 

@@ -14,9 +14,9 @@ import torch
 import torch._dynamo.config
 import torch._inductor.config
 
-from infini.config import Config
+from infini.config.schema import Config
 from infini.errors import InputError
-from infini.recurrent import Recurrence
+from infini.nn.recurrent import Recurrence
 
 FEWEST_STEPS = 1000
 """Of a training that `auto` compiles for. Compiling takes as long as some 400 steps save (results/LOG.md 143): of more

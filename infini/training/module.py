@@ -11,18 +11,18 @@ import lightning
 import numpy as np
 import torch
 
+from infini.config.schema import OptimizerConfig, RecipeConfig
 from infini.errors import DivergedError
-from infini.ops.cross_entropy import IGNORE, summed_cross_entropy
-from infini.projections import recorded
-from infini.protocols import ModelOutput, optional
-from infini.schema import OptimizerConfig, RecipeConfig
-from infini.state import State, detach, leaves, map_state, move
-from infini.training import length_extension, long_history
+from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
+from infini.nn.projections import recorded
+from infini.nn.protocols import ModelOutput, optional
+from infini.nn.state import State, detach, leaves, map_state, move
+from infini.training.activation_checkpointing import cut, grouped
+from infini.training.additions import length_extension, long_history
+from infini.training.additions.sparse_writes import penalty
 from infini.training.non_finite import first_not_finite
 from infini.training.optimizers import build_optimizer
 from infini.training.resume import random_states, set_random_states
-from infini.training.segment_groups import cut, grouped
-from infini.training.sparse_writes import penalty
 
 SMOOTHING = 0.98
 SOURCE = ("source_BS", "source_mask_BS", "at_random")
@@ -32,14 +32,14 @@ _EXTENSION_STREAM, _HISTORY_STREAM = 3, 4
 
 
 class LanguageModelModule(lightning.LightningModule):
-    """Trains a model on batches of ids_BT, targets_BT, mask_BT, reset_BT (see tasks.stream).
+    """Trains a model on batches of ids_BT, targets_BT, mask_BT, reset_BT (see infini.tasks.text.stream).
 
     carry_state: each row's state, without its history, goes on into the row's next sequence; otherwise every sequence
     starts from an empty state. Gradients flow through all segments of a sequence.
 
     A batch may also hold segment_length (that of its stage of the curriculum), lm_targets_BT with lm_weight: a second
-    loss that is added with that weight; history_PT, the pieces of a long history (see infini.training.long_history);
-    and what an encoder-decoder takes beside the target (SOURCE).
+    loss that is added with that weight; history_PT, the pieces of a long history (see
+    infini.training.additions.long_history); and what an encoder-decoder takes beside the target (SOURCE).
     """
 
     def __init__(

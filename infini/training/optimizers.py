@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from infini.precision import has_fast_bfloat16
-from infini.schema import OptimizerConfig
+from infini.config.schema import OptimizerConfig
+from infini.system.devices import has_fast_bfloat16
 from infini.training.adafactor import Adafactor
 
 GATE = "beta"

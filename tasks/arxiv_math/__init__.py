@@ -1,7 +1,7 @@
 """Arxiv-math: LaTeX source of mathematics, document by document."""
 
-from tasks.document_data import DocumentDataModule
-from tasks.document_evaluation import evaluate
+from infini.tasks.text.document_data import DocumentDataModule
+from infini.tasks.text.document_evaluation import evaluate
 
 __all__ = ["DataModule", "evaluate"]
 

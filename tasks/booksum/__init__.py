@@ -9,22 +9,22 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader
 
-from infini.config import cache_folder
+from infini.config.compose import cache_folder
+from infini.config.schema import BooksumConfig
 from infini.errors import require
 from infini.models import kind_of
-from infini.ops.cross_entropy import summed_cross_entropy
-from infini.precision import autocast
-from infini.progress import progress_bar
-from infini.schema import BooksumConfig
+from infini.nn.ops.cross_entropy import summed_cross_entropy
+from infini.system.devices import autocast
+from infini.system.progress import progress_bar
+from infini.tasks.booksum.books import BookSplit, open_books
+from infini.tasks.booksum.data import SEPARATOR, BatchStream, Examples, SourceBatches, SummaryBatches
+from infini.tasks.booksum.evaluation import evaluate, evaluate_reference
+from infini.tasks.text.data_module import ResumableDataModule
+from infini.tasks.text.documents import TextTokenizer, bpe_tokenizer
+from infini.tasks.text.hub_tokenizer import hub_tokenizer
+from infini.tasks.text.token_cache import TokenisedSplit, tokenise
 from infini.training.checkpoint import TOKENIZER, named_folder
 from infini.training.module import SOURCE
-from tasks.booksum.books import BookSplit, open_books
-from tasks.booksum.data import SEPARATOR, BatchStream, Examples, SourceBatches, SummaryBatches
-from tasks.booksum.evaluation import evaluate, evaluate_reference
-from tasks.data_module import ResumableDataModule
-from tasks.hub_tokenizer import hub_tokenizer
-from tasks.text import TextTokenizer, bpe_tokenizer
-from tasks.token_cache import TokenisedSplit, tokenise
 
 __all__ = ["BooksumDataModule", "DataModule", "evaluate", "evaluate_reference"]
 

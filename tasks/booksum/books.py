@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infini.config import Config, cache_folder
+from infini.config.compose import cache_folder
+from infini.config.schema import Config
 from infini.errors import InputError, lone_surrogate
-from infini.paths import home_expanded, is_file
-from tasks.text import SPLITS, SYNTHETIC, Documents, read_text, synthetic_documents
+from infini.system.paths import home_expanded, is_file
+from infini.tasks.text.documents import SPLITS, SYNTHETIC, Documents, read_text, synthetic_documents
 
 NAME = "booksum"
 HUB_CONFIG = "books"
@@ -128,7 +129,7 @@ def _check(row: Any) -> None:
 def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> BookSplit:
     import datasets
 
-    from tasks.hub import caches_only, reachable
+    from infini.tasks.text.hub import caches_only, reachable
 
     try:
         with nullcontext() if reachable() else caches_only():

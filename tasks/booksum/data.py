@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from infini.errors import InputError
-from infini.ops.cross_entropy import IGNORE
+from infini.nn.ops.cross_entropy import IGNORE
 
 SEPARATOR = "\n\nSummary of the whole book:\n\n"
 """Between a book and its summary."""

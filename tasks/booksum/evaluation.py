@@ -11,23 +11,23 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from infini.config import Config, cache_folder
-from infini.decoding import Reader, generate
+from infini.config.compose import cache_folder
+from infini.config.lengths import format_length, parse_lengths
+from infini.config.schema import BooksumConfig, Config
 from infini.errors import InputError
-from infini.lengths import format_length, parse_lengths
-from infini.memory_use import peak_memory_bytes
-from infini.precision import autocast
+from infini.evaluation.decoding import Reader, generate
+from infini.evaluation.result_cache import KeptEntries, kept_path, line_of
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
-from infini.progress import progress_bar
 from infini.records import RunRecord
-from infini.schema import BooksumConfig
-from tasks.booksum import references
-from tasks.booksum.books import BookSplit, open_books
-from tasks.booksum.data import SEPARATOR
-from tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge, scorable
-from tasks.kept import KeptEntries, kept_path, line_of
-from tasks.text import TextTokenizer
-from tasks.token_cache import tokenise
+from infini.system.devices import autocast
+from infini.system.memory_use import peak_memory_bytes
+from infini.system.progress import progress_bar
+from infini.tasks.booksum import references
+from infini.tasks.booksum.books import BookSplit, open_books
+from infini.tasks.booksum.data import SEPARATOR
+from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge, scorable
+from infini.tasks.text.documents import TextTokenizer
+from infini.tasks.text.token_cache import tokenise
 
 TOKENS_PER_CALL = 4096
 DRAWN = 128

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.booksum.metrics import sentences, words
+from infini.tasks.booksum.metrics import sentences, words
 
 Words = Counter[str]
 Pairs = Counter[tuple[str, str]]

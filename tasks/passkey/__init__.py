@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from infini.precision import autocast
-from infini.schema import PasskeyConfig
+from infini.config.schema import PasskeyConfig
+from infini.system.devices import autocast
+from infini.tasks.passkey.data import VALIDATION_STREAM, PasskeyBatches
+from infini.tasks.passkey.evaluation import answer_questions
+from infini.tasks.passkey.measure import evaluate
+from infini.tasks.passkey.plan import Question
+from infini.tasks.passkey.template import make_template, revision_of, stages
+from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.text.data_module import ResumableDataModule
+from infini.tasks.text.documents import TextTokenizer
+from infini.tasks.text.token_cache import open_tokenizer
 from infini.training.checkpoint import TOKENIZER, named_folder
-from tasks.data_module import ResumableDataModule
-from tasks.passkey.data import VALIDATION_STREAM, PasskeyBatches
-from tasks.passkey.evaluation import answer_questions
-from tasks.passkey.measure import evaluate
-from tasks.passkey.plan import Question
-from tasks.passkey.template import make_template, revision_of, stages
-from tasks.passkey.tokenizer import word_tokenizer
-from tasks.text import TextTokenizer
-from tasks.token_cache import open_tokenizer
 
 __all__ = ["DataModule", "PasskeyDataModule", "evaluate"]
 

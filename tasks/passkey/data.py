@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from infini.config.lengths import HISTORY_SEGMENTS
 from infini.errors import InputError
-from infini.lengths import HISTORY_SEGMENTS
-from infini.ops.cross_entropy import IGNORE
-from tasks.passkey.prompt import PasskeyTemplate, Prompt
+from infini.nn.ops.cross_entropy import IGNORE
+from infini.tasks.passkey.prompt import PasskeyTemplate, Prompt
 
 TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
 """Streams of a seed's random numbers; no two share a draw."""

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from infini.ops.dtypes import state_dtype
-from infini.state import State, filled, fork, select_rows, stored_leaves
-from tasks.kept import Points, Tensors
-from tasks.passkey.plan import Lane, Question, plan_reading
+from infini.evaluation.result_cache import Points, Tensors
+from infini.nn.ops.dtypes import state_dtype
+from infini.nn.state import State, filled, fork, select_rows, stored_leaves
+from infini.tasks.passkey.plan import Lane, Question, plan_reading
 
 Advance = Callable[[int], None]
 

@@ -12,22 +12,21 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from infini.config import Config
-from infini.dilution import half_dilution
-from infini.lengths import format_length, parse_depths, parse_lengths
-from infini.memory_use import peak_memory_bytes
-from infini.precision import autocast
-from infini.progress import progress_bar
+from infini.config.lengths import format_length, parse_depths, parse_lengths
+from infini.config.schema import Config, PasskeyConfig
+from infini.evaluation.dilution import half_dilution
+from infini.evaluation.result_cache import KeptEntries, KeptPoint, kept_path, line_of
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
-from infini.schema import PasskeyConfig
-from tasks.kept import KeptEntries, KeptPoint, kept_path, line_of
-from tasks.passkey.data import input_ids
-from tasks.passkey.evaluation import Answer, answer_questions
-from tasks.passkey.plan import Question, make_questions, tokens_to_read
-from tasks.passkey.prompt import PasskeyTemplate
-from tasks.passkey.template import make_template
-from tasks.text import TextTokenizer
+from infini.system.devices import autocast
+from infini.system.memory_use import peak_memory_bytes
+from infini.system.progress import progress_bar
+from infini.tasks.passkey.data import input_ids
+from infini.tasks.passkey.evaluation import Answer, answer_questions
+from infini.tasks.passkey.plan import Question, make_questions, tokens_to_read
+from infini.tasks.passkey.prompt import PasskeyTemplate
+from infini.tasks.passkey.template import make_template
+from infini.tasks.text.documents import TextTokenizer
 
 DILUTION_PROMPTS = 16
 DILUTION_STREAM = 4

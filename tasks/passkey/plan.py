@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.passkey.data import EVALUATION_STREAM
-from tasks.passkey.prompt import PasskeyTemplate, Prompt, shared_prefix
+from infini.tasks.passkey.data import EVALUATION_STREAM
+from infini.tasks.passkey.prompt import PasskeyTemplate, Prompt, shared_prefix
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from infini.config import Config
+from infini.config.schema import Config, PasskeyConfig
 from infini.errors import InputError
-from infini.schema import PasskeyConfig
-from tasks.passkey.prompt import PasskeyTemplate
-from tasks.passkey.tokenizer import word_tokenizer
-from tasks.text import TextTokenizer
-from tasks.token_cache import documents_of, open_split
+from infini.tasks.passkey.prompt import PasskeyTemplate
+from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.text.documents import TextTokenizer
+from infini.tasks.text.token_cache import documents_of, open_split
 
 LONGEST_TRAINING = 8192
 """Prompts up to this length keep the filler counts of training and evaluation apart, whatever the training's were."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from tasks.passkey.prompt import BLOCK, BLOCK_AS_PRINTED, COLOURS, DISTRACTOR, HEAD, KEY, QUESTION
-from tasks.text import BOS, PAD, TextTokenizer
+from infini.tasks.passkey.prompt import BLOCK, BLOCK_AS_PRINTED, COLOURS, DISTRACTOR, HEAD, KEY, QUESTION
+from infini.tasks.text.documents import BOS, PAD, TextTokenizer
 
 UNKNOWN = "<unk>"
 

@@ -1,7 +1,7 @@
 """PG19: English books, read from their first page to their last."""
 
-from tasks.document_data import DocumentDataModule
-from tasks.document_evaluation import evaluate
+from infini.tasks.text.document_data import DocumentDataModule
+from infini.tasks.text.document_evaluation import evaluate
 
 __all__ = ["DataModule", "evaluate"]
 

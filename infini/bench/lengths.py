@@ -1,0 +1,63 @@
+"""What a longer training sequence costs in memory: all activations kept, or those of a group of segments at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from infini.bench.training import VOCABULARY, Setting, training_step
+from infini.errors import InputError
+from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.progress import progress_bar
+from infini.training.activation_checkpointing import grouped
+
+
+def training_lengths(setting: Setting) -> dict[str, Any]:
+    """One training step (forward, loss, backward) of every model at every length of `suite.training_segments`, with all
+    activations kept ("all") and with those of `suite.training_group` segments at a time ("grouped"): seconds, and peak
+    memory above what there was before, in bytes. Random tokens, the batch of the recipe.
+
+    Raises InputError where peak memory cannot be started anew, as on a processor outside Linux.
+    """
+    cfg, device, console = setting.cfg, setting.device, setting.console
+    N, group = cfg.dims.segment_length, cfg.suite.training_group
+    lengths = sorted(cfg.suite.training_segments)
+    ways = ("all", "grouped")
+    table = Table(
+        title=f"training step, {cfg.recipe.batch_size} sequences, segments of {N}; groups of {group} segments"
+    )
+    for column in ("model", "segments", "tokens", "activations kept", "seconds", "peak above model (MB)"):
+        table.add_column(column, no_wrap=True)
+    rows: dict[str, Any] = {}
+    total = 2 * sum(1 + length for length in lengths) * len(cfg.suite.models)
+    with progress_bar("training steps", total, console.is_terminal) as advance:
+        for name in cfg.suite.models:
+            model = setting.language_model(name)
+            found: dict[str, Any] = {way: {} for way in ways}
+            for length in lengths:
+                ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, length * N), device=device)
+                for way in ways:
+                    read = model if way == "all" else grouped(model, group * N)
+                    # Compilers and libraries take their own memory once.
+                    training_step(setting, model, read, ids[:, :N])
+                    try:
+                        base = reset_peak_memory(device)
+                    except OSError as error:
+                        raise InputError(
+                            f"suite.training_segments: peak memory cannot be started anew here ({error}); set it to []"
+                        ) from error
+                    begin = time.perf_counter()
+                    training_step(setting, model, read, ids)
+                    seconds, peak = time.perf_counter() - begin, peak_memory_bytes(device) - base
+                    found[way][str(length)] = {"seconds": seconds, "peak_bytes": peak}
+                    kept = "all" if way == "all" else f"of {group} segments"
+                    table.add_row(
+                        name, f"{length:,}", f"{length * N:,}", kept, f"{seconds:.2f}", f"{peak / 2**20:,.0f}"
+                    )
+                    advance(1 + length)
+            rows[name] = found
+    console.print(table)
+    return {"models": rows, "segment_length": N, "batch_size": cfg.recipe.batch_size, "group": group}

@@ -1,0 +1,89 @@
+"""What a long source costs an encoder-decoder: cross-attention to all of its states beside Unlimiformer's search."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from infini.bench.training import VOCABULARY, Setting, quartiles
+from infini.pretrained.seq2seq import SourceReader
+from infini.system.devices import autocast
+from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.progress import progress_bar
+
+WAYS = {
+    "full": ["model.unlimiformer=none"],
+    "exact": ["model.unlimiformer=test", "model.search=exact"],
+    "approximate": ["model.unlimiformer=test", "model.search=approximate"],
+}
+"""How the decoder looks at the states -> what that is as settings of the model."""
+NEW_TOKENS = 32
+"""After the first, which projects all states or makes the index."""
+
+
+@torch.no_grad()
+def source_costs(setting: Setting) -> dict[str, Any]:
+    """For every length of `suite.source_tokens`: seconds of the encoder, and for each way to look at its states seconds
+    of the first token, milliseconds of a later one, and peak memory above what there was before. Random tokens; all
+    ways have the same weights and states. A way whose library is not installed is left out."""
+    cfg, device, console = setting.cfg, setting.device, setting.console
+    table = Table(title="an encoder-decoder's source (BART)")
+    for column in ("tokens", "encoded in s", "cross-attention", "first token s", "later ms", "quartiles", "peak MB"):
+        table.add_column(column, no_wrap=True)
+    models = {way: setting.build("bart", settings).eval() for way, settings in WAYS.items() if _available(way)}
+    rows: dict[str, Any] = {}
+    what = f"{', '.join(models)} cross-attention to sources of up to {max(cfg.suite.source_tokens):,} tokens"
+    with (
+        progress_bar(what, len(cfg.suite.source_tokens) * (1 + len(models)), console.is_terminal, between=True) as step,
+        autocast(cfg.parallel.precision, device),
+    ):
+        for length in cfg.suite.source_tokens:
+            ids = torch.randint(VOCABULARY, (1, length), generator=torch.Generator().manual_seed(cfg.seed)).to(device)
+            begin = time.perf_counter()
+            states = next(iter(models.values())).encode(ids, torch.ones_like(ids))
+            _wait(device)
+            encoded = time.perf_counter() - begin
+            step(1)
+            found: dict[str, Any] = {}
+            for way, model in models.items():
+                base = reset_peak_memory(device)
+                reader = SourceReader(model, (states, None), 0)
+                seconds = []
+                for _ in range(1 + NEW_TOKENS):
+                    begin = time.perf_counter()
+                    logits, state = reader.next_logits()
+                    reader = SourceReader(model, state, int(logits.argmax()))
+                    seconds.append(time.perf_counter() - begin)
+                found[way] = {
+                    "first_seconds": seconds[0],
+                    "milliseconds": [1000 * value for value in quartiles(seconds[1:])],
+                    "peak_bytes": peak_memory_bytes(device) - base,
+                }
+                step(1)
+            rows[str(length)] = {"encode_seconds": encoded, "ways": found}
+            for way, values in found.items():
+                low, median, high = values["milliseconds"]
+                table.add_row(
+                    f"{length:,}",
+                    f"{encoded:.2f}",
+                    way,
+                    f"{values['first_seconds']:.3f}",
+                    f"{median:.2f}",
+                    f"{low:.2f}-{high:.2f}",
+                    f"{values['peak_bytes'] / 2**20:.0f}",
+                )
+    console.print(table)
+    return {"lengths": rows, "new_tokens": NEW_TOKENS, "k": next(iter(models.values())).config.k}
+
+
+def _available(way: str) -> bool:
+    return way != "approximate" or find_spec("faiss") is not None
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,203 @@
+"""What a training step costs: seconds beside `local`, tokens a second, parameters, numbers in memory, peak memory."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from infini.config.compose import compose
+from infini.config.schema import Config
+from infini.errors import InputError
+from infini.models import build_model, kind_of
+from infini.nn.ops.cross_entropy import summed_cross_entropy
+from infini.nn.protocols import ModelOutput
+from infini.system.devices import autocast, uses_bfloat16
+from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.progress import progress_bar
+
+VOCABULARY = 4096
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured, where, and where it is printed."""
+
+    cfg: Config
+    overrides: list[str]
+    device: torch.device
+    console: Console
+
+    def build(self, name: str, settings: Sequence[str] = ()) -> Any:
+        """The model of that name with its options and these settings, at the configuration's sizes and seed."""
+        others = [text for text in self.overrides if not text.startswith("model=")]
+        options = compose([*others, f"model={name}", *settings]).model
+        torch.manual_seed(self.cfg.seed)
+        return build_model(options, self.cfg.dims, VOCABULARY).to(self.device)
+
+    def language_model(self, name: str) -> Any:
+        """The same of a name in suite.models; InputError where that is no language model."""
+        if kind_of(name) not in (None, "language_model"):
+            raise InputError(f"suite.models: {name} is a {kind_of(name)}; this suite takes language models")
+        return self.build(name)
+
+
+def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]:
+    """Interleaved repeats of one training step (forward, loss, backward) for each model, in one process.
+
+    peak: operations a second of a matrix product alone. again: whether activations are computed again.
+    """
+    cfg, device, console = setting.cfg, setting.device, setting.console
+    segments = cfg.recipe.segments_per_sequence
+    tokens = segments * cfg.dims.segment_length
+    ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, tokens), device=device)
+    models = {name: setting.language_model(name) for name in cfg.suite.models}
+    for model in models.values():
+        model.checkpoint_activations = again
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    memory: dict[str, int | None] = {}
+    rounds = cfg.suite.repeats + 2
+    what = f"{rounds} training steps of each of {', '.join(models)}"
+    with progress_bar(what, rounds * len(models), console.is_terminal, between=True) as advance:
+        for repeat in range(rounds):
+            for name, model in models.items():
+                # The first warms up, the last shows its memory: freed memory is given back before it, which takes time.
+                base = _start_peak(device) if repeat == rounds - 1 else None
+                begin = time.perf_counter()
+                training_step(setting, model, model, ids)
+                if 0 < repeat < rounds - 1:
+                    seconds[name].append(time.perf_counter() - begin)
+                memory[name] = None if base is None else peak_memory_bytes(device) - base
+                advance(1)
+    title = f"training step, {ids.shape[0]} x {tokens:,} tokens{', activations computed again' if again else ''}"
+    table = Table(title=title)
+    columns = (
+        "model",
+        f"parameters, vocabulary {VOCABULARY:,}",
+        "median s",
+        "s / local",
+        "quartiles",
+        "tokens/s",
+        "of peak",
+        "floats in memory",
+    )
+    for column in (*columns, "peak above models (MB)"):
+        table.add_column(column, no_wrap=column in ("model", "quartiles"))
+    rows = {}
+    for name, model in models.items():
+        ratios = [a / b for a, b in zip(seconds[name], seconds["local"], strict=True)]
+        low, median, high = quartiles(seconds[name])
+        ratio_low, ratio, ratio_high = quartiles(ratios)
+        parameters, bytes_used = sum(p.numel() for p in model.parameters()), memory[name]
+        # The backward pass multiplies twice as much as the forward.
+        share = 3 * product_flops(model, head=True) * ids.numel() / median / peak
+        rows[name] = {
+            "parameters": parameters,
+            "seconds": [low, median, high],
+            "ratio_to_local": [ratio_low, ratio, ratio_high],
+            "tokens_per_second": ids.numel() / median,
+            "share_of_peak": share,
+            "state_floats": model.state_floats(segments),
+            "peak_memory_bytes": bytes_used,
+        }
+        table.add_row(
+            name,
+            f"{parameters:,}",
+            f"{median:.3f}",
+            f"{ratio:.3f}",
+            f"{ratio_low:.3f}-{ratio_high:.3f}",
+            f"{ids.numel() / median:,.0f}",
+            f"{share:.0%}",
+            f"{model.state_floats(segments):,}",
+            "" if bytes_used is None else f"{bytes_used / 2**20:,.0f}",
+        )
+    console.print(table)
+    return {
+        "models": rows,
+        "batch_size": ids.shape[0],
+        "tokens": tokens,
+        "segment_length": cfg.dims.segment_length,
+        "repeats": cfg.suite.repeats,
+    }
+
+
+def product_flops(model: Any, head: bool) -> int:
+    """Operations a token of the products with weight matrices: two for every number in one. head: the output's too.
+
+    Attention, the memory and what a model reads beside the text are not in it.
+    """
+    tables = (model.embedding.weight, model.output_weight)
+    layers = sum(p.numel() for p in model.parameters() if p.dim() == 2 and not any(p is table for table in tables))
+    return 2 * (layers + head * model.output_weight.numel())
+
+
+def training_step(setting: Setting, model: Any, read: Callable[..., ModelOutput], ids: torch.Tensor) -> None:
+    """Forward, loss and backward; gradients are thrown away. read: the model, or what calls it group by group."""
+    cfg = setting.cfg
+    with autocast(cfg.parallel.precision, setting.device):
+        out = read(ids, None)
+        total, count = summed_cross_entropy(out.hidden_BTD, model.output_weight, ids, cfg.recipe.loss_chunk)
+        loss = total / count + out.aux_loss
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+    if setting.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _start_peak(device: torch.device) -> int | None:
+    """The memory in use, from where the peak counts on; None where that cannot be known."""
+    try:
+        return reset_peak_memory(device)
+    except OSError:
+        return None
+
+
+@torch.no_grad()
+def agreement(setting: Setting) -> dict[str, float]:
+    """||on this device - on the processor, in float32|| / ||the latter|| of every model's final hidden states."""
+    cfg, device, console = setting.cfg, setting.device, setting.console
+    ids = torch.randint(VOCABULARY, (1, cfg.suite.agreement_tokens))
+    errors = {}
+    for name in cfg.suite.models:
+        model = setting.language_model(name).eval()
+        with autocast(cfg.parallel.precision, device):
+            found = model(ids.to(device)).hidden_BTD.double().cpu()
+        expected = model.cpu()(ids).hidden_BTD.double()
+        errors[name] = float((found - expected).norm() / expected.norm())
+    shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+    console.print(f"{device.type} against the processor on {ids.numel():,} tokens: {shown}", highlight=False)
+    return errors
+
+
+def matrix_product_rate(precision: str, device: torch.device) -> tuple[float, str]:
+    """Operations a second of a large matrix product, the median of ten, and its number format: that of the models."""
+    size = 8192 if device.type == "cuda" else 2048
+    dtype = torch.bfloat16 if uses_bfloat16(precision, device) else torch.float32
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(13):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    gc.collect()
+    return 2 * size**3 / statistics.median(seconds[3:]), str(dtype).removeprefix("torch.")
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile; of one value that value."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high

@@ -1,0 +1,77 @@
+"""Shell completion: `infini completion bash` prints a script that knows verbs, keys and the choices of groups."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import yaml
+
+from infini.cli.help import USES
+from infini.config.schema import groups
+from infini.errors import InputError, did_you_mean
+
+SHELLS = ("bash", "zsh")
+
+_SCRIPT = """\
+# Completion of infini in {shell}; made by `infini completion {shell}`.
+{prepare}_infini() {{
+  local line="${{COMP_LINE:0:$COMP_POINT}}" keys="" choices=""
+  local token="${{line##*[[:space:]]}}" verb="${{COMP_WORDS[1]}}"
+  if [ "$COMP_CWORD" -le 1 ]; then
+    COMPREPLY=($(compgen -W "{verbs} completion help" -- "$token"))
+    return
+  fi
+  case "$token" in
+    *=*)
+      local key="${{token%%=*}}" value="${{token#*=}}"
+      case "$key" in
+{choices}
+      esac
+      COMPREPLY=($(compgen {prefix}-W "$choices" -- "$value"))
+      ;;
+    *)
+      case "$verb" in
+{keys}
+      esac
+      compopt -o nospace 2>/dev/null
+      COMPREPLY=($(compgen -S = -W "$keys" -- "$token"))
+      ;;
+  esac
+}}
+complete {options}-F _infini infini
+"""
+
+
+def script(shell: str) -> str:
+    """The script for a shell. Raises InputError for a shell that has none."""
+    if shell not in SHELLS:
+        raise InputError(f"completion {shell!r}: must be one of {', '.join(SHELLS)}{did_you_mean(shell, SHELLS)}")
+    return _SCRIPT.format(
+        shell=shell,
+        prepare="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
+        verbs=" ".join(USES),
+        # Bash replaces what stands behind the =, zsh the whole word.
+        prefix='-P "$key=" ' if shell == "zsh" else "",
+        # There compopt does not exist: no word gets a space, for a key must not.
+        options="-o nospace " if shell == "zsh" else "",
+        choices=_cases({group: " ".join(options) for group, options in groups().items()}, "choices"),
+        keys=_cases({verb: " ".join(_keys(verb)) for verb in USES}, "keys"),
+    )
+
+
+def _cases(values: dict[str, str], variable: str) -> str:
+    return "\n".join(f'        {name}) {variable}="{text}" ;;' for name, text in values.items())
+
+
+def _keys(verb: str) -> list[str]:
+    """Groups and keys that bear on a verb, with the keys of every choice of a group."""
+    used_groups, used_keys = USES[verb]
+    found = dict.fromkeys([*used_groups, *used_keys])
+    for group in used_groups:
+        for choice in groups()[group]:
+            text = resources.files("infini.conf").joinpath(group, f"{choice}.yaml").read_text("utf-8")
+            settings = yaml.safe_load(text) or {}
+            # A choice that sets another group's keys too, "# @package _global_", has its own below the group's name.
+            own = settings.get(group, settings)
+            found |= dict.fromkeys(f"{group}.{key}" for key in own if key not in ("name", "kind", "defaults"))
+    return list(found)

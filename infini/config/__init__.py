@@ -1,0 +1,1 @@
+"""The configuration: schemas, composition by Hydra, lengths as they are typed."""

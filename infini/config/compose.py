@@ -1,0 +1,433 @@
+"""Configuration: composed by Hydra from `conf/`, converted once to the dataclasses of `infini.config.schema`.
+
+What the user got wrong is an `InputError` of one line: `<key>=<value!r>: <what is allowed>`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from infini.config.schema import (
+    LISTS,
+    OPTIONAL_GROUPS,
+    TASK_CONFIGS,
+    TEXTS,
+    Config,
+    DecodingConfig,
+    DimsConfig,
+    LoggerConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RecipeConfig,
+    ScaleConfig,
+    SuiteConfig,
+    TaskConfig,
+    groups,
+    one_of,
+    require,
+    root_defaults,
+)
+from infini.config.schema_running import EVALUATION_KEYS
+from infini.errors import InputError, did_you_mean
+from infini.system.paths import home_expanded
+
+__all__ = [
+    "Config",
+    "DecodingConfig",
+    "DimsConfig",
+    "LoggerConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "RecipeConfig",
+    "ScaleConfig",
+    "SuiteConfig",
+    "TaskConfig",
+    "cache_folder",
+    "cache_root",
+    "compose",
+    "config_hash",
+    "config_identity",
+    "data_root",
+    "expand_sweep",
+    "load",
+    "normalise",
+]
+
+T = TypeVar("T")
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""The smallest and the largest number of 32 bits with all its digits, in which a run computes."""
+MOST_JOBS = 10_000
+"""Jobs of a sweep."""
+_NOUNS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
+
+
+def _may_be(value: Any, kind: Any) -> bool:
+    return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+
+
+def _convert(key: str, value: Any, hint: Any) -> Any:
+    """`value` as the annotated type `hint`; InputError naming `key` otherwise. An int is a fine float."""
+    if get_origin(hint) in (Union, types.UnionType):
+        if value is None and type(None) in get_args(hint):
+            return None
+        if value == "" and type(None) in get_args(hint) and key not in TEXTS:
+            names_a_run = key in ("checkpoint", "init_from")
+            wanted = "must be a run id or a folder" if names_a_run else "is empty; give it a value"
+            raise InputError(f"{key}='': {wanted}, or null")
+        arms = [arm for arm in get_args(hint) if arm is not type(None)]
+        fitting = [arm for arm in arms if _may_be(value, arm)] if arms[1:] else arms
+        require(bool(fitting), key, value, f"must be {' or '.join(_NOUNS[arm] for arm in arms if arm in _NOUNS)}")
+        hint = fitting[0]
+    if get_origin(hint) is list:
+        require(isinstance(value, list), key, value, "must be a list")
+        return [_convert(key, item, get_args(hint)[0]) for item in value]
+    if dataclasses.is_dataclass(hint) or get_origin(hint) is dict:
+        require(isinstance(value, Mapping), key, value, "must be a group of keys")
+        if hint is TaskConfig:
+            hint = TASK_CONFIGS.get(str(value.get("name")), TaskConfig)
+        return _build(hint, value, key) if isinstance(hint, type) else dict(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except OverflowError as error:
+            raise InputError(f"{key}: a number of {len(str(abs(value))):,} digits is too large") from error
+    right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    require(right and (hint is not float or math.isfinite(value)), key, value, f"must be {_NOUNS[hint]}")
+    if hint is float:
+        require(abs(value) <= _LARGEST, key, value, f"must be at most {_LARGEST:g}, the largest number of 32 bits")
+        whole = value == 0 or abs(value) >= _SMALLEST
+        require(whole, key, value, f"is 0 in numbers of 32 bits, of which {_SMALLEST:g} is the smallest above 0")
+    return value
+
+
+def _build(cls: type[T], values: Mapping[str, Any], group: str = "") -> T:
+    prefix = f"{group}." if group else ""
+    hints = get_type_hints(cls)
+    for key, value in values.items():
+        if key not in hints:
+            raise InputError(_no_such_key(f"{prefix}{key}", value, [f"{prefix}{name}" for name in hints]))
+    for name in hints:
+        if name not in values:
+            raise InputError(f"{prefix}{name}: missing; give it a value")
+    return cls(**{name: _convert(f"{prefix}{name}", values[name], hint) for name, hint in hints.items()})
+
+
+def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
+    parent = key.rpartition(".")[0]
+    siblings = [name for name in known if name.rpartition(".")[0] == parent]
+    if not siblings:
+        parent, siblings = "", [name for name in known if "." not in name]
+    last = key.rpartition(".")[2]
+    same = [name for name in known if "." in name and name.rpartition(".")[2] == last]
+    having = [name for name, config in TASK_CONFIGS.items() if parent == "task" and last in get_type_hints(config)]
+    hint = f"; did you mean {same[0]!r}?" if same else did_you_mean(key, siblings) or did_you_mean(key, known)
+    hint = f"; of task={', task='.join(having)}" if having else hint
+    owners = _models_with(last) if parent == "model" else []
+    hint = f"; of model={', model='.join(owners)}" if owners else hint
+    allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
+    return f"{key}={value!r}: no such key{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}"
+
+
+def _models_with(option: str) -> list[str]:
+    """The models that have an option."""
+    files = sorted(resources.files("infini.conf").joinpath("model").iterdir(), key=lambda file: file.name)
+    texts = {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in files if file.name.endswith(".yaml")}
+    return [name for name, text in texts.items() if option in (OmegaConf.to_container(OmegaConf.create(text)) or {})]
+
+
+def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
+    """The typed configuration of a composed one. overrides: what it was composed with, in Hydra's grammar.
+
+    Raises:
+        InputError: an unknown or missing key, a value of the wrong type or out of range.
+    """
+    try:
+        composed = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise InputError(_first_line(error)) from error
+    values = {str(key): value for key, value in dict(composed).items()}  # type: ignore[arg-type]
+    # One length or depth is a list of one, so that `length=1M` can be written, also in a sweep.
+    values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
+    values["recipe"] = _with_short_warmup(values.get("recipe"), overrides)
+    made = _build(Config, values)
+    if made.results_dir.startswith("~"):
+        made.results_dir = str(home_expanded("results_dir", made.results_dir))
+    _check_folder("results_dir", Path(made.results_dir))
+    try:
+        _check_folder(_cache_key(made), cache_root(made))
+    except InputError:
+        # Without a home a command that needs no cache needs none.
+        if made.cache_dir or os.environ.get("INFINI_CACHE_DIR") or _has_home():
+            raise
+    return made
+
+
+def _check_folder(key: str, folder: Path) -> None:
+    """Raise InputError for what is no folder and where none can be made."""
+    try:
+        str(folder).encode()
+        standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except (OSError, UnicodeEncodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "its name is not UTF-8"
+        raise InputError(f"{key}={str(folder)!r}: {why}; a folder, or a path where one can be made") from error
+    if not standing.is_dir():
+        raise InputError(f"{key}={str(folder)!r}: {standing} is a file; a folder, or a path where one can be made")
+
+
+def _has_home() -> bool:
+    return not os.path.expanduser("~").startswith("~")
+
+
+def _with_short_warmup(recipe: Any, overrides: Sequence[str]) -> Any:
+    """The recipe, whose warm-up is at most a tenth of recipe.steps where these were set and the warm-up was not.
+
+    Whoever sets the steps means a shorter training, of which the declared warm-up may be all. A recipe with the steps
+    that it declares stays to the letter.
+    """
+    set_here = {text.lstrip("+").partition("=")[0] for text in overrides}
+    if "recipe.steps" not in set_here or "recipe.warmup_steps" in set_here or not isinstance(recipe, Mapping):
+        return recipe
+    steps: Any = recipe.get("steps")
+    warmup: Any = recipe.get("warmup_steps")
+    if not _may_be(steps, int) or not _may_be(warmup, int) or steps < 1:
+        return recipe
+    return {**recipe, "warmup_steps": min(warmup, steps // 10)}
+
+
+def compose(overrides: Sequence[str]) -> Config:
+    """The configuration that `overrides` (`key=value`, Hydra's grammar) make of the defaults in `conf/`.
+
+    Raises:
+        InputError: an override that does not parse, or an unknown group, key or value.
+    """
+    overrides = normalise(overrides)
+    parsed = _check(overrides)
+    try:
+        composed = _hydra_compose(tuple(overrides))
+    except MissingConfigException as error:
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        if group in groups():
+            one_of(group, choice, groups()[group])
+        raise InputError(_first_line(error)) from error
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
+        # The last three come from inside Hydra, where a group is set in a way that it does not expect.
+        raise InputError(_explain(error, parsed)) from error
+    return load(composed, overrides)
+
+
+def normalise(overrides: Sequence[str]) -> list[str]:
+    """The same overrides, each in Hydra's grammar: a plain value it cannot read, as a path with `=`, gets quotes."""
+    # Hydra takes no null for a group. One without files does not exist for it; of experiments there is none at first.
+    none = {f"{group}=null" for group in OPTIONAL_GROUPS if group not in groups() or group == "experiment"}
+    return ["~tuned" if text == "tuned=null" else _normalise(text) for text in overrides if text not in none]
+
+
+def _normalise(text: str) -> str:
+    key, separator, value = text.partition("=")
+    if key.lstrip("~") in groups() and text.startswith("~"):
+        raise InputError(f"{text!r}: a group cannot be left out; choose one of {', '.join(groups()[key.lstrip('~')])}")
+    if not key or not (separator or text.startswith("~")):
+        raise InputError(f"{text!r}: not a setting; write key=value")
+    # Python reads no integer of more than 4,300 digits.
+    if longest := max((len(found) for found in re.findall(r"\d{4301,}", value)), default=0):
+        raise InputError(f"{key}: a number of {longest:,} digits is too large")
+    quoted = f"{key}='{value}'"
+    for candidate in (text,) if set("'\"[]{},\\") & set(value) else (text, quoted):
+        try:
+            OverridesParser.create().parse_overrides([candidate])
+        except OverrideParseException:
+            continue
+        return candidate
+    raise InputError(f"{text!r}: cannot be read; write key=value, and quotes around a value with brackets or commas")
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of every job of a sweep over lists of values; none when a sampled range decides the jobs.
+
+    Raises:
+        InputError: a key without values, or more than MOST_JOBS jobs.
+    """
+    choices: list[list[str]] = []
+    with _composing():
+        # It lists the choices of a group for glob().
+        loader = GlobalHydra.instance().config_loader()
+        for override in OverridesParser.create(loader).parse_overrides(normalise(overrides)):
+            given, key = str(override.input_line), override.get_key_element()
+            if not override.is_sweep_override():
+                choices.append([given])
+                continue
+            if not override.is_discrete_sweep():
+                return []
+            try:
+                values = list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
+            except (HydraException, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
+                raise InputError(f"{given}: {_first_line(error)}") from error
+            if not values:
+                raise InputError(f"{given}: has no values; nothing would be run")
+            choices.append([f"{key}={value}" for value in values])
+    if math.prod(map(len, choices)) > MOST_JOBS:
+        raise InputError(f"{math.prod(map(len, choices)):,} jobs or more: a sweep has at most {MOST_JOBS:,}")
+    return [list(job) for job in itertools.product(*choices)]
+
+
+@contextmanager
+def _composing() -> Iterator[None]:
+    """Hydra with `conf/` in here. There is only one: inside a sweep's job the sweep's own is put back afterwards."""
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_module("infini.conf", version_base="1.3", job_name="infini"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+@functools.lru_cache(maxsize=256)
+def _hydra_compose(overrides: tuple[str, ...]) -> DictConfig:
+    """To be read and not to be changed: it takes long, and a search or a reproduction asks for the same many times.
+
+    The files in `conf/` do not change while a process runs.
+    """
+    with _composing():
+        return hydra.compose("config", list(overrides))
+
+
+def _is_group(override: Override) -> bool:
+    return override.key_or_group in (*groups(), *OPTIONAL_GROUPS)
+
+
+def _check(overrides: Sequence[str]) -> list[Override]:
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    for override in parsed:
+        key = override.key_or_group
+        if not key:
+            raise InputError(f"{override.input_line!r}: not a setting; write key=value")
+        if override.is_sweep_override():
+            raise InputError(f"{override.input_line}: several values for one key; add -m to run once for each")
+        if "/" in key and not key.startswith("hydra/"):
+            raise InputError(_no_such_key(key, override.value(), [*groups(), *root_defaults()]))
+        if key.startswith("hydra/") and not isinstance(
+            override.value(), str | type(None) if override.is_delete() else str
+        ):
+            raise InputError(f"{override.input_line}: takes the name of one of Hydra's configurations, as basic")
+        if _is_group(override) and not override.is_delete():
+            options = groups().get(key, [])
+            if key in OPTIONAL_GROUPS:
+                if override.value() is None:
+                    continue
+                options = [*options, "null"]
+            one_of(key, override.value(), options)
+    return parsed
+
+
+def _explain(error: Exception, parsed: Sequence[Override]) -> str:
+    """One line for a composition that failed: the unknown key when that is why, else Hydra's own first line."""
+    groups_only = [o.input_line for o in parsed if o.input_line and _is_group(o) and not o.is_delete()]
+    try:
+        known = list(_flat_keys(OmegaConf.to_container(_hydra_compose(tuple(groups_only)), resolve=False)))
+    except (HydraException, OmegaConfBaseException):
+        return _first_line(error)
+    for override in parsed:
+        key = override.key_or_group
+        if not (_is_group(override) or override.is_add() or key in known or key.partition("/")[0].startswith("hydra")):
+            return _no_such_key(key, None if override.is_delete() else override.value(), [*known, *OPTIONAL_GROUPS])
+    return _first_line(error)
+
+
+def _flat_keys(values: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat_keys(value, f"{prefix}{key}.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the result of a training, as plain JSON types; where results or logs go is not part of it.
+
+    config: a configuration, or that of a record. What is None is left out: an option that is off is as one that did not
+    exist yet, so that a run is known again after an option was added.
+    """
+    values = dataclasses.asdict(config) if isinstance(config, Config) else config
+    identity = {key: values.get(key) for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
+    for group, evaluation_only in EVALUATION_KEYS.items():
+        identity[group] = {key: value for key, value in (identity[group] or {}).items() if key not in evaluation_only}
+    # The task's positions act through the model's alone, and those were all rotary before there was a choice.
+    task, model = dict(identity["task"] or {}), dict(identity["model"] or {})
+    task.pop("positions", None)
+    if model.get("positions") == "rotary":
+        del model["positions"]
+    identity |= {
+        "task": task,
+        "model": model,
+        "init_from": values.get("init_from"),
+        "parallel": {"precision": (values.get("parallel") or {}).get("precision")},
+    }
+    kept: dict[str, Any] = _without_none(identity)
+    return kept
+
+
+def _without_none(values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        return values
+    return {key: _without_none(value) for key, value in values.items() if value is not None}
+
+
+def config_hash(config: Config | Mapping[str, Any]) -> str:
+    """First 12 hexadecimal digits of the SHA-256 of the identity's canonical JSON."""
+    canonical = json.dumps(config_identity(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
+
+
+def data_root(task: TaskConfig) -> Path | None:
+    """Folder that should hold the task's data; None when none is configured (then the hub is used)."""
+    if task.data_dir is not None:
+        return home_expanded("task.data_dir", task.data_dir)
+    root = os.environ.get("INFINI_DATA_DIR")
+    return home_expanded("INFINI_DATA_DIR", root) / task.corpus if root else None
+
+
+def cache_root(cfg: Config) -> Path:
+    """Folder for tokenizers and tokenised data; it need not exist yet. InputError where it is below an unknown home."""
+    return home_expanded(_cache_key(cfg), cfg.cache_dir or os.environ.get("INFINI_CACHE_DIR") or "~/.cache/infini")
+
+
+def cache_folder(cfg: Config) -> Path:
+    """cache_root(cfg), made where it does not exist; InputError when that cannot be done. It may be read-only."""
+    folder = cache_root(cfg)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{_cache_key(cfg)}={str(folder)!r}: cannot be made ({error.strerror}); name a folder that can"
+        ) from error
+    return folder
+
+
+def _cache_key(cfg: Config) -> str:
+    """What names the cache."""
+    return "INFINI_CACHE_DIR" if not cfg.cache_dir and os.environ.get("INFINI_CACHE_DIR") else "cache_dir"

@@ -1,0 +1,76 @@
+"""How prompt lengths and depths are written: `32K`, `1m`, plain integers; `start`, `middle`, `end`, 0 to 1, `grid`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from infini.errors import InputError
+
+HISTORY_SEGMENTS = 3
+"""Segments a piece of a long history (see infini.training.additions.long_history)."""
+
+NAMED_DEPTHS = {"start": 0.0, "middle": 0.5, "end": 1.0}
+GRID = tuple(round(0.05 * step, 2) for step in range(21))
+"""Depths of `depth=grid`, those of the needle-in-a-haystack tests of others."""
+
+
+LONGEST = 2**40
+"""Tokens of the longest text that may be asked for: numbers of tokens and bytes of it still fit where they must."""
+
+
+def parse_length(text: str | int, key: str = "length") -> int:
+    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, in small letters too, a plain integer itself; InputError,
+    about the setting `key`, for anything else, and for more than LONGEST."""
+    match = re.fullmatch(r"([1-9][0-9]{0,14})([KMkm]?)", str(text)) if isinstance(text, str | int) else None
+    if match is None:
+        allowed = "must be a positive integer, or one followed by K (1,024) or M (1,048,576), as 131072, 32K or 1M"
+        raise InputError(f"{key}={text!r}: {allowed}{_meant(str(text))}")
+    tokens = int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2].upper()]
+    if tokens > LONGEST:
+        raise InputError(f"{key}={text!r}: must be at most {format_length(LONGEST)} tokens")
+    return tokens
+
+
+def _meant(text: str) -> str:
+    """`; did you mean 1000000?` for 1e6, `... 32K` for 32kb or 32X; nothing where no length is near."""
+    number = re.fullmatch(r"([1-9][0-9]{0,11})([A-Za-z])[A-Za-z]?", text)
+    if number is not None and number[2] not in "eE":
+        return f"; did you mean {number[1]}{'M' if number[2] in 'mM' else 'K'}?"
+    try:
+        value = float(text)
+    except ValueError:
+        return ""
+    return f"; did you mean {int(value)}?" if value.is_integer() and 1 <= value <= LONGEST else ""
+
+
+def format_length(tokens: int) -> str:
+    """The shortest way to write a length: 32K for 32,768."""
+    for unit, size in (("M", 2**20), ("K", 2**10)):
+        if tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
+
+
+def parse_lengths(values: Sequence[str | int], key: str = "length") -> list[int]:
+    """Distinct lengths in tokens, in the order given."""
+    if not values:
+        raise InputError(f"{key}=[]: must name at least one length, as 32K")
+    return list(dict.fromkeys(parse_length(value, key) for value in values))
+
+
+def parse_depths(values: Sequence[str | float]) -> dict[str, float]:
+    """Name -> fraction of the filler before the key, in the order given; InputError for anything else."""
+    depths: dict[str, float] = {}
+    for value in values:
+        if value == "grid":
+            depths |= {f"{depth:g}": depth for depth in GRID}
+        elif value in NAMED_DEPTHS:
+            depths[str(value)] = NAMED_DEPTHS[str(value)]
+        elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            depths[f"{value:g}"] = float(value)
+        else:
+            raise InputError(f"depth={value!r}: must be start, middle, end, a number from 0 to 1, or grid")
+    if not depths:
+        raise InputError("depth=[]: must name at least one place, as start")
+    return depths

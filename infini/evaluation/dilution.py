@@ -1,0 +1,46 @@
+"""How long a context may grow until what a head looks for is drowned: the half-dilution length.
+
+A memory's read divides by sigma(q) z with z the sum of sigma(k) over all tokens written (Eq. 3), so what is looked for
+has a share of it, and every other token has one too. The half-dilution length of a head is the number of ordinary
+tokens that together weigh as much as what is looked for: beyond it, most of what is read is something else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from infini.nn.ops.memory import sigma
+from infini.nn.projections import recorded
+from infini.nn.protocols import optional
+
+
+@torch.no_grad()
+def half_dilution(
+    model: Any, ids_BT: torch.Tensor, needle_BT: torch.Tensor, filler_BT: torch.Tensor, query_BT: torch.Tensor
+) -> list[list[float]]:
+    """Half-dilution lengths in tokens, [layers][heads], of the layers with a compressive memory: the median over rows
+    and queries.
+
+    ids_BT: whole prompts, read in one call. needle_BT, filler_BT, query_BT: which tokens are looked for, which are
+    ordinary, and which ask; at least one of each a row, needle and filler in segments before the queries'. Empty for a
+    model that has no such layer.
+    """
+    layers = optional(model, "memory_layers")
+    if not layers:
+        return []
+    lengths = []
+    with recorded(model, "q_proj") as queries, recorded(model, "k_proj") as keys:
+        model(ids_BT)
+    for attention, q_BTX, k_BTX in zip(layers, queries, keys, strict=True):
+        q_BTHK = sigma(q_BTX.float()).unflatten(-1, (attention.n_heads, attention.d_key))
+        k_BTGK = sigma(k_BTX.float()).unflatten(-1, (attention.n_kv_heads, attention.d_key))
+        k_BTHK = k_BTGK.repeat_interleave(attention.n_heads // attention.n_kv_heads, 2)
+        per_row = []
+        for q, k, needle, filler, query in zip(q_BTHK, k_BTHK, needle_BT, filler_BT, query_BT, strict=True):
+            looked_for = torch.einsum("qhk,hk->qh", q[query], k[needle].sum(0))
+            ordinary = torch.einsum("qhk,hk->qh", q[query], k[filler].mean(0))
+            per_row.append(looked_for / ordinary)
+        lengths.append(torch.cat(per_row).median(0).values.tolist())
+    return lengths

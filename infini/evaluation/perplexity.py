@@ -1,0 +1,370 @@
+"""Perplexity over whole documents, streamed with the memory carried, and what the memory is worth.
+
+Shared by every task of running text. Works with any infini.nn.protocols.LanguageModel; uses no architecture's inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from infini.evaluation.result_cache import Points, Tensors
+from infini.nn.ops.cross_entropy import token_nll
+from infini.nn.state import State, filled, is_memory, leaves, map_state, select_rows, stored_leaves
+
+LOSS_CHUNK = 2048
+LONGEST_WORDS = 100
+"""Bytes a word on the average, above which what white space separates is taken for sentences or paragraphs, as in
+Chinese, and there is no perplexity a word. Languages that separate words need 5 to 30."""
+Advance = Callable[[int], None]
+
+
+class Documents(Protocol):
+    """What is read of a tokenised split (see infini.tasks.text.token_cache)."""
+
+    @property
+    def n_tokens(self) -> np.ndarray: ...
+
+    def ids(self, index: int) -> np.ndarray: ...
+
+
+def position_edges(longest: int, first: int = 64) -> list[int]:
+    """Token positions that bin a document, each a power of two or half-way to the next, from 0 and `first`, a power of
+    two, to past `longest`."""
+    edges, width = [0], first
+    while edges[-1] < max(longest, 1):
+        edges += [width, width * 3 // 2] if width > 1 else [width]
+        width *= 2
+    return edges
+
+
+def place_edges(segment_length: int) -> list[int]:
+    """Places in a segment that bin its tokens: as positions in a document, from the first token on and to its end."""
+    return [*(edge for edge in position_edges(segment_length, 1) if edge < segment_length), segment_length]
+
+
+class Some:
+    """A few of the documents, in a given order."""
+
+    def __init__(self, documents: Documents, chosen: Sequence[int]) -> None:
+        self.documents, self.chosen = documents, list(chosen)
+
+    @property
+    def n_tokens(self) -> np.ndarray:
+        return np.asarray(self.documents.n_tokens)[self.chosen]
+
+    def ids(self, index: int) -> np.ndarray:
+        return self.documents.ids(self.chosen[index])
+
+
+@dataclass
+class Binned:
+    """Loss in nats and tokens of each document by bin, [documents, bins]; edges: where the bins begin, and the end."""
+
+    edges: list[int]
+    nll: np.ndarray
+    tokens: np.ndarray
+
+
+@dataclass
+class Streamed:
+    """Sums over each document. nll, tokens: [documents]."""
+
+    by_position: Binned
+    """By position in the document."""
+    by_place: Binned
+    """By place in the segment."""
+    growth: list[list[float]] = field(default_factory=list)
+    """Highest growth max_i dz_i / z_i of the normaliser in one segment, [layers][heads], where it was watched."""
+
+    @property
+    def nll(self) -> np.ndarray:
+        return self.by_position.nll.sum(1)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.by_position.tokens.sum(1)
+
+
+class _Sums:
+    """Loss and tokens of documents by bins."""
+
+    def __init__(self, n_documents: int, edges: list[int], device: Any) -> None:
+        self.edges, self.n_bins = edges, len(edges) - 1
+        self.inner = torch.tensor(edges[1:-1], dtype=torch.int64, device=device)
+        self.nll = torch.zeros(n_documents, self.n_bins, dtype=torch.float64, device=device)
+        self.tokens = torch.zeros_like(self.nll)
+
+    def add(self, documents: torch.Tensor, where_T: torch.Tensor, nll_BT: torch.Tensor, asked_BT: torch.Tensor) -> None:
+        bins = torch.bucketize(where_T, self.inner, right=True)
+        into = torch.nn.functional.one_hot(bins, self.n_bins).double()
+        self.nll.index_add_(0, documents, nll_BT.double() @ into)
+        self.tokens.index_add_(0, documents, asked_BT.double() @ into)
+
+    def result(self) -> Binned:
+        return Binned(self.edges, self.nll.cpu().numpy(), self.tokens.cpu().numpy().astype(np.int64))
+
+
+class _Rows:
+    """Documents side by side, longest first; a row leaves when its document ends."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        lengths: Sequence[int] | np.ndarray,
+        bos_id: int,
+        edges: list[int],
+        segment_length: int,
+        device: Any,
+    ) -> None:
+        self.documents, self.bos_id, self.device = documents, bos_id, device
+        self.lengths = np.asarray(lengths)
+        self.order = np.argsort(-self.lengths, kind="stable")
+        self.segment_length = segment_length
+        self.by_position = _Sums(len(lengths), edges, device)
+        self.by_place = _Sums(len(lengths), place_edges(segment_length), device)
+
+    def active(self, position: int) -> np.ndarray:
+        """Documents with tokens from `position` on, longest first."""
+        return self.order[self.lengths[self.order] > position]
+
+    def batch(self, rows: np.ndarray, position: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs [B, T] and targets [B, T] (-100 where a document has ended): input t is target t - 1."""
+        ids = np.full((len(rows), width + 1), self.bos_id, dtype=np.int64)
+        targets = np.full((len(rows), width), -100, dtype=np.int64)
+        for row, document in enumerate(rows):
+            stop = min(position + width, self.lengths[document])
+            tokens = self.documents.ids(int(document))[max(position - 1, 0) : stop]
+            ids[row, (position == 0) : (position == 0) + len(tokens)] = tokens
+            targets[row, : stop - position] = ids[row, 1 : stop - position + 1]
+        return torch.from_numpy(ids[:, :-1]).to(self.device), torch.from_numpy(targets).to(self.device)
+
+    def add(self, rows: np.ndarray, position: int, nll_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+        """Count a call's losses to their documents, by position and by place."""
+        column = torch.arange(position, position + nll_BT.shape[1], device=self.device)
+        index = torch.from_numpy(rows.copy()).to(self.device)
+        self.by_position.add(index, column, nll_BT, targets_BT != -100)
+        self.by_place.add(index, column % self.segment_length, nll_BT, targets_BT != -100)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read so far."""
+        return int(self.by_position.tokens.sum())
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        parts = {"": self.by_position, "place.": self.by_place}
+        return {f"{name}{kind}": getattr(sums, kind) for name, sums in parts.items() for kind in ("nll", "tokens")}
+
+    def sums(self, name: str) -> Tensors:
+        """What `restore` takes up: nll and tokens by document and bin."""
+        return {f"{name}.{key}": sums.cpu() for key, sums in self._named().items()}
+
+    def restore(self, name: str, stored: Tensors) -> None:
+        for key, sums in self._named().items():
+            sums.copy_(stored[f"{name}.{key}"])
+
+    def result(self) -> Streamed:
+        return Streamed(self.by_position.result(), self.by_place.result())
+
+
+def _put_down(position: int, state: State, *rows: _Rows) -> Tensors:
+    """A pass between two calls: tokens read of the longest document, state, and the sums of every reading."""
+    sums = {name: value for index, reading in enumerate(rows) for name, value in reading.sums(str(index)).items()}
+    return {"position": torch.tensor([position]), **sums, **stored_leaves(state, "state.")}
+
+
+def _taken_up(found: Tensors, model: Any, *rows: _Rows) -> tuple[int, State]:
+    """(position, state) of what _put_down gave; the sums are filled in."""
+    for index, reading in enumerate(rows):
+        reading.restore(str(index), found)
+    fresh = model.init_state(len(found["state.clock.position_B"]))
+    return int(found["position"]), filled(fresh, found, "state.")
+
+
+@torch.inference_mode()
+def stream_documents(
+    model: Any,
+    documents: Documents,
+    bos_id: int,
+    *,
+    tokens_per_call: int,
+    max_tokens: int | None = None,
+    reset_every: int | None = None,
+    edges: list[int] | None = None,
+    segment_length: int | None = None,
+    advance: Advance | None = None,
+    points: Points | None = None,
+) -> Streamed:
+    """Read every document from its first token to its last (or to max_tokens), state carried, in constant memory.
+
+    Every token is scored, the first from the beginning-of-document mark. reset_every: forget every so many tokens, as
+    if each began a document (the `reset` knock-out). edges: of the position bins, where not those of the longest
+    document. segment_length: of the places by which losses are told apart, where not the model's, whose window may be
+    several segments. advance is called with the number of tokens done. points: where the reading is put down after a
+    call, and gone on with, to the same numbers bit by bit.
+    """
+    device = next(model.parameters()).device
+    lengths = [int(min(n, max_tokens or n)) for n in documents.n_tokens]
+    edges = edges or position_edges(max(lengths))
+    rows = _Rows(documents, lengths, bos_id, edges, segment_length or model.segment_length, device)
+    state: State | None = None
+    start = 0
+    if points is not None and (found := points.found()) is not None:
+        start, state = _taken_up(found, model, rows)
+        if advance is not None:
+            advance(rows.tokens)
+    for position in range(start, max(lengths), tokens_per_call):
+        active = rows.active(position)
+        if state is not None and len(active) < len(state.clock.position_B):
+            state = select_rows(state, torch.arange(len(active), device=device))
+        ids, targets = rows.batch(active, position, tokens_per_call)
+        if len(active) == 1:
+            # Nothing to line up with: the last document ends where it ends, and runs without padding.
+            width = int((targets != -100).sum())
+            ids, targets = ids[:, :width], targets[:, :width]
+        mask = targets != -100
+        reset = None
+        if reset_every is not None:
+            column = torch.arange(position, position + ids.shape[1], device=device)
+            reset = (column % reset_every == 0) & mask
+        out = model(ids, state, mask_BT=None if bool(mask.all()) else mask, reset_BT=reset)
+        state = out.state
+        rows.add(active, position, token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK), targets)
+        if advance is not None:
+            advance(int(mask.sum()))
+        if points is not None and points.due():
+            points.put(_put_down(position + tokens_per_call, state, rows))
+    return rows.result()
+
+
+def exchange_memory(state: State, donor_B: torch.Tensor) -> State:
+    """Each row with the memory leaves of another row; its own clock and window."""
+    donated = select_rows(state, donor_B)
+    paths = iter([path for path, _ in leaves(state)])
+    return map_state(lambda own, other: other if is_memory(next(paths)) else own, state, donated)
+
+
+@torch.inference_mode()
+def stream_with_foreign_memory(
+    model: Any,
+    documents: Documents,
+    bos_id: int,
+    *,
+    max_tokens: int | None = None,
+    advance: Advance | None = None,
+    points: Points | None = None,
+) -> tuple[Streamed, Streamed]:
+    """The `foreign` knock-out: (own, foreign) over the same tokens.
+
+    Before every segment a copy of each row gets the memory that another book left after equally many tokens, and is
+    thrown away after the segment; the rows themselves go on with their own memory. A book's donor is one at
+    least as long: the next in the order of length; the longest is read as far as the second, which is its donor.
+    advance, points: as for stream_documents.
+    """
+    device = next(model.parameters()).device
+    lengths = np.array([min(int(n), max_tokens or int(n)) for n in documents.n_tokens])
+    if len(lengths) < 2:
+        raise ValueError("a foreign memory needs at least two documents")
+    order = np.argsort(-lengths, kind="stable")
+    lengths[order[0]] = lengths[order[1]]
+    edges = position_edges(int(lengths.max()))
+    own, foreign = (_Rows(documents, lengths, bos_id, edges, model.segment_length, device) for _ in range(2))
+    state: State | None = None
+    growth: torch.Tensor | None = None
+    start, N = 0, model.segment_length
+    if points is not None and (found := points.found()) is not None:
+        start, state = _taken_up(found, model, own, foreign)
+        growth = found.get("growth")
+        if advance is not None:
+            advance(own.tokens)
+    for position in range(start, int(lengths.max()), N):
+        active = own.active(position)
+        if state is not None:
+            state = select_rows(state, torch.arange(len(active), device=device))
+        ids, targets = own.batch(active, position, N)
+        mask = targets != -100
+        mask_BT = None if bool(mask.all()) else mask
+        if state is not None:
+            # The longest row is active with its donor, every other row with the row before it.
+            donor = torch.arange(len(active), device=device) - 1
+            donor[0] = 1
+            swapped = model(ids, exchange_memory(state, donor), mask_BT=mask_BT)
+            nll = token_nll(swapped.hidden_BTD, model.output_weight, targets, LOSS_CHUNK)
+            foreign.add(active, position, nll, targets)
+        out = model(ids, state, mask_BT=mask_BT)
+        nll = token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK)
+        own.add(active, position, nll, targets)
+        if state is None:
+            foreign.add(active, position, nll, targets)  # nothing was written yet: both read the same
+        else:
+            grown = _growth(state, out.state)
+            growth = grown if growth is None else torch.maximum(growth.to(grown), grown)
+        state = out.state
+        if advance is not None:
+            advance(int(mask.sum()))
+        if points is not None and points.due():
+            watched = {} if growth is None else {"growth": growth.cpu()}
+            points.put(_put_down(position + N, state, own, foreign) | watched)
+    result = own.result()
+    if growth is not None:
+        result.growth = [[value for value in layer if value != -math.inf] for layer in growth.tolist()]
+    return result, foreign.result()
+
+
+def _growth(before: State, after: State) -> torch.Tensor:
+    """max over rows and dimensions of dz / z by layer and head [L, G], of layers that keep a normaliser z; minus
+    infinity where a layer has fewer heads than another."""
+    ratios = []
+    for (path, z), (_, grown) in zip(leaves(before.layers), leaves(after.layers), strict=True):
+        if path.endswith("z_BGK"):
+            ratios.append(((grown - z) / z.clamp(min=1e-30)).amax((0, 2)))
+    # Layers may have different numbers of heads.
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(ratios, batch_first=True, padding_value=-math.inf) if ratios else torch.zeros(0)
+
+
+def metrics(streamed: Streamed, n_words: np.ndarray, n_bytes: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Perplexity = exp(total NLL / total tokens) over the split, the same a word, and bits a byte.
+
+    n_words, n_bytes: of the text that was scored. A measure that does not exist has the value None and a note: of a
+    text without words or without bytes, of one whose words by white space are none (see LONGEST_WORDS), or where a
+    perplexity is larger than any float.
+    """
+    nll, tokens = float(streamed.nll.sum()), int(streamed.tokens.sum())
+    words, size = int(n_words.sum()), int(n_bytes.sum())
+
+    def entry(value: float | None, n: int, unit: str, why_none: str) -> dict[str, Any]:
+        found = {"value": value, "n": n, "unit": unit, "higher_is_better": False}
+        return found if value is not None else found | {"note": why_none}
+
+    of_words = words > 0 and size <= LONGEST_WORDS * words
+    too_large = "too large for a floating-point number"
+    no_words = f"white space separates no words here: {words:,} in {size:,} bytes"
+    return {
+        "nll_per_token": entry(_ratio(nll, tokens), tokens, "nats/token", "no token was scored"),
+        "perplexity": entry(_exponential(_ratio(nll, tokens)), tokens, "per token", too_large),
+        "word_perplexity": entry(
+            _exponential(_ratio(nll, words)) if of_words else None,
+            words,
+            "per word",
+            too_large if of_words else no_words,
+        ),
+        "bits_per_byte": entry(_ratio(nll / math.log(2), size), size, "bits/byte", "what was scored has no bytes"),
+    }
+
+
+def _ratio(total: float, n: int) -> float | None:
+    return total / n if n else None
+
+
+def _exponential(value: float | None) -> float | None:
+    try:
+        found = None if value is None else math.exp(value)
+    except OverflowError:
+        return None
+    return found if found is not None and math.isfinite(found) else None

@@ -1,0 +1,203 @@
+"""The decoder every model shares: embedding, pre-norm blocks, final norm, head. Models differ in their attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from infini.nn.attention import FeedForward, InfiniAttention, LocalAttention
+from infini.nn.grid import Grid, fresh_clock, run_on_grid
+from infini.nn.ops.dtypes import state_dtype
+from infini.nn.protocols import Dimensions, ModelOutput
+from infini.nn.state import State
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, attention: LocalAttention, d_ff: int, activation: Any) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(attention.d_model, bias=False)
+        self.attention = attention
+        self.feed_forward_norm = nn.LayerNorm(attention.d_model, bias=False)
+        self.feed_forward = FeedForward(attention.d_model, d_ff, activation)
+
+    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+        """The leaves after the call, without its output."""
+        return self.attention.absorb(self.attention_norm(x_BTD), leaves, grid)
+
+    def forward(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
+        a, leaves, loss = self.attention.attend_with_loss(self.attention_norm(x_BTD), leaves, grid)
+        x_BTD = x_BTD + a
+        return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD)), leaves, loss
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model, its layers built by `attention(layer)`; see infini.nn.protocols.LanguageModel."""
+
+    def __init__(
+        self,
+        dims: Dimensions,
+        vocab_size: int,
+        attention: Callable[[int], LocalAttention],
+        *,
+        activation: Any = "gelu",
+        tie_embeddings: bool = False,
+        window_segments: int = 1,
+    ) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            self.embedding = nn.Embedding(vocab_size, dims.d_model)
+            self.blocks = nn.ModuleList(Block(attention(i), dims.d_ff, activation) for i in range(dims.n_layers))
+        self.norm = nn.LayerNorm(dims.d_model, bias=False)
+        self.unembedding = nn.Linear(dims.d_model, vocab_size, bias=False)
+        if tie_embeddings:
+            self.unembedding.weight = self.embedding.weight
+        self.checkpoint_activations = False
+        lengths = list(dict.fromkeys(layer.segment_length for layer in self.attentions()))
+        if len(lengths) > 1:
+            told = ", ".join(map(str, lengths))
+            raise ValueError(f"segment_length: layers have {told}; all must have the same")
+        self.segment_length, self._window_segments = lengths[0], window_segments
+        horizons = [layer.gradient_horizon for layer in self.attentions()]
+        # Each layer carries a gradient on from where the layer above it left it.
+        self.gradient_horizon: int | None = None if None in horizons else sum(h for h in horizons if h is not None)
+        self.reset_parameters()
+
+    def attentions(self) -> list[LocalAttention]:
+        """The attention of every layer, from the bottom. Layers may differ, so what holds for one is asked of each."""
+        return [block.attention for block in self.blocks]  # type: ignore[misc]
+
+    @property
+    def memory_layers(self) -> list[InfiniAttention]:
+        """The layers with a compressive memory."""
+        return [layer for layer in self.attentions() if isinstance(layer, InfiniAttention)]
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether any layer has a compressive memory."""
+        return bool(self.memory_layers)
+
+    @property
+    def memory_is_a_sum(self) -> bool:
+        """Whether any layer's memory is a sum over tokens."""
+        return any(layer.memory_is_a_sum for layer in self.attentions())
+
+    @property
+    def _inner_resets(self) -> bool:
+        """Whether a document may begin inside a segment: no layer has a memory that a segment is written to as a
+        whole."""
+        return all(layer.inner_resets for layer in self.attentions())
+
+    def reset_parameters(self) -> None:
+        """Normal weights of standard deviation 1 / sqrt(fan in), what writes to the residual stream divided by
+        sqrt(2 layers), input and output embeddings 0.02; gates by their own rule. Gates draw last: models differing in
+        nothing but the memory start from the same weights."""
+        depth = math.sqrt(2 * len(self.blocks))
+        for name, parameter in self.named_parameters():
+            if name in ("embedding.weight", "unembedding.weight"):
+                nn.init.normal_(parameter, std=0.02)
+            elif parameter.dim() == 2:
+                std = parameter.shape[1] ** -0.5
+                nn.init.normal_(
+                    parameter, std=std / depth if name.endswith(("o_proj.weight", "down_proj.weight")) else std
+                )
+        for module in self.modules():
+            if isinstance(module, InfiniAttention):
+                module.reset_gate()
+
+    def resize_segments(self, segment_length: int) -> None:
+        """Segments of another length from the next call on; no weight depends on it, states of the old length do."""
+        self.segment_length = segment_length * self._window_segments
+        for layer in self.attentions():
+            layer.segment_length = self.segment_length
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
+        """The state of rows that have read nothing."""
+        device = self.embedding.weight.device if device is None else torch.device(device)
+        layers = tuple(layer.init_leaves(batch_size, device) for layer in self.attentions())
+        dtype = state_dtype(self.embedding.weight.dtype)
+        return State(fresh_clock(batch_size, self.segment_length, device, dtype), layers)
+
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        state: State | None = None,
+        mask_BT: torch.Tensor | None = None,
+        reset_BT: torch.Tensor | None = None,
+        write_weight_BT: torch.Tensor | None = None,
+    ) -> ModelOutput:
+        """ids [B, T] and the state before them -> final hidden states [B, T, D] and the state after them.
+
+        See LocalAttention.forward for mask, reset and write weights.
+        """
+        state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
+        inner = self._inner_resets
+        losses: list[torch.Tensor] = []
+
+        def body(part_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+            means: list[torch.Tensor] = []
+            x_BTD, new_layers = self._run_blocks(part_BT, layers, grid, len(self.blocks), means)
+            # Of a part's tokens: rows that stand elsewhere in their segments are read apart.
+            losses.extend(mean * (part_BT.numel() / ids_BT.numel()) for mean in means)
+            return self.norm(x_BTD), new_layers
+
+        hidden, state = run_on_grid(body, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, inner)
+        return ModelOutput(hidden, state, torch.stack(losses).sum() if losses else hidden.new_zeros(()))
+
+    def absorb(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+        """The state that forward() would return, without its hidden states: the last layer only writes its memory."""
+
+        def body(ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+            x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks) - 1, [])
+            last: Block = self.blocks[-1]  # type: ignore[assignment]
+            return ids_BT, (*new_layers, last.absorb(x_BTD, layers[-1], grid))
+
+        inner = self._inner_resets
+        return run_on_grid(body, ids_BT, state, self.segment_length, None, reset_BT, None, inner)[1]
+
+    def _run_blocks(
+        self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid, n_blocks: int, losses: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        """Embedding and the first n_blocks layers: what the next layer sees, and their leaves; losses are appended."""
+        x_BTD = self.embedding(ids_BT)
+        new_layers = []
+        for block, leaves in zip(self.blocks[:n_blocks], layers, strict=False):
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x_BTD, leaves, loss = checkpoint(block, x_BTD, leaves, grid, use_reentrant=False)
+            else:
+                x_BTD, leaves, loss = block(x_BTD, leaves, grid)
+            if loss is not None:
+                losses.append(loss)
+            new_layers.append(leaves)
+        return x_BTD, tuple(new_layers)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits over the vocabulary."""
+        return self.unembedding(hidden)
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """The output embedding [vocabulary, d_model]."""
+        return self.unembedding.weight
+
+    def state_floats(self, n_segments: int) -> int:
+        """Numbers a row carries in memory leaves, whatever the number of segments; 0 without a memory."""
+        return sum(layer.memory_floats() for layer in self.attentions())
+
+    def receptive_field(self, n_segments: int) -> int:
+        """Table 1's context length: the own segment, and what each layer's memory adds to it."""
+        back = [layer.look_back for layer in self.attentions()]
+        reached = n_segments if None in back else 1 + sum(b for b in back if b is not None)
+        return self.segment_length * min(n_segments, reached)
+
+    @torch.no_grad()
+    def gates(self) -> list[list[float]] | None:
+        """sigmoid(beta), the weight of the memory, by layer (of those that have gates) and head; None without gates."""
+        betas = [getattr(layer, "beta", None) for layer in self.attentions()]
+        return [torch.sigmoid(beta).tolist() for beta in betas if isinstance(beta, torch.Tensor)] or None

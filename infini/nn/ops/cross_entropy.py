@@ -1,0 +1,97 @@
+"""Next-token loss in chunks: logits exist for `chunk` tokens at a time, never for a whole long sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from infini.nn.ops.dtypes import for_products, state_dtype
+
+IGNORE = -100
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Gradients are formed in the forward pass, chunk by chunk, while the logits are at hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_PD: torch.Tensor, weight_WD: torch.Tensor, target_P: torch.Tensor, chunk: int
+    ) -> torch.Tensor:
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        kept = target_P != IGNORE
+        weight = weight_WD.to(hidden_PD.dtype)
+        total = hidden_PD.new_zeros((), dtype=state_dtype(hidden_PD.dtype))
+        # Neither is rounded before backward() has multiplied it.
+        grad_hidden = torch.empty_like(hidden_PD, dtype=total.dtype) if need_hidden else None
+        grad_weight = torch.zeros_like(weight_WD, dtype=total.dtype) if need_weight else None
+        # The buffers serve every chunk, and every pass is in place: fresh ones would cost more than the products.
+        n, width = hidden_PD.shape[0], weight.shape[0]
+        products = hidden_PD.new_empty(min(chunk, n), width)
+        wide = torch.empty_like(products, dtype=total.dtype)
+        for start in range(0, n, chunk):
+            hidden = hidden_PD[start : start + chunk]
+            keep = kept[start : start + chunk, None]
+            target = target_P[start : start + chunk].clamp(min=0)[:, None]
+            product, logits = products[: hidden.shape[0]], wide[: hidden.shape[0]]
+            logits.copy_(torch.mm(hidden, weight.T, out=product))
+            top = logits.amax(-1, keepdim=True)
+            right = logits.gather(1, target)
+            weights = logits.sub_(top).exp_()
+            norm = weights.sum(-1, keepdim=True)
+            total += ((norm.log() + top - right) * keep).sum()
+            if grad_hidden is not None or grad_weight is not None:
+                weights.mul_(keep / norm)
+                # The target's weight, p - 1, is most of a token's gradient, and where p is small it is rounded to -1
+                # for every token. So it is multiplied apart, in the wider dtype.
+                of_target = weights.gather(1, target) - keep.to(weights.dtype)
+                others = product.copy_(weights.scatter_(1, target, 0.0))
+                if grad_hidden is not None:
+                    part = grad_hidden[start : start + chunk].copy_(others @ weight)
+                    part.addcmul_(weight.index_select(0, target.flatten()), of_target)
+                if grad_weight is not None:
+                    grad_weight += (others.T @ hidden).to(grad_weight.dtype)
+                    added = (hidden * of_target).to(grad_weight.dtype)
+                    # Unlike index_add_ it gives the same sums every time on a GPU too.
+                    grad_weight.index_put_((target.flatten(),), added, accumulate=True)
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.dtypes = hidden_PD.dtype, weight_WD.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # The weight of a mean, 1 / count, keeps its own dtype too: rounded to bfloat16, it would make every gradient
+        # wrong by the same factor, up to 1.004.
+        hidden, weight = (
+            None if g is None else (g * grad).to(dtype) for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return hidden, weight, None, None
+
+
+def summed_cross_entropy(
+    hidden_BTD: torch.Tensor, weight_WD: torch.Tensor, target_BT: torch.Tensor, chunk: int
+) -> tuple[torch.Tensor, int]:
+    """Sum of the negative log-likelihoods in nats over targets that are not IGNORE, and their number.
+
+    weight_WD: the output embedding [vocabulary, D]. Logits are products in hidden's dtype (autocast's where it is on),
+    their normaliser is float32 (float64 in float64).
+    """
+    hidden_BTD = for_products(hidden_BTD)
+    with torch.autocast(hidden_BTD.device.type, enabled=False):
+        total = _ChunkedCrossEntropy.apply(hidden_BTD.flatten(0, 1), weight_WD, target_BT.flatten(), chunk)
+    return total, int((target_BT != IGNORE).sum())
+
+
+@torch.no_grad()
+def token_nll(hidden_BTD: torch.Tensor, weight_WD: torch.Tensor, target_BT: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Negative log-likelihood of every target in nats [B, T], float32 (float64 in float64); 0 where IGNORE."""
+    flat, target = for_products(hidden_BTD).flatten(0, 1), target_BT.flatten()
+    dtype = state_dtype(flat.dtype)
+    out = torch.empty(flat.shape[0], dtype=dtype, device=flat.device)
+    with torch.autocast(flat.device.type, enabled=False):
+        weight = weight_WD.to(flat.dtype)
+        for start in range(0, flat.shape[0], chunk):
+            piece = slice(start, start + chunk)
+            logits = (flat[piece] @ weight.T).to(dtype)
+            out[piece] = logits.logsumexp(-1) - logits.gather(1, target[piece].clamp(min=0)[:, None]).squeeze(1)
+    return out.masked_fill_(target == IGNORE, 0).view_as(target_BT)

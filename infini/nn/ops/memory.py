@@ -1,0 +1,256 @@
+"""The compressive memory: Eq. 3 (retrieval), Eq. 4 (Linear update), Eq. 5 (Linear + Delta update), Eq. 6 (gate).
+
+All segments of a call are treated at once: nothing inside a segment depends on its own update, so only the state
+(M, z) has to be carried from segment to segment. For Linear that is a sum over the segments before. For
+Linear + Delta z is such a sum too, and M follows the affine recurrence M_s = (I - A_s) M_{s-1} + B_s whose A_s and B_s
+are computed for all segments in parallel.
+
+Letters: B rows, S segments, N tokens a segment, H query heads, G key-value heads, K d_key, V d_value.
+Products are taken in the dtype of their operands (bfloat16 under autocast), the state is float32 (float64 in float64).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from infini.nn.ops.dtypes import scaled
+
+UpdateRule = Literal["linear", "delta"]
+DeltaNormaliser = Literal["previous", "current"]
+FirstSegment = Literal["local", "zero"]
+
+# sigma(q) . z is positive, but for tokens unlike anything written it may be far below 1. It is clamped, never shifted:
+# an added epsilon would bend exactly those small retrievals that a long context lives on.
+SMALLEST_NORMALISER = 1e-30
+
+
+class Memory(NamedTuple):
+    """The compressive memory of one layer.
+
+    m_BGKV: [B, G, K, V] associative matrix M, the sum of sigma(k)^T v over past segments (Eq. 4), or by Delta (Eq. 5).
+    z_BGK: [B, G, K] normaliser z, the sum of sigma(k) over past segments (Eq. 4).
+    """
+
+    m_BGKV: torch.Tensor
+    z_BGK: torch.Tensor
+
+    @property
+    def is_a_sum(self) -> bool:
+        """Both are sums over tokens, which infini.nn.state.scale_memory multiplies."""
+        return True
+
+
+class _Sigma(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        # exp(min(x, 0)) + max(x, 0) is x + 1 above 0 and exp(x) below: one of the two terms is exact, so that there is
+        # one rounding, in any dtype. Contiguous, because several products follow.
+        y = x.clamp(max=0).exp_().add_(x.clamp(min=0)).contiguous()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        return grad * y.clamp(max=1)
+
+
+def sigma(x: torch.Tensor) -> torch.Tensor:
+    """ELU + 1, elementwise: x + 1 for x > 0, exp(x) otherwise.
+
+    Never elu(x) + 1: that is exactly 0 below about -17 in float32, and inexact well before.
+    """
+    return _Sigma.apply(x)
+
+
+def retrieve(sq_BSGQK: torch.Tensor, m_BSGKV: torch.Tensor, z_BSGK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numerator sigma(Q) M [B, S, G, Q, V] and denominator sigma(Q) z [B, S, G, Q, 1] (state dtype) of Eq. 3.
+
+    The numerator has the dtype of sigma(Q), but for float16, which ends at 65,504: M and sums with it pass that.
+    """
+    if sq_BSGQK.dtype == torch.float16:
+        sq_BSGQK = sq_BSGQK.to(m_BSGKV.dtype)
+    with torch.autocast(m_BSGKV.device.type, enabled=False):
+        numerator = sq_BSGQK @ m_BSGKV.to(sq_BSGQK.dtype)
+    return numerator, normaliser(sq_BSGQK, z_BSGK)
+
+
+def normaliser(s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
+    """sigma(.) z of Eq. 3 and 5 in the state's dtype, clamped from below -> [B, S, G, N, 1]."""
+    return _Normaliser.apply(s_BSGNK, z_BSGK).clamp(min=SMALLEST_NORMALISER)
+
+
+class _Share(torch.autograd.Function):
+    """g / n of a normaliser n. g: broadcast to n.
+
+    The gradient in n is taken as (gradient x g / n) / n, whose first factor is of ordinary size. As torch takes it,
+    g / n^2 overflows in float32 as soon as n is below 1e-19.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, g: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(g, n)
+        return g / n
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        g, n = ctx.saved_tensors
+        return (grad / n).sum_to_size(g.shape), -(grad * (g / n)) / n
+
+
+class _Normaliser(torch.autograd.Function):
+    """s . z in the dtype of z, taken as a row times a matrix: as a matrix times a column it is several times slower on
+    a processor. The gradients likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(s_BSGNK, z_BSGK)
+        with torch.autocast(z_BSGK.device.type, enabled=False):
+            return (z_BSGK[..., None, :] @ s_BSGNK.to(z_BSGK.dtype).transpose(-1, -2)).transpose(-1, -2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        s_BSGNK, z_BSGK = ctx.saved_tensors
+        # Multiplied before it is rounded: in float16 a large z overflows and a small gradient is 0.
+        g_s = (grad * z_BSGK[..., None, :]).to(s_BSGNK.dtype)
+        with torch.autocast(grad.device.type, enabled=False):
+            g_z = (grad.transpose(-1, -2) @ s_BSGNK.to(z_BSGK.dtype))[..., 0, :]
+        return g_s, g_z
+
+
+def scan(
+    sk_BSGNK: torch.Tensor,
+    v_BSGNV: torch.Tensor,
+    memory: Memory,
+    *,
+    rule: UpdateRule,
+    delta_normaliser: DeltaNormaliser = "previous",
+    weight_BSN: torch.Tensor | None = None,
+    reset_BS: torch.Tensor | None = None,
+) -> tuple[Memory, Memory]:
+    """The memory each segment reads (M_{s-1}, z_{s-1}), stacked over S, and the memory after the last (Eq. 4, 5).
+
+    weight_BSN multiplies each token's contribution to M and z. reset_BS: the row forgets before that segment.
+    delta_normaliser: Eq. 5 divides by sigma(K) z_{s-1} ("previous"); "current" divides by sigma(K) z_s, which bounds
+    the spectral radius of A_s by 1 (an addition to the paper).
+    """
+    dtype = memory.z_BGK.dtype
+    if sk_BSGNK.dtype == torch.float16:
+        # Sums over tokens, and write weights, pass the largest float16.
+        sk_BSGNK, v_BSGNV = sk_BSGNK.to(dtype), v_BSGNV.to(dtype)
+        with torch.autocast(sk_BSGNK.device.type, enabled=False):
+            return scan(
+                sk_BSGNK,
+                v_BSGNV,
+                memory,
+                rule=rule,
+                delta_normaliser=delta_normaliser,
+                weight_BSN=weight_BSN,
+                reset_BS=reset_BS,
+            )
+    written = sk_BSGNK if weight_BSN is None else scaled(sk_BSGNK, weight_BSN[:, :, None, :, None])
+    written_t = written.transpose(-1, -2)
+    dz_BSGK = written.sum(-2, dtype=dtype)
+    b_BSGKV = (written_t @ v_BSGNV).to(dtype)
+    kept_SB = None if reset_BS is None else (~reset_BS).T.to(dtype)
+    z_read, z_last = _RunningSum.apply(dz_BSGK, memory.z_BGK, kept_SB)
+    if rule == "linear":
+        m_read, m_last = _RunningSum.apply(b_BSGKV, memory.m_BGKV, kept_SB)
+    else:
+        z_divisor = z_read if delta_normaliser == "previous" else z_read + dz_BSGK
+        # Where nothing was written yet there is nothing to subtract: the read is 0 / 0 and counts as 0.
+        written_before = (z_read.sum(-1) > 0)[..., None, None].to(dtype)
+        share = _Share.apply(written_before, normaliser(sk_BSGNK, z_divisor))
+        a_BSGKK = (written_t @ scaled(sk_BSGNK, share)).to(dtype)
+        m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, memory.m_BGKV, kept_SB)
+    return Memory(m_read, z_read), Memory(m_last, z_last)
+
+
+class _RunningSum(torch.autograd.Function):
+    """x [B, S, ...] and the state before it -> the state each segment reads [B, S, ...], and the state after the last.
+
+    kept_SB: 0 where the row forgets before that segment, 1 elsewhere. A loop over segments with its own gradient spares
+    cumsum's flips and the zero-filled gradients of slices.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_BSX: torch.Tensor, state_BX: torch.Tensor, kept_SB: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.kept = kept_SB
+        read = torch.empty_like(x_BSX)
+        state = state_BX
+        for s in range(x_BSX.shape[1]):
+            read[:, s] = state if kept_SB is None else state * _rows(kept_SB[s], state)
+            state = read[:, s] + x_BSX[:, s]
+        return read, state
+
+    @staticmethod
+    def backward(ctx: Any, g_read: torch.Tensor, g_last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        g_x = torch.empty_like(g_read)
+        g = g_last
+        for s in range(g_read.shape[1] - 1, -1, -1):
+            g_x[:, s] = g
+            g = g + g_read[:, s]
+            if ctx.kept is not None:
+                g = g * _rows(ctx.kept[s], g)
+        return g_x, g, None
+
+
+def _rows(kept_B: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return kept_B.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def _affine_scan(
+    a_BSGKK: torch.Tensor, b_BSGKV: torch.Tensor, m_BGKV: torch.Tensor, kept_SB: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """M_s = M_{s-1} - A_s M_{s-1} + B_s: the M each segment reads, and the last."""
+    read = []
+    # The small products of the recurrence stay in the state's dtype whatever autocast says: errors here add up.
+    with torch.autocast(m_BGKV.device.type, enabled=False):
+        for s, (a, b) in enumerate(zip(a_BSGKK.unbind(1), b_BSGKV.unbind(1), strict=True)):
+            if kept_SB is not None:
+                m_BGKV = m_BGKV * _rows(kept_SB[s], m_BGKV)
+            read.append(m_BGKV)
+            m_BGKV = m_BGKV - a @ m_BGKV + b
+    return torch.stack(read, 1), m_BGKV
+
+
+def gate(
+    a_dot: torch.Tensor,
+    numerator: torch.Tensor,
+    denominator: torch.Tensor,
+    g: torch.Tensor,
+    first: torch.Tensor | None,
+    first_segment: FirstSegment,
+) -> torch.Tensor:
+    """Eq. 6: A = sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot with A_mem = numerator / denominator.
+
+    g: sigmoid(beta), the weight of the MEMORY, broadcastable to the denominator. first: where true nothing was written
+    yet and A_mem would be 0 / 0; there A = A_dot ("local") or A = (1 - sigmoid(beta)) A_dot ("zero").
+    """
+    g_mem = g if first is None else g.masked_fill(first, 0.0)
+    g_dot = g_mem if first_segment == "local" else g
+    return _Mix.apply(a_dot, numerator, 1 - g_dot, _Share.apply(g_mem, denominator))
+
+
+class _Mix(torch.autograd.Function):
+    """a x + b y, where the weights x and y, in the state's dtype, are one number a token and head, or fewer."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b, x, y)
+        # Only the sum is rounded to a's dtype: x is a gate, the same for every token.
+        return (a * x).addcmul_(b, y).to(a.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b, x, y = ctx.saved_tensors
+        # Summed over the last axis first: on a processor that is faster than over all that were broadcast at once.
+        g_x, g_y = (
+            (grad * part).sum(-1, keepdim=True, dtype=weight.dtype).sum_to_size(weight.shape)
+            for part, weight in ((a, x), (b, y))
+        )
+        return (grad * x).to(a.dtype), (grad * y).to(b.dtype), g_x, g_y

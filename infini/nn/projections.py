@@ -1,0 +1,41 @@
+"""What the projections of a model's layers with a memory give in a call, recorded for measures and penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from infini.nn.protocols import optional
+
+
+@contextmanager
+def recorded(model: Any, name: str) -> Iterator[list[torch.Tensor]]:
+    """Outputs [B, T, X] of the projection `name` ("q_proj", "k_proj", "v_proj") of every layer with a compressive
+    memory (memory_layers), from the bottom.
+
+    Filled when the block is left; several calls inside it are joined along T. A call without gradients inside a block
+    with them, and the other way round, is not recorded: it reads something once more.
+    """
+    layers = optional(model, "memory_layers")
+    with_gradients = torch.is_grad_enabled()
+    parts: list[list[torch.Tensor]] = [[] for _ in layers]
+
+    def keep(kept: list[torch.Tensor], output: torch.Tensor) -> None:
+        if torch.is_grad_enabled() == with_gradients:
+            # Some layers project segment by segment, [B, S, Q, X].
+            kept.append(output.flatten(1, -2))
+
+    hooks = [
+        getattr(layer, name).register_forward_hook(lambda module, inputs, output, kept=kept: keep(kept, output))
+        for kept, layer in zip(parts, layers, strict=True)
+    ]
+    outputs: list[torch.Tensor] = []
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+    outputs.extend(torch.cat(kept, 1) if len(kept) > 1 else kept[0] for kept in parts)

@@ -1,0 +1,72 @@
+"""Sequences read in parts of whole segments.
+
+grouped: back-propagation through many segments with the activations of few, for each part's are computed again. Between
+parts only the state is kept, whose size does not depend on what was read, so memory grows with the length of a part
+(and with the final hidden states), not with the length of the sequence times the layers.
+
+cut: no gradient goes from one part into the one before, as in a stage of the curriculum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from infini.nn.protocols import ModelOutput
+from infini.nn.state import State, detach
+
+
+def grouped(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOutput]:
+    """The model, called with at most `tokens` tokens at a time: same values and gradients, each part's activations
+    computed again in the backward pass. Auxiliary losses, means over what a call reads, are averaged by tokens.
+
+    tokens: a multiple of the segment length.
+    """
+
+    def part(ids_BT: torch.Tensor, state: State | None, **beside: Any) -> ModelOutput:
+        made: ModelOutput = checkpoint(model, ids_BT, state, use_reentrant=False, **beside)
+        return made
+
+    return _by_parts(part, tokens)
+
+
+def cut(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOutput]:
+    """The model, called with at most `tokens` tokens at a time: same values, but what one part remembers of those
+    before has no history."""
+
+    def part(ids_BT: torch.Tensor, state: State | None, **beside: Any) -> ModelOutput:
+        return model(ids_BT, None if state is None else detach(state), **beside)
+
+    return _by_parts(part, tokens)
+
+
+def _by_parts(read: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOutput]:
+    def call(
+        ids_BT: torch.Tensor,
+        state: State | None = None,
+        mask_BT: torch.Tensor | None = None,
+        reset_BT: torch.Tensor | None = None,
+        write_weight_BT: torch.Tensor | None = None,
+    ) -> ModelOutput:
+        hidden, losses = [], []
+        for start in range(0, ids_BT.shape[1], tokens):
+            columns = slice(start, start + tokens)
+            beside: dict[str, Any] = {
+                name: None if tensor_BT is None else tensor_BT[:, columns]
+                for name, tensor_BT in (
+                    ("mask_BT", mask_BT),
+                    ("reset_BT", reset_BT),
+                    ("write_weight_BT", write_weight_BT),
+                )
+            }
+            out = read(ids_BT[:, columns], state, **beside)
+            state = out.state
+            hidden.append(out.hidden_BTD)
+            losses.append(out.aux_loss * (out.hidden_BTD.shape[1] / ids_BT.shape[1]))
+        assert state is not None
+        return ModelOutput(torch.cat(hidden, 1), state, torch.stack(losses).sum())
+
+    return call

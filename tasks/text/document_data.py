@@ -1,0 +1,109 @@
+"""The data module of running text: documents, read from their first page to their last."""
+
+import sys
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from infini.errors import require
+from infini.evaluation.perplexity import metrics, stream_documents
+from infini.system.devices import autocast
+from infini.system.progress import progress_bar
+from infini.tasks.text.data_module import ResumableDataModule
+from infini.tasks.text.documents import TextTokenizer
+from infini.tasks.text.stream import DocumentStream, StreamDataset
+from infini.tasks.text.token_cache import TokenisedSplit, documents_of, open_split, open_tokenizer
+
+VALIDATION_TOKENS = 16384
+"""Tokens of each validation document that are scored at the end of a training."""
+
+
+class DocumentDataModule(ResumableDataModule):
+    """Documents as token streams.
+
+    A split is tokenised when it is first asked for, so a training never touches the test documents.
+    """
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the scale; a BPE is trained on the train split, whichever split is read."""
+        return open_tokenizer(self.cfg)
+
+    @cached_property
+    def train(self) -> TokenisedSplit:
+        """The train split."""
+        return self._open("train")
+
+    @cached_property
+    def validation(self) -> TokenisedSplit:
+        """The split on which choices are made."""
+        return self._open("validation")
+
+    @cached_property
+    def test(self) -> TokenisedSplit:
+        """The split for final configurations only."""
+        return self._open("test")
+
+    def _open(self, split: str) -> TokenisedSplit:
+        return open_split(self.cfg, split, self.tokenizer)[0]
+
+    def setup(self, stage: str | None = None) -> None:
+        """Prepare the splits of a Lightning stage: train and validation for "fit", test for "test".
+
+        Raises InputError (one line) when the data cannot be had, or for a curriculum that a stream cannot follow.
+        """
+        N = self.cfg.dims.segment_length
+        for segment, tokens, *_ in self.cfg.recipe.curriculum or ():
+            allowed = f"stages of task={self.cfg.task.name} are [dims.segment_length={N}, a multiple of it]"
+            require(segment == N and tokens % N == 0, "recipe.curriculum", self.cfg.recipe.curriculum, allowed)
+        needed = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
+        for split in needed.get(stage or "fit", ()):
+            getattr(self, split)
+
+    def train_dataloader(self) -> DataLoader[dict[str, Any]]:
+        """Whole batches of a `DocumentStream`, as they were made: nothing collates or copies them."""
+        cfg = self.cfg
+        stream = DocumentStream(
+            self.train,
+            cfg.recipe.batch_size,
+            cfg.recipe.segments_per_sequence,
+            cfg.dims.segment_length,
+            self.tokenizer.bos_id,
+            cfg.seed,
+            cfg.recipe.excerpt_tokens,
+        )
+        stream.seek(self._first_batch)
+        return DataLoader(StreamDataset(stream), batch_size=None, num_workers=0)
+
+    def revision(self, split: str) -> str:
+        return documents_of(self.cfg, split).revision
+
+    @property
+    def identity(self) -> str:
+        """What a training has read: part of the name under which it can be resumed."""
+        return f"{self.train.revision[:8]}-{self.tokenizer.hash[:8]}"
+
+    def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
+        """Loss over the beginning of every validation document: what choices between configurations go by."""
+        cfg = self.cfg
+        total = int(np.minimum(self.validation.n_tokens, VALIDATION_TOKENS).sum())
+        bar = progress_bar("validating", total, sys.stderr.isatty())
+        with autocast(cfg.parallel.precision, device), bar as advance:
+            streamed = stream_documents(
+                model,
+                self.validation,
+                self.tokenizer.bos_id,
+                tokens_per_call=cfg.scale.eval_segments_per_call * cfg.dims.segment_length,
+                max_tokens=VALIDATION_TOKENS,
+                advance=advance,
+            )
+        found = metrics(streamed, self.validation.n_words, self.validation.n_bytes)["nll_per_token"]
+        return {"validation_nll_per_token": found}
+
+    def data_record(self, split: str) -> dict[str, Any]:
+        """What a run record says about the data of `split`."""
+        opened: TokenisedSplit = getattr(self, split)
+        return opened.data_record()

@@ -1,0 +1,430 @@
+"""Documents and tokenizers: where text comes from, and how it becomes token ids.
+
+A corpus is a folder of UTF-8 files, a Hugging Face data set, or a small synthetic corpus for machines that have
+neither. `Documents` reads it lazily and carries a content hash, the `revision`, by which everything derived from the
+text is cached. A `TextTokenizer` is a byte-level BPE trained on the train split, or any tokenizer of the hub.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infini.errors import InputError
+from infini.records import write_atomically
+from infini.system.paths import home_expanded, is_folder
+from infini.system.progress import progress_bar
+
+SPLITS = ("train", "validation", "test")
+SYNTHETIC = "synthetic"
+BOS, PAD, END = "<s>", "<pad>", "</s>"
+
+_SUFFIXES = (".txt", ".tex")
+_LAYOUT = "{train,validation,test}/*.txt or *.tex, one UTF-8 file a document"
+_SAMPLE_CHARACTERS = 16 << 20
+_PIECE_CHARACTERS = 1 << 16
+_ENCODE_CHARACTERS = 1 << 14
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A byte of a character that the vocabulary lacks, as SentencePiece's tokenizers write it."""
+# Where a piece may end. Only these four: Python and the tokenizers do not agree on every kind of white space.
+_CUT = re.compile(r"(?<=\S)[ \t\r\n]")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text and the name it goes by in records."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of one split in a fixed order; a text is read only when it is asked for."""
+
+    name: str
+    split: str
+    source: str
+    """"folder", "hub" or "synthetic"."""
+    revision: str
+    """Content hash: equal revisions mean equal texts under equal names."""
+    names: Sequence[str]
+    read: Callable[[int], str]
+    """Index to text. Raises InputError naming the document when it is not UTF-8 text."""
+    total_bytes: int | None = None
+    """Size of all texts as UTF-8, None when it is not known before reading."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Document:
+        """The document at `index`; InputError when there is nothing in it."""
+        text = self.read(index)
+        if not text.strip():
+            raise InputError(f"{self.split} document {self.names[index]} of {self.name} is empty: remove it")
+        return Document(self.names[index], text)
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self[index] for index in range(len(self)))
+
+
+def load_documents(
+    name: str,
+    split: str,
+    data_dir: str | Path | None,
+    hub_id: str,
+    cache_dir: Path | None = None,
+    max_documents: int | None = None,
+) -> Documents:
+    """The documents of `split`, from the first of: `data_dir`, $INFINI_DATA_DIR/`name`, the hub's `hub_id`.
+
+    `data_dir` "synthetic" selects the synthetic corpus. `cache_dir` is where the hashes of files are remembered, so
+    that a large folder is hashed once, and where texts from the hub are kept. Of the hub's train split the first
+    `max_documents` are used (None: all); a folder is always used whole. Raises InputError (one line) when a named
+    folder is missing or empty, or when neither folder nor hub can be had.
+    """
+    if split not in SPLITS:
+        raise InputError(f"split={split!r}: one of {', '.join(SPLITS)}")
+    if data_dir == SYNTHETIC:
+        return synthetic_documents(split)
+    setting = f"task.data_dir={str(data_dir)!r}"
+    if data_dir is None and (root := os.environ.get("INFINI_DATA_DIR")):
+        data_dir, setting = Path(root) / name, f"INFINI_DATA_DIR={root!r}"
+    if data_dir is not None:
+        return _folder_documents(name, split, home_expanded(setting.partition("=")[0], data_dir), setting, cache_dir)
+    return _hub_documents(name, split, hub_id, max_documents if split == "train" else None, cache_dir)
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file as it lies; InputError naming the file when it is not that."""
+    # Bytes are decoded by hand: text mode would turn \r\n into \n.
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (byte {error.start}): convert or remove it") from None
+    # UTF-16 of plain English is UTF-8 too, by its letter; no text has zeros.
+    if (zero := text.find("\0")) >= 0:
+        raise InputError(f"{path} is not text (character {zero} is a zero byte): convert or remove it")
+    return text
+
+
+def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache_dir: Path | None) -> Documents:
+    folder = data_dir / split
+    found = [path for path in folder.iterdir() if path.suffix in _SUFFIXES] if is_folder(folder) else []
+    paths = sorted(found, key=lambda path: path.name)
+    if not paths:
+        problem = "holds no .txt or .tex file" if is_folder(folder) else "does not exist"
+        raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{_LAYOUT}")
+    for path in (path for path in paths if not path.is_file()):
+        raise InputError(f"{path}: a folder or a link to nothing, where a text should be: remove it")
+
+    def read(index: int) -> str:
+        if not (text := read_text(paths[index])).strip():
+            raise InputError(f"{paths[index]} is empty: remove it")
+        return text
+
+    revision = hashlib.sha256()
+    for path, digest in zip(paths, _file_hashes(folder, paths, cache_dir), strict=True):
+        revision.update(f"{_printable(path.name)}\0{digest}\n".encode())
+    total_bytes = sum(path.stat().st_size for path in paths)
+    names = [_printable(path.stem) for path in paths]
+    if len(set(names)) < len(names):
+        # a.txt and a.tex: runs are paired by the names of documents. Tokens that lie in a cache have these names too.
+        names = [_printable(path.name) for path in paths]
+        revision.update(b"with suffixes")
+    return Documents(name, split, "folder", revision.hexdigest(), names, read, total_bytes)
+
+
+def _printable(name: str) -> str:
+    """A file's name as records can hold it: bytes that are not UTF-8 are written out, \\xe9."""
+    return os.fsencode(name).decode("utf-8", errors="backslashreplace")
+
+
+def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) -> list[str]:
+    """sha256 of each file, remembered under `cache_dir` for as long as size and modification time stay the same."""
+    known: dict[str, list[Any]] = {}
+    memo = None
+    if cache_dir is not None:
+        key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        memo = cache_dir / "hashes" / f"{key}.json"
+        with suppress(OSError, ValueError, RecursionError):
+            found = json.loads(memo.read_text(encoding="utf-8"))
+            known = found if isinstance(found, dict) else {}
+    entries: dict[str, list[Any]] = {}
+    for path in paths:
+        stat = path.stat()
+        entry = known.get(path.name)
+        if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
+            entry = [stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()]
+        entries[path.name] = entry
+    if memo is not None and entries != known:
+        write_atomically(memo, json.dumps(entries).encode())
+    return [entry[2] for entry in entries.values()]
+
+
+def _hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> Documents:
+    from infini.tasks.text.hub import hub_texts
+
+    try:
+        texts = hub_texts(hub_id, split, limit, cache_dir)
+    except InputError:
+        raise
+    except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
+        raise InputError(
+            f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{_LAYOUT}, give {hub_id} of "
+            f"the Hugging Face hub a network ({type(error).__name__}), or take task.data_dir=synthetic to try things"
+        ) from error
+    return Documents(name, split, "hub", texts.revision, texts.names, texts.read)
+
+
+def synthetic_documents(split: str, seed: int = 0) -> Documents:
+    """A small corpus made from `seed`: 40 train, 4 validation and 4 test documents of about 100 KB each.
+
+    Words follow Zipf's law over a vocabulary that all documents share. Each document has besides its own cast: names
+    that occur nowhere else, each always followed by the same words, so that remembering the beginning of a
+    document makes its end easier to predict.
+    """
+    count = 40 if split == "train" else 4
+    vocabulary = _made_words(np.random.default_rng(seed), 3000)
+    texts = [
+        _synthetic_text(np.random.default_rng([seed, SPLITS.index(split), index]), vocabulary) for index in range(count)
+    ]
+    names = [f"synthetic-{split}-{index:02d}" for index in range(count)]
+    revision = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    total_bytes = sum(len(text.encode()) for text in texts)
+    return Documents(SYNTHETIC, split, SYNTHETIC, revision, names, texts.__getitem__, total_bytes)
+
+
+def _made_words(rng: np.random.Generator, count: int, syllables: tuple[int, int] = (1, 4)) -> list[str]:
+    onsets = ["b", "br", "c", "d", "dr", "f", "g", "gr", "h", "l", "m", "n", "p", "r", "s", "st", "t", "th", "v", "w"]
+    rhymes = ["a", "ai", "an", "ar", "e", "el", "en", "er", "i", "in", "o", "on", "or", "ou", "u", "un"]
+    words: dict[str, None] = {}
+    while len(words) < count:
+        length = int(rng.integers(*syllables))
+        drawn = zip(rng.integers(len(onsets), size=length), rng.integers(len(rhymes), size=length), strict=True)
+        words["".join(onsets[onset] + rhymes[rhyme] for onset, rhyme in drawn)] = None
+    return list(words)
+
+
+def _zipf(rng: np.random.Generator, size: int, count: int) -> list[int]:
+    """`count` ranks below `size`, rank r with probability proportional to 1 / (r + 1)."""
+    cumulative = np.cumsum(1.0 / np.arange(1, size + 1))
+    return np.searchsorted(cumulative, rng.random(count) * cumulative[-1]).tolist()
+
+
+def _synthetic_text(rng: np.random.Generator, vocabulary: Sequence[str]) -> str:
+    cast = []
+    for name in _made_words(rng, 30, syllables=(3, 5)):
+        epithet = " ".join(vocabulary[rank] for rank in rng.integers(len(vocabulary), size=2))
+        cast.append(f"{name.capitalize()} of the {epithet}")
+    n_words = 16_000
+    words = [vocabulary[rank] for rank in _zipf(rng, len(vocabulary), n_words)]
+    for position, member in zip(np.flatnonzero(rng.random(n_words) < 0.06), _zipf(rng, 30, n_words), strict=False):
+        words[position] = cast[member]
+    parts = []
+    start = 0
+    for draw in rng.integers(5, 25, size=n_words):
+        sentence = words[start : start + draw]
+        if not sentence:
+            break
+        start += draw
+        for comma in range(6, len(sentence) - 2, 7):
+            sentence[comma] += ","
+        sentence[0] = sentence[0][0].upper() + sentence[0][1:]
+        parts.append(" ".join(sentence) + (".\n\n" if draw % 5 == 0 else ".\n"))
+    return "".join(parts)
+
+
+class TextTokenizer:
+    """Text to token ids and back, around a `tokenizers.Tokenizer`.
+
+    The marks in the vocabulary ("<s>" and the like) are never produced from text: a book that spells "<s>" gets the
+    tokens of its letters.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Wrap a `tokenizers.Tokenizer`; InputError when its vocabulary has no token to begin a document with."""
+        serialised = tokenizer.to_str()
+        self.hash = hashlib.sha256(serialised.encode()).hexdigest()
+        """sha256 of the tokenizer's JSON: equal hashes mean equal tokens."""
+        self.vocab_size: int = tokenizer.get_vocab_size()
+        self.name = f"{type(tokenizer.model).__name__.lower()}-{self.vocab_size}-{self.hash[:8]}"
+        # T5 has no token for the beginning; its models begin with the pad token.
+        marks = [tokenizer.token_to_id(mark) for mark in (BOS, PAD, "<|endoftext|>")]
+        known = [mark for mark in marks if mark is not None]
+        if not known:
+            raise InputError(f"tokenizer {self.name} has none of {BOS}, {PAD}, <|endoftext|> to begin a document with")
+        self.bos_id: int = known[0]
+        """Id of the token before the first one of a document."""
+        end = tokenizer.token_to_id(END)
+        self.end_id: int = self.bos_id if end is None else end
+        """Id of the token after the last one of a summary: of its own where the vocabulary has one."""
+        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+        self._tokenizer = tokenizer
+        self._tokenizer.encode_special_tokens = True
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids of `text`, uint16 (uint32 when the vocabulary needs it), without any added mark.
+
+        Long texts are encoded in pieces, on all cores. A piece ends where a character that is not white space meets
+        a space, a tab or a line end. Byte-level BPE has no token across such a place, nor has a tokenizer that splits
+        at white space first (T5's), so the result is that of the whole text; for others the pieces are the definition.
+        """
+        encodings = self._tokenizer.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
+        return np.concatenate([np.array(encoding.ids, dtype=self.dtype) for encoding in encodings])
+
+    def encode_stream(self, pieces: Iterable[str]) -> Iterator[tuple[np.ndarray, str]]:
+        """The same token ids as `encode` gives for the whole text, part after part, each with its text; no more than a
+        piece and a part are held."""
+        held = ""
+        for piece in pieces:
+            held += piece
+            start = 0
+            while match := _CUT.search(held, start + _ENCODE_CHARACTERS):
+                part = held[start : match.start()]
+                yield self._encode_part(part), part
+                start = match.start()
+            held = held[start:]
+        if held:
+            yield self._encode_part(held), held
+
+    def _encode_part(self, text: str) -> np.ndarray:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=self.dtype)
+
+    def extent(self, text: str, n_tokens: int) -> tuple[int, int]:
+        """Words (what white space separates) and UTF-8 bytes of that part of `text` that its first tokens stand for.
+
+        A token may end within a character: of it those bytes count that the token has, and the word that it belongs to
+        is one. Where a tokenizer leaves out or changes characters, those of `text` count. All tokens: all of `text`.
+        """
+        words = size = 0
+        for piece in _pieces(text):
+            encoding = self._tokenizer.encode(piece, add_special_tokens=False)
+            if len(encoding.ids) > n_tokens:
+                characters, behind = self._covered(piece, encoding, n_tokens)
+                return words + len(piece[:characters].split()), size + behind
+            # A piece ends where a word does.
+            words, size, n_tokens = words + len(piece.split()), size + len(piece.encode()), n_tokens - len(encoding.ids)
+        return words, size
+
+    def _covered(self, piece: str, encoding: Any, n_tokens: int) -> tuple[int, int]:
+        """Characters, the last maybe in part, and bytes of a piece that its first tokens stand for; not all of them."""
+        end = max((stop for _, stop in encoding.offsets[:n_tokens]), default=0)
+        begin = encoding.offsets[n_tokens][0]
+        if begin >= end:
+            return end, len(piece[:end].encode())
+        # The next token is of the same character: of its bytes some are behind.
+        sharing = [index for index in range(n_tokens) if encoding.offsets[index][1] > begin]
+        before = len(piece[encoding.offsets[sharing[0]][0] : begin].encode())
+        shared = sum(self._token_bytes(encoding.ids[index]) for index in sharing) - before
+        return end, len(piece[:begin].encode()) + min(max(shared, 0), len(piece[begin:end].encode()))
+
+    def _token_bytes(self, index: int) -> int:
+        """UTF-8 bytes that a token stands for by itself."""
+        token = str(self._tokenizer.id_to_token(index))
+        if _BYTE_TOKEN.fullmatch(token):
+            return 1
+        # The letters of a byte-level vocabulary are one byte each.
+        return len(token) if self._of_bytes else len(token.encode())
+
+    @cached_property
+    def _of_bytes(self) -> bool:
+        return "ByteLevel" in json.dumps(json.loads(self._tokenizer.to_str())["decoder"])
+
+    def speaker(self) -> Callable[[int], str]:
+        """A function that takes token ids one by one and gives the text that each makes certain."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        return lambda token: stream.step(self._tokenizer, token) or ""
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`. Byte-level BPE gives back exactly what was encoded; T5's turns line ends into spaces."""
+        return str(self._tokenizer.decode([int(index) for index in ids], skip_special_tokens=False))
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer as one JSON file, whole or not at all."""
+        write_atomically(Path(path), self._tokenizer.to_str().encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "TextTokenizer":
+        """Read what `save` wrote; InputError naming the file when it is missing or damaged."""
+        import tokenizers
+
+        try:
+            return cls(tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
+        except InputError:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(f"tokenizer {path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while match := _CUT.search(text, start + _ENCODE_CHARACTERS):
+        yield text[start : match.start()]
+        start = match.start()
+    yield text[start:]
+
+
+def bpe_tokenizer(
+    documents: Documents, vocab_size: int, cache_dir: Path, sample_characters: int = _SAMPLE_CHARACTERS
+) -> TextTokenizer:
+    """The byte-level BPE of a train split, trained once and kept under `cache_dir`/tokenizers.
+
+    It is trained on at most `sample_characters`: evenly spaced pieces of 64 K characters, as many from each document
+    (when there are more documents than pieces, one piece of evenly spaced documents). The same documents and
+    parameters give the same tokenizer on every machine. A small corpus can end with fewer than `vocab_size` tokens.
+    """
+    if vocab_size < 258:
+        raise InputError(f"scale.vocab_size={vocab_size}: at least 258 (256 bytes, {BOS} and {PAD})")
+    recipe = json.dumps([documents.revision, vocab_size, sample_characters, _PIECE_CHARACTERS, [BOS, PAD]])
+    path = cache_dir / "tokenizers" / f"{hashlib.sha256(recipe.encode()).hexdigest()[:16]}-{vocab_size}.json"
+    if not path.exists():
+        _train_bpe(_sample(documents, sample_characters), vocab_size).save(path)
+    return TextTokenizer.load(path)
+
+
+def _sample(documents: Documents, sample_characters: int) -> Iterator[str]:
+    n_pieces = max(1, sample_characters // _PIECE_CHARACTERS)
+    n_documents = len(documents)
+    chosen = [index * n_documents // n_pieces for index in range(n_pieces)] if n_documents > n_pieces else None
+    per_document = max(1, n_pieces // n_documents)
+    read = chosen or range(n_documents)
+    with progress_bar(f"vocabulary of {documents.name}", len(read), sys.stderr.isatty()) as advance:
+        for index in read:
+            text = documents[index].text
+            pieces = per_document if len(text) > per_document * _PIECE_CHARACTERS else 0
+            if not pieces:
+                yield text
+            for piece in range(pieces):
+                middle = (2 * piece + 1) * len(text) // (2 * per_document)
+                start = middle - _PIECE_CHARACTERS // 2
+                yield text[start : start + _PIECE_CHARACTERS]
+            advance(1)
+
+
+def _train_bpe(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return TextTokenizer(tokenizer)

@@ -1,0 +1,203 @@
+"""The training stream: batches in which every row follows its own document.
+
+Letters: B rows, T tokens a row, S segments a row, N tokens a segment; T = S * N.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from infini.errors import InputError
+from infini.tasks.text.token_cache import TokenisedSplit
+
+IGNORED = -100
+"""Target of a position that has no loss, as `torch.nn.functional.cross_entropy` expects it."""
+
+
+class DocumentStream(Iterator[dict[str, torch.Tensor]]):
+    """An endless, deterministic iterator over training batches.
+
+    Each row reads one document from its first token to its last, sequence after sequence, then takes the next. The
+    segment grid belongs to the document: its last segment is padded, so a document always begins on a segment
+    boundary. Only the document a row begins with starts at a random sequence boundary inside it, so that a short
+    training does not see beginnings only.
+
+    Documents are handed out in an order drawn anew each epoch. As long as there are no fewer documents than rows, no
+    two rows are in the same document during the same segment. The batches depend on the arguments alone.
+
+    excerpt_tokens: documents longer than this are cut into excerpts of just this length, the last one reaching back
+    over the one before, and every excerpt counts as a document. A short training then meets many books, not a few whole
+    ones.
+
+    A batch is a dict of tensors of shape [B, T]:
+        ids_BT: int64, what the model reads: `bos_id`, then the document's tokens up to the last but one.
+        targets_BT: int64, the document's tokens, each beside the token before it; -100 on padding.
+        mask_BT: bool, True on a token, False on padding.
+        reset_BT: bool, True where a row begins a document.
+    """
+
+    def __init__(
+        self,
+        split: TokenisedSplit,
+        batch_size: int,
+        segments_per_sequence: int,
+        segment_length: int,
+        bos_id: int,
+        seed: int,
+        excerpt_tokens: int | None = None,
+    ) -> None:
+        """Raises InputError when the split has no documents, ValueError when a size is below 1."""
+        if min(batch_size, segments_per_sequence, segment_length) < 1:
+            raise ValueError("batch_size, segments_per_sequence and segment_length must be at least 1")
+        if len(split) == 0:
+            raise InputError(f"the {split.split} split of {split.name} has no documents to train on")
+        self._split = split
+        self._excerpt_tokens = excerpt_tokens
+        self._texts = _excerpts(split, excerpt_tokens)
+        self._shape = (batch_size, segments_per_sequence, segment_length)
+        self._bos_id = bos_id
+        self._seed = seed
+        self._begin()
+
+    def _begin(self) -> None:
+        self.batches = 0
+        """Batches given so far."""
+        self._epoch = -1
+        self._queue: list[int] = []
+        # -1: a row that has no document yet.
+        batch_size, n_segments, segment_length = self._shape
+        self._documents = [-1] * batch_size
+        self._positions = [0] * batch_size
+        self._fresh = [True] * batch_size
+        rng = np.random.default_rng([self._seed, 0])
+        for row in range(batch_size):
+            document = self._next_document()
+            sequences = -(-len(self._texts[document]) // (n_segments * segment_length))
+            self._documents[row] = document
+            self._positions[row] = int(rng.integers(sequences)) * n_segments * segment_length
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the documents that the newest one handed out belongs to, from 0."""
+        return self._epoch
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        batch_size, n_segments, segment_length = self._shape
+        # Padding is read as bos_id: any valid id would do, the mask says it is not there.
+        ids_BT = np.full((batch_size, n_segments * segment_length), self._bos_id, dtype=np.int64)
+        targets_BT = np.full_like(ids_BT, IGNORED)
+        reset_BT = np.zeros(ids_BT.shape, dtype=bool)
+        # Segment by segment across rows, not row by row: documents are handed out in the order in which time passes.
+        for segment in range(n_segments):
+            column = segment * segment_length
+            for row in range(batch_size):
+                tokens = self._texts[self._documents[row]]
+                position = self._positions[row]
+                target = tokens[position : position + segment_length]
+                end = column + len(target)
+                targets_BT[row, column:end] = target
+                ids_BT[row, column + 1 : end] = target[:-1]
+                if not self._fresh[row]:
+                    ids_BT[row, column] = tokens[position - 1]
+                reset_BT[row, column] = self._fresh[row]
+                self._advance(row, len(tokens))
+        self.batches += 1
+        return {
+            "ids_BT": torch.from_numpy(ids_BT),
+            "targets_BT": torch.from_numpy(targets_BT),
+            "mask_BT": torch.from_numpy(targets_BT != IGNORED),
+            "reset_BT": torch.from_numpy(reset_BT),
+        }
+
+    def _advance(self, row: int, n_tokens: int) -> None:
+        self._positions[row] += self._shape[2]
+        self._fresh[row] = self._positions[row] >= n_tokens
+        if self._fresh[row]:
+            self._documents[row] = -1
+            self._documents[row] = self._next_document()
+            self._positions[row] = 0
+
+    def _next_document(self) -> int:
+        busy = set(self._documents)
+        while True:
+            for place, document in enumerate(self._queue):
+                if document not in busy or len(busy - {-1}) == len(self._texts):
+                    return self._queue.pop(place)
+            self._epoch += 1
+            order = np.random.default_rng([self._seed, 1, self._epoch]).permutation(len(self._texts)).tolist()
+            # What an earlier epoch left waiting is not queued twice: one very long document must not pile up.
+            waiting = set(self._queue)
+            self._queue.extend(document for document in order if document not in waiting)
+
+    def seek(self, batches: int) -> None:
+        """Go to where the stream is after `batches` batches from its beginning, without making them."""
+        self._begin()
+        batch_size, n_segments, _ = self._shape
+        n_tokens = [len(text) for text in self._texts]
+        for _ in range(batches * n_segments):
+            for row in range(batch_size):
+                self._advance(row, n_tokens[self._documents[row]])
+        self.batches = batches
+
+    def _identity(self) -> list[Any]:
+        return [
+            self._split.revision,
+            self._split.tokenizer_name,
+            *self._shape,
+            self._bos_id,
+            self._seed,
+            self._excerpt_tokens,
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is, of plain values; `load_state_dict` goes on with exactly the batches that follow."""
+        return {
+            "identity": self._identity(),
+            "batches": self.batches,
+            "epoch": self._epoch,
+            "queue": list(self._queue),
+            "documents": list(self._documents),
+            "positions": list(self._positions),
+            "fresh": list(self._fresh),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where `state` was taken; InputError when it is of other data, another tokenizer, shape or seed."""
+        if list(state["identity"]) != self._identity():
+            raise InputError(
+                "the training stream saved here is of other data, another tokenizer, batch shape or seed: "
+                f"saved {state['identity']}, now {self._identity()}"
+            )
+        self.batches, self._epoch = state["batches"], state["epoch"]
+        self._queue = list(state["queue"])
+        self._documents = list(state["documents"])
+        self._positions = list(state["positions"])
+        self._fresh = list(state["fresh"])
+
+
+def _excerpts(split: TokenisedSplit, longest: int | None) -> list[np.ndarray]:
+    """Views of every document's tokens, in parts of just `longest` where it has more."""
+    texts = [split.ids(index) for index in range(len(split))]
+    if longest is None:
+        return texts
+    return [
+        text[max(0, min(start, len(text) - longest)) :][:longest]
+        for text in texts
+        for start in range(0, max(len(text), 1), longest)
+    ]
+
+
+class StreamDataset(IterableDataset[dict[str, torch.Tensor]]):
+    """A `DocumentStream` for a DataLoader with `batch_size=None`: the items are whole batches.
+
+    Iterating a second time goes on where the first stopped.
+    """
+
+    def __init__(self, stream: DocumentStream) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return self.stream

@@ -1,0 +1,182 @@
+"""Tokens on disk: a split is tokenised once, and read from then on as memory-mapped Arrow."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infini.config.compose import cache_folder
+from infini.config.schema import Config
+from infini.records import naming
+from infini.system.progress import progress_bar
+from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents
+from infini.tasks.text.hub_tokenizer import hub_tokenizer
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TokenisedSplit:
+    """The tokens of one split, a document an entry, in the order of its `Documents`."""
+
+    name: str
+    split: str
+    source: str
+    """"folder", "hub" or "synthetic"."""
+    revision: str
+    """Content hash of the texts."""
+    tokenizer_name: str
+    names: Sequence[str]
+    tokens: Sequence[np.ndarray]
+    """Token ids of each document, without a mark at its beginning; read-only views of the memory-mapped file."""
+    n_words: np.ndarray
+    """Words of each document: what white space separates."""
+    n_bytes: np.ndarray
+    """UTF-8 bytes of each document."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def n_tokens(self) -> np.ndarray:
+        """Tokens of each document, int64."""
+        return np.array([len(ids) for ids in self.tokens], dtype=np.int64)
+
+    def ids(self, index: int) -> np.ndarray:
+        """Token ids of document `index`, uint16 or uint32; a view, nothing is read before it is used."""
+        return self.tokens[index]
+
+    def totals(self) -> dict[str, int]:
+        """Documents, tokens, words and bytes of the split."""
+        return {
+            "documents": len(self),
+            "tokens": int(self.n_tokens.sum()),
+            "words": int(self.n_words.sum()),
+            "bytes": int(self.n_bytes.sum()),
+        }
+
+    def data_record(self) -> dict[str, Any]:
+        """What a run record says about its data."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "revision": self.revision,
+            "split": self.split,
+            **self.totals(),
+            "tokenizer": self.tokenizer_name,
+        }
+
+
+def open_tokenizer(cfg: Config) -> TextTokenizer:
+    """The tokenizer `cfg` asks for: trained on the task's train split, or of the hub.
+
+    Raises InputError (one line) when the data or the tokenizer cannot be had.
+    """
+    if cfg.scale.tokenizer == "bpe":
+        return bpe_tokenizer(documents_of(cfg, "train"), cfg.scale.vocab_size, cache_folder(cfg))
+    return hub_tokenizer(cfg.scale.tokenizer)
+
+
+def open_split(
+    cfg: Config, split: str, tokenizer: TextTokenizer | None = None, progress: bool = True
+) -> tuple[TokenisedSplit, TextTokenizer]:
+    """A split of `cfg.task` as tokens, with its tokenizer.
+
+    `tokenizer` is that of a trained model; None takes `open_tokenizer(cfg)`. Raises InputError (one line) when the
+    data or the tokenizer cannot be had.
+    """
+    tokenizer = tokenizer or open_tokenizer(cfg)
+    return tokenise(documents_of(cfg, split), tokenizer, cache_folder(cfg), progress), tokenizer
+
+
+def documents_of(cfg: Config, split: str) -> Documents:
+    """The texts of a split of `cfg.task`; InputError (one line) when they cannot be had."""
+    task = cfg.task
+    limit = cfg.scale.hub_train_documents
+    return load_documents(task.corpus, split, task.data_dir, task.hub_id, cache_folder(cfg), limit)
+
+
+def tokenise(documents: Documents, tokenizer: TextTokenizer, cache_dir: Path, progress: bool = True) -> TokenisedSplit:
+    """The tokens of `documents`, from `cache_dir`/tokens when they lie there, else made and put there.
+
+    The file's name is a hash of texts and tokenizer, and it gets that name only when it is complete: neither a
+    changed corpus nor an interrupted run is ever read as if it were this one. `progress` shows a bar with an
+    estimate on standard error while tokenising. Raises InputError naming a document that is empty or not UTF-8.
+    """
+    key = hashlib.sha256(json.dumps([_FORMAT, documents.revision, tokenizer.hash]).encode()).hexdigest()[:16]
+    path = cache_dir / "tokens" / f"{documents.name}-{documents.split}-{key}.arrow"
+    if not path.exists():
+        _write(documents, tokenizer, path, progress)
+    return _open(path, documents, tokenizer)
+
+
+def extents(
+    documents: Documents, split: TokenisedSplit, tokenizer: TextTokenizer, n_tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Words and UTF-8 bytes, int64, of the beginnings of the documents: of each so many tokens. They are counted in the
+    text, for what a token stands for is not proportional to its place."""
+    n_words, n_bytes = np.array(split.n_words), np.array(split.n_bytes)
+    for index in np.flatnonzero(np.asarray(n_tokens) < split.n_tokens):
+        text = documents[int(index)].text
+        n_words[index], n_bytes[index] = tokenizer.extent(text, int(n_tokens[index]))
+    return n_words, n_bytes
+
+
+def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress: bool) -> None:
+    import pyarrow as pa
+    from datasets import Features, List, Value
+    from datasets.arrow_writer import ArrowWriter
+
+    features = Features(
+        {
+            "name": Value("string"),
+            "n_words": Value("int64"),
+            "n_bytes": Value("int64"),
+            "ids": List(Value(tokenizer.dtype.name)),
+        }
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
+        temporary = Path(folder) / path.name
+        title = f"tokenising {documents.name}/{documents.split} ({len(documents)} documents)"
+        bar = progress_bar(title, documents.total_bytes or len(documents), progress)
+        with ArrowWriter(features=features, path=str(temporary)) as writer, bar as advance:
+            for document in documents:
+                ids = tokenizer.encode(document.text)
+                n_bytes = len(document.text.encode())
+                # One record batch a document: its tokens lie in one piece, so that a view of them needs no copy.
+                row = {
+                    "name": [document.name],
+                    "n_words": [len(document.text.split())],
+                    "n_bytes": [n_bytes],
+                    "ids": pa.ListArray.from_arrays([0, len(ids)], pa.array(ids)),
+                }
+                writer.write_table(pa.table(row, schema=features.arrow_schema))
+                advance(n_bytes if documents.total_bytes else 1)
+            writer.finalize()
+        os.replace(temporary, path)
+
+
+def _open(path: Path, documents: Documents, tokenizer: TextTokenizer) -> TokenisedSplit:
+    from datasets import Dataset
+
+    table = Dataset.from_file(str(path)).data
+    tokens = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in table.column("ids").chunks]
+    return TokenisedSplit(
+        name=documents.name,
+        split=documents.split,
+        source=documents.source,
+        revision=documents.revision,
+        tokenizer_name=tokenizer.name,
+        names=table.column("name").to_pylist(),
+        tokens=tokens,
+        n_words=table.column("n_words").to_numpy(),
+        n_bytes=table.column("n_bytes").to_numpy(),
+    )

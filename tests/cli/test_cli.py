@@ -1,0 +1,411 @@
+"""The command line: help without torch, one line for every mistake, sweeps, and the frozen surface."""
+
+import dataclasses
+import errno
+import importlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infini.cli import main as cli
+from infini.cli.help import USES
+from infini.config.compose import compose
+from infini.config.schema import Config
+from infini.errors import InputError
+
+Call = tuple[Config, list[str], dict[str, Any], list[str]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Call]:
+    """Commands that only write down how they were called, in a working directory of their own."""
+    seen: list[Call] = []
+
+    def run(cfg: Config, overrides: list[str], **extra: Any) -> int | None:
+        seen.append((cfg, overrides, extra, list(sys.argv)))
+        compose([f"seed={cfg.seed + 1}"])
+        if cfg.seed == 13:
+            raise InputError("bad luck")
+        return 3 if cfg.seed == 33 else None
+
+    for verb in cli.VERBS.values():
+        module = types.ModuleType(verb.module)
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"infini.commands.{verb.module}", module)
+    monkeypatch.chdir(tmp_path)
+    return seen
+
+
+def run_cli(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "cli.py"), *arguments]
+    return subprocess.run(command, cwd=cwd or root, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["train", "checkpoint=x"],
+            "checkpoint=x: infini train does not read checkpoint; verbs that do: eval, generate",
+        ),
+        (["train", "prompt=a b"], "infini train does not read prompt; verbs that do: generate"),
+        (["train", "task=passkey", "length=1K"], "infini train does not read length; verbs that do: eval, reproduce"),
+        (["train", "task=passkey", "depth=start"], "infini train does not read depth; verbs that do: eval, reproduce"),
+        (["eval", "length=2K"], "task=pg19 does not read it; add task=passkey or task=booksum"),
+        (["eval", "task=booksum", "depth=start"], "task=booksum does not read it; add task=passkey"),
+        (["table", "report=table3_passkey", "seed=9"], "seed=9: infini table takes the runs of every seed"),
+        (["figure", "seed=9"], "seed=9: infini figure takes the runs of every seed"),
+        (["publish", "report=table3_passkey", "seed=9"], "seed=9: infini publish takes the runs of every seed"),
+        (["train", "parallel.strategy=foo", "task.data_dir=synthetic"], "parallel.strategy='foo': must be one of auto"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main([*words, f"results_dir={tmp_path}"]) == 2
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_frozen_surface() -> None:
+    """Users type these words: changing them is a decision."""
+    assert list(cli.VERBS) == [
+        "train",
+        "eval",
+        "generate",
+        "summarize",
+        "table",
+        "figure",
+        "reproduce",
+        "publish",
+        "bench",
+    ]
+    assert [field.name for field in dataclasses.fields(Config)] == [
+        "task",
+        "model",
+        "dims",
+        "scale",
+        "optimizer",
+        "parallel",
+        "recipe",
+        "report",
+        "logger",
+        "suite",
+        "decoding",
+        "variant",
+        "seed",
+        "checkpoint",
+        "init_from",
+        "length",
+        "depth",
+        "prompt",
+        "save_state",
+        "load_state",
+        "output",
+        "results_dir",
+        "cache_dir",
+    ]
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_a_command(verb: str) -> None:
+    assert callable(importlib.import_module(f"infini.commands.{cli.VERBS[verb].module}").run)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["train", "--help"], ["table", "-h"]])
+def test_help_is_quick_and_imports_no_torch(arguments: list[str], project_root: Path) -> None:
+    code = (
+        f"import sys, cli; code = cli.main({arguments!r}); "
+        "heavy = {'torch', 'lightning', 'datasets', 'wandb', 'matplotlib'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], cwd=project_root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - start < 2.0
+
+
+def test_help_of_a_verb_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    expected = capsys.readouterr().out
+    assert cli.main(["help", "train"]) == 0
+    assert capsys.readouterr().out == expected
+    assert cli.main(["help", "completion"]) == 0
+    assert "bash" in capsys.readouterr().out
+    assert cli.main(["help", "trian"]) == 2
+    assert "did you mean 'train'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["table", "figure", "publish", "reproduce"])
+def test_an_experiment_is_named_where_a_report_is(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    assert "experiment=null: a report together with settings that it needs; one of" in capsys.readouterr().out
+
+
+def test_a_table_of_an_experiment_is_that_of_its_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tables = []
+    for group in ("report", "experiment"):
+        assert cli.main(["table", f"{group}=rmt_sweep", f"results_dir={tmp_path}"]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] and "RMT" in tables[0]
+
+
+def test_overview_lists_every_verb_with_its_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    for name, verb in cli.VERBS.items():
+        assert name in shown and verb.example in shown
+
+
+def test_examples_compose() -> None:
+    for name, verb in cli.VERBS.items():
+        words = verb.example.split()
+        assert words[:2] == ["infini", name]
+        compose([word for word in words[2:] if "=" in word and not word.startswith("seed=")])
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], project_root: Path) -> None:
+    assert cli.main(["--version"]) == 0
+    stated = tomllib.loads((project_root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert capsys.readouterr().out == f"infini {stated}\n"
+
+
+def test_help_of_a_verb_lists_groups_choices_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("infini_delta", "paper_12l", "adafactor", "pg19_laptop", "results_dir", "outputs/results"):
+        assert word in shown
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_of_a_verb_explains_every_key_of_its_groups(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(USES) == set(cli.VERBS)
+    assert cli.main([verb, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    cfg = dataclasses.asdict(compose([]))
+    in_groups, at_root = USES[verb]
+    keys = [*at_root, *(f"{group}.{key}" for group in in_groups if group != "report" for key in cfg[group])]
+    for key in keys:
+        if key.endswith((".name", ".kind")):
+            continue
+        (number,) = [number for number, line in enumerate(lines) if line.startswith(f"  {key}=")]
+        rest = lines[number].strip().partition("  ")[2] or lines[number + 1].strip()
+        assert len(rest.split()) >= 2 and "=" not in rest.split()[0], f"{key} has no meaning: {rest!r}"
+
+
+def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "task=passkey", "recipe.steps=777", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "recipe=passkey_laptop:" in shown and "recipe.steps=777 " in shown and "task.few_digit_share=0.8" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trian"], "'trian': no such verb; allowed: .*; did you mean 'train'"),
+        (["train", "modle=full"], "modle='full': no such key; .*did you mean 'model'"),
+        (["train", "model=locl"], "model='locl': must be one of .*did you mean 'local'"),
+        (["train", "recipe.steps=0"], "recipe.steps=0: must be at least 1"),
+        (["train", "full"], "'full': not a setting; write key=value"),
+        (["train", "@=0"], "'@=0': not a setting; write key=value"),
+        (["train", "+@x=a"], "'\\+@x=a': not a setting; write key=value"),
+        (["train", "~@=0"], "'~@=0': not a setting; write key=value"),
+        (["train", "-m", "@=0"], "'@=0': not a setting; write key=value"),
+        (["train", "--fast"], "'--fast': no such option"),
+        (["train", "seed=1,2"], "seed=1,2: several values for one key; add -m"),
+        (["train", "-m", "seed=1,x"], "seed='x': must be an integer"),
+        (["train", "-m", "model=full,locl"], "model='locl': must be one of"),
+        (["train", "-m", "hydra/launcher=none_such"], "In 'hydra/config': Could not find 'hydra/launcher/none_such'"),
+        (["train", "hydra/launcher=0"], "hydra/launcher=0: takes the name of one of Hydra's configurations"),
+        (["train", "-m", "hydra/launcher=0"], "hydra/launcher=0: takes the name of one of Hydra's configurations"),
+        (["train", "hydra/launcher=[a,1]"], "hydra/launcher=.*: takes the name of one of Hydra's configurations"),
+        (["train", "~hydra/launcher=0"], "~hydra/launcher=0: takes the name of one of Hydra's configurations"),
+        (["table", "-m", "seed=1,2"], "table -m: no sweeps over this verb"),
+        (
+            ["train", "-m", "seed=interval(1,3)"],
+            "seed=interval\\(1,3\\): an interval takes a hydra/sweeper",
+        ),
+        (["train", "-m", "seed=range(2,1)"], "seed=range\\(2,1\\): has no values; nothing would be run"),
+        (["train", "-m", "model=glob(zz*)"], "model=glob\\(zz\\*\\): has no values; nothing would be run"),
+        (["train", "hydra/launcher=basic"], "hydra/launcher=basic: Hydra runs sweeps alone; add -m"),
+        (["reproduce", "seed=1,4294967296"], "seed='4294967296': must be an integer, at least 0 and below 2\\*\\*32"),
+        (["reproduce", "seed=1,x"], "seed='x': must be an integer"),
+        (["publish", "some_run", "modle=full"], "modle='full': no such key"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], expected: str, calls: list[Call], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1
+    assert re.match(f"infini: error: {expected}", shown.err), shown.err
+    assert calls == []
+
+
+def test_a_mistake_shows_no_traceback_in_a_process_of_its_own(project_root: Path, tmp_path: Path) -> None:
+    done = run_cli(project_root, "table", "report=table3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("infini: error: report='table3'") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_input_error_of_a_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, calls: list[Call], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "seed=13"]) == 2
+    assert capsys.readouterr().err == "infini: error: bad luck\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train"], "goes on from the last checkpoint of this training, or starts it where there is none\n"),
+        (["eval"], "what had been measured is kept, and the same command goes on behind it\n"),
+        (["figure"], "figures that were drawn are whole, and the same command draws all of them again\n"),
+        (["bench"], "nothing is recorded of what was being measured, and the same command measures it again\n"),
+        (["table"], "the same command starts from the beginning\n"),
+        (["train", "-m", "seed=1,2"], "where there is none; jobs that had finished are passed over\n"),
+    ],
+)
+def test_who_stops_a_command_is_told_what_it_does_when_started_again(
+    arguments: list[str],
+    said: str,
+    calls: list[Call],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(cfg: Config, overrides: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    module = cli.VERBS[arguments[0]].module
+    monkeypatch.setattr(sys.modules[f"infini.commands.{module}"], "run", interrupted)
+    assert cli.main(arguments) == 130
+    shown = capsys.readouterr().err
+    assert shown.startswith("infini: interrupted; ") and shown.endswith(said) and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["train", "-m", "seed=1,2"]])
+def test_a_full_disk_is_one_line_in_a_sweep_too(
+    arguments: list[str], calls: list[Call], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(cfg: Config, overrides: list[str]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr(sys.modules["infini.commands.train"], "run", full)
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("infini: error: ") and shown.count("\n") == 1
+    assert shown.endswith("model.safetensors: No space left on device; nothing that was there before is lost\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["table", "report=lr_search", "--help"], ["table"]])
+def test_a_reader_that_has_enough_is_no_error(arguments: list[str], project_root: Path, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, str(project_root / "cli.py"), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_gets_its_config_overrides_and_its_code_is_returned(calls: list[Call]) -> None:
+    assert cli.main(["train", "model=local", "seed=33"]) == 3
+    ((cfg, overrides, extra, _),) = calls
+    assert (cfg.model["name"], cfg.seed, overrides, extra) == ("local", 33, ["model=local", "seed=33"], {})
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"), [([], [1]), (["seed=7"], [7]), (["seed=1,2,3"], [1, 2, 3]), (["seed=[4,5]"], [4, 5])]
+)
+def test_reproduce_takes_several_seeds(words: list[str], seeds: list[int], calls: list[Call]) -> None:
+    assert cli.main(["reproduce", "scale=gpu", "parallel.accelerator=cpu", *words]) == 0
+    ((cfg, overrides, extra, _),) = calls
+    assert (extra, cfg.seed, overrides) == ({"seeds": seeds}, seeds[0], ["scale=gpu", "parallel.accelerator=cpu"])
+
+
+def test_publish_takes_run_ids(calls: list[Call]) -> None:
+    assert cli.main(["publish", "run-1", "results_dir=here", "run-2"]) == 0
+    ((cfg, overrides, extra, _),) = calls
+    assert (extra, overrides, cfg.results_dir) == ({"ids": ["run-1", "run-2"]}, ["results_dir=here"], "here")
+
+
+def test_sweep_runs_every_combination(calls: list[Call], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["infini", "train", "-m", "model=local,full", "seed=1,2"])
+    assert cli.main() == 0
+    assert [(cfg.model["name"], cfg.seed) for cfg, *_ in calls] == [
+        ("local", 1),
+        ("local", 2),
+        ("full", 1),
+        ("full", 2),
+    ]
+    for cfg, overrides, _, argv in calls:
+        assert overrides == [f"model={cfg.model['name']}", f"seed={cfg.seed}"]
+        # Lightning starts further processes with this line: it must be the job's own.
+        assert argv == ["infini", "train", *overrides]
+    assert sys.argv[2] == "-m"
+    assert Path.cwd() == tmp_path
+    assert [entry.name for entry in tmp_path.iterdir()] == ["outputs"]
+
+
+def test_a_sweep_takes_the_choices_of_a_group_by_a_pattern(calls: list[Call]) -> None:
+    assert cli.main(["train", "-m", "model=glob(infini*)"]) == 0
+    assert [cfg.model["name"] for cfg, *_ in calls] == ["infini_delta", "infini_linear", "infini_xl"]
+
+
+def test_a_job_of_a_sweep_has_a_short_warm_up_too(calls: list[Call]) -> None:
+    assert cli.main(["train", "-m", "recipe.steps=30,300"]) == 0
+    assert [cfg.recipe.warmup_steps for cfg, *_ in calls] == [3, 30]
+
+
+def test_a_failed_job_does_not_stop_the_others(calls: list[Call], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "-m", "seed=13,33,5"]) == 2
+    assert [cfg.seed for cfg, *_ in calls] == [13, 33, 5]
+    assert capsys.readouterr().err == "infini: error: 2 of 3 jobs failed; the first, seed=13: bad luck\n"
+
+
+def test_a_sweep_that_was_stopped_goes_on_with_the_jobs_that_are_not_done(
+    calls: list[Call], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = sys.modules["infini.commands.train"].run
+
+    def stopped(cfg: Config, overrides: list[str]) -> int | None:
+        if cfg.seed == 3:
+            raise KeyboardInterrupt
+        return run(cfg, overrides)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["infini.commands.train"], "run", stopped)
+        assert cli.main(["train", "-m", "seed=1,2,3,4"]) == cli.INTERRUPTED
+    assert cli.main(["train", "-m", "seed=1,2,3,4"]) == 0
+    assert "infini train seed=2: done before\n" in capsys.readouterr().out
+    assert [cfg.seed for cfg, *_ in calls] == [1, 2, 3, 4]
+    # Another sweep has jobs of its own; one that came to its end may be run again.
+    assert not list((tmp_path / "outputs").glob("**/sweep-*"))
+    assert cli.main(["train", "-m", "seed=1,2"]) == 0
+    assert [cfg.seed for cfg, *_ in calls] == [1, 2, 3, 4, 1, 2]
+
+
+def test_a_sweep_started_again_runs_what_failed(calls: list[Call]) -> None:
+    assert cli.main(["train", "-m", "seed=1,13"]) == 2
+    assert cli.main(["train", "-m", "seed=1,13"]) == 2
+    assert [cfg.seed for cfg, *_ in calls] == [1, 13, 13]
+
+
+def test_a_defect_of_ours_keeps_its_traceback(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(cfg: Config, overrides: list[str]) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys.modules["infini.commands.train"], "run", broken)
+    for arguments in (["train"], ["train", "-m", "seed=1,2"]):
+        with pytest.raises(ZeroDivisionError):
+            cli.main(arguments)

@@ -1,0 +1,302 @@
+"""Settings that would change nothing are refused in one line, and words that are no settings are explained."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from typing import Any
+
+import pytest
+from command_runner import Runner
+from tiny_runs import TINY
+
+from infini import records
+from infini.cli import main as cli
+from infini.cli.help import USES
+from infini.cli.keys import READS, key_of, reads_key
+from infini.commands import reproduce, reproduce_booksum, reproduce_passkey
+from infini.config.compose import compose
+from infini.config.schema import Config, groups
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def error(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a command is answered with."""
+    assert cli.main(list(words)) == 2
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if "Traceback" in line] == [] and said[-1].startswith("infini: error: ")
+    return said[-1].removeprefix("infini: error: ")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Verbs that only write down their names."""
+    called: list[str] = []
+    for name, verb in cli.VERBS.items():
+        module = types.ModuleType(verb.module)
+        module.run = lambda *given, name=name, **extra: called.append(name)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"infini.commands.{verb.module}", module)
+    return called
+
+
+def test_every_verb_says_of_every_key_whether_it_reads_it() -> None:
+    assert set(READS) == set(USES) == set(cli.VERBS)
+    for verb, (in_groups, at_root) in USES.items():
+        assert all(reads_key(verb, key) for key in (*in_groups, *at_root)), verb
+    fields = {field.name for field in dataclasses.fields(Config)}
+    known = {*groups(), *fields, "experiment", "tuned"}
+    assert {pattern.partition(".")[0] for patterns in READS.values() for pattern in patterns} <= known
+    # Nothing is read by no verb.
+    assert all(any(reads_key(verb, key) for verb in READS) for key in fields)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("train suite=all", "train decoding.top_p=0.5", "train report.run=all", "train task.examples=3"),
+        *("train task=booksum task.reference=lead", "train scale.knockouts=false", "train length=1K"),
+        *("eval logger=none", "eval suite=all", "generate prompt=a logger=csv", "generate prompt=a report=table2_lm"),
+        *("generate prompt=a init_from=x", "generate prompt=a length=1K", "summarize book.txt task=pg19"),
+        *("table model=local", "table dims=laptop", "table recipe.steps=3", "table checkpoint=x", "table length=1K"),
+        *("table report=table2_lm task=arxiv_math", "table report=claims task=pg19", "table scale.vocab_size=300"),
+        *("table report=table1_memory seed=3", "table report=table1_memory model=local", "table variant=x"),
+        *("table report=lr_search optimizer.lr=0.1", "figure model=local", "figure parallel.accelerator=cpu"),
+        *("publish report=table2_lm model=local", "publish report=table3_passkey recipe.steps=1", "publish suite=all"),
+        *("reproduce length=1K", "reproduce variant=x", "reproduce decoding.temperature=0", "reproduce init_from=x"),
+        *("reproduce checkpoint=x", "reproduce report=table3_passkey recipe=passkey_laptop", "reproduce suite=all"),
+        *("reproduce report=table3_passkey task.knockout=reset", "reproduce report=table4_booksum depth=start"),
+        *("reproduce report=table4_booksum task.split=test", "reproduce report=lr_search optimizer.lr=3"),
+        *("bench logger=none", "bench task.data_dir=x", "bench optimizer.lr=1", "bench scale.vocab_size=300"),
+    ],
+)
+def test_a_key_that_a_verb_does_not_read_is_refused(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    words = line.split()
+    said = error(capfd, *words)
+    assert said.startswith(f"{words[-1]}: infini {words[0]} does not read {key_of(words[-1])}"), said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("train scale.name=laptop", "train -m optimizer.name=adamw", "train logger.name=none"),
+        *("eval task.name=passkey", "generate prompt=a model.name=local", "reproduce model.name=local"),
+        *("table report.name=table2_lm", "figure +scale.name=gpu", "bench suite.name=all"),
+    ],
+)
+def test_the_name_of_a_choice_is_not_set_by_hand(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A row of another model would pass for the model's, and a scale for a GPU for one of a processor."""
+    words = line.split()
+    group, _, value = words[-1].lstrip("+").partition(".name=")
+    assert error(capfd, *words) == f"{words[-1]}: the choice of {group} sets its name; write {group}={value}"
+
+
+def test_bench_measures_the_models_of_its_suite(capfd: pytest.CaptureFixture[str]) -> None:
+    assert error(capfd, "bench", "model=local").startswith("model=local: infini bench measures suite.models")
+
+
+def test_summaries_without_a_model_take_none(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", "task=booksum", "task.reference=lead"]
+    assert error(capfd, *words, "model=bart").startswith("model: task.reference=lead needs no model")
+    assert error(capfd, *words, "checkpoint=x").startswith("checkpoint: task.reference=lead needs no model")
+    assert error(capfd, "eval", "decoding.top_p=0.5") == (
+        "decoding.top_p=0.5: task=pg19 does not read it; add task=booksum"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("dims.d_model=32", "dims.d_model=32: checkpoint="),
+        ("recipe.steps=4", "recipe.steps=4: checkpoint="),
+        ("optimizer=adamw", "optimizer='adamw': checkpoint="),
+        ("scale.vocab_size=301", "scale.vocab_size=301: checkpoint="),
+    ],
+)
+def test_a_model_that_was_trained_otherwise_is_not_taken_for_it(with_model: Runner, word: str, said: str) -> None:
+    assert with_model.error("generate", "prompt=a", word).startswith(said)
+    (run,) = with_model.records()
+    assert with_model.error("generate", "prompt=a", f"checkpoint={run.run_id}", word).startswith(said)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("verb", ["train", "eval", "reproduce", "bench"])
+@pytest.mark.parametrize("scale", ["gpu", "paper"])
+def test_a_scale_for_a_gpu_asks_before_it_takes_the_processor(
+    verb: str, scale: str, stubs: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = error(capfd, verb, f"scale={scale}")
+    assert said.startswith(f"scale={scale}: is made for a GPU, and there is none here; ") and stubs == []
+    if verb in ("train", "eval"):
+        assert error(capfd, verb, "-m", f"scale=laptop,{scale}") == said and stubs == []
+    assert cli.main([verb, f"scale={scale}", "parallel.accelerator=cpu"]) == 0
+    assert stubs == [verb]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_computes_nothing_needs_no_gpu(stubs: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    for verb in ("table", "figure", "publish"):
+        assert cli.main([verb, "report=table2_lm", "scale=gpu"]) == 0
+    assert cli.main(["table", "report=table1_memory", "scale=paper"]) == 0
+    assert stubs == ["table", "figure", "publish", "table"]
+    assert error(capfd, "bench", "suite=paper").startswith("suite=paper: is made for a GPU")
+
+
+def test_a_machine_with_a_gpu_is_asked_nothing(stubs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert cli.main(["reproduce", "scale=gpu"]) == cli.main(["bench", "suite=paper"]) == 0
+    assert stubs == ["reproduce", "bench"]
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        (["table", "table3"], "report=table3_passkey"),
+        (["table", "tabel3_passkey"], "report=table3_passkey"),
+        (["reproduce", "table4"], "report=table4_booksum"),
+        (["figure", "report", "table2_lm"], "report=table2_lm"),
+        (["publish", "table2_lm"], "report=table2_lm"),
+        (["generate", "Once upon a time"], "prompt='Once upon a time'"),
+        (["generate", "E = mc2, she said"], "prompt='E = mc2, she said'"),
+        (["train", "pg19"], "task=pg19"),
+        (["train", "task", "pg19"], "task=pg19"),
+        (["train", "infini_lin"], "model=infini_linear"),
+        (["train", "gpu"], "scale=gpu"),
+        (["eval", "passkey"], "task=passkey"),
+        (["bench", "decode"], "suite=decode"),
+    ],
+)
+def test_a_word_without_a_key_is_told_its_key(line: list[str], meant: str, capfd: pytest.CaptureFixture[str]) -> None:
+    word = line[1]
+    assert error(capfd, *line) == f"{word!r}: not a setting; write key=value; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("line", ["train --task pg19", "train --task=pg19", "train -task pg19"])
+def test_an_option_is_told_how_it_is_written(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert error(capfd, *line.split()).endswith("; did you mean task=pg19?")
+
+
+def test_of_a_key_that_is_given_twice_the_last_holds_and_that_is_said(
+    stubs: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "seed=1", "seed=2"]) == 0
+    assert capfd.readouterr().err == "seed=1: given again as seed=2, which holds\n"
+    assert cli.main(["train", "seed=2", "seed=2"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("key", ["cache_dir", "task.data_dir", "variant"])
+def test_an_empty_value_is_not_taken_for_none(key: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert error(capfd, "train", f"{key}=") == f"{key}='': is empty; give it a value, or null"
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `infini reproduce` would run, one entry a cell; the data of Table 2 is made up."""
+    found: list[Any] = []
+    record = types.SimpleNamespace(run_id="x", metric=lambda name: 1.0)
+
+    def fill(cfg: Config, *_: Any) -> None:
+        found.append((cfg.task.name, cfg.model["name"], cfg.seed))
+
+    monkeypatch.setattr(reproduce, "_fill", fill)
+    monkeypatch.setattr(
+        reproduce_passkey, "_fill", lambda report, job, console: found.append((job.row.model, job.seed))
+    )
+
+    def system(words: list[str], console: Any) -> Any:
+        found.append(compose(words).model["name"])
+        return record
+
+    monkeypatch.setattr(reproduce_booksum, "_system", system)
+    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    return found
+
+
+def test_reproduce_makes_the_rows_of_the_models_that_are_named(cells: list[Any]) -> None:
+    text = ["reproduce", "task=pg19", "task.data_dir=synthetic"]
+    assert cli.main([*text, "report=table2_lm", "model=local"]) == 0
+    assert cells == [("pg19", "local", 1)]
+    cells.clear()
+    assert cli.main([*text, "report=table2_lm", "model=infini_linear,local", "seed=1,2"]) == 0
+    assert cells == [("pg19", model, seed) for seed in (1, 2) for model in ("infini_linear", "local")]
+    cells.clear()
+    # A row that is a model with other settings is of that model.
+    assert cli.main([*text, "experiment=lm_history_scaling", "model=infini_delta"]) == 0
+    assert cells == [("pg19", "infini_delta", 1)] * 2
+    cells.clear()
+    assert cli.main(["reproduce", "report=table3_passkey", "model=infini_delta"]) == 0
+    assert cells == [("infini_delta", 1)]
+    cells.clear()
+    assert cli.main(["reproduce", "report=table4_booksum", "model=[bart]", "task.data_dir=synthetic"]) == 0
+    assert cells == ["bart", "bart"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report=table2_lm", "model=bart"], "model=bart: report=table2_lm has no row of this model; it has rows of "),
+        (["report=table2_lm", "model=local,locl"], "model='locl': must be one of "),
+        (["report=table3_passkey", "model=local"], "model=local: report=table3_passkey has rows of it that report.run"),
+        (["report=lr_search", "model=bart"], "model=bart: report=lr_search has no row of this model"),
+        (["report=table2_lm", "seed=1,4294967296"], "seed='4294967296': must be an integer, at least 0 and below"),
+        (["report=table2_lm", "seed=1,-1"], "seed='-1': must be an integer"),
+        # Of the third row: nothing of the first two is made.
+        (["report=table2_lm", "model.rate=2", "task.data_dir=synthetic"], "model.rate=2: no such key of model"),
+        (["experiment=rmt_sweep", "model=rmt", "model.memory_tokens=7", "task.data_dir=synthetic"], "model.memory_tok"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_said_before_the_first_run(
+    words: list[str], said: str, cells: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert error(capfd, "reproduce", *words).startswith(said)
+    assert cells == []
+
+
+def test_nothing_to_make_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, cells: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("infini.report.text_report.Report.settings_of", lambda self, row, scale, task=None: None)
+    said = error(capfd, "reproduce", "report=lm_gates", "task.data_dir=synthetic")
+    assert (said, cells) == ("scale=laptop: report=lm_gates has no rows at this scale", [])
+
+
+def test_a_search_takes_the_models_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    searched: list[list[str]] = []
+    monkeypatch.setattr("infini.commands.search.run_search", lambda report, *_: searched.append(report.models))
+    assert cli.main(["reproduce", "report=lr_search", "model=local,rmt"]) == 0
+    assert searched == [["local", "rmt"]]
+    shown = capfd.readouterr().out
+    assert "local" in shown and "rmt" in shown and "memorizing" not in shown
+
+
+def test_a_setting_that_some_rows_have_of_their_own_is_said(
+    cells: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "experiment=lm_history_scaling", "task=pg19", "task.data_dir=synthetic"]
+    assert cli.main([*words, "recipe.length_extension=3"]) == 0
+    assert len(cells) == 5
+    assert capfd.readouterr().err.count("recipe.length_extension=3: not for row ") == 2
+
+
+def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) -> None:
+    """`infini reproduce` hands settings of its own, and of other verbs, to trainings and evaluations."""
+    from infini.commands.common import start_record
+
+    words = [*TINY, "report=table3_passkey", "report.run=all", "task=passkey", "task.examples=2", "length=1K", "seed=2"]
+    words += ["logger=none", "recipe.steps=5", f"results_dir={infini.results}"]
+    for verb in ("train", "eval"):
+        command = start_record(verb, compose(words), words).command.split()
+        assert cli.main(command[1:]) == 0
+        kept = command[2:]
+        assert "recipe.steps=5" in kept and "recipe.steps=3" not in kept and "task=passkey" in kept
+        assert ("logger=none" in kept) == (verb == "train") and ("length=1K" in kept) == (verb == "eval")
+    assert stubs == ["train", "eval"] and records.load_records(infini.results) == []

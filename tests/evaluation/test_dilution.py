@@ -1,0 +1,69 @@
+"""The half-dilution length against a loop over tokens."""
+
+import statistics
+
+import pytest
+import torch
+from helpers import SEGMENT, make_model, random_ids, tiny_dims
+
+from infini.evaluation.dilution import half_dilution
+from infini.models import build_model
+from infini.nn.ops.reference import sigma
+from infini.tasks.passkey import measure
+from infini.tasks.passkey.measure import measure_dilution
+from infini.tasks.passkey.prompt import PasskeyTemplate
+from infini.tasks.passkey.tokenizer import word_tokenizer
+
+
+@pytest.mark.parametrize("n_kv_heads", [None, 1])
+def test_half_dilution_is_the_ratio_of_weights(n_kv_heads):
+    model = make_model({"name": "infini_linear"}, n_kv_heads=n_kv_heads)
+    ids = random_ids(2, 4 * SEGMENT)
+    needle, filler, query = (torch.zeros(ids.shape, dtype=torch.bool) for _ in range(3))
+    needle[:, 2:5] = True
+    filler[:, SEGMENT : 3 * SEGMENT] = True
+    query[:, -2:] = True
+    found = half_dilution(model, ids, needle, filler, query)
+    attention = model.blocks[0].attention
+    x = model.blocks[0].attention_norm(model.embedding(ids))
+    groups = attention.n_heads // attention.n_kv_heads
+    for head in range(attention.n_heads):
+        ratios = []
+        for row in range(2):
+            q = attention.q_proj(x[row]).unflatten(-1, (attention.n_heads, -1))[:, head]
+            k = attention.k_proj(x[row]).unflatten(-1, (attention.n_kv_heads, -1))[:, head // groups]
+            for at in (-2, -1):
+                weights = [float((sigma(q[at]) * sigma(k[token])).sum()) for token in range(len(k))]
+                looked_for = sum(weights[2:5])
+                ratios.append(looked_for / statistics.fmean(weights[SEGMENT : 3 * SEGMENT]))
+        expected = sorted(ratios)[1]
+        assert found[0][head] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_model_without_memory_has_none():
+    model = make_model({"name": "local", "rope_base": 10000.0})
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    assert half_dilution(model, random_ids(1, 4), mask, mask, mask) == []
+
+
+@pytest.mark.parametrize("segment", [16, 100])
+def test_filler_that_saw_the_key_is_not_filler(segment, monkeypatch):
+    """What stands behind the key in its own segment writes of the key, and does not grow with the prompt."""
+    masks: dict[str, torch.Tensor] = {}
+
+    def keep_masks(model, ids_BT, needle_BT, filler_BT, query_BT):
+        masks.update(needle=needle_BT, filler=filler_BT, query=query_BT)
+        return []
+
+    monkeypatch.setattr(measure, "half_dilution", keep_masks)
+    tokenizer = word_tokenizer()
+    template = PasskeyTemplate(tokenizer.encode, digits=5)
+    model = build_model({"name": "infini_linear"}, tiny_dims(segment_length=segment), tokenizer.vocab_size)
+    measure_dilution(template, model, tokenizer.bos_id, seed=1)
+    for row in range(len(masks["filler"])):
+        segments = {name: set((mask[row].nonzero().flatten() // segment).tolist()) for name, mask in masks.items()}
+        assert segments["filler"], "there is some filler"
+        assert max(segments["needle"]) < min(segments["filler"])
+        assert max(segments["filler"]) < min(segments["query"])
+        for number in segments["filler"]:
+            assert masks["filler"][row, number * segment : (number + 1) * segment].all()

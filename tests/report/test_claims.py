@@ -1,0 +1,363 @@
+"""The claims of the paper: what makes each hold, and what it must not rest on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from report_runs import make_eval, make_train, pair
+
+from infini.commands.claims import claims_text, judged
+from infini.config.compose import compose
+from infini.config.lengths import format_length
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.report.claims import PATTERNS, ClaimsReport
+from infini.report.load import load_report
+
+
+def three(model: str, loss: float = 4.0) -> list[RunRecord]:
+    """The evaluations of a model at three seeds."""
+    return [make_eval(model, seed, loss) for seed in (1, 2, 3)]
+
+
+@cache
+def claims(documents: int = 3) -> ClaimsReport:
+    """The project's claims, decided by as many documents as these records have."""
+    report = load_report(compose(["report=claims"]).report)
+    assert isinstance(report, ClaimsReport)
+    return replace(report, claims=tuple(replace(claim, documents=documents) for claim in report.claims))
+
+
+def verdicts(runs: list[RunRecord], documents: int = 3) -> dict[str, tuple[str, str]]:
+    """Name of a claim -> verdict and what was measured."""
+    (table,) = judged(claims(documents), "laptop", runs).tables
+    return {
+        row.model: (table.cell(row.model, "Verdict").text, table.cell(row.model, "Measured").text) for row in table.rows
+    }
+
+
+def to_decide(runs: list[RunRecord]) -> dict[str, str]:
+    """Name of a claim -> what it would take."""
+    (table,) = judged(claims(), "laptop", runs).tables
+    return {row.model: table.cell(row.model, "To decide").text for row in table.rows}
+
+
+def test_without_runs_nothing_is_said_but_arithmetic() -> None:
+    found = verdicts([])
+    sizes = {f"size_{model}" for model in ("transformer_xl", "memorizing", "rmt", "infini_linear")}
+    assert {name for name, (verdict, _) in found.items() if verdict == "holds"} == {"memory_ratio"} | sizes
+    assert found["size_rmt"][1] == "2,457,600"
+    assert found["memory_ratio"][1].startswith("115.7x")
+    assert {verdict for verdict, _ in found.values()} == {"holds", "inconclusive", "not testable"}
+    assert to_decide([])["pg19_delta"] == "3 seeds of both" and to_decide([])["size_rmt"] == "—"
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict"),
+    [(3.9, "holds"), (4.1, "does not hold"), (4.0, "inconclusive")],
+    ids=["better", "worse", "same"],
+)
+def test_a_lower_perplexity_is_a_lower_loss_on_the_same_books(loss: float, verdict: str) -> None:
+    found = verdicts(three("memorizing") + three("infini_linear", loss))
+    assert found["pg19_infini_linear_memorizing"][0] == verdict
+    assert "(3 documents, by their lengths worth 2.3; 3 seeds)" in found["pg19_infini_linear_memorizing"][1]
+    assert found["arxiv_math_infini_linear_memorizing"][0] == "inconclusive"
+
+
+def test_a_difference_within_its_interval_is_inconclusive() -> None:
+    """Worse on one book and better on the others."""
+    runs = three("infini_linear", 3.99)
+    for run in runs:
+        run.documents[0]["nll"] += 0.05 * run.documents[0]["tokens"]
+    verdict, measured = verdicts(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
+    assert verdict == "inconclusive" and "; p = 0." in measured
+    # Seeds are all alike: documents are what is missing.
+    assert re.fullmatch(
+        r"(about|more than) \d+ seeds on \d+ documents",
+        to_decide(three("memorizing") + runs)["pg19_infini_linear_memorizing"],
+    )
+
+
+def test_a_difference_within_the_spread_of_its_seeds_is_inconclusive() -> None:
+    """As large on every document; over seeds -0.01, -0.01 and -0.05, an error of 0.0133 that two degrees of freedom
+    make 4.3 times as wide."""
+    runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.99), (3, 3.95))]
+    verdict, measured = verdicts(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
+    assert verdict == "inconclusive" and "-0.0233 [-0.0807, +0.0340] nats a token" in measured
+
+
+def test_three_seeds_that_agree_to_two_and_a_half_errors_are_not_sure() -> None:
+    """A difference of 3.5 standard errors of the seeds, which a fixed 2.5 took for sure: by Student's t p = 0.07."""
+    runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.98), (3, 3.97))]
+    verdict, measured = verdicts(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
+    assert verdict == "inconclusive" and "-0.0200 [-0.0448, +0.0048]" in measured and "p = 0.074" in measured
+    assert to_decide(three("memorizing") + runs)["pg19_infini_linear_memorizing"] == "about 5 seeds"
+
+
+def test_claims_about_one_table_share_their_error_rate() -> None:
+    """p = 0.035 is sure alone, and not among three tests of which it is the smallest."""
+    runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.985), (3, 3.98))]
+    name = "pg19_infini_linear_memorizing"
+    alone = verdicts(three("memorizing") + runs)[name]
+    assert alone[0] == "holds" and "p = 0.035" in alone[1] and "adjusted" not in alone[1]
+    others = [make_eval(model, seed, 4.0 + seed % 2) for model in ("rmt", "transformer_xl") for seed in (1, 2, 3)]
+    verdict, measured = verdicts([*three("memorizing"), *runs, *others])[name]
+    assert verdict == "inconclusive" and re.search(r"p = 0\.1\d*, adjusted for \d tests", measured)
+
+
+def test_two_seeds_are_no_answer() -> None:
+    runs = [*three("memorizing"), *three("infini_linear", 3.0)[:2]]
+    verdict, measured = verdicts(runs)["pg19_infini_linear_memorizing"]
+    assert verdict == "inconclusive" and measured.endswith("2 seeds)")
+    assert to_decide(runs)["pg19_infini_linear_memorizing"] == "1 more seed"
+
+
+def test_few_documents_and_unequal_tokens_are_no_answer() -> None:
+    runs = three("memorizing") + three("infini_linear", 3.0)
+    trainings = [make_train(run.model, run.seed) for run in runs]
+    name = "pg19_infini_linear_memorizing"
+    assert verdicts([*runs, *trainings])[name][0] == "holds"
+    trainings[0].cost["tokens_seen"] = 7
+    assert verdicts([*runs, *trainings])[name] == ("inconclusive", "trained on different numbers of tokens")
+    verdict, measured = verdicts(runs, documents=4)[name]
+    assert verdict == "inconclusive" and measured.endswith("(3 documents; 3 seeds)")
+
+
+def test_tokens_are_compared_within_a_seed() -> None:
+    """What is padding differs from seed to seed where documents are short, and hardly between systems of one seed."""
+    runs, trainings = [], []
+    for seed in (1, 2, 3):
+        for model, loss, more in (("memorizing", 4.0, 0), ("infini_linear", 3.5, 900)):
+            runs.append(make_eval(model, seed, loss))
+            trainings.append(make_train(model, seed))
+            trainings[-1].cost["tokens_seen"] += 10_000 * seed + more
+    name = "pg19_infini_linear_memorizing"
+    assert verdicts([*runs, *trainings])[name][0] == "holds"
+    trainings[-1].cost["tokens_seen"] += 200
+    assert verdicts([*runs, *trainings])[name] == ("inconclusive", "trained on different numbers of tokens")
+
+
+@pytest.mark.parametrize(("loss", "verdict"), [(3.5, "holds"), (4.009, "holds"), (4.02, "does not hold")])
+def test_delta_may_be_worse_by_a_hundredth(loss: float, verdict: str) -> None:
+    assert verdicts(three("infini_linear") + three("infini_delta", loss))["pg19_delta"][0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("gates", "short", "kinds", "interleaved"),
+    [
+        ([[0.05, 0.55], [0.02, 0.45]], True, True, False),
+        ([[0.05, 0.55], [0.3, 0.45]], False, True, False),
+        # A gate that never left 0.5 is no mixer.
+        ([[0.05, 0.5], [0.02, 0.501]], True, False, False),
+        ([[0.05, 0.3], [0.02, 0.95]], True, False, False),
+        ([[0.05, 0.6], [0.02, 0.95]], True, True, True),
+        # The middle layer is of both halves.
+        ([[0.05, 0.05], [0.02, 0.95], [0.05, 0.05]], True, False, True),
+    ],
+)
+def test_patterns_of_gates(gates: list[list[float]], short: bool, kinds: bool, interleaved: bool) -> None:
+    assert [has(gates) for has, _ in PATTERNS.values()] == [short, kinds, interleaved]
+
+
+def trained_gates(having: int, n: int, seeds: int = 3) -> list[RunRecord]:
+    """n models, both rules on both corpora; `having` of them have short-range heads in every layer."""
+    made = []
+    cells = [(model, task, s) for s in range(seeds) for model in ("infini_linear", "infini_delta") for task in TASKS]
+    for index, (model, task, seed) in enumerate(cells[:n]):
+        training = make_train(model, seed, run_id=f"train-{model}-{task}-{seed}", task=task)
+        training.config["model"] = {"name": model, "gate_init": "zeros"}
+        run = make_eval(model, seed, run_id=f"eval-{model}-{task}-{seed}", parent=training.run_id, task=task)
+        run.series["gates"] = [[0.05, 0.5]] if index < having else [[0.5, 0.5]]
+        run.config["variant"] = training.config["variant"] = "lm_gates"
+        made += [training, run]
+    return made
+
+
+TASKS = ("pg19", "arxiv_math")
+
+
+@pytest.mark.parametrize(
+    ("having", "verdict"),
+    [(12, "holds"), (11, "holds"), (9, "inconclusive"), (1, "does not hold"), (0, "does not hold")],
+)
+def test_a_claim_about_models_is_one_about_most_of_them(having: int, verdict: str) -> None:
+    found = verdicts(trained_gates(having, 12))["short_range_heads"]
+    assert found[0] == verdict and found[1].startswith(f"{having} of 12 trained models (3 seeds of each)")
+
+
+def test_gates_of_few_models_or_that_began_elsewhere_prove_nothing() -> None:
+    found = verdicts(trained_gates(8, 8, seeds=2))["short_range_heads"]
+    assert found == ("inconclusive", "8 of 8 trained models (2 seeds of each)")
+    runs = trained_gates(12, 12)
+    for training in runs[::2]:
+        training.config["model"] = {**training.config["model"], "gate_init": "specialised"}
+    assert verdicts(runs)["short_range_heads"] == ("inconclusive", "—")
+
+
+@pytest.mark.parametrize(("loss", "verdict"), [(3.5, "holds"), (4.0, "does not hold"), (4.2, "does not hold")])
+def test_longer_training_must_lower_the_loss(loss: float, verdict: str) -> None:
+    runs = []
+    for seed, (segments, at) in enumerate([(24, 4.0), (75, loss)] * 3):
+        training, run = make_train("infini_linear", seed, task="arxiv_math"), make_eval("infini_linear", seed, at)
+        run.task = "arxiv_math"
+        recipe = training.config["recipe"]
+        recipe |= {"segments_per_sequence": segments, "excerpt_tokens": 9600}
+        if segments == 75:
+            recipe |= {"batch_size": 2, "steps": 960, "checkpoint_segments": 25}
+        runs += [training, run]
+    assert verdicts(runs)["linear_100k"][0] == "inconclusive", "no seed is shared"
+    for record in runs:
+        record.seed //= 2
+    assert verdicts(runs)["linear_100k"][0] == verdict
+
+
+def test_made_up_books_count_for_nothing() -> None:
+    runs = three("memorizing") + three("infini_linear", 3.0)
+    for run in runs:
+        run.data["source"] = "synthetic"
+    assert verdicts(runs)["pg19_infini_linear_memorizing"][0] == "inconclusive"
+
+
+def three_seeds(changes: dict[str, tuple[float, ...]] | None = None, **options: Any) -> list[RunRecord]:
+    """The runs of a row at three seeds; of the first the accuracies of some lengths are others."""
+    runs = [run for seed in (1, 2, 3) for run in pair(seed=seed, **options)]
+    for cell in runs[1].series["cells"]:
+        accuracies = (changes or {}).get(format_length(cell["length"]))
+        if accuracies is not None:
+            cell["token_accuracy"] = accuracies[["start", "middle", "end"].index(cell["depth"])] / 100
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "holds"),
+        # One seed behind at one place: the mean is 96.7 where 98 is asked, but seeds differ.
+        ({"128K": (90.0, 100.0, 100.0)}, "inconclusive"),
+        ({"1M": (100.0, 75.0, 100.0)}, "inconclusive"),
+    ],
+)
+def test_a_passkey_claim_is_the_papers_row_with_a_little_slack(
+    changes: dict[str, tuple[float, ...]], verdict: str
+) -> None:
+    assert verdicts(three_seeds(changes, examples=300))["passkey_linear"][0] == verdict
+
+
+def test_all_right_of_150_prompts_is_not_surely_98() -> None:
+    """0.98 to the power of 150 is 0.048, on one side; the interval of a bootstrap said 100 to 100."""
+    verdict, measured = verdicts(three_seeds())["passkey_linear"]
+    assert verdict == "inconclusive" and measured.endswith("p = 0.097")
+    assert to_decide(three_seeds())["passkey_linear"] == "about 100 prompts a cell and seed"
+
+
+def test_what_is_far_behind_at_every_seed_does_not_hold() -> None:
+    assert verdicts(three_seeds(accuracy=0.7))["passkey_linear"][0] == "does not hold"
+    # One length is enough.
+    runs = three_seeds()
+    for run in runs[1::2]:
+        for cell in run.series["cells"]:
+            cell["token_accuracy"] = 0.7 if (cell["length"], cell["depth"]) == (2**18, "start") else 1.0
+    assert verdicts(runs)["passkey_linear"][0] == "does not hold"
+    # The row without the penalty on writes is held to the same numbers.
+    found = verdicts(three_seeds(recipe="passkey_laptop_plain", accuracy=0.7))
+    assert found["passkey_linear_plain"][0] == "does not hold"
+    assert found["passkey_linear"][0] == "inconclusive"
+
+
+def test_one_seed_decides_nothing_however_far_behind() -> None:
+    assert verdicts(pair(accuracy=0.3))["passkey_linear"][0] == "inconclusive"
+    assert to_decide(pair(accuracy=0.3))["passkey_linear"] == "2 more seeds"
+
+
+def test_length_extension_proves_nothing_about_the_paper() -> None:
+    found = verdicts(three_seeds(recipe="passkey_laptop_extended"))
+    assert {verdict for name, (verdict, _) in found.items() if name.startswith("passkey_")} == {"inconclusive"}
+
+
+def test_a_length_that_is_missing_leaves_the_claim_open() -> None:
+    runs = three_seeds()
+    for run in runs[1::2]:
+        run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] < 1_000_000]
+    assert verdicts(runs)["passkey_linear"][0] == "inconclusive"
+
+
+def test_the_claims_are_written_with_the_runs_behind_them() -> None:
+    text = claims_text("laptop", [make_eval("memorizing", 1), make_eval("infini_linear", 1, 3.9)])
+    assert "| Claim | Where | Test | Measured | Verdict | To decide |" in text
+    assert "[`eval-infini_linear-1`](runs/eval-infini_linear-1.json)" in text
+    # Every claim is counted, under one verdict.
+    total, *counts = re.findall(r"\d+", next(line for line in text.splitlines() if " claims. " in line))
+    assert int(total) == sum(map(int, counts)) == len(verdicts([]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"measure": "los"}, r"report.claims.pg19_delta.measure='los': one of .*did you mean 'loss'"),
+        ({"direction": "over"}, r"report.claims.pg19_delta.direction='over': must be below or above"),
+        ({"colour": 1}, r"report.claims.pg19_delta: .*colour"),
+        ({"rows": ["infini_delta", "nothing"]}, r"report.claims.pg19_delta.rows: table2_lm has no row 'nothing'"),
+        ({"task": "pg20"}, r"report.claims.pg19_delta.task='pg20': one of pg19, arxiv_math"),
+        ({"report": "claims"}, r"report=claims has no runs"),
+    ],
+)
+def test_a_claim_that_is_none_is_one_line(change: dict[str, Any], message: str) -> None:
+    config = compose(["report=claims"]).report
+    (claim,) = [values for values in config["claims"] if values["name"] == "pg19_delta"]
+    with pytest.raises(InputError, match=message):
+        report = load_report({**config, "claims": [{**claim, **change}]})
+        assert isinstance(report, ClaimsReport)
+        judged(report, "laptop", [])
+
+
+def test_no_two_claims_have_one_name() -> None:
+    config = compose(["report=claims"]).report
+    with pytest.raises(InputError, match="two claims are called 'memory_ratio'"):
+        load_report({**config, "claims": [*config["claims"], config["claims"][0]]})
+
+
+def zero_shot(end: float, elsewhere: float, seeds: tuple[int, ...] = (1, 2, 3)) -> list[RunRecord]:
+    """The models of books, asked without a training on prompts."""
+    runs = [run for seed in seeds for run in pair(recipe="pg19_laptop", seed=seed, tokenizer="bpe-2048")]
+    for run in runs[1::2]:
+        run.config["task"]["tokenizer"] = "scale"
+        for cell in run.series["cells"]:
+            cell["token_accuracy"] = end if cell["depth"] == "end" else elsewhere
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("runs", "verdict"),
+    [
+        (zero_shot(0.97, 0.1), "holds"),
+        (zero_shot(0.8, 0.1), "does not hold"),
+        (zero_shot(0.97, 0.4), "does not hold"),
+        (zero_shot(0.9, 0.1), "inconclusive"),
+        (zero_shot(0.3, 0.1, (1,)), "inconclusive"),
+    ],
+)
+def test_zero_shot_fails_where_the_paper_fails_and_not_where_it_does_not(runs: list[RunRecord], verdict: str) -> None:
+    assert verdicts(runs)["passkey_linear_zero_shot"][0] == verdict
+
+
+def test_a_claim_does_not_rest_on_what_was_trained_otherwise() -> None:
+    runs, name = [*three("memorizing"), *three("infini_linear", 3.5)], "pg19_infini_linear_memorizing"
+    trainings = [make_train(run.model, run.seed) for run in runs]
+    assert verdicts([*runs, *trainings])[name][0] == "holds"
+    for training in trainings[3:]:
+        training.config["recipe"] = {"steps": 3}
+    said = "infini_linear was not trained as declared: recipe.steps 3 instead of 1200"
+    assert verdicts([*runs, *trainings])[name] == ("inconclusive", said)
+
+
+def test_seeds_that_share_no_cell_are_none() -> None:
+    """Three seeds at every length, but others at a million: no seed was asked at all lengths."""
+    runs = [*three_seeds(), *(run for seed in (4, 5, 6) for run in pair(seed=seed))]
+    for run in runs[1::2]:
+        run.series["cells"] = [cell for cell in run.series["cells"] if (cell["length"] < 2**20) == (run.seed < 4)]
+    verdict, measured = verdicts(runs)["passkey_linear"]
+    assert verdict == "inconclusive" and measured.endswith("; 0 seeds of 50 prompts")

@@ -1,0 +1,164 @@
+"""A cell of a model that was trained otherwise than its row declares is marked, and proves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from report_runs import make_eval, make_train
+
+from infini.config.compose import compose
+from infini.records import RunRecord
+from infini.report import declared
+from infini.report.declared import apart, declared_at, expected
+from infini.report.load import load_report, render
+from infini.report.tables import RenderedReport
+from infini.report.text_report import Report
+
+
+def report_named(name: str) -> Report:
+    report = load_report(compose([f"report={name}"]).report)
+    assert isinstance(report, Report)
+    return report
+
+
+def with_trainings(runs: list[RunRecord], **changes: dict[str, Any]) -> list[RunRecord]:
+    """The runs and what they were trained by; of infini_linear's trainings groups of the configuration are changed."""
+    trainings = [make_train(run.model, run.seed) for run in runs]
+    for training in trainings:
+        if training.model == "infini_linear":
+            for group, values in changes.items():
+                training.config[group] = {**training.config.get(group, {}), **values}
+    return [*runs, *trainings]
+
+
+def rendered(runs: list[RunRecord]) -> RenderedReport:
+    return render(report_named("table2_lm"), "laptop", [], runs)
+
+
+def test_a_training_of_three_steps_is_marked_beside_the_others() -> None:
+    runs = [make_eval(model, 1) for model in ("infini_linear", "local")]
+    report = rendered(with_trainings(runs, recipe={"steps": 3}, dims={"d_model": 16}))
+    main, _, measures = report.tables[:3]
+    assert main.cell("infini_linear", "PG19 yours").text.endswith(" †")
+    assert "†" not in main.cell("local", "PG19 yours").text
+    assert [row.title for row in measures.rows] == ["Infini-Transformer (Linear) †", "Local attention only"]
+    (note,) = [note for note in report.notes if note.startswith("†")]
+    assert note == (
+        "† PG19, yours: not as the row is declared at scale laptop: Infini-Transformer (Linear) "
+        "(dims.d_model 16 instead of 128, recipe.steps 3 instead of 1200)"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"recipe": {"loss_chunk": 7, "save_every": 10, "checkpoint_segments": 6}}, {"optimizer": {"lr": 0.5}}],
+    ids=["as declared", "how it runs", "a rate where there was no search"],
+)
+def test_what_changes_no_result_and_a_rate_without_a_search_mark_nothing(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declared, "tuned_rate", lambda *_: None)
+    report = rendered(with_trainings([make_eval("infini_linear", 1)], **changes))
+    assert not [note for note in report.notes if "†" in note]
+    assert "†" not in report.tables[0].cell("infini_linear", "PG19 yours").text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"gate_init": "zeros"}},
+        # Trained before there was a choice: rotary.
+        {"model": {"rope_base": 10000.0}},
+        {"optimizer": {"name": "adamw"}},
+        {"dims": {"segment_length": 64}},
+    ],
+)
+def test_other_options_optimizers_and_sizes_are_apart_too(changes: dict[str, Any]) -> None:
+    report = rendered(with_trainings([make_eval("infini_linear", 1)], **changes))
+    assert report.tables[0].cell("infini_linear", "PG19 yours").text.endswith(" †")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "table2_lm",
+        "table2_100k",
+        "lm_gates",
+        "lm_history_scaling",
+        "rmt_sweep",
+        "segment_lengths",
+        "longer_training",
+        "memory_sizes",
+        "drawn_segments",
+    ],
+)
+def test_every_row_is_as_it_declares_itself(name: str) -> None:
+    """What `infini reproduce` would train for a row is what is compared with: no row of its own making is marked."""
+    report = report_named(name)
+    for row in [*report.models][-3:] + [*report.models][:3]:
+        settings = report.settings_of(row, "laptop")
+        assert settings is not None
+        cfg = compose([f"task={report.task}", f"model={report.model_of(row)}", *settings])
+        assert apart(asdict(cfg), expected(report, row, "laptop", declared_at(report.task, "laptop"))) == []
+
+
+def test_a_model_that_was_trained_on_made_up_text_is_marked() -> None:
+    runs = with_trainings([make_eval("infini_linear", 1), make_eval("local", 1)])
+    runs[2].data["source"] = "synthetic"
+    report = rendered(runs)
+    assert report.tables[0].cell("infini_linear", "PG19 yours").text.endswith(" †")
+    assert "†" not in report.tables[0].cell("local", "PG19 yours").text
+    (note,) = [note for note in report.notes if note.startswith("†")]
+    assert note.endswith("Infini-Transformer (Linear) (trained on made-up text)")
+    # Where the text that is read is made up too, the title says so.
+    for run in runs[:2]:
+        run.data["source"] = "synthetic"
+    assert "SYNTHETIC" in rendered(runs).title and not [note for note in rendered(runs).notes if "†" in note]
+
+
+@pytest.mark.parametrize(("rate", "marked"), [(0.02, False), (0.01, True)])
+def test_a_rate_that_is_not_the_searchs_is_marked(rate: float, marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each model has a rate of its own: what was trained before the search is not what its row declares."""
+    asked = []
+
+    def found(*cell: str) -> float:
+        asked.append(cell)
+        return 0.02
+
+    monkeypatch.setattr(declared, "tuned_rate", found)
+    report = rendered(with_trainings([make_eval("infini_linear", 1)], optimizer={"lr": rate}))
+    assert ("pg19", "laptop", "infini_linear", "muon") in asked
+    notes = [note for note in report.notes if "†" in note]
+    assert bool(notes) == marked and (not marked or "optimizer.lr 0.01 instead of 0.02" in notes[0])
+
+
+def test_a_training_with_other_options_steps_back_for_one_as_declared() -> None:
+    """What was tried is no rival of the row's own model of that seed; alone it fills the cell, marked."""
+    usual, other = make_eval("infini_linear", 1, loss=4.0), make_eval("infini_linear", 1, loss=3.0)
+    other.run_id, other.parent = "eval-other", "train-other"
+    tried = make_train("infini_linear", 1)
+    tried.run_id, tried.config["model"] = "train-other", {"name": "infini_linear", "gate_init": "zeros"}
+    both = rendered([usual, make_train("infini_linear", 1), other, tried]).tables[0]
+    one = rendered([usual, make_train("infini_linear", 1)]).tables[0]
+    assert both.cell("infini_linear", "PG19 yours") == one.cell("infini_linear", "PG19 yours")
+    alone = rendered([other, tried]).tables[0].cell("infini_linear", "PG19 yours")
+    assert alone.text.endswith(" †") and alone != one.cell("infini_linear", "PG19 yours")
+
+
+def test_what_steps_back_is_named_and_a_choice_of_the_users_stands() -> None:
+    """With report.aggregate=newest the newest run decides, however it was trained."""
+    usual, other = make_eval("infini_linear", 1, loss=4.0), make_eval("infini_linear", 1, loss=3.0)
+    other.run_id, other.parent, other.started = "eval-other", "train-other", "2024-05-02T00:00:00+00:00"
+    tried = make_train("infini_linear", 1)
+    tried.run_id, tried.config["model"] = "train-other", {"name": "infini_linear", "gate_init": "zeros"}
+    runs = [usual, make_train("infini_linear", 1), other, tried]
+    notes = [note for note in rendered(runs).notes if "left out" in note]
+    why = "model.gate_init zeros instead of specialised"
+    wanted = f"left out, trained otherwise than the row declares: Infini-Transformer (Linear) ({why}: eval-other)"
+    assert notes == [f"PG19, yours: {wanted}"]
+    newest = render(replace(report_named("table2_lm"), aggregate="newest"), "laptop", [], runs)
+    assert not [note for note in newest.notes if "left out" in note]
+    alone = rendered([other, tried]).tables[0].cell("infini_linear", "PG19 yours")
+    assert newest.tables[0].cell("infini_linear", "PG19 yours") == alone

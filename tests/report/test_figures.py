@@ -1,0 +1,313 @@
+"""Figures hold what the records hold, and the same records give the same bytes."""
+
+from __future__ import annotations
+
+import filecmp
+import itertools
+import math
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from report_runs import make_eval, make_train, report_settings
+from scipy import stats
+
+from infini.cli import main as cli
+from infini.commands.renew import renew
+from infini.config.compose import compose
+from infini.errors import InputError
+from infini.evaluation.perplexity import position_edges
+from infini.records import RunRecord
+from infini.report import costs, figures, positions
+from infini.report.load import load_report
+from infini.report.selection import Selection, select_runs
+from infini.report.text_report import Report
+
+
+def test_figures_are_the_same_bytes_when_drawn_twice(tmp_path: Path) -> None:
+    runs = [make_eval(model, seed, loss) for model, loss in (("infini_linear", 3.9), ("local", 4.0)) for seed in (1, 2)]
+    runs[0].series["nll_by_position"]["nll"][0][0] += 5.0
+    rows = {"infini_linear": runs[:2], "local": runs[2:]}
+    for name in ("first", "second"):
+        figures.gap_by_position(rows, tmp_path / name / "gap")
+        figures.gate_heatmap(runs[0], tmp_path / name / "gates")
+    for name in ("gap.png", "gap.svg", "gates.png", "gates.svg"):
+        first, second = (tmp_path / folder / name for folder in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes()
+        assert len(first.read_bytes()) > 1000
+    assert b"<dc:date>" not in (tmp_path / "first" / "gap.svg").read_bytes()
+
+
+def test_the_gap_of_every_model_of_the_table_can_be_drawn(tmp_path: Path) -> None:
+    """Of nine line styles some are patterns, which no format string can say."""
+    rows = {
+        f"model{number}": [make_eval("infini_linear", 1, 3.0 + number / 10)] for number in range(len(figures.LINES))
+    }
+    figures.gap_by_position(rows | {"local": [make_eval("local", 1)]}, tmp_path / "gap")
+    assert (tmp_path / "gap.png").is_file()
+
+
+@pytest.mark.parametrize(("seeds", "said"), [((1, 2), b"2 seeds"), ((1,), b"1 to 2 seeds")])
+def test_the_title_of_gaps_says_how_many_seeds_the_curves_have(
+    seeds: tuple[int, ...], said: bytes, tmp_path: Path
+) -> None:
+    of = {"infini_linear": (1, 2), "rmt": seeds, "local": (1, 2)}
+    rows = {row: [make_eval(row, seed) for seed in seeds] for row, seeds in of.items()}
+    figures.gap_by_position(rows, tmp_path / "gap")
+    assert b", " + said in (tmp_path / "gap.svg").read_bytes()
+
+
+def test_gap_is_paired_by_book_and_weighed_by_tokens() -> None:
+    runs, baseline = [make_eval("infini_linear", 1, 3.9)], [make_eval("local", 1, 4.0)]
+    runs[0].series["nll_by_position"]["nll"][0][0] += 250 * 0.03
+    first, last, gap, half = positions.gap(runs, baseline).T
+    # The last bin holds one book only and is left out.
+    assert list(first) == [0, 250, 500, 1000] and list(last) == [250, 500, 1000, 2000]
+    assert gap == pytest.approx([-0.09, -0.1, -0.1, -0.1])
+    # Three documents of one seed leave two degrees of freedom.
+    error = math.sqrt(3 / 2 * ((5.0**2) + 2 * 2.5**2)) / 750
+    assert half[0] == pytest.approx(stats.t.ppf(0.975, 2) * error)
+
+
+def test_bins_grow_with_position() -> None:
+    edges = np.arange(0, 256 * 41, 256)
+    starts = positions._growing_bins(edges, math.sqrt(2))
+    bounds = edges[starts]
+    assert list(bounds[:5]) == [0, 256, 512, 768, 1280]
+    assert all(later >= earlier * 1.4 for earlier, later in itertools.pairwise(bounds[1:]))
+
+
+def test_a_record_without_gates_cannot_be_drawn(tmp_path: Path) -> None:
+    for gates in (None, [], [[0.5], [0.5, 0.1]], [[1.5]]):
+        run = make_eval("infini_linear", 1, series={} if gates is None else {"gates": gates})
+        with pytest.raises(InputError, match="eval-infini_linear-1"):
+            figures.gate_heatmap(run, tmp_path / "gates")
+    with pytest.raises(InputError, match="'local'"):
+        figures.gap_by_position({"infini_linear": [make_eval("infini_linear", 1)]}, tmp_path / "gap")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_gates_are_numbered_as_layers_only_where_every_layer_has_them(tmp_path: Path) -> None:
+    """Memorizing Transformers have gates in one layer, which is not their first."""
+    for n_layers, said in ((2, b"<!-- layer -->"), (8, b"<!-- layers with gates -->")):
+        run = make_eval("memorizing", 1)
+        run.config["dims"]["n_layers"] = n_layers
+        figures.gate_heatmap(run, tmp_path / "gates")
+        assert said in (tmp_path / "gates.svg").read_bytes()
+
+
+def selected() -> Selection:
+    """Two models of two seeds; the trainings of one took 10 and 20 seconds, those of the other are not known."""
+    runs = [make_eval(model, seed, loss) for model, loss in (("infini_linear", 3.9), ("local", 4.0)) for seed in (1, 2)]
+    trainings = [make_train("infini_linear", seed) for seed in (1, 2)]
+    for run in runs:
+        run.cost["state_floats"] = 0 if run.model == "local" else 1000
+    for training, seconds in zip(trainings, (10.0, 20.0), strict=True):
+        training.cost["wall_seconds"] = seconds
+    return select_runs(Report.from_config(report_settings()), "laptop", [*runs, *trainings])
+
+
+def test_a_point_is_a_model_with_the_reach_of_its_seeds() -> None:
+    points = costs.memory_points(selected())
+    assert {model: point.cost for model, point in points.items()} == {"infini_linear": 1000, "local": 0}
+    linear = points["infini_linear"]
+    assert linear.lowest < linear.perplexity < linear.highest < points["local"].lowest
+    assert {model: point.cost for model, point in costs.training_points(selected()).items()} == {"infini_linear": 15.0}
+
+
+def test_costs_are_drawn_where_there_is_something_to_compare(tmp_path: Path) -> None:
+    report = Report.from_config(report_settings())
+    written = costs.draw_costs(report, "laptop", selected(), tmp_path / "one")
+    # One model's trainings alone are no figure.
+    assert [path.name for path in written] == [
+        f"table2_lm_laptop_perplexity_by_memory.{kind}" for kind in ("png", "svg")
+    ]
+    again = costs.draw_costs(report, "laptop", selected(), tmp_path / "two")
+    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
+
+
+def on(run: RunRecord, cpu: str, accelerator: str | None = None) -> RunRecord:
+    run.environment["hardware"] = {"cpu": cpu, "accelerator": accelerator}
+    return run
+
+
+def test_seconds_say_on_which_machines() -> None:
+    """As they were run; of steps that were timed beside each other where all rows have those, at their sizes."""
+    report, selection = Report.from_config(report_settings()), selected()
+    for run, cpu in zip(selection.parents.values(), ("one kind", "another"), strict=True):
+        on(run, cpu)
+    points, label = costs._by_seconds(report, selection, None)
+    assert label == "seconds of training, as they were run (another and one kind)"
+    assert points == costs.training_points(selection)
+    on(selection.parents["train-infini_linear-2"], "another", "a GPU")
+    measured = on(make_train("local", 1), "a third")
+    measured.config["recipe"] = {**measured.config["recipe"], "batch_size": 5}
+    measured.series["train"] = {"models": {"infini_linear": {"seconds": [0.01, 0.02, 0.03]}}}
+    assert costs._by_seconds(report, selection, measured)[1].endswith("as they were run (a GPU and one kind)")
+    for run in selection.parents.values():
+        run.config["recipe"] = {**run.config["recipe"], "batch_size": 5}
+    points, label = costs._by_seconds(report, selection, measured)
+    assert label == "seconds of training, by steps timed one after the other (a third)"
+    assert {row: point.cost for row, point in points.items()} == {"infini_linear": pytest.approx(0.02 * 1200)}
+    measured.series["train"]["models"] = {}
+    assert costs._by_seconds(report, selection, measured)[0] == costs.training_points(selection)
+
+
+@pytest.fixture
+def drawn_axes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The axes of figures that would be written."""
+    drawn: list[Any] = []
+
+    def keep(figure: Any, path: Path) -> list[Path]:
+        drawn.append(figure.axes[0])
+        return [path]
+
+    monkeypatch.setattr(costs, "save", keep)
+    return drawn
+
+
+def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(tmp_path: Path, drawn_axes: list[Any]) -> None:
+    costs_of = {"a": 1, "b": 4, "c": 3, "d": 2}
+    points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost) for row, cost in costs_of.items()}
+    models = {"a": "rmt", "b": "local", "c": "rmt", "d": "rmt"}
+    costs.scatter(points, models, {"a": "RMT"}, tmp_path / "figure", "numbers", "heading")
+    (axes,) = drawn_axes
+    drawn_as = {bars.get_label(): bars[0] for bars in axes.containers}
+    looks = {label: (line.get_marker(), line.get_fillstyle()) for label, line in drawn_as.items()}
+    assert looks == {"RMT": ("o", "full"), "c": ("o", "none"), "d": ("o", "left"), "b": ("s", "full")}
+    # From the smallest to the largest, not in the order of the rows.
+    (joined,) = [line for line in axes.lines if len(line.get_xdata()) == 3]
+    assert list(joined.get_xdata()) == [1, 2, 3] and list(joined.get_ydata()) == [49, 48, 47]
+
+
+@pytest.mark.parametrize("name", ["table2_lm", "rmt_sweep", "memory_sizes", "segment_lengths", "table2_100k"])
+def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_axes: list[Any]) -> None:
+    report = load_report(compose([f"report={name}"]).report)
+    assert isinstance(report, Report)
+    points = {row: costs.Point(7.0, 50.0, 50.0, 50.0) for row in report.models}
+    costs.scatter(points, {row: report.model_of(row) for row in points}, {}, tmp_path / "figure", "numbers", "heading")
+    (axes,) = drawn_axes
+    looks = {(bars[0].get_marker(), bars[0].get_fillstyle()) for bars in axes.containers}
+    # Nor are points joined that cost the same.
+    assert len(looks) == len(points) and not [line for line in axes.lines if len(line.get_xdata()) > 1]
+
+
+def test_no_two_of_nine_curves_look_alike() -> None:
+    assert len({(str(style), marker) for style, marker, _ in figures.LINES}) == len(figures.LINES) == 9
+    assert len({marker for _, marker, _ in figures.LINES}) == 9
+
+
+def test_the_interval_of_a_gap_knows_of_seeds() -> None:
+    runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.9), (2, 3.7))]
+    *_, gap, half = positions.gap(runs, [make_eval("local", seed) for seed in (1, 2)]).T
+    # Two seeds, 0.1 apart from their mean, leave one degree of freedom.
+    assert gap == pytest.approx([-0.2] * 4) and half == pytest.approx([0.1 * stats.t.ppf(0.975, 1)] * 4)
+
+
+def test_a_gap_by_place_is_known_where_both_have_it_for_segments_of_one_length() -> None:
+    runs = {model: make_eval(model, 1, loss) for model, loss in (("infini_linear", 3.9), ("local", 4.0))}
+    by_place = positions.BY_PLACE
+    assert len(positions.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place)) == 0
+    for run in runs.values():
+        tokens = [[entry["tokens"] // 4, entry["tokens"] - entry["tokens"] // 4] for entry in run.documents]
+        means = [entry["nll"] / entry["tokens"] for entry in run.documents]
+        # All of what the memory gains is gained at the first token of a segment.
+        first = [mean if run.model == "local" else mean - 0.3 for mean in means]
+        rest = means if run.model == "local" else [mean + 0.1 for mean in means]
+        nll = [[a * m, b * n] for (a, b), m, n in zip(tokens, first, rest, strict=True)]
+        run.series[by_place] = {"edges": [0, 1, 4], "nll": nll, "tokens": tokens}
+    start, stop, gap, _ = positions.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place).T
+    assert list(start) == [0, 1] and list(stop) == [1, 4] and gap == pytest.approx([-0.4, 0.0])
+    runs["local"].series[by_place] = {**runs["local"].series[by_place], "edges": [0, 1, 8]}
+    assert len(positions.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place)) == 0
+
+
+def test_a_window_of_tokens_is_no_empty_memory() -> None:
+    """Attention over several segments carries their keys and values: its point is not that of a model without any."""
+    run, training = make_eval("full", 1), make_train("full", 1)
+    run.cost["state_floats"] = 0
+    training.config["dims"] |= {"d_key": 16, "d_value": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 3}
+    training.config["model"]["window_segments"] = 24
+    selection = select_runs(Report.from_config(report_settings()), "laptop", [run, training])
+    assert costs.memory_points(selection)["full"].cost == 80 * 2 * 3 * 23 * 16
+    del training.config["model"]["window_segments"]
+    assert costs.memory_points(selection) == {}
+
+
+def test_bins_of_an_evaluation_double() -> None:
+    """Of the edges of a record, 64, 96, 128 and so on, the first that is the root of 2 farther is twice as far."""
+    edges = np.array(position_edges(10**6))
+    assert set(np.diff(edges)[3:] / edges[3:-1]) == {0.5, 1 / 3}
+    bounds = edges[positions._growing_bins(edges, math.sqrt(2))]
+    assert list(bounds[:5]) == [0, 64, 96, 192, 384]
+    assert {later / earlier for earlier, later in itertools.pairwise(bounds[2:])} == {2.0}
+
+
+@pytest.mark.slow
+def test_published_figures_are_drawn_again_byte_for_byte(project_root: Path, tmp_path: Path) -> None:
+    """From the published records, by the library that drew them."""
+    pinned = f"matplotlib=={version('matplotlib')}"
+    if pinned not in (project_root / "constraints.txt").read_text().split():
+        pytest.skip(f"the figures were not drawn by {pinned}")
+    assert cli.main(["figure", f"results_dir={tmp_path}"]) == 0
+    published, drawn = project_root / "results" / "figures", tmp_path / "figures"
+    names = sorted(path.name for path in published.iterdir())
+    assert len(names) > 100
+    assert sorted(path.name for path in drawn.iterdir()) == names
+    assert filecmp.cmpfiles(published, drawn, names, shallow=False) == (names, [], [])
+
+
+@pytest.mark.slow
+def test_published_tables_and_claims_are_made_again_byte_for_byte(project_root: Path, tmp_path: Path) -> None:
+    """From the published records, by the code that is here."""
+    published = project_root / "results"
+    made = renew(published, tmp_path)
+    assert len(made) > 50
+    for path in made:
+        there = published / path.relative_to(tmp_path)
+        assert path.read_bytes() == there.read_bytes(), f"{there}: `make results` makes it anew"
+
+
+def python(code: str, folder: Path, root: Path, backend: str) -> None:
+    """Run some code in a process whose surroundings name backends of matplotlib that are not here."""
+    (folder / "matplotlibrc").write_text("backend: no_such_backend\n", encoding="utf-8")
+    environment = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "qt", "nonsense"])
+def test_figures_are_drawn_whatever_the_surroundings_say(backend: str, project_root: Path, tmp_path: Path) -> None:
+    drawing = (
+        "from infini.report.figures import paper_style, save\n"
+        "from pathlib import Path\n"
+        "with paper_style():\n"
+        "    from matplotlib.figure import Figure\n"
+        "    save(Figure(), Path('drawn'))\n"
+    )
+    python(drawing, tmp_path, project_root, backend)
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "drawn.svg").is_file()
+
+
+def test_trainings_start_whatever_the_surroundings_say(project_root: Path, tmp_path: Path) -> None:
+    """torchmetrics, which Lightning needs, imports pyplot, and with it the backend that the environment names."""
+    starting = (
+        "import cli, importlib, sys\n"
+        "cli._dispatch = lambda words: importlib.import_module('torchmetrics') and 0\n"
+        "sys.exit(cli.main(['train']))\n"
+    )
+    python(starting, tmp_path, project_root, "module://matplotlib_inline.backend_inline")
+
+
+def test_nothing_of_ours_imports_pyplot(project_root: Path) -> None:
+    """It would choose a backend, and keep every figure."""
+    sources = [path for folder in ("infini", "tasks") for path in (project_root / folder).rglob("*.py")]
+    assert len(sources) > 100
+    assert [str(path) for path in sources if "pyplot" in path.read_text(encoding="utf-8")] == []

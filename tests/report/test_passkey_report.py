@@ -1,0 +1,377 @@
+"""Table 3 from made-up records: whose row a run is, what a cell shows, and what never stands side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import make_train, pair
+from rich.console import Console
+
+from infini.config.compose import compose
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.report.load import draw, load_report, render, report_of_runs
+from infini.report.passkey import PasskeyReport, longest_input, tokens_of_filler
+from infini.report.render import print_report
+from infini.report.selection import select_runs
+
+
+def report(**changes: Any) -> PasskeyReport:
+    loaded = load_report({**compose(["report=table3_passkey"]).report, **changes})
+    assert isinstance(loaded, PasskeyReport)
+    return loaded
+
+
+BOOKS = make_train("infini_linear", 1, run_id="books")
+SHORT = {
+    "recipe.batch_size": 40,
+    "recipe.segments_per_sequence": 4,
+    "recipe.curriculum": [[128, 256]],
+    "recipe.advance_below": 0.2,
+    "recipe.sparse_writes": 0.03,
+    "dims.segment_length": 128,
+}
+FROZEN = {"optimizer.gate_lr": 0.0, "model.gate_init": "zeros"}
+
+
+def rows_of(runs: list[RunRecord]) -> dict[str, list[str]]:
+    chosen = select_runs(report(), "laptop", runs)
+    return {name: [run.run_id for run in of_row] for name, of_row in chosen.runs.items()}
+
+
+def test_how_a_model_was_trained_decides_its_row() -> None:
+    runs = [
+        BOOKS,
+        *pair(),
+        *pair(recipe="passkey_laptop_extended"),
+        *pair("infini_delta", "passkey_laptop_plain"),
+        *pair("infini_delta", "passkey_laptop_finetune", trained={"init_from": "books"}),
+        *pair("infini_delta", "passkey_laptop_finetune", trained=SHORT | {"init_from": "books"}, name="short-"),
+        *pair("infini_delta", "pg19_laptop"),
+        *pair("local", trained={"recipe.curriculum": None}),
+        *pair(recipe="passkey_laptop_extended", asked={"task.knockout": "reset"}, name="reset-"),
+        *pair(recipe="passkey_laptop_extended", trained=FROZEN, name="frozen-"),
+    ]
+    assert {name: len(ids) for name, ids in rows_of(runs).items()} == {
+        "linear": 1,
+        "linear_extended": 1,
+        "delta_plain": 1,
+        "delta_finetuned": 1,
+        "delta_finetuned_short": 1,
+        "delta_zero_shot": 1,
+        "local": 1,
+        "linear_reset": 1,
+        "linear_frozen": 1,
+    }
+
+
+def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> None:
+    digits, false_keys, book = {"task.digits": 8}, {"task.distractors": 3}, {"task.filler": "book"}
+    runs = [
+        *pair(),
+        *pair(recipe="passkey_laptop_extended"),
+        *pair(trained=digits, asked=digits, name="digits-"),
+        *pair(asked=digits, name="digits-unseen-"),
+        *pair(asked=false_keys, name="unwarned-"),
+        *pair("infini_delta", trained=false_keys, asked=false_keys, name="false-"),
+        *pair(trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
+        *pair(trained=book | {"task.tokenizer": "scale", "optimizer.lr": 0.004}, asked=book, name="slow-book-"),
+        *pair(
+            recipe="passkey_laptop_extended",
+            trained=book | {"task.tokenizer": "scale"},
+            asked=book,
+            name="long-book-",
+        ),
+        *pair(
+            recipe="passkey_laptop_extended",
+            trained=book | {"task.tokenizer": "scale", "task.distractors": 1, "recipe.curriculum": [[128, 320]]},
+            asked=book,
+            name="warned-book-",
+        ),
+    ]
+    beyond = report_of_runs(compose(["report=passkey_beyond"]).report, "draw")
+    chosen = select_runs(beyond, "laptop", runs)
+    assert {name: [run.run_id.split("-infini")[0] for run in found] for name, found in chosen.runs.items()} == {
+        "linear": ["eval"],
+        "linear_extended": ["eval"],
+        "linear_digits": ["eval-digits"],
+        "linear_unwarned": ["eval-unwarned"],
+        "delta_distractors": ["eval-false"],
+        "linear_book_slow": ["eval-slow-book"],
+        "linear_book": ["eval-book"],
+        "linear_book_extended": ["eval-long-book"],
+        "linear_book_warned": ["eval-warned-book"],
+    }
+
+
+def test_runs_that_fill_no_cell_are_not_passed_over_in_silence() -> None:
+    stray = pair(seed=2, asked={"task.digits": 8}, name="stray-")
+    notes = render(report(), "laptop", [], [*pair(), *stray]).notes
+    (line,) = [note for note in notes if "fill no cell" in note]
+    assert line.startswith(f"yours: 1 evaluation(s) fill no cell here, the last {stray[1].run_id}: ")
+    assert not [note for note in render(report(), "laptop", stray, pair()).notes if "fill no cell" in note]
+
+
+def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str]) -> None:
+    """Mean and deviation over seeds make wide cells; in 120 columns no title may be cut short for them."""
+    runs = [run for seed in (1, 2, 3) for run in pair(recipe="passkey_laptop_extended", seed=seed)]
+    for run, tokens in zip(runs[::2], (9_736_621, 10_024_123, 9_944_730), strict=True):
+        run.cost = {"tokens_seen": tokens}
+    for run, diluted in zip(runs[1::2], (176.2, 566.9, 955.4), strict=True):
+        run.results = {"half_dilution": {"value": diluted, "n": 16, "unit": "tokens", "higher_is_better": True}}
+    print_report(render(report(), "laptop", [], runs), Console(width=120))
+    out = capsys.readouterr().out
+    assert "9,901,825 ±" in out and "\u2026" not in out
+
+
+def test_tokens_of_filler_are_written_with_the_digits_that_mean_something() -> None:
+    assert list(map(tokens_of_filler, (596.7, 1363.0, 999_999.0, 53_352_877_056.0))) == [
+        "597",
+        "1,363",
+        "999,999",
+        "5.3e+10",
+    ]
+
+
+def test_what_a_lost_training_taught_is_not_guessed() -> None:
+    digits = {"task.digits": 8}
+    lost = pair(trained=digits, asked=digits)[1:]
+    beyond = report_of_runs(compose(["report=passkey_beyond"]).report, "draw")
+    assert select_runs(beyond, "laptop", lost).runs == {}
+
+
+def test_rows_of_made_up_books_stand_beside_rows_without_books() -> None:
+    book = {"task.filler": "book"}
+    runs = [
+        *pair(),
+        *pair(trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
+    ]
+    for run in runs[2:]:
+        run.data = {**run.data, "source": "synthetic"}
+    table = render(report_of_runs(compose(["report=passkey_beyond"]).report, "draw"), "laptop", [], runs).tables[0]
+    labels = {row.model: row.cells[0].text for row in table.rows if row.model.endswith("yours")}
+    assert labels == {"linear/yours": "yours", "linear_book/yours": "yours (books: SYNTHETIC)"}
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked"),
+    [
+        (None, {"task.digits": 8}),
+        (None, {"task.distractors": 3}),
+        (None, {"task.filler": "book"}),
+        ({"task.digits": 8}, {"task.digits": 5}),
+        ({"task.distractors": 9}, {"task.distractors": 0}),
+        ({"recipe.length_extension": 500.0}, None),
+        ({"recipe.sparse_writes": None}, None),
+        ({"recipe.name": "passkey_laptop_plain"}, None),
+        ({"recipe.loss_temperature": 8.0}, None),
+        ({"recipe.segments_per_sequence": 160}, None),
+        ({"recipe.curriculum": [[128, 20480]]}, None),
+        ({"init_from": "an-extended-run"}, None),
+        ({"optimizer.gate_lr": 0.0, "recipe.name": "passkey_laptop_extended", "recipe.length_extension": 2.0}, None),
+        (None, {"dims.segment_length": 32}),
+    ],
+    ids=str,
+)
+def test_what_is_not_the_rows_stays_out_of_the_papers_table(trained: Any, asked: Any) -> None:
+    assert rows_of(pair(trained=trained, asked=asked)) == {}
+
+
+def test_fine_tuning_starts_from_books_or_is_no_fine_tuning() -> None:
+    runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": "books"})
+    assert list(rows_of([BOOKS, *runs])) == ["linear_finetuned"]
+    other = make_train("infini_linear", 1, run_id="books", task="passkey")
+    assert rows_of([other, *runs]) == rows_of(runs) == {}
+
+
+def test_a_row_whose_books_were_made_up_says_so() -> None:
+    runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": "books"})
+    made_up = make_train("infini_linear", 1, run_id="books", data={**BOOKS.data, "source": "synthetic"})
+    for books, label in ((BOOKS, "yours"), (made_up, "yours (books: SYNTHETIC)")):
+        table = render(report(), "laptop", [], [books, *runs]).tables[0]
+        assert [row.cells[0].text for row in table.rows if row.model == "linear_finetuned/yours"] == [label]
+
+
+def test_a_training_that_never_left_its_curriculum_fills_no_row() -> None:
+    runs = pair()
+    runs[0].series = {"in_last_stage": False}
+    assert rows_of(runs) == {}
+
+
+def test_rows_have_tokenizers_of_their_own_and_seeds_of_a_row_do_not() -> None:
+    books = pair("infini_delta", "pg19_laptop", tokenizer="bpe-2048")
+    rendered = render(report(), "laptop", [], [*pair(), *books])
+    column = rendered.tables[1].columns.index("Tokenizer")
+    assert {row.cells[column].text for row in rendered.tables[1].rows} == {"wordlevel-57", "bpe-2048"}
+    with pytest.raises(InputError, match="different data in one row"):
+        rows_of([*pair(), *pair(seed=2, tokenizer="bpe-2048")])
+
+
+@pytest.mark.parametrize("key", ["task.lm_loss_weight", "task.few_digit_share", "recipe.steps", "dims.segment_length"])
+def test_seeds_trained_differently_are_not_averaged(key: str) -> None:
+    other = pair(seed=2, trained={key: 7})
+    if key == "dims.segment_length":
+        other[1].config["dims"] = {"segment_length": 7}
+    with pytest.raises(InputError, match="runs with different settings in one cell"):
+        rows_of([*pair(), *other])
+
+
+def test_an_extended_run_never_stands_beside_the_papers_numbers() -> None:
+    table = render(report(), "laptop", [], pair(recipe="passkey_laptop_extended")).tables[0]
+    names = [row.model for row in table.rows]
+    assert "linear_extended/yours" in names and "linear_extended/paper" not in names
+    assert "linear/paper" in names and "linear/yours" not in names
+    for row in report().rows.values():
+        assert not (row.paper and row.extended)
+
+
+def test_cells_show_all_places_and_mark_those_that_need_no_memory() -> None:
+    runs = [*pair(seed=1), *pair(seed=2, accuracy=0.98)]
+    table = render(report(), "laptop", [], runs).tables[0]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    assert row.cells[1].text == "99/99/99*"
+    assert set(row.cells[1].run_ids) == {"eval-infini_linear-passkey_laptop-1", "eval-infini_linear-passkey_laptop-2"}
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "text"),
+    [
+        (1.0, "100/100/100*"),
+        (0.14, "14/14/14*"),
+        (0.9996, "99.9/99.9/99.9*"),
+        (0.5, "50/50/50*"),
+        (0.984, "98.4/98.4/98.4*"),
+    ],
+)
+def test_less_than_all_is_never_printed_as_100(accuracy: float, text: str) -> None:
+    table = render(report(), "laptop", [], pair(accuracy=accuracy)).tables[0]
+    assert next(row for row in table.rows if row.model == "linear/yours").cells[1].text == text
+
+
+def test_a_length_nobody_measured_is_a_dash() -> None:
+    table = render(report(), "laptop", [], pair(lengths=[2**15])).tables[0]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    assert [cell.text for cell in row.cells[1:]] == ["100/100/100*", *["\N{EM DASH}"] * 4]
+
+
+def test_of_several_runs_of_a_cell_the_one_with_most_examples_counts() -> None:
+    whole, later = pair(accuracy=0.5), pair(accuracy=1.0, lengths=[2**20], examples=1)
+    later[1].run_id, later[1].started = "later", "2099-01-01T00:00:00Z"
+    table = render(report(), "laptop", [], [*whole, later[1]]).tables[0]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    assert row.cells[-1].text == "50/50/50*" and row.cells[-1].run_ids == (whole[1].run_id,)
+    more = pair(accuracy=1.0, lengths=[2**20], examples=60)
+    more[1].run_id = "more"
+    table = render(report(), "laptop", [], [*whole, more[1]]).tables[0]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    assert [cell.text for cell in row.cells[-2:]] == ["50/50/50*", "100/100/100*"]
+    with pytest.raises(InputError, match="two runs for seed 1.*choose with report.aggregate=largest"):
+        select_runs(report(aggregate=None), "laptop", [*whole, more[1]])
+
+
+def test_a_model_trained_for_a_knocked_out_row_fills_the_others_of_its_recipe() -> None:
+    runs = [*pair(), *pair(seed=2, trained={"task.knockout": "reset"})]
+    assert len(select_runs(report(), "laptop", runs).runs["linear"]) == 2
+    with pytest.raises(InputError, match="different settings in one cell.*training task.digits"):
+        select_runs(report(), "laptop", [*pair(), *pair(seed=2, trained={"task.digits": 5.0})])
+
+
+def test_cells_outside_the_table_count_nowhere() -> None:
+    runs = pair()
+    cell = {"length": 2**30, "depth": "start", "token_accuracy": 0.1, "exact_match": 0.0, "examples": 5}
+    runs[1].series["cells"].append({**cell, "same_segment": 0.0})
+    table = render(report(), "laptop", [], runs).tables[1]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    shown = dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
+    # 15 cells are right together where each is at 99.67 %.
+    assert (shown["Worst cell"], shown["Exact match"], shown["Examples a cell"]) == ("100 [88.0, 100]", "100", "50")
+
+
+def test_what_stands_behind_a_row() -> None:
+    table = render(report(), "laptop", [], pair(accuracy=0.5)).tables[1]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    shown = dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
+    assert (shown["Examples a cell"], shown["Worst cell"], shown["Exact match"]) == ("50", "50 [29.3, 70.7]", "50")
+    assert shown["Longest"] == "640"
+
+
+def test_rows_to_run_are_checked() -> None:
+    assert report(run="all").to_run == list(report().rows)
+    assert report(run=["delta", "linear"]).to_run == ["linear", "delta"]
+    with pytest.raises(InputError, match="^report.run='linaer': all, or names of .* did you mean 'linear'"):
+        report(run="linaer")
+    with pytest.raises(InputError, match="^report.rows.one: "):
+        report(rows={"one": {"titel": "x"}})
+    for wrong in ({"lengths": "32K"}, {"lengths": 512}, {"depths": "start"}, {"run": None}, {"lengths": ["1X"]}):
+        with pytest.raises(InputError):
+            report(**wrong)
+
+
+def test_rows_may_differ_in_a_setting() -> None:
+    updates = report_of_runs(compose(["report=passkey_updates"]).report, "draw")
+    base = pair(recipe="passkey_laptop_extended")[0]
+    runs = [base]
+    for segment in (128, 512):
+        runs += updated(segment, base.run_id)
+    chosen = select_runs(updates, "laptop", runs)
+    assert {name: run.run_id.split("-")[1] for name, (run,) in chosen.runs.items()} == {
+        "linear_128": "128",
+        "linear_512": "512",
+    }
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pair(recipe="passkey_laptop", name="before-")[0],
+        pair(recipe="passkey_laptop_extended", model="infini_delta", name="before-")[0],
+        pair(recipe="passkey_laptop_extended", trained={"task.digits": 8}, name="before-")[0],
+        BOOKS,
+        None,
+    ],
+    ids=["recipe", "model", "prompts", "books", "unknown"],
+)
+def test_a_row_starts_from_the_model_that_it_names(before: RunRecord | None) -> None:
+    updates = report_of_runs(compose(["report=passkey_updates"]).report, "draw")
+    base = pair(recipe="passkey_laptop_extended")[0]
+    start = "none" if before is None else before.run_id
+    others = [run for run in (base, before) if run is not None]
+    assert not select_runs(updates, "laptop", [*others, *updated(512, start)]).runs
+    assert not select_runs(updates, "laptop", [*others, *updated(512, None)]).runs
+    assert list(select_runs(updates, "laptop", [*others, *updated(512, base.run_id)]).runs) == ["linear_512"]
+
+
+def test_starts_must_be_rows_and_end() -> None:
+    row = {"title": "x", "model": "infini_linear", "recipe": "passkey_laptop"}
+    with pytest.raises(InputError, match=r"^report.rows.one.start='too'.*did you mean 'two'"):
+        report(rows={"one": row | {"start": "too"}, "two": row}, run="all")
+    with pytest.raises(InputError, match=r"^report.rows.two.start='one'"):
+        report(rows={"one": row | {"start": "two"}, "two": row | {"start": "one"}}, run="all")
+
+
+def updated(segment: int, start: str | None) -> list[RunRecord]:
+    sized = {"dims.segment_length": segment, "recipe.segments_per_sequence": 5120 // segment}
+    return pair(
+        recipe="passkey_laptop_updates", lengths=[2**17], name=f"{segment}-", trained=sized | {"init_from": start}
+    )
+
+
+def test_figures_are_drawn_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
+    updates = report_of_runs(compose(["report=passkey_updates"]).report, "draw")
+    base = pair(recipe="passkey_laptop_extended")[0]
+    runs = [base, *updated(128, base.run_id)]
+    for made, of in ((runs, updates), (pair(), report())):
+        selection = select_runs(of, "laptop", made)
+        assert selection.runs
+        first = draw(of, "laptop", selection, tmp_path / "first")
+        second = draw(of, "laptop", selection, tmp_path / "second")
+        assert [path.suffix for path in first] == [".png", ".svg"]
+        assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_the_longest_input_counts_the_filler_before_it() -> None:
+    recipe = {"segments_per_sequence": 4, "curriculum": [[32, 192]]}
+    for more, tokens in (({}, 512), ({"long_history": None}, 512), ({"long_history": [8, 100]}, 3072 + 512)):
+        assert longest_input({"recipe": recipe | more, "dims": {"segment_length": 128}}) == tokens

@@ -1,0 +1,262 @@
+"""`infini table`, `infini figure` and `infini publish` on folders of records."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from report_runs import make_eval, make_train, report_settings, synthetic
+
+from infini import records
+from infini.commands import figure, publish, table
+from infini.config.compose import compose
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.report.curves import draw_curves, smoothed
+from infini.report.selection import Selection
+
+
+def fill(folder: Path, *runs: RunRecord) -> list[RunRecord]:
+    """Write runs and, for evaluations, the training runs behind them."""
+    for run in runs:
+        records.write_record(run, folder)
+        if run.verb == "eval":
+            environment = {"environment": run.environment}
+            records.write_record(make_train(run.model, run.seed, **environment), folder)
+    return records.load_records(folder)
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "published"
+    monkeypatch.setattr(records, "published_dir", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> Any:
+    scale, task = SimpleNamespace(name="laptop"), SimpleNamespace(name="pg19")
+    return SimpleNamespace(report=report_settings(), scale=scale, task=task, results_dir=str(tmp_path / "mine"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_table_command_prints_the_paper_where_nothing_ran(
+    cfg: Any, published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert table.run(cfg, []) == 0
+    assert "11.88" in capsys.readouterr().out
+    assert files(Path(cfg.results_dir)) == [f"tables/table2_lm_laptop.{suffix}" for suffix in ("csv", "md", "tex")]
+
+
+def test_figure_command_draws_or_says_how_to_get_runs(cfg: Any, published: Path) -> None:
+    with pytest.raises(InputError, match="infini reproduce report=table2_lm scale=laptop"):
+        figure.run(cfg, ["report=table2_lm"])
+    with pytest.raises(InputError, match="infini reproduce scale=laptop"):
+        figure.run(cfg, [])
+    fill(Path(cfg.results_dir), make_eval("infini_linear", 1), make_eval("local", 1, series={}))
+    kinds = ("gates_infini_linear", "perplexity_by_memory")
+    drawn = [f"figures/table2_lm_laptop_{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")]
+    for words in (["report=table2_lm"], []):
+        assert figure.run(cfg, words) == 0
+        assert [name for name in files(Path(cfg.results_dir)) if name.startswith("figures")] == drawn
+
+
+def test_where_nothing_is_yours_the_published_runs_are_drawn(
+    cfg: Any, published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(published, make_eval("infini_linear", 1))
+    assert figure.run(cfg, ["report=table2_lm"]) == 0
+    assert "drawn from the published ones" in capsys.readouterr().out
+    assert len(files(Path(cfg.results_dir))) == 2 and not (published / "figures").exists()
+    fill(Path(cfg.results_dir), make_eval("infini_linear", 2))
+    assert figure.run(cfg, ["report=table2_lm"]) == 0
+    assert "published" not in capsys.readouterr().out
+
+
+def test_training_curves_are_drawn_once_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
+    curve = [[step, 3.0 / step] for step in range(1, 301)]
+    trained = make_train("infini_linear", 1, series={"loss_curve": curve, "stage_steps": [100]})
+    runs = [make_eval("infini_linear", 1), make_eval("infini_linear", 1, run_id="again", parent=trained.run_id)]
+    selection = Selection({"one": runs[:1], "two": runs[1:]}, {trained.run_id: trained})
+    titles = {"one": "A title that is long enough for two lines", "two": "Two"}
+    made = [draw_curves(selection, titles, tmp_path / folder / "training", "x") for folder in ("first", "second")]
+    assert [path.suffix for path in made[0]] == [".png", ".svg"]
+    assert [path.read_bytes() for path in made[0]] == [path.read_bytes() for path in made[1]]
+    svg = made[0][1].read_text()
+    # The second row's training is the first's.
+    assert "A title that is long" in svg and "Two" not in svg
+    assert draw_curves(Selection({"one": runs[:1]}, {}), titles, tmp_path / "none", "x") == []
+    step, loss = smoothed(curve)
+    assert len(step) == 60 and step[0] == 3.0 and loss[0] == pytest.approx(sum(3 / n for n in range(1, 6)) / 5)
+
+
+def test_two_trainings_of_one_seed_have_lines_of_their_own(tmp_path: Path) -> None:
+    curve = [[step, 3.0 / step] for step in range(1, 301)]
+    trained = [
+        make_train("local", seed, run_id=f"t{n}", series={"loss_curve": curve}) for n, seed in enumerate((1, 1, 2))
+    ]
+    runs = [make_eval("local", run.seed, run_id=f"e{run.run_id}", parent=run.run_id) for run in trained]
+    selection = Selection({"one": runs}, {run.run_id: run for run in trained})
+    svg = draw_curves(selection, {"one": "One"}, tmp_path / "training", "x")[1].read_text()
+    assert [svg.count(f"<!-- {label} -->") for label in ("seed 1", "seed 1, training 2", "seed 2")] == [1, 1, 1]
+
+
+def test_publish_copies_run_and_parent_and_renews_tables_and_figures(cfg: Any, published: Path) -> None:
+    mine = Path(cfg.results_dir)
+    fill(mine, make_eval("infini_linear", 1), make_eval("local", 1))
+    assert publish.run(cfg, [], ["eval-infini_linear-1"]) == 0
+    assert files(published / "runs") == ["eval-infini_linear-1.json", "train-infini_linear-1.json"]
+    for name in files(published / "runs"):
+        assert (published / "runs" / name).read_bytes() == (mine / "runs" / name).read_bytes()
+    text = (published / "tables" / "table2_lm_laptop.md").read_text(encoding="utf-8")
+    assert "[`eval-infini_linear-1`](../runs/eval-infini_linear-1.json)" in text
+    assert "yours" not in text
+    assert len(files(published / "figures")) == 2
+
+    assert publish.run(cfg, ["report=table2_lm"], []) == 0
+    assert len(files(published / "runs")) == 4
+    # The gap, the gates of both, and perplexity by memory.
+    assert len(files(published / "figures")) == 8
+    before = {name: (published / name).read_bytes() for name in files(published)}
+    assert publish.run(cfg, ["report=table2_lm"], []) == 0
+    assert before == {name: (published / name).read_bytes() for name in files(published)}
+
+
+@pytest.mark.parametrize(
+    ("dirty", "reason"), [(True, "uncommitted changes"), (None, "commit it was made from is not known")]
+)
+def test_publish_refuses_runs_of_unknown_code(cfg: Any, published: Path, dirty: bool | None, reason: str) -> None:
+    run = make_eval("local", 1)
+    run.environment["git_dirty"] = dirty
+    fill(Path(cfg.results_dir), run, make_eval("full", 1))
+    with pytest.raises(InputError, match=f"(eval|train)-local-1.*{reason}"):
+        publish.run(cfg, [], ["eval-full-1", "eval-local-1"])
+    assert not published.exists()
+
+
+def test_publish_refuses_a_clean_evaluation_of_a_dirty_training(cfg: Any, published: Path) -> None:
+    mine = Path(cfg.results_dir)
+    fill(mine, make_eval("local", 1))
+    records.write_record(make_train("local", 1, environment={"git_dirty": True}), mine)
+    with pytest.raises(InputError, match="train-local-1"):
+        publish.run(cfg, [], ["eval-local-1"])
+    (mine / "runs" / "train-local-1.json").unlink()
+    with pytest.raises(InputError, match="no run 'train-local-1'"):
+        publish.run(cfg, [], ["eval-local-1"])
+    assert not published.exists()
+
+
+def test_publish_refuses_synthetic_unknown_and_unnamed_runs(cfg: Any, published: Path) -> None:
+    fill(Path(cfg.results_dir), synthetic(make_eval("local", 1)))
+    with pytest.raises(InputError, match="synthetic"):
+        publish.run(cfg, [], ["eval-local-1"])
+    with pytest.raises(InputError, match=r"no run 'eval-locl-1'.*did you mean 'eval-local-1'"):
+        publish.run(cfg, [], ["eval-locl-1"])
+    with pytest.raises(InputError, match="no run"):
+        publish.run(cfg, [], ["../runs/eval-local-1"])
+    with pytest.raises(InputError, match="publish what"):
+        publish.run(cfg, ["scale=laptop"], [])
+    assert not published.exists()
+
+
+def test_publish_refuses_runs_that_another_report_is_about(cfg: Any, published: Path) -> None:
+    fill(Path(cfg.results_dir), make_eval("local", 1, task="passkey"))
+    with pytest.raises(
+        InputError, match="report=table2_lm is about task=pg19 or arxiv_math, not passkey; choose its tables with"
+    ):
+        publish.run(cfg, [], ["eval-local-1"])
+    assert not published.exists()
+
+
+def test_a_corpus_that_was_made_up_keeps_no_real_one_from_being_published(cfg: Any, published: Path) -> None:
+    made_up = synthetic(make_eval("local", 1, run_id="made-up", task="arxiv_math"))
+    fill(Path(cfg.results_dir), make_eval("local", 1), made_up)
+    publish.run(cfg, ["report=table2_lm"], [])
+    assert sorted(path.stem for path in (published / "runs").iterdir()) == ["eval-local-1", "train-local-1"]
+
+
+def test_claims_are_judged_before_anything_is_written(
+    cfg: Any, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> str:
+        raise InputError("two runs for a cell")
+
+    fill(Path(cfg.results_dir), make_eval("local", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "claims_text", failing)
+        with pytest.raises(InputError, match="two runs"):
+            publish.run(cfg, ["report=table2_lm"], [])
+    assert not published.exists()
+    publish.run(cfg, ["report=table2_lm"], [])
+    assert "| Claim |" in (published / "CLAIMS.md").read_text(encoding="utf-8")
+
+
+def test_a_table_of_a_folder_that_is_not_there_makes_none(cfg: Any, published: Path) -> None:
+    cfg.results_dir = str(Path(cfg.results_dir) / "typo")
+    with pytest.raises(InputError, match="results_dir=.*typo'?: no such folder"):
+        table.run(cfg, [f"results_dir={cfg.results_dir}"])
+    assert not Path(cfg.results_dir).exists()
+
+
+def test_publish_refuses_a_second_run_for_a_published_cell_before_copying(cfg: Any, published: Path) -> None:
+    mine = Path(cfg.results_dir)
+    fill(mine, make_eval("local", 1))
+    publish.run(cfg, [], ["eval-local-1"])
+    before = files(published)
+    fill(mine, make_eval("local", 1, 4.5, run_id="again"))
+    with pytest.raises(InputError, match="(eval-local-1 and again|again and eval-local-1)"):
+        publish.run(cfg, [], ["again"])
+    assert files(published) == before
+
+
+def test_damaged_record_stops_the_table_with_its_name(cfg: Any, published: Path) -> None:
+    records.write_atomically(Path(cfg.results_dir) / "runs" / "half.json", b'{"schema": 1,')
+    with pytest.raises(InputError, match=r"half\.json"):
+        table.run(cfg, [])
+
+
+def test_publish_renews_the_published_tables_of_other_reports_that_show_the_run(cfg: Any, published: Path) -> None:
+    fill(Path(cfg.results_dir), make_eval("infini_linear", 1), make_eval("local", 1))
+    table2, cfg.report = cfg.report, compose(["report=lm_gates"]).report
+    publish.run(cfg, [], ["eval-local-1"])
+    gates, others = published / "tables" / "lm_gates_laptop.md", published / "tables" / "rmt_sweep_laptop.md"
+    assert "eval-local-1" in gates.read_text() and "eval-infini_linear-1" not in gates.read_text()
+    others.write_text("of runs that are not these\n")
+    cfg.report = table2
+    publish.run(cfg, [], ["eval-infini_linear-1"])
+    assert "eval-infini_linear-1" in gates.read_text()
+    # Of what is not published no table is made, and what shows no run of these stays.
+    made = {path.stem for path in (published / "tables").glob("*.md")}
+    assert made == {"lm_gates_laptop", "table2_lm_laptop", "rmt_sweep_laptop"}
+    assert others.read_text() == "of runs that are not these\n"
+
+
+def test_examples_are_published_as_they_were_written_or_by_their_hash(
+    cfg: Any, published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, content = Path(cfg.results_dir), b"an example\n"
+    run = make_eval("local", 1)
+    run.data["beside"] = {".jsonl": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+    fill(mine, run)
+    beside = mine / "runs" / "eval-local-1.jsonl"
+    for wrong in (None, b"another\n"):
+        if wrong is not None:
+            beside.write_bytes(wrong)
+        with pytest.raises(InputError, match=r"eval-local-1\.jsonl: not what run eval-local-1 wrote, by the SHA-256"):
+            publish.run(cfg, [], ["eval-local-1"])
+    assert not published.exists()
+    beside.write_bytes(content)
+    monkeypatch.setattr(publish, "LARGEST", len(content) - 1)
+    publish.run(cfg, [], ["eval-local-1"])
+    copied = published / "runs" / "eval-local-1.jsonl"
+    assert not copied.exists() and "eval-local-1.jsonl: stays there, for its size" in capsys.readouterr().err
+    assert copied.with_suffix(".json").is_file()
+    monkeypatch.setattr(publish, "LARGEST", len(content))
+    publish.run(cfg, [], ["eval-local-1"])
+    assert copied.read_bytes() == content

@@ -1,0 +1,82 @@
+"""Differences between losses: paired by seed and book, clustered by both."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from report_runs import TOKENS, make_eval
+
+from infini.bench import training as bench_training
+from infini.errors import InputError
+from infini.report import stats
+
+
+def test_paired_difference_pairs_shared_seeds_and_weighs_books_by_tokens() -> None:
+    model = [make_eval("infini_linear", seed, 3.9) for seed in (1, 2, 3)]
+    for run in model:
+        run.documents[2]["nll"] += 4000 * 0.07
+    effect = stats.paired_difference(model, [make_eval("local", seed, 4.0) for seed in (2, 3, 4)])
+    assert effect is not None
+    assert effect.mean == pytest.approx(-0.1 + 0.07 * 4 / 7, rel=1e-9)
+    # Residuals a book, over both seeds: tokens * (d - mean) * 2. Seeds are alike, and single pairs scatter less.
+    residuals = [2 * tokens * (d - effect.mean) for tokens, d in zip(TOKENS, (-0.1, -0.1, -0.03), strict=True)]
+    assert effect.estimate.se == pytest.approx(math.sqrt(3 / 2 * sum(e * e for e in residuals)) / 14000, rel=1e-9)
+    assert effect.estimate.t == pytest.approx(effect.mean / effect.estimate.se)
+    assert effect.estimate.df == 1
+    assert (effect.n_books, effect.n_seeds) == (3, 2)
+    assert set(effect.run_ids) == {f"eval-{m}-{s}" for m in ("infini_linear", "local") for s in (2, 3)}
+
+
+def test_no_shared_seed_is_no_difference() -> None:
+    assert stats.paired_difference([make_eval("infini_linear", 1)], [make_eval("local", 2)]) is None
+
+
+def test_a_loss_that_is_not_finite_is_no_difference() -> None:
+    diverged = make_eval("infini_linear", 1)
+    diverged.documents[1]["nll"] = None
+    assert stats.paired_difference([diverged], [make_eval("local", 1)]) is None
+
+
+def test_runs_over_different_tokens_are_not_paired() -> None:
+    other = make_eval("local", 1)
+    other.documents[1]["tokens"] += 1
+    with pytest.raises(InputError, match=r"eval-local-1 and eval-infini_linear-1.*'beta'"):
+        stats.paired_difference([make_eval("infini_linear", 1)], [other])
+
+
+def test_knockouts_are_compared_with_the_same_model_on_the_same_tokens() -> None:
+    runs = [make_eval("infini_linear", seed, knockouts=True) for seed in (1, 2)]
+    reset, foreign = stats.knockout_cost(runs, "reset"), stats.knockout_cost(runs, "foreign")
+    assert reset is not None
+    assert foreign is not None
+    assert reset.mean == pytest.approx(0.1 + 3 / 7000, rel=1e-9)
+    assert foreign.mean == pytest.approx(0.1 + 6 / 3500, rel=1e-9)
+    assert (foreign.n_books, foreign.n_seeds) == (3, 2)
+    assert stats.knockout_cost([make_eval("local", 1)], "reset") is None
+
+
+def test_quartiles() -> None:
+    assert bench_training.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert bench_training.quartiles([7.0]) == (7.0, 7.0, 7.0)
+
+
+def test_seeds_that_differ_make_every_difference_unsure() -> None:
+    far = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.9), (2, 3.8))]
+    effect = stats.paired_difference(far, [make_eval("local", seed) for seed in (1, 2)])
+    assert effect is not None
+    assert (effect.mean, effect.estimate.se) == pytest.approx((-0.15, 0.05))
+    # Two seeds leave one degree of freedom.
+    assert effect.estimate.p > 0.2
+    runs = [make_eval("infini_linear", seed, knockouts=True) for seed in (1, 2)]
+    for entry in runs[1].documents:
+        entry["nll_reset"] += 0.2 * entry["tokens"]
+    cost = stats.knockout_cost(runs, "reset")
+    assert cost is not None and cost.estimate.se == pytest.approx(0.1)
+
+
+def test_long_books_count_for_more_than_one_of_many() -> None:
+    assert stats.effective_number([5.0, 5.0, 5.0], ["a", "b", "c"]) == pytest.approx(3)
+    assert stats.effective_number([9.0, 1.0, 9.0, 1.0], ["a", "b", "a", "b"]) == pytest.approx(20**2 / (18**2 + 2**2))
+    effect = stats.paired_difference([make_eval("local", 1)], [make_eval("full", 1)])
+    assert effect is not None and effect.effective_books == pytest.approx(49 / 21)

@@ -1,0 +1,123 @@
+"""Summaries without a word that ROUGE counts: what can be scored is, and of the rest it is said that it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_runner import Runner
+from summary_runs import summaries
+from test_book_scores import reference
+from test_booksum import SUMMARIES, row
+
+from infini.config.compose import compose
+from infini.report.claims import _scores
+from infini.report.load import load_report
+from infini.report.selection import Selection, select_runs
+from infini.report.summaries import SummaryReport, build_summary_report
+from infini.report.summary_figures import overall_by_length
+from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge, scorable
+
+CHINESE = "狐狸遇见了母鸡。"
+ENGLISH = "A fox meets a hen."
+TEXT = "A fox meets a hen. They talk about corn. " * 40
+
+
+def write_all(folder: Path, books: list[tuple[str, list[str]]]) -> str:
+    """The same books (text, summaries) in every split; the setting that names them."""
+    (folder / "booksum").mkdir(parents=True)
+    rows = [
+        row(bid=bid, text=text, summary=[{"text": summary} for summary in found])
+        for bid, (text, found) in enumerate(books, 1)
+    ]
+    for split in ("train", "validation", "test"):
+        content = "".join(json.dumps(entry) + "\n" for entry in rows)
+        (folder / "booksum" / f"{split}.jsonl").write_text(content, encoding="utf-8")
+    return f"task.data_dir={folder / 'booksum'}"
+
+
+def test_a_summary_is_compared_with_what_has_words() -> None:
+    assert scorable([CHINESE, ENGLISH, "…", "Привет"]) == [ENGLISH]
+    assert rouge(ENGLISH, [CHINESE, ENGLISH]) == pytest.approx(dict.fromkeys(TYPES, 100.0))
+    # What says nothing in the reference's words is as bad as can be: a score.
+    assert rouge(CHINESE, [ENGLISH]) == rouge("", [ENGLISH]) == dict.fromkeys(TYPES, 0.0)
+    with pytest.raises(ValueError, match="references with words"):
+        rouge(ENGLISH, [CHINESE])
+    with pytest.raises(ValueError, match="no book has scores"):
+        over_books([])
+
+
+@pytest.mark.parametrize(
+    ("asked", "scored", "note"),
+    [
+        ("lead", ["2", "3"], "2 of 5 summaries by people have no word of a-z or 0-9; ROUGE counts no others"),
+        ("random", ["2", "3"], "; not scored: 1 of 3 books (1)"),
+        ("oracle", ["2", "3"], "; not scored: 1 of 3 books (1)"),
+        ("human", ["3"], "1 of 2 summaries by people"),
+    ],
+)
+def test_references_score_what_can_be_scored(
+    infini: Runner, tmp_path: Path, asked: str, scored: list[str], note: str
+) -> None:
+    data = write_all(tmp_path, [(TEXT, [CHINESE]), (TEXT + "2", [CHINESE, ENGLISH]), (TEXT + "3", [ENGLISH, ENGLISH])])
+    out = infini("eval", "task=booksum", f"task.reference={asked}", data)
+    (run,) = infini.records("eval")
+    (cell,) = run.series["cells"]
+    assert [book["name"] for book in cell["books"]] == scored
+    assert {entry["n"] for entry in run.results.values()} == {len(scored)}
+    assert note in out and note in run.results[OVERALL]["note"]
+    assert run.metric("rouge1") == cell["rouge1"] > 0
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_where_nothing_can_be_scored_summaries_are_kept_and_scores_are_not(infini: Runner, tmp_path: Path) -> None:
+    data = write_all(tmp_path, [(CHINESE * 60, [CHINESE]), (CHINESE * 70, [CHINESE, CHINESE])])
+    words = ["task=booksum", *SUMMARIES, data]
+    infini("train", *words)
+    out = infini("eval", *words, "length=500K", "decoding.max_new_tokens=3")
+    for asked in ("lead", "random", "oracle", "human"):
+        out += infini("eval", *words, f"task.reference={asked}")
+    assert out.count("—") == 5 * 5 and "3 of 3 summaries by people" in out and "0.0000" not in out
+    for run in infini.records("eval"):
+        assert all(entry["value"] is None and entry["n"] == 0 for entry in run.results.values())
+    (kept,) = (infini.results / "runs").glob("*.jsonl")
+    assert len(kept.read_text("utf-8").splitlines()) == 2
+    infini("table", "report=table4_booksum", "report.aggregate=newest")
+    infini("figure", "report=table4_booksum", "report.aggregate=newest")
+
+
+def without_scores(runs: list[Any]) -> list[Any]:
+    for run in runs:
+        for cell in run.series.get("cells", ()):
+            cell |= {name: None for name in cell if name not in ("length", "books")} | {"books": []}
+    return runs
+
+
+def test_tables_figures_and_claims_have_nothing_of_what_was_not_scored(tmp_path: Path) -> None:
+    report = load_report(compose(["report=table4_booksum"]).report)
+    assert isinstance(report, SummaryReport)
+    length = 500 * 1024
+    runs = summaries("infini_linear", {length: (1, 2, 6)}) + without_scores(
+        summaries("infini_delta", {length: (1, 2, 6)})
+    )
+    runs += without_scores(summaries("infini_linear", {length: (1, 2, 6)}, seed=2)) + without_scores(
+        reference("lead", [(1, 2, 6)])
+    )
+    (table,) = build_summary_report(report, "laptop", runs, None).tables
+    cells = {line.model: line.cells[table.columns.index("Overall")].text for line in table.rows}
+    assert cells["infini_linear/published"].startswith("3.0 ")
+    assert cells["infini_delta/published"] == cells["lead/published"] == "—"
+    selection = select_runs(report, "laptop", runs)
+    assert _scores(selection, [("infini_linear", length), ("infini_delta", length)]) == ({}, [], ())
+
+    by_length = load_report(compose(["report=booksum_lengths"]).report)
+    assert isinstance(by_length, SummaryReport)
+    at_two = {16 * 1024: (1.0, 2.0, 6.0), 32 * 1024: (2.0, 3.0, 4.0)}
+    runs = summaries("infini_linear", at_two, split="validation")
+    runs += without_scores(summaries("infini_delta", at_two, split="validation"))
+    selection = select_runs(by_length, "laptop", runs)
+    assert len(overall_by_length(by_length, "laptop", selection, tmp_path / "figure")) == 2
+    alone = Selection({"infini_delta": selection.runs["infini_delta"]}, {})
+    assert overall_by_length(by_length, "laptop", alone, tmp_path / "none") == []

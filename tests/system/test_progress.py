@@ -1,0 +1,82 @@
+"""Progress where there is a terminal and where there is none."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from infini.commands import train
+from infini.system import progress
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress_bar("reading", 200, shown=False) as advance:
+        for _ in range(10):
+            now[0] += 4.0
+            advance(20)
+    lines = capsys.readouterr().err.splitlines()
+    # After 16 and 32 of the 40 seconds.
+    assert lines == ["reading: 40 %, 24 s left", "reading: 80 %, 8 s left"]
+
+
+def test_with_a_terminal_the_bar_reaches_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.progress_bar("reading", 10) as advance:
+        advance(10)
+    assert "100%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_training_that_goes_on_shows_where_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown = [0.0], io.StringIO()
+    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
+    bar = train.TrainingProgress(100, Console(file=shown, force_terminal=terminal, width=100))
+    trainer: Any
+    module: Any
+    trainer, module = SimpleNamespace(global_step=60), SimpleNamespace(tokens_seen=6_000, last_loss=1.25)
+    bar.on_train_start(trainer, module)
+    for step in range(61, 81):
+        now[0], trainer.global_step, module.tokens_seen = step - 60.0, step, step * 100
+        bar.on_train_batch_end(trainer, module, None, None, step)
+    bar.on_train_end(trainer, module)
+    # A step a second since this sitting began at 60; without a terminal a line every 15 seconds.
+    step, left = (80, 20) if terminal else (75, 25)
+    assert f"step {step}/100  loss 1.250  100 tokens/s  {left} s left" in shown.getvalue()
+    assert terminal or shown.getvalue().count("\n") == 1
+
+
+def test_what_is_prepared_at_the_first_step_is_in_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown = [0.0], io.StringIO()
+    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
+    bar = train.TrainingProgress(100, Console(file=shown, width=100))
+    trainer: Any
+    module: Any
+    trainer, module = SimpleNamespace(global_step=0), SimpleNamespace(tokens_seen=0, last_loss=1.25)
+    bar.on_train_start(trainer, module)
+    # Thirty seconds, and a second each from then on.
+    for step in range(1, 11):
+        now[0], trainer.global_step, module.tokens_seen = step + 29.0, step, step * 100
+        bar.on_train_batch_end(trainer, module, None, None, step)
+    assert shown.getvalue() == "step 2/100  loss 1.250  100 tokens/s  98 s left\n"
+
+
+def test_of_unknown_length_there_is_no_estimate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress_bar("reading (bytes)", None, shown=False) as advance:
+        for _ in range(5):
+            now[0] += 4.0
+            advance(2000)
+    assert capsys.readouterr().err.splitlines() == ["reading (bytes): 8,000 in 16 s"]
+    with progress.progress_bar("reading", None) as advance:
+        advance(12_345)
+    assert "12,345" in capsys.readouterr().err

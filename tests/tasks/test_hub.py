@@ -1,0 +1,332 @@
+"""Documents of the Hugging Face hub: how much of it is fetched, what is kept, and what happens without a network."""
+
+import gzip
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from datasets.packaged_modules.parquet.parquet import Parquet
+from huggingface_hub import constants
+
+from infini.config.compose import compose
+from infini.errors import InputError
+from infini.tasks.text import hub
+from infini.tasks.text.documents import Documents, load_documents
+from infini.tasks.text.hub import caches_only, reachable
+from infini.tasks.text.token_cache import open_split
+
+HUB_ID = "somebody/books"
+BOOKS = {
+    "url": [f"http://www.gutenberg.org/ebooks/{number}" for number in range(11, 16)],
+    "text": [f"This is book {number}.\r\nIt is naïve. " * 3 for number in range(5)],
+}
+
+
+class FakeHub:
+    """Answers load_dataset from BOOKS; remembers what was asked for and how many rows of a stream were made."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.rows = 0
+
+    def load_dataset(self, hub_id: str, **options: Any) -> Any:
+        assert hub_id == HUB_ID
+        self.calls.append(options)
+        if not options.get("streaming"):
+            return datasets.Dataset.from_dict(BOOKS)
+
+        def stream() -> Iterator[dict[str, str]]:
+            for url, text in zip(BOOKS["url"], BOOKS["text"], strict=True):
+                self.rows += 1
+                yield {"url": url, "text": text}
+
+        return datasets.IterableDataset.from_generator(stream)
+
+
+@pytest.fixture
+def fake_hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    fake = FakeHub()
+    monkeypatch.setattr(datasets, "load_dataset", fake.load_dataset)
+    monkeypatch.setattr(hub, "reachable", lambda: True)
+    return fake
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that goes nowhere, and the hub's clients as they come."""
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+
+
+def hub_documents(split: str = "train", cache_dir: Path | None = None, limit: int | None = None) -> Documents:
+    return load_documents("pg19", split, None, HUB_ID, cache_dir, limit)
+
+
+def texts(documents: Documents) -> list[str]:
+    return [document.text for document in documents]
+
+
+def error_line(**arguments: Any) -> str:
+    with pytest.raises(InputError) as error:
+        hub_documents(**arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_limit_streams_only_the_first_documents(fake_hub: FakeHub, tmp_path: Path, cached: bool) -> None:
+    documents = hub_documents(cache_dir=tmp_path if cached else None, limit=2)
+    assert fake_hub.calls == [{"split": "train", "streaming": True}]
+    assert fake_hub.rows == 2
+    assert documents.source == "hub"
+    assert list(documents.names) == ["11", "12"]
+    # Read twice: by the tokenizer, then for the tokens.
+    assert texts(documents) == texts(documents) == BOOKS["text"][:2]
+
+
+def test_what_was_fetched_is_not_fetched_again(fake_hub: FakeHub, tmp_path: Path) -> None:
+    first = hub_documents(cache_dir=tmp_path, limit=2)
+    again = hub_documents(cache_dir=tmp_path, limit=2)
+    assert len(fake_hub.calls) == 1
+    assert (again.revision, list(again.names), texts(again)) == (first.revision, list(first.names), texts(first))
+    hub_documents(cache_dir=tmp_path, limit=3)
+    assert len(fake_hub.calls) == 2
+
+
+def test_the_revision_follows_limit_split_and_texts_only(
+    fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = hub_documents(cache_dir=tmp_path / "here", limit=5).revision
+    assert hub_documents(cache_dir=tmp_path / "there", limit=5).revision == here
+    assert hub_documents(limit=5).revision == here
+    others = {hub_documents(limit=4).revision, hub_documents(limit=6).revision, hub_documents("test").revision}
+    monkeypatch.setitem(BOOKS, "text", ["x", *BOOKS["text"][1:]])
+    others.add(hub_documents(limit=5).revision)
+    assert len(others | {here}) == 5
+
+
+def test_without_a_limit_the_train_split_is_loaded_whole(fake_hub: FakeHub) -> None:
+    documents = hub_documents()
+    assert fake_hub.calls == [{"split": "train"}]
+    assert texts(documents) == BOOKS["text"]
+    assert list(documents.names) == ["11", "12", "13", "14", "15"]
+
+
+def test_the_limit_is_of_the_train_split(fake_hub: FakeHub, tmp_path: Path) -> None:
+    for split in ("validation", "test"):
+        assert len(hub_documents(split, tmp_path, limit=2)) == 5
+    # Streamed: loading one split whole would fetch the files of all.
+    assert all(call["streaming"] for call in fake_hub.calls)
+
+
+def test_a_folder_is_used_whole(tmp_path: Path) -> None:
+    for book in range(3):
+        (tmp_path / "train").mkdir(exist_ok=True)
+        (tmp_path / "train" / f"{book}.txt").write_text("A book.")
+    assert len(load_documents("pg19", "train", tmp_path, HUB_ID, None, 2)) == 3
+
+
+def test_the_scale_sets_the_limit(fake_hub: FakeHub, tmp_path: Path) -> None:
+    cfg = compose(
+        [f"task.hub_id={HUB_ID}", f"cache_dir={tmp_path}", "scale.vocab_size=260", "scale.hub_train_documents=3"]
+    )
+    assert len(open_split(cfg, "train", progress=False)[0]) == 3
+    assert len(open_split(cfg, "validation", progress=False)[0]) == 5
+    assert [compose([f"scale={name}"]).scale.hub_train_documents for name in ("laptop", "gpu", "paper")] == [
+        128,
+        2048,
+        None,
+    ]
+    with pytest.raises(InputError, match=r"scale\.hub_train_documents=0: must be at least 1"):
+        compose(["scale.hub_train_documents=0"])
+
+
+def test_a_broken_transfer_leaves_nothing_behind(
+    fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaking(*_: Any) -> Iterator[tuple[str, str]]:
+        yield "11", "one"
+        raise ConnectionError("reset\nby peer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "_rows", breaking)
+        assert HUB_ID in error_line(cache_dir=tmp_path, limit=2)
+    assert list((tmp_path / "hub").iterdir()) == []
+    assert len(hub_documents(cache_dir=tmp_path, limit=2)) == 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_data_set_without_text_is_refused(
+    fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    monkeypatch.delitem(BOOKS, "text")
+    if streamed:
+        rows = datasets.IterableDataset.from_generator(lambda: iter([{"story": "x"}]))
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    line = error_line(cache_dir=tmp_path, limit=2 if streamed else None)
+    assert f"task.hub_id='{HUB_ID}'" in line
+    assert ("story" if streamed else "url") in line
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+@pytest.mark.usefixtures("no_hub")
+def test_without_folder_and_network_one_line_says_how_to_get_data(
+    limit: int | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin = time.perf_counter()
+    line = error_line(cache_dir=tmp_path, limit=limit)
+    assert time.perf_counter() - begin < 5
+    for part in ("INFINI_DATA_DIR", "pg19/{train,validation,test}/*.txt", HUB_ID):
+        assert part in line
+    assert capfd.readouterr() == ("", "")
+    assert not constants.HF_HUB_OFFLINE and not datasets.config.HF_HUB_OFFLINE
+
+
+@pytest.fixture
+def loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache that `datasets` keeps of a data set it has loaded whole."""
+    folder = tmp_path / "huggingface"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    files = {}
+    for split in ("train", "test"):
+        files[split] = str(tmp_path / f"{split}.parquet")
+        datasets.Dataset.from_dict(BOOKS).to_parquet(files[split])
+    builder = Parquet(cache_dir=str(folder), dataset_name="books", hash="0" * 16, data_files=files)
+    builder.download_and_prepare()
+    # Named after local files so far; these are the names it has when the files came from the hub.
+    (folder / "somebody___books").mkdir()
+    made = Path(builder.cache_dir)
+    made.parents[1].rename(folder / "somebody___books" / builder.config.name)
+
+
+@pytest.mark.parametrize(("split", "limit", "expected"), [("train", None, 5), ("train", 2, 2), ("test", 2, 5)])
+@pytest.mark.usefixtures("no_hub", "loaded_once")
+def test_without_a_network_a_cached_data_set_still_works(
+    split: str, limit: int | None, expected: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    documents = hub_documents(split, tmp_path / "cache", limit)
+    assert texts(documents) == BOOKS["text"][:expected]
+    assert "latest cached version" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("no_hub", "loaded_once")
+def test_cached_and_streamed_documents_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = hub_documents(cache_dir=tmp_path / "cache", limit=3).revision
+    monkeypatch.setattr(hub, "reachable", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", FakeHub().load_dataset)
+    assert hub_documents(limit=3).revision == cached
+
+
+class TestReachable:
+    @pytest.fixture(autouse=True)
+    def no_proxy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
+
+    @pytest.fixture
+    def port(self) -> Iterator[int]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            yield server.getsockname()[1]
+
+    def test_an_endpoint_that_listens(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}/hub")
+        assert reachable()
+
+    def test_an_endpoint_that_does_not(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            closed = server.getsockname()[1]
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed}")
+        assert not reachable()
+
+    def test_a_proxy_stands_for_the_hub(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+        monkeypatch.setattr(hub.urllib.request, "getproxies", lambda: {"https": f"http://user:word@127.0.0.1:{port}"})
+        monkeypatch.setattr(hub.urllib.request, "proxy_bypass", lambda host: False)
+        assert reachable()
+        monkeypatch.setattr(hub.urllib.request, "proxy_bypass", lambda host: host == "hub.invalid")
+        assert not reachable()
+
+    def test_a_name_server_that_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answered = threading.Event()
+
+        def wait(*_: Any) -> None:
+            answered.wait(10)
+            raise OSError
+
+        monkeypatch.setattr(hub, "PROBE_SECONDS", 0.1)
+        monkeypatch.setattr(socket, "create_connection", wait)
+        begin = time.perf_counter()
+        assert not reachable()
+        assert time.perf_counter() - begin < 5
+        answered.set()
+
+    def test_offline_mode_is_not_probed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(socket, "create_connection", lambda *_: pytest.fail("connected"))
+        with caches_only():
+            assert not reachable()
+
+
+ARTICLE = "\\section{One}\nLet $x$ be naïve.\u2028So"
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@pytest.fixture
+def proof_pile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The files as the hub has them, every one with rows of several sources whose `meta` differ."""
+    folder = tmp_path / "pile"
+    rows: list[dict[str, Any]] = [
+        {"text": "A wiki page.", "meta": {"config": "wiki", "title": "A"}},
+        {
+            "text": ARTICLE,
+            "meta": {"config": "arxiv", "file": "math/1.tex", "n": 1},
+        },
+        {"text": "theorem foo", "meta": {"config": "formal", "n": [1, 2]}},
+        {"text": "Two.", "meta": json.dumps({"config": "arxiv"})},
+    ]
+    write_lines(folder / "train" / "proofpile_train_0.jsonl.gz", rows)
+    write_lines(folder / "train" / "proofpile_train_1.jsonl.gz", rows[1:2])
+    write_lines(folder / "dev" / "proofpile_dev.jsonl.gz", [*rows, *rows])
+    ((hub_id, there),) = hub.JSON_LINES.items()
+    files = {split: address.replace(hub._PROOF_PILE, str(folder)) for split, address in there.files.items()}
+    monkeypatch.setitem(hub.JSON_LINES, hub_id, hub.JsonLines(files, there.config, most=2))
+    monkeypatch.setattr(hub, "reachable", lambda: True)
+    return folder
+
+
+def arxiv(split: str, cache_dir: Path | None = None, limit: int | None = None) -> Documents:
+    return load_documents("arxiv_math", split, None, compose(["task=arxiv_math"]).task.hub_id, cache_dir, limit)
+
+
+def test_of_the_proof_pile_the_rows_of_arxiv_count(proof_pile: Path, tmp_path: Path) -> None:
+    documents = arxiv("train", tmp_path / "cache")
+    assert texts(documents) == [ARTICLE, "Two.", ARTICLE]
+    assert list(documents.names) == ["train-1", "train-3", "train-4"]
+    assert texts(arxiv("train", None, limit=1)) == [ARTICLE]
+    # Of validation and test the first so many.
+    assert texts(arxiv("validation", tmp_path / "cache")) == [ARTICLE, "Two."]
+
+
+def test_the_proof_pile_is_fetched_once(proof_pile: Path, tmp_path: Path) -> None:
+    before = arxiv("train", tmp_path / "cache")
+    shutil.rmtree(proof_pile)
+    after = arxiv("train", tmp_path / "cache")
+    assert (texts(after), after.revision) == (texts(before), before.revision)
+
+
+def test_without_a_network_the_proof_pile_is_one_line(no_hub: None, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no data for arxiv_math: set INFINI_DATA_DIR to a folder .* or take"):
+        arxiv("test", tmp_path)

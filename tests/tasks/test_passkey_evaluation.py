@@ -1,0 +1,366 @@
+"""The passkey evaluator: what it shares changes nothing, it decodes greedily, and it goes on where it was stopped."""
+
+import json
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import PointsOnDisk, tiny_dims, variant_id, variants
+from report_runs import make_train
+
+from infini.errors import InputError
+from infini.evaluation.result_cache import KeptEntries
+from infini.models import build_model
+from infini.report.intervals import proportion_interval
+from infini.tasks.passkey.evaluation import Answer, answer_alone, answer_questions
+from infini.tasks.passkey.measure import _FIELDS, _cell, _entry
+from infini.tasks.passkey.plan import make_questions, tokens_to_read
+from infini.tasks.passkey.prompt import PasskeyTemplate
+from infini.tasks.passkey.tokenizer import word_tokenizer
+
+TOKENIZER = word_tokenizer()
+DEPTHS = {"start": 0.0, "middle": 0.5, "0.8": 0.8, "end": 1.0}
+LENGTHS = [200, 333]
+
+
+def passkey_model(options, segment=16):
+    torch.manual_seed(0)
+    model = build_model(options, tiny_dims(segment_length=segment), TOKENIZER.vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model.double().eval()
+
+
+def questions_of(examples=2, lengths=LENGTHS, depths=DEPTHS, **options):
+    template = PasskeyTemplate(TOKENIZER.encode, digits=4, **options)
+    return list(make_questions(template, lengths, depths, examples, seed=1))
+
+
+def by_name(answers):
+    return {(a.question.length, a.question.depth, a.question.index): a for a in answers}
+
+
+def shared_cases():
+    """Every variant is asked plain prompts; of the other kinds, one variant of each model, and the rest when slow."""
+    seen = set()
+    for options in variants():
+        marks = [pytest.mark.slow] if options["name"] in seen else []
+        seen.add(options["name"])
+        for calls, prompts in ((16, {}), (48, {"distractors": 3}), (48, {"longest_training": 100})):
+            name = f"{calls}-{prompts}-{variant_id(options)}"
+            yield pytest.param(options, calls, prompts, marks=marks if prompts else [], id=name)
+
+
+@pytest.mark.parametrize(("options", "calls", "prompts"), shared_cases())
+def test_what_is_shared_changes_no_answer(options, calls, prompts):
+    """A prefix computed once and forked gives what the plain run gives."""
+    model = passkey_model(options)
+    questions = questions_of(examples=3, **prompts)
+    answers = by_name(answer_questions(model, questions, TOKENIZER.bos_id, tokens_per_call=calls, rows_per_call=2))
+    assert len(answers) == len(questions)
+    for question in questions:
+        alone = answer_alone(model, question, TOKENIZER.bos_id, tokens_per_call=calls)
+        shared = answers[question.length, question.depth, question.index]
+        assert np.array_equal(alone.given, shared.given)
+        assert alone.log_probability == pytest.approx(shared.log_probability, abs=1e-9)
+        # Everything before the last digit was read, whoever computed it.
+        assert alone.tokens_read == shared.tokens_read == len(question.prompt) + len(question.prompt.answer)
+
+
+def models_alone():
+    """One variant of each model."""
+    first = {options["name"]: options for options in reversed(list(variants()))}
+    return pytest.mark.parametrize("options", first.values(), ids=first)
+
+
+@models_alone()
+@pytest.mark.parametrize("prompts", [{}, {"longest_training": 100}], ids=["plain", "one-place"])
+def test_prompts_go_on_from_any_point(options, prompts, tmp_path):
+    """Stopped at every point in turn, it gives the same answers, and reads no call twice."""
+    model = passkey_model(options)
+    questions = questions_of(examples=3, **prompts)
+    read = partial(answer_questions, model, bos_id=TOKENIZER.bos_id, tokens_per_call=48, rows_per_call=2)
+    path = tmp_path / "straight"
+    whole = PointsOnDisk(path, 0)
+    straight = by_name(read(questions, points=whole))
+    assert len(whole.put_down) > 20
+    answers: dict[str, Answer] = {}
+    stops = 0
+    path = tmp_path / "stopped"
+    while len(answers) < len(questions):
+        points = PointsOnDisk(path, 1)
+        missing = [question for question in questions if question.name not in answers]
+        told: list[int] = []
+        try:
+            for answer in read(missing, points=points, advance=told.append):
+                answers[answer.question.name] = answer
+            assert sum(told) == tokens_to_read(missing, 2)
+        except KeyboardInterrupt:
+            stops += 1
+        assert sum(told) <= tokens_to_read(missing, 2)
+    assert stops == len(whole.put_down)
+    for answer in answers.values():
+        expected = straight[answer.question.length, answer.question.depth, answer.question.index]
+        assert np.array_equal(answer.given, expected.given)
+        assert answer.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
+        assert answer.tokens_read == expected.tokens_read
+
+
+def test_the_prompts_of_these_tests_matter_to_the_models():
+    answers = answer_questions(
+        passkey_model({"name": "infini_linear"}), questions_of(examples=4), TOKENIZER.bos_id, tokens_per_call=32
+    )
+    assert len({round(answer.log_probability, 6) for answer in answers}) > 20
+
+
+def test_an_answer_is_what_one_call_over_the_whole_prompt_gives():
+    model = passkey_model({"name": "infini_delta"})
+    for answer in answer_questions(model, questions_of(), TOKENIZER.bos_id, tokens_per_call=32):
+        ids = [TOKENIZER.bos_id, *np.concatenate(list(answer.question.prompt.chunks(10_000))).tolist()]
+        total = 0.0
+        for token in answer.given:
+            with torch.no_grad():
+                logits = model.head(model(torch.tensor([ids])).hidden_BTD[0, -1])
+            assert int(logits.argmax()) == token
+            total += float(logits.log_softmax(-1).max())
+            ids.append(int(token))
+        assert answer.log_probability == pytest.approx(total, abs=1e-9)
+
+
+def test_decoding_is_greedy_and_feeds_back_its_own_tokens():
+    """Never teacher forcing: a model that repeats what it just said plus one goes on from its own first digit."""
+    question = questions_of()[0]
+    digits = [int(TOKENIZER.encode(str(digit))[0]) for digit in range(10)]
+    fed = []
+
+    class Counter(torch.nn.Module):
+        segment_length = 16
+
+        def __init__(self):
+            super().__init__()
+            self.output_weight = torch.nn.Parameter(torch.eye(TOKENIZER.vocab_size))
+
+        def init_state(self, rows, device):
+            return torch.zeros(rows, 1)
+
+        def absorb(self, ids_BT, state, reset_BT=None):
+            fed.extend(ids_BT[0].tolist())
+            return state
+
+        def forward(self, ids_BT, state, reset_BT=None):
+            fed.extend(ids_BT[0].tolist())
+            last = ids_BT[:, -1].tolist()
+            following = [digits[(digits.index(t) + 1) % 10] if t in digits else digits[7] for t in last]
+            hidden = torch.eye(TOKENIZER.vocab_size)[following][:, None]
+            return SimpleNamespace(hidden_BTD=hidden, state=state)
+
+    answer = answer_alone(Counter(), question, TOKENIZER.bos_id, tokens_per_call=32)
+    assert answer.given.tolist() == [digits[7], digits[8], digits[9], digits[0]]
+    assert fed[-3:] == [digits[7], digits[8], digits[9]]
+    assert fed[0] == TOKENIZER.bos_id and len(fed) == 1 + len(question.prompt) + 3
+
+
+def test_progress_counts_shared_tokens_once_and_ends_at_its_estimate():
+    questions = questions_of()
+    told: list[int] = []
+    list(
+        answer_questions(
+            passkey_model({"name": "infini_linear"}),
+            questions,
+            TOKENIZER.bos_id,
+            tokens_per_call=32,
+            advance=told.append,
+        )
+    )
+    assert sum(told) == tokens_to_read(questions)
+    assert sum(told) < sum(len(question.prompt) for question in questions)
+
+
+def test_the_lengths_of_an_example_at_the_start_share_their_filler():
+    shared = questions_of(examples=1, depths={"start": 0.0}, longest_training=100)
+    assert {question.prompt.blocks[0] for question in shared} == {0}
+    assert tokens_to_read(shared) < max(len(question.prompt) for question in shared) + 3 * 40
+
+
+def test_a_knocked_out_memory_knows_nothing_before_the_segment():
+    """With the memory reset at every segment, the answers do not depend on what stands before the last one."""
+    model = passkey_model({"name": "infini_linear"})
+    one, other = (questions_of(examples=20, lengths=[300], depths={"start": 0.0})[index] for index in (3, 11))
+    assert one.prompt.key != other.prompt.key
+
+    def ask(**options):
+        answers = answer_questions(model, [one, other], TOKENIZER.bos_id, tokens_per_call=32, **options)
+        return [answer.log_probability for answer in answers]
+
+    knocked = ask(knock_out=True)
+    assert knocked[0] == pytest.approx(knocked[1], abs=1e-9)
+    kept = ask()
+    assert abs(kept[0] - kept[1]) > 1e-6
+
+
+def test_keys_are_fresh_for_every_depth_and_example_and_never_the_trainings():
+    questions = questions_of(examples=20)
+    keys = {(question.depth, question.index): question.prompt.key for question in questions}
+    assert all(keys[question.depth, question.index] == question.prompt.key for question in questions)
+    assert len(set(keys.values())) >= len(keys) - 3
+    assert all(sum(map(int, key)) % 5 == 0 for key in keys.values())
+
+
+def test_the_seed_decides_the_keys():
+    template = PasskeyTemplate(TOKENIZER.encode)
+
+    def keys(seed):
+        return [question.prompt.key for question in make_questions(template, [300], {"end": 1.0}, 5, seed)]
+
+    assert keys(1) == keys(1) != keys(2)
+
+
+def kept_answers(path):
+    return KeptEntries(path, _FIELDS)
+
+
+def test_kept_answers_survive_a_line_cut_short(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with kept_answers(path) as kept:
+        kept.add("a", whole_entry())
+        kept.add("b", whole_entry())
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"name": "c", "len')
+    again = kept_answers(path)
+    assert list(again.entries) == ["a", "b"]
+    with again:
+        assert path.read_bytes() == whole
+        again.add("c", {**whole_entry(), "length": 2})
+    assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == ["a", "b", "c"]
+    assert [again.entries[name]["length"] for name in "abc"] == [1, 1, 2]
+
+
+def test_a_cell_says_how_sure_it_is_of_what_prompts_it_asked():
+    """Half of the digits of every second prompt right: prompts are counted, not tokens."""
+    entry = {"length": 1, "depth": "start", "same_segment": False, "seconds": 1.0, "generator_seconds": 0.0}
+    entry |= {"tokens": 4, "tokens_read": 5, "peak_memory_bytes": 0}
+    cell = _cell(1, "start", [entry | {"right": 4}] * 40 + [entry | {"right": 2}] * 10)
+    assert (cell["token_accuracy"], cell["exact_match"]) == (0.9, 0.8)
+    assert (cell["low"], cell["high"]) == pytest.approx(proportion_interval(45, 50))
+    assert (cell["exact_low"], cell["exact_high"]) == pytest.approx(proportion_interval(40, 50))
+    right = _cell(1, "start", [entry | {"right": 4}] * 50)
+    assert right["low"] == right["exact_low"] == pytest.approx(0.92888, abs=1e-4)
+    assert right["high"] == 1.0
+
+
+@pytest.mark.parametrize(("segment", "same"), [(512, True), (32, False), (16, False)])
+def test_the_end_needs_no_memory_where_key_and_question_share_a_segment(segment, same):
+    (question,) = questions_of(examples=1, lengths=[400], depths={"end": 1.0}, longest_training=100)
+    prompt = question.prompt
+    assert prompt.blocks[1] == 0
+    answer = Answer(question, prompt.answer, 0.0, 1.0, 0.0, 404)
+    assert _entry(answer, TOKENIZER, segment, 0)["same_segment"] is same
+
+
+def test_two_lengths_with_one_prompt_are_answered():
+    model = passkey_model({"name": "infini_linear"})
+    questions = questions_of(lengths=[400, 401], depths={"start": 0.0}, longest_training=100)
+    assert len(questions[0].prompt) == len(questions[1].prompt)
+    answers = list(answer_questions(model, questions, TOKENIZER.bos_id, tokens_per_call=32))
+    assert len(answers) == len(questions)
+    assert answers[0].log_probability == pytest.approx(answers[-2].log_probability, abs=1e-9)
+
+
+def test_what_the_model_is_fed_is_the_prompts_own_tokens(monkeypatch):
+    """No closed form for the repetition: the ids of every call, put together, are the prompt, whoever shares them."""
+    model = passkey_model({"name": "infini_linear"})
+    questions = questions_of(examples=1, lengths=[333], depths={"start": 0.0, "middle": 0.5})
+    fed = []
+    real_forward, real_absorb = type(model).forward, type(model).absorb
+
+    def forward(self, ids_BT, *rest, **more):
+        fed.append(ids_BT.clone())
+        return real_forward(self, ids_BT, *rest, **more)
+
+    def absorb(self, ids_BT, *rest, **more):
+        fed.append(ids_BT.clone())
+        return real_absorb(self, ids_BT, *rest, **more)
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    monkeypatch.setattr(type(model), "absorb", absorb)
+    by_question = {}
+    for answer in answer_questions(model, questions, TOKENIZER.bos_id, tokens_per_call=32):
+        by_question[answer.question.depth] = torch.cat([ids[0] for ids in fed])
+    start, middle = (question.prompt for question in questions)
+    whole = [TOKENIZER.bos_id, *np.concatenate(list(start.chunks(1000))).tolist()]
+    # The mark and the head, then `start` to its end and its answer but the last digit.
+    assert by_question["start"].tolist()[: len(whole)] == whole
+    rest = np.concatenate(list(middle.chunks(1000))).tolist()
+    seen = by_question["middle"].tolist()[len(by_question["start"]) :]
+    assert seen[: len(seen) - 3] == rest[len(rest) - (len(seen) - 3) :]
+    assert len(seen) - 3 + start.key_position >= len(rest)
+
+
+def test_a_second_evaluation_at_the_same_time_is_refused(tmp_path):
+    with kept_answers(tmp_path / "answers.jsonl"), pytest.raises(InputError, match="another evaluation"):
+        with kept_answers(tmp_path / "answers.jsonl"):
+            pass
+
+
+def test_a_refused_evaluation_leaves_the_line_that_is_being_written(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with kept_answers(path) as kept:
+        kept.add("a", whole_entry())
+        half = path.read_bytes() + b'{"name": "b", '
+        path.write_bytes(half)
+        with pytest.raises(InputError, match="another evaluation"), kept_answers(path):
+            pass
+        assert path.read_bytes() == half
+    # Nobody is writing any more: a kill cut that line short.
+    with kept_answers(path) as kept:
+        assert list(kept.entries) == ["a"]
+    assert path.read_bytes() == half[: half.rindex(b"\n") + 1]
+
+
+def test_answers_of_a_larger_evaluation_stay(tmp_path):
+    with kept_answers(tmp_path / "answers.jsonl") as kept:
+        kept.add("a", whole_entry())
+        kept.add("b", whole_entry())
+        kept.drop(["a"])
+    assert list(kept_answers(tmp_path / "answers.jsonl").entries) == ["b"]
+
+
+@pytest.mark.parametrize("line", ["[]", '{"name": "a"}', "no json", "7"])
+def test_a_damaged_file_of_answers_is_named(tmp_path, line):
+    path = tmp_path / "answers.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(InputError, match="answers.jsonl: damaged"):
+        kept_answers(path)
+
+
+def whole_entry():
+    names = ("length", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read")
+    return {**dict.fromkeys(names, 1), "depth": "end"}
+
+
+def test_entries_of_two_commits_are_told_apart(tmp_path, capfd):
+    def at(revision, dirty=False):
+        return make_train("local", 1, environment={"git_revision": revision, "git_dirty": dirty})
+
+    path = tmp_path / "answers.jsonl"
+    with KeptEntries(path, _FIELDS, at("first")) as kept:
+        kept.add("a", whole_entry())
+    second = at("second")
+    with KeptEntries(path, _FIELDS, second) as kept:
+        kept.add("b", whole_entry())
+    kept.tell(second, ["b"])
+    assert second.environment == {"git_revision": "second", "git_dirty": False} and capfd.readouterr().err == ""
+    kept.tell(second, ["b", "a"])
+    assert second.environment["git_revisions"] == ["second", "first"] and second.environment["git_dirty"]
+    assert "was begun at another commit" in capfd.readouterr().err
+    # With changes in between, or from before entries said their commit.
+    third = at("first", dirty=True)
+    kept = KeptEntries(path, _FIELDS, third)
+    kept.tell(third, ["a"])
+    assert third.environment["git_revisions"] == ["first"]
+    del kept.entries["a"]["commit"]
+    kept.tell(third, ["a"])
+    assert third.environment["git_revisions"] == [None, "first"]

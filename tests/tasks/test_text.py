@@ -1,0 +1,367 @@
+"""Documents, tokenizers and the token cache."""
+
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infini.config.compose import compose
+from infini.config.schema import Config
+from infini.errors import InputError
+from infini.tasks.text import documents as text_module
+from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents, synthetic_documents
+from infini.tasks.text.hub_tokenizer import hub_tokenizer
+from infini.tasks.text.token_cache import open_split, tokenise
+
+HUB_ID = "somebody/books"
+STORY = "The quick brown fox, it's said,\n  jumps over 12 lazy dogs.\r\n\r\n\tNaïve “fox”! <s> <pad>\n"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for split, count in (("train", 3), ("validation", 1), ("test", 2)):
+        folder = tmp_path / "data" / "pg19" / split
+        folder.mkdir(parents=True)
+        for book in range(count):
+            (folder / f"{split}{book}.txt").write_bytes((f"Book {book}.\n" + STORY * (20 + book)).encode())
+    return tmp_path / "data" / "pg19"
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
+
+
+@pytest.fixture(scope="module")
+def story_tokenizer() -> TextTokenizer:
+    return text_module._train_bpe(iter([STORY * 10]), 400)
+
+
+def folder_documents(corpus: Path, split: str = "train") -> Documents:
+    return load_documents("pg19", split, corpus, HUB_ID, corpus.parent.parent / "cache")
+
+
+def assert_one_line(error: pytest.ExceptionInfo[InputError], *parts: str) -> None:
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_folder_documents_come_sorted_and_unchanged(corpus: Path) -> None:
+    documents = folder_documents(corpus)
+    assert [document.name for document in documents] == ["train0", "train1", "train2"]
+    assert documents[1].text == "Book 1.\n" + STORY * 21
+    assert documents.source == "folder"
+    assert documents.total_bytes == sum(path.stat().st_size for path in (corpus / "train").iterdir())
+
+
+def test_the_environment_names_the_folder(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFINI_DATA_DIR", str(corpus.parent))
+    assert load_documents("pg19", "train", None, HUB_ID).revision == folder_documents(corpus).revision
+
+
+def test_revision_follows_names_and_contents(corpus: Path) -> None:
+    before = folder_documents(corpus).revision
+    assert folder_documents(corpus).revision == before
+    book = corpus / "train" / "train0.txt"
+    original = book.read_bytes()
+    book.write_bytes(b"x" + original[1:])
+    os.utime(book, ns=(1, 1))
+    changed = folder_documents(corpus).revision
+    book.write_bytes(original)
+    book.rename(corpus / "train" / "renamed.txt")
+    assert len({before, changed, folder_documents(corpus).revision}) == 3
+
+
+def test_unchanged_files_are_hashed_once(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    revision = folder_documents(corpus).revision
+
+    def refuse(path: Path) -> bytes:
+        raise AssertionError(f"{path} is read again")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert folder_documents(corpus).revision == revision
+
+
+@pytest.mark.parametrize("damage", ["{", "[3]", '{"train1.txt": 3, "train0.txt": [1]}', "[" * 200_000])
+def test_a_damaged_hash_memo_is_made_anew(corpus: Path, damage: str) -> None:
+    revision = folder_documents(corpus).revision
+    (memo,) = (corpus.parent.parent / "cache" / "hashes").iterdir()
+    memo.write_text(damage)
+    assert folder_documents(corpus).revision == revision
+
+
+def test_missing_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError) as error:
+        load_documents("pg19", "train", tmp_path / "nowhere", HUB_ID)
+    assert_one_line(error, str(tmp_path / "nowhere" / "train"), "{train,validation,test}/*.txt or *.tex")
+    assert str(error.value).startswith(f"task.data_dir={str(tmp_path / 'nowhere')!r}: ")
+    monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path))
+    with pytest.raises(InputError) as error:
+        load_documents("pg19", "test", None, HUB_ID)
+    assert_one_line(error, str(tmp_path / "pg19" / "test"), "does not exist")
+    assert str(error.value).startswith(f"INFINI_DATA_DIR={str(tmp_path)!r}: ")
+    (tmp_path / "pg19" / "test").mkdir(parents=True)
+    with pytest.raises(InputError) as error:
+        load_documents("pg19", "test", None, HUB_ID)
+    assert_one_line(error, "holds no .txt or .tex file")
+
+
+@pytest.mark.parametrize(
+    ("contents", "problem"),
+    [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe", "not UTF-8"), ("a".encode("utf-16-be"), "not text")],
+)
+def test_a_bad_book_is_named(corpus: Path, contents: bytes, problem: str) -> None:
+    (corpus / "train" / "train1.txt").write_bytes(contents)
+    with pytest.raises(InputError) as error:
+        list(folder_documents(corpus))
+    assert_one_line(error, "train1", problem)
+
+
+def test_unknown_split_is_refused(corpus: Path) -> None:
+    with pytest.raises(InputError, match="split='valid'"):
+        folder_documents(corpus, "valid")
+
+
+def test_synthetic_documents_are_deterministic_and_have_their_own_cast() -> None:
+    documents = load_documents("pg19", "validation", "synthetic", HUB_ID)
+    assert documents.source == "synthetic"
+    assert documents.revision == synthetic_documents("validation").revision
+    assert documents.revision != synthetic_documents("validation", seed=1).revision
+    assert documents.revision != synthetic_documents("test").revision
+    casts = [
+        {name for name, count in Counter(re.findall(r"[A-Z]\w+(?= of the )", document.text)).items() if count > 30}
+        for document in documents
+    ]
+    assert all(casts)
+    assert not set.intersection(*casts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text())
+def test_encoding_is_lossless(story_tokenizer: TextTokenizer, text: str) -> None:
+    assert story_tokenizer.decode(story_tokenizer.encode(text)) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(alphabet="ab'st1,<>é \t\n\r\x1c\x85\u00a0\u2028", max_size=200))
+def test_pieces_have_the_tokens_of_the_whole(story_tokenizer: TextTokenizer, text: str) -> None:
+    whole = story_tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_module, "_ENCODE_CHARACTERS", 5)
+        assert story_tokenizer.encode(text).tolist() == whole
+
+
+def test_marks_never_come_from_text(story_tokenizer: TextTokenizer) -> None:
+    ids = story_tokenizer.encode("<s>and<pad>")
+    assert ids.dtype == np.uint16
+    assert story_tokenizer.bos_id not in ids
+    assert ids.max() < story_tokenizer.vocab_size
+
+
+def test_tokenizer_is_deterministic_and_cached(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = folder_documents(corpus)
+    first = bpe_tokenizer(documents, 300, tmp_path / "one")
+    second = bpe_tokenizer(documents, 300, tmp_path / "two")
+    assert first.hash == second.hash
+    assert first.name == f"bpe-{first.vocab_size}-{first.hash[:8]}"
+    assert first.vocab_size == 300
+    assert bpe_tokenizer(documents, 290, tmp_path / "one").hash != first.hash
+    monkeypatch.setattr(text_module, "_train_bpe", lambda *_: pytest.fail("trained again"))
+    assert bpe_tokenizer(documents, 300, tmp_path / "one").hash == first.hash
+
+
+@pytest.mark.parametrize(("pieces", "expected"), [(1, ["middle0"]), (2, ["middle0", "middle1"]), (100, ["all"])])
+def test_the_sample_is_spread_over_documents(monkeypatch: pytest.MonkeyPatch, pieces: int, expected: list[str]) -> None:
+    monkeypatch.setattr(text_module, "_PIECE_CHARACTERS", 10)
+    texts = [f"{index}" * 100 for index in range(2)]
+    documents = Documents("pg19", "train", "folder", "r", ["a", "b"], texts.__getitem__)
+    sample = list(text_module._sample(documents, pieces * 10))
+    if expected == ["all"]:
+        assert sample == texts
+    else:
+        assert sample == [texts[int(name[-1])][:10] for name in expected]
+
+
+def test_tokenizer_round_trips_through_its_file(story_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    story_tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = TextTokenizer.load(tmp_path / "tokenizer.json")
+    assert (loaded.name, loaded.hash, loaded.bos_id) == (
+        story_tokenizer.name,
+        story_tokenizer.hash,
+        story_tokenizer.bos_id,
+    )
+    assert loaded.encode(STORY).tolist() == story_tokenizer.encode(STORY).tolist()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError) as error:
+        TextTokenizer.load(tmp_path / "tokenizer.json")
+    assert_one_line(error, "tokenizer.json")
+
+
+def test_vocabulary_below_the_bytes_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"scale\.vocab_size=257"):
+        bpe_tokenizer(folder_documents(corpus), 257, tmp_path)
+
+
+def test_hub_tokenizer_begins_with_pad_when_it_has_no_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("a", -1.0), ("b", -2.0), ("<unk>", -9.0)]
+    t5 = tokenizers.Tokenizer(tokenizers.models.Unigram(vocabulary, unk_id=4))
+    monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_pretrained=lambda hub_id: t5))
+    tokenizer = hub_tokenizer("somebody/t5")
+    assert tokenizer.bos_id == 0
+    assert tokenizer.name.startswith("unigram-5-")
+    assert tokenizer.encode("ab").tolist() == [2, 3]
+
+
+def test_hub_tokenizer_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(hub_id: str) -> None:
+        raise Exception("offline\nfor good")
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_pretrained=offline))
+    with pytest.raises(InputError) as error:
+        hub_tokenizer("somebody/t5")
+    assert_one_line(error, "scale.tokenizer='somebody/t5'")
+    with pytest.raises(InputError, match="model.weights='somebody/t5': .*or use model.weights=null") as error:
+        hub_tokenizer("somebody/t5", "model.weights", "model.weights=null")
+    assert_one_line(error, "model.weights")
+
+
+def test_of_a_vocabulary_and_its_merges_alone_a_tokenizer_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As LED's first repositories are, which have no tokenizer.json."""
+    pytest.importorskip("transformers")
+    marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*marks, *letters, "do", "dog"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nd o\ndo g\n", "utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "led"}), "utf-8")
+
+    def missing(hub_id: str) -> None:
+        raise Exception("404: tokenizer.json")
+
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_pretrained", missing)
+    tokenizer = hub_tokenizer(str(tmp_path))
+    assert (tokenizer.bos_id, tokenizer.end_id) == (0, 2)
+    assert tokenizer.encode("dog").tolist() == [vocabulary["dog"]] and tokenizer.decode([vocabulary["dog"]]) == "dog"
+
+
+def test_tokenised_split_holds_the_documents(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    documents = folder_documents(corpus, "test")
+    split = tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)
+    assert capfd.readouterr() == ("", "")
+    assert list(split.names) == ["test0", "test1"]
+    for index, document in enumerate(documents):
+        assert story_tokenizer.decode(split.ids(index)) == document.text
+        assert split.n_tokens[index] == len(split.ids(index))
+        assert split.n_words[index] == len(document.text.split())
+        assert split.n_bytes[index] == len(document.text.encode())
+    assert split.ids(0).dtype == np.uint16
+    assert not split.ids(0).flags.owndata
+    assert split.totals()["documents"] == 2
+    assert split.totals()["bytes"] == documents.total_bytes
+    assert (split.source, split.revision, split.split) == ("folder", documents.revision, "test")
+    assert split.tokenizer_name == story_tokenizer.name
+
+
+def test_progress_is_shown_on_standard_error(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "cache")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "tokenising pg19/train" in err
+
+
+@pytest.mark.slow
+def test_a_book_of_one_long_line_is_read(corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer) -> None:
+    line = "once upon a time there was a line without an end " * (100_000_000 // 49)
+    (corpus / "train" / "train1.txt").write_text(line, encoding="utf-8")
+    split = tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "cache", progress=False)
+    assert int(split.n_bytes[1]) == len(line) == 49 * (100_000_000 // 49)
+    assert story_tokenizer.decode(split.ids(1)[:200]) == line[: len(story_tokenizer.decode(split.ids(1)[:200]))]
+
+
+def test_token_cache_is_used_again(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = folder_documents(corpus)
+    first = tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)
+    monkeypatch.setattr(TextTokenizer, "encode", lambda *_: pytest.fail("tokenised again"))
+    second = tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)
+    assert all(np.array_equal(first.ids(index), second.ids(index)) for index in range(len(first)))
+    assert first.totals() == second.totals()
+
+
+def test_an_interrupted_cache_is_not_picked_up(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = folder_documents(corpus)
+    encode = TextTokenizer.encode
+    calls = []
+
+    def interrupted(self: TextTokenizer, text: str) -> np.ndarray:
+        calls.append(text)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(self, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextTokenizer, "encode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+    assert len(tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)) == 3
+
+
+def test_a_changed_book_or_tokenizer_makes_another_cache(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer
+) -> None:
+    cache = tmp_path / "cache"
+    tokenise(folder_documents(corpus), story_tokenizer, cache, progress=False)
+    (corpus / "train" / "train0.txt").write_text("Another book.")
+    changed = tokenise(folder_documents(corpus), story_tokenizer, cache, progress=False)
+    assert story_tokenizer.decode(changed.ids(0)) == "Another book."
+    tokenise(folder_documents(corpus), bpe_tokenizer(folder_documents(corpus), 270, cache), cache, progress=False)
+    assert len(list((cache / "tokens").iterdir())) == 3
+
+
+def test_open_split_trains_the_tokenizer_on_the_train_split(corpus: Path, tmp_path: Path) -> None:
+    cfg: Config = compose([f"task.data_dir={corpus}", f"cache_dir={tmp_path / 'cache'}", "scale.vocab_size=300"])
+    split, tokenizer = open_split(cfg, "test", progress=False)
+    assert tokenizer.hash == bpe_tokenizer(folder_documents(corpus), 300, tmp_path / "elsewhere").hash
+    assert split.data_record() == {
+        "name": "pg19",
+        "source": "folder",
+        "revision": split.revision,
+        "split": "test",
+        **split.totals(),
+        "tokenizer": tokenizer.name,
+    }
+    given_one, _ = open_split(cfg, "test", bpe_tokenizer(folder_documents(corpus), 280, tmp_path), progress=False)
+    assert given_one.tokenizer_name.startswith("bpe-280-")
+
+
+def test_documents_of_one_stem_keep_their_suffixes(tmp_path: Path) -> None:
+    """Runs are paired by the names of documents, so that no two may share one."""
+    (tmp_path / "test").mkdir()
+    for name in ("a.txt", "a.tex", "b.tex"):
+        (tmp_path / "test" / name).write_text(f"What {name} says.")
+    found = load_documents("arxiv_math", "test", tmp_path, "nowhere")
+    assert {document.name: document.text for document in found} == {
+        name: f"What {name} says." for name in ("a.tex", "a.txt", "b.tex")
+    }
+    (tmp_path / "test" / "a.txt").unlink()
+    assert list(load_documents("arxiv_math", "test", tmp_path, "nowhere").names) == ["a", "b"]

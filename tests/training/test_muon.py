@@ -1,0 +1,109 @@
+"""Muon for the matrices and AdamW for the rest behave as one optimizer."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny_dims
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from infini.config.schema import OptimizerConfig
+from infini.models import build_model
+from infini.training import optimizers
+from infini.training.optimizers import MuonBesideAdamW, build_optimizer
+
+CONFIG = OptimizerConfig("muon", lr=0.01, betas=[0.9, 0.95], weight_decay=0.1, gate_lr=0.03, clip_norm=None)
+
+
+def make() -> tuple[torch.nn.Module, MuonBesideAdamW]:
+    torch.manual_seed(0)
+    model = build_model({"name": "infini_linear", "tie_embeddings": False}, tiny_dims(), 31)
+    optimizer = build_optimizer(model, CONFIG)
+    assert isinstance(optimizer, MuonBesideAdamW)
+    return model, optimizer
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer.step()
+
+
+def test_muon_takes_the_matrices_and_nothing_else() -> None:
+    model, optimizer = make()
+    muon, adamw = optimizer.parts
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    of = [{names[id(p)] for group in part.param_groups for p in group["params"]} for part in (muon, adamw)]
+    assert of[0] and all("proj" in name for name in of[0])
+    assert of[0].isdisjoint(of[1]) and of[0] | of[1] == set(names.values())
+    assert {"embedding.weight", "unembedding.weight"} <= of[1]
+
+
+def test_a_schedule_reaches_both_parts() -> None:
+    model, optimizer = make()
+    before = copy.deepcopy(model.state_dict())
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 0.0)
+    assert all(group["lr"] == 0 for part in optimizer.parts for group in part.param_groups)
+    step(model, optimizer, 1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_muons_step_has_equal_singular_values_where_the_gradients_differ() -> None:
+    model, optimizer = make()
+    weight = model.blocks[0].attention.q_proj.weight  # type: ignore[union-attr, index]
+    before = weight.detach().clone()
+    left, _, right = torch.linalg.svd(torch.randn(weight.shape), full_matrices=False)
+    gradient = left @ torch.diag(torch.logspace(0, -2, left.shape[1])) @ right
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    weight.grad = gradient
+    optimizer.step()
+    moved = torch.linalg.svdvals(before * (1 - 0.01 * 0.1) - weight.detach())
+    assert moved.max() / moved.median() < 2, "AdamW's step would keep the spread of 100 to 1"
+
+
+@pytest.mark.parametrize("steps_before", [1, 3])
+def test_a_restored_optimizer_goes_on_exactly(steps_before: int) -> None:
+    model, optimizer = make()
+    for seed in range(steps_before):
+        step(model, optimizer, seed)
+    other, restored = make()
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step(model, optimizer, 9)
+    step(other, restored, 9)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    restored.param_groups[0]["lr"] = 0.5
+    assert restored.parts[0].param_groups[0]["lr"] == 0.5
+
+
+def test_without_fast_bfloat16_the_step_is_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The iterations are then done in float32: in bfloat16 they take a quarter of a training step."""
+    moved, formats = {}, {}
+    for fast in (True, False):
+        monkeypatch.setattr(optimizers, "has_fast_bfloat16", lambda device, fast=fast: fast)
+        model, optimizer = make()
+        before = copy.deepcopy(model.state_dict())
+        with _Products() as products:
+            step(model, optimizer, 1)
+        formats[fast] = products.formats
+        moved[fast] = {name: value - before[name] for name, value in model.state_dict().items()}
+    assert formats == {True: {torch.bfloat16}, False: {torch.float32}}
+    for name, step_taken in moved[True].items():
+        other = moved[False][name]
+        assert (step_taken - other).norm() <= 0.05 * other.norm(), name
+
+
+class _Products(TorchDispatchMode):
+    """Notes in which formats matrices are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formats: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.formats.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,407 @@
+"""Trainings that are stopped at any moment: points to go on from, what is done about damaged ones, real kills."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import STEPS, outcome, words
+
+from infini import records
+from infini.cli import main as cli
+from infini.commands import train as train_command
+from infini.config.compose import compose
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.training import resume
+from infini.training.module import LanguageModelModule
+from infini.training.resume import UnfinishedRun, random_states, set_random_states
+
+
+def train(corpus: Path, results: Path) -> RunRecord:
+    overrides = words(corpus, results)
+    return train_command.train(compose(overrides), overrides)
+
+
+def stop_in(patch: pytest.MonkeyPatch, step: int) -> None:
+    real = LanguageModelModule.training_step
+
+    def stopping(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step + 1 == step:
+            raise KeyboardInterrupt
+        return real(self, batch, index)
+
+    patch.setattr(LanguageModelModule, "training_step", stopping)
+
+
+def stopped_training(corpus: Path, results: Path, step: int = STEPS) -> list[Path]:
+    """Points of a training that was stopped in a step, the newest last."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_in(patch, step)
+        train(corpus, results)
+    return sorted(results.glob("unfinished/*/step-*.ckpt"))
+
+
+@pytest.fixture(scope="module")
+def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, bytes]:
+    results = tmp_path_factory.mktemp("straight")
+    train(corpus, results)
+    return outcome(results)
+
+
+def test_two_points_are_kept_and_carry_their_checksum(corpus: Path, tmp_path: Path) -> None:
+    points = stopped_training(corpus, tmp_path)
+    assert [path.name.split("-")[1] for path in points] == ["00000004", "00000006"]
+    for path in points:
+        assert path.stem.split("-")[2] == resume.sha256_of(path)
+    assert not list(tmp_path.glob("unfinished/*/.*.partial"))
+
+
+def test_a_stop_says_where_it_goes_on(corpus: Path, tmp_path: Path) -> None:
+    for step, said in ((2, "the same command starts again"), (6, "is of step 4"), (5, "is of step 4")):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt, match=said):
+            stop_in(patch, step)
+            train(corpus, tmp_path)
+
+
+def test_a_stop_before_the_first_step_knows_the_point(corpus: Path, tmp_path: Path) -> None:
+    stopped_training(corpus, tmp_path)
+    # A shell starts what runs in the background with Ctrl-C ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt, match="goes on from there"):
+            patch.setattr(LanguageModelModule, "on_load_checkpoint", lambda *_: signal.raise_signal(signal.SIGINT))
+            train(corpus, tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("what", ["state_dict", "infini", "optimizer_states"])
+def test_a_point_of_another_version_is_one_line(corpus: Path, tmp_path: Path, what: str) -> None:
+    stopped_training(corpus, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        load = torch.load
+
+        def other(*arguments: Any, **options: Any) -> Any:
+            point = load(*arguments, **options)
+            point[what] = [{"state": {}, "param_groups": []}] if what == "optimizer_states" else {"other": 1}
+            return point
+
+        patch.setattr(torch, "load", other)
+        with pytest.raises(InputError, match=r"step-00000006-.*does not fit this version .* remove .* start .* again"):
+            train(corpus, tmp_path)
+    assert train(corpus, tmp_path).cost["resumed"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty])
+@pytest.mark.parametrize("how_many", [1, 2])
+def test_a_damaged_point_is_passed_over(
+    corpus: Path,
+    tmp_path: Path,
+    straight: tuple[Any, bytes],
+    damage: Callable[[Path], None],
+    how_many: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    points = stopped_training(corpus, tmp_path)
+    for path in points[-how_many:]:
+        damage(path)
+    record = train(corpus, tmp_path)
+    err = capsys.readouterr().err.replace("\n", "")
+    assert [path.name in err for path in points] == [True, True]
+    assert err.count("damaged, passed over") == how_many
+    assert record.cost["resumed"] is (how_many == 1)
+    assert outcome(tmp_path) == straight
+
+
+def test_new_points_are_kept_after_a_restart_past_damaged_ones(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes]
+) -> None:
+    for path in stopped_training(corpus, tmp_path):
+        flip(path)
+    # Both are of later steps than what is saved next.
+    points = stopped_training(corpus, tmp_path, step=4)
+    assert [path.name.split("-")[1] for path in points] == ["00000002"]
+    assert train(corpus, tmp_path).cost["resumed"]
+    assert outcome(tmp_path) == straight
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+def test_points_are_made_by_the_clock_where_no_steps_are_named(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*words(corpus, tmp_path), "recipe.save_every=null"]
+    monkeypatch.setattr(resume, "SECONDS_BETWEEN", 0.0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="is of step 4"):
+        stop_in(patch, 5)
+        train_command.train(compose(overrides), overrides)
+    monkeypatch.setattr(resume, "SECONDS_BETWEEN", 3600.0)
+    assert train_command.train(compose(overrides), overrides).cost["resumed"]
+    assert outcome(tmp_path) == straight
+
+
+class Hostile:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_a_point_that_would_run_code_is_passed_over(corpus: Path, tmp_path: Path, straight: tuple[Any, bytes]) -> None:
+    points = stopped_training(corpus, tmp_path)
+    marker = tmp_path / "ran"
+    hostile = tmp_path / "hostile"
+    torch.save({"infini": Hostile(marker)}, hostile)
+    for path in points:
+        hostile.rename(points[-1].with_name(f"step-00000007-{resume.sha256_of(hostile)}.ckpt"))
+        hostile.write_bytes(pickle.dumps({"infini": Hostile(marker)}))
+        path.unlink()
+    assert not train(corpus, tmp_path).cost["resumed"]
+    assert not marker.exists()
+    assert outcome(tmp_path) == straight
+
+
+@pytest.mark.parametrize("where", ["write", "fsync", "replace"])
+def test_no_space_left_keeps_the_point_before(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], where: str
+) -> None:
+    real: dict[str, Callable[..., Any]] = {"fsync": os.fsync, "replace": os.replace}
+    full = OSError(28, "No space left on device")
+
+    def failing(*arguments: Any) -> Any:
+        if "step-00000006" in str(arguments[0]) or isinstance(arguments[0], int):
+            raise full
+        return real[where](*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        stop_in(patch, STEPS)
+        save = UnfinishedRun.save
+
+        def saving(self: UnfinishedRun, step: int, write: Callable[[str], None]) -> Path:
+            if step < 6:
+                return save(self, step, write)
+            if where != "write":
+                patch.setattr(os, where, failing)
+                return save(self, step, write)
+
+            def half(path: str) -> None:
+                write(path)
+                truncate(Path(path))
+                raise full
+
+            return save(self, step, half)
+
+        patch.setattr(UnfinishedRun, "save", saving)
+        train(corpus, tmp_path)
+    names = sorted(path.name[:13] for path in tmp_path.glob("unfinished/*/*") if path.name.startswith(("step", ".")))
+    assert names == ["step-00000002", "step-00000004"]
+    assert train(corpus, tmp_path).cost["resumed"]
+    assert outcome(tmp_path) == straight
+
+
+FULL = OSError(28, "No space left on device", "some/file")
+
+
+def fail_at(patch: pytest.MonkeyPatch, call: str, what: str) -> None:
+    """The disk is full when a file whose name holds `what` is flushed or renamed, or when weights are written."""
+    import safetensors.torch
+
+    if call == "write":
+
+        def save_half(model: torch.nn.Module, path: str) -> None:
+            Path(path).write_bytes(b"half")
+            raise safetensors.SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
+
+        patch.setattr(safetensors.torch, "save_model", save_half)
+        return
+    real: Callable[..., Any] = getattr(os, call)
+
+    def failing(first: Any, *rest: Any) -> Any:
+        name = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
+        if what in name:
+            raise FULL
+        return real(first, *rest)
+
+    patch.setattr(os, call, failing)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open files are read from /proc")
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        ("write", "model.safetensors"),
+        *((call, what) for call in ("fsync", "replace") for what in ("model.s", "config.", "runs/")),
+    ],
+)
+def test_no_space_left_at_the_end_is_one_line_and_nothing_is_lost(
+    corpus: Path,
+    tmp_path: Path,
+    straight: tuple[Any, bytes],
+    capfd: pytest.CaptureFixture[str],
+    call: str,
+    what: str,
+) -> None:
+    command = ["train", *words(corpus, tmp_path)]
+    with pytest.MonkeyPatch.context() as patch:
+        fail_at(patch, call, what)
+        assert cli.main(command) == cli.USAGE_ERROR
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("infini: ")]
+    assert "No space left on device" in line
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith((".partial", ".tmp"))]
+    assert records.load_records(tmp_path) == []
+    assert cli.main(command) == 0
+    assert outcome(tmp_path) == straight
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+def test_no_room_for_a_point_is_one_line(corpus: Path, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    here = Path(__file__).parents[1] / "support"
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "train", *words(corpus, tmp_path)],
+        cwd=here.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("infini: error: ") and "too large" in line]
+    assert not list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_scheduler_stops_a_training_like_ctrl_c(
+    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = LanguageModelModule.training_step
+
+    def terminated(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, batch, index)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModelModule, "training_step", terminated)
+        assert cli.main(["train", *words(corpus, tmp_path)]) == cli.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "The last good checkpoint is of step 4" in capfd.readouterr().err
+    train(corpus, tmp_path)
+    assert outcome(tmp_path) == straight
+
+
+def test_every_random_number_is_the_one_it_would_have_been(corpus: Path, tmp_path: Path) -> None:
+    drawn: dict[str, list[Any]] = {}
+    real = LanguageModelModule.training_step
+
+    def drawing(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        numbers = (self.global_step, random.random(), float(np.random.rand()), float(torch.rand(())))
+        drawn.setdefault(name, []).append(numbers)
+        return real(self, batch, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModelModule, "training_step", drawing)
+        name = "straight"
+        train(corpus, tmp_path / "straight")
+        name = "first"
+        stopped_training(corpus, tmp_path / "stopped", step=6)
+        name = "second"
+        train(corpus, tmp_path / "stopped")
+    assert len(drawn["straight"]) == STEPS
+    assert drawn["first"] + drawn["second"][1:] == drawn["straight"]
+    assert drawn["second"] == drawn["straight"][4:]
+
+
+def test_random_states_are_put_back() -> None:
+    states = random_states(torch.device("cpu"))
+    first = random.random(), float(np.random.rand()), float(torch.rand(()))
+    set_random_states(states, torch.device("cpu"))
+    assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == first
+
+
+def test_the_random_state_of_a_gpu_is_put_back_on_a_gpu_of_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any machine, however many it has: the state is that of the one GPU of the training."""
+    kept = {torch.device("cuda", 1): torch.tensor([1, 2, 3], dtype=torch.uint8)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: kept[device])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: kept.update({device: state}))
+    states = random_states(torch.device("cuda", 1))
+    set_random_states(states, torch.device("cpu"))
+    assert len(kept) == 1
+    set_random_states(states, torch.device("cuda", 0))
+    assert torch.equal(kept[torch.device("cuda", 0)], kept[torch.device("cuda", 1)])
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    held, other = UnfinishedRun(tmp_path / "run"), UnfinishedRun(tmp_path / "run")
+    first, second = begun("a"), begun("b")
+    held.claim(first)
+    with pytest.raises(InputError, match="another process"):
+        other.claim(second)
+    held.release()
+    other.claim(second)
+
+
+def test_a_run_keeps_its_id_from_its_first_point_on(tmp_path: Path) -> None:
+    def claimed(record: RunRecord) -> tuple[str, bool]:
+        run = UnfinishedRun(tmp_path / "run")
+        try:
+            return record.run_id, run.claim(record)
+        finally:
+            run.release()
+
+    claimed(begun("a"))
+    second = begun("b")
+    assert claimed(second) == ("b", False) and second.run_id == "b"
+    run = UnfinishedRun(tmp_path / "run")
+    run.save(3, lambda path: torch.save({"infini": 1}, path))
+    third = begun("c")
+    assert claimed(third)[1] is False and third.run_id == "b"
+    # At another commit it is the same run, but no commit repeats it.
+    fourth = begun("d", revision="f" * 40)
+    assert claimed(fourth)[1] is True and fourth.environment["git_revisions"] == ["e" * 40, "f" * 40]
+    # And so it stays, where it is gone on with at the first commit again.
+    assert claimed(begun("e"))[1] is True
+
+
+def begun(run_id: str, revision: str = "e" * 40) -> RunRecord:
+    return RunRecord(
+        run_id=run_id,
+        verb="train",
+        task="pg19",
+        model="local",
+        scale="laptop",
+        seed=1,
+        parent=None,
+        command="infini train",
+        overrides=[],
+        config={},
+        config_hash="",
+        started=run_id,
+        environment={"git_revision": revision, "git_dirty": False},
+    )

@@ -1,0 +1,428 @@
+"""The training module: schedule, losses, carried state, stopping and going on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from helpers import VOCABULARY, make_model, tiny_dims, variant_id, variants
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from safetensors.torch import load_file
+from tiny_runs import TINY, write_corpus
+from torch.utils.data import DataLoader
+
+from infini.commands import train as train_command
+from infini.config.compose import compose
+from infini.config.schema import Config, groups
+from infini.errors import InputError
+from infini.models import build_model, registered
+from infini.nn.ops import memory
+from infini.nn.state import leaves
+from infini.records import RunRecord, load_records
+from infini.tasks.text.document_data import DocumentDataModule
+from infini.tasks.text.stream import DocumentStream, StreamDataset
+from infini.training.module import LanguageModelModule
+
+MODELS = sorted(registered("language_model"))
+WITH_MEMORY = [options for options in variants() if "update_rule" in options]
+SEGMENT = 8
+
+
+class Split:
+    """Documents of token ids with the attributes a training stream reads."""
+
+    name, split, revision, tokenizer_name = "tiny", "train", "r", "t"
+
+    def __init__(self, tokens: Sequence[np.ndarray]) -> None:
+        self.tokens = tokens
+        self.n_tokens = np.array([len(ids) for ids in tokens])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def ids(self, index: int) -> np.ndarray:
+        return self.tokens[index]
+
+
+def random_documents(count: int = 4, length: int = 300) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(VOCABULARY - 1, size=length + 7 * number) for number in range(count)]
+
+
+def recipe_overrides(steps: int, segments: int = 2) -> list[str]:
+    return [
+        f"recipe.steps={steps}",
+        f"recipe.warmup_steps={min(4, steps)}",
+        "recipe.batch_size=2",
+        f"recipe.segments_per_sequence={segments}",
+    ]
+
+
+def fit(
+    model: Any,
+    cfg: Config,
+    documents: Sequence[np.ndarray] | None = None,
+    carry_state: bool = True,
+    callbacks: Sequence[Callback] = (),
+) -> LanguageModelModule:
+    """Train `model` for the recipe's steps and return the module, its losses read."""
+    recipe = cfg.recipe
+    split: Any = Split(random_documents() if documents is None else documents)
+    stream = DocumentStream(split, recipe.batch_size, recipe.segments_per_sequence, SEGMENT, VOCABULARY - 1, cfg.seed)
+    module = LanguageModelModule(model.train(), cfg.optimizer, recipe, carry_state)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=recipe.steps,
+        max_epochs=-1,
+        gradient_clip_val=cfg.optimizer.clip_norm,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(StreamDataset(stream), batch_size=None))
+    module.read_losses()
+    return module
+
+
+class Rates(Callback):
+    """The learning rates each optimizer step is made with."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        self.seen.append({group["name"]: group["lr"] for group in optimizer.param_groups})
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_each_step_has_the_recipes_rate(schedule: str) -> None:
+    cfg = compose([*recipe_overrides(9), f"recipe.schedule={schedule}", "recipe.final_lr_fraction=0.2"])
+    rates = Rates()
+    fit(make_model(WITH_MEMORY[0], torch.float32), cfg, callbacks=[rates])
+    factors = [cfg.recipe.rate_factor(step) for step in range(1, 10)]
+    assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert factors[-1] == pytest.approx(0.2 if schedule == "cosine" else 1.0)
+    assert [rate["matrices"] for rate in rates.seen] == pytest.approx([factor * cfg.optimizer.lr for factor in factors])
+    assert [rate["gates"] for rate in rates.seen] == pytest.approx([f * cfg.optimizer.gate_lr for f in factors])
+
+
+def trainings():
+    """Every model with the optimizer that laptops take, and Infini-attention with each; the other pairs are slow."""
+    usual = compose([]).optimizer.name
+    for name in MODELS:
+        for optimizer in groups()["optimizer"]:
+            quick = optimizer == usual or name.startswith("infini")
+            yield pytest.param(name, optimizer, marks=[] if quick else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("name", "optimizer"), trainings())
+def test_training_learns_a_repetitive_corpus(name: str, optimizer: str) -> None:
+    torch.manual_seed(0)
+    # Adafactor's rate is a fraction of the weights' size.
+    rate = 0.1 if optimizer == "adafactor" else 0.02
+    cfg = compose([*recipe_overrides(100), f"optimizer={optimizer}", f"optimizer.lr={rate}"])
+    model = build_model({"name": name}, tiny_dims(), VOCABULARY)
+    module = fit(model, cfg, [np.tile(np.arange(7), 80), np.tile(np.arange(6, -1, -1), 90)])
+    losses = [loss for _, loss in module.loss_curve]
+    assert [step for step, _ in module.loss_curve] == list(range(1, 101))
+    assert losses[0] == pytest.approx(math.log(VOCABULARY), rel=0.25)
+    assert np.mean(losses[-5:]) < 0.35 * losses[0]
+
+
+def test_tokens_seen_are_the_scored_ones() -> None:
+    # Two rows of 16 tokens a step; each document of 20 tokens ends in a segment with 4 of 8 tokens.
+    module = fit(
+        make_model(WITH_MEMORY[0], torch.float32), compose(recipe_overrides(3)), random_documents(4, 20)[:1] * 4
+    )
+    assert 0 < module.tokens_seen < 3 * 2 * 16
+    whole = fit(make_model(WITH_MEMORY[0], torch.float32), compose(recipe_overrides(3)), [np.zeros(800, np.int64)] * 4)
+    assert whole.tokens_seen == 3 * 2 * 16
+
+
+def batch(seed: int, reset: bool = False) -> dict[str, torch.Tensor]:
+    """Two rows of two segments inside a document, or at its beginning."""
+    ids = torch.randint(VOCABULARY, (2, 2 * SEGMENT + 1), generator=torch.Generator().manual_seed(seed))
+    resets = torch.zeros(2, 2 * SEGMENT, dtype=torch.bool)
+    resets[:, 0] = reset
+    mask = torch.ones_like(resets)
+    return {"ids_BT": ids[:, :-1], "targets_BT": ids[:, 1:], "mask_BT": mask, "reset_BT": resets}
+
+
+def second_loss(options: dict[str, Any], carry_state: bool, first: int, reset: bool = False) -> float:
+    """Loss of a sequence after the sequence of seed `first`; both are back-propagated through, as in a training."""
+    cfg = compose(recipe_overrides(3))
+    module = LanguageModelModule(make_model(options), cfg.optimizer, cfg.recipe, carry_state)
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    module.training_step(batch(first, reset=True), 0).backward()
+    loss = module.training_step(batch(9, reset), 1)
+    loss.backward()  # would fail if the graph reached into the first sequence, which is freed
+    return loss.item()
+
+
+@pytest.mark.parametrize("options", WITH_MEMORY, ids=variant_id)
+def test_carried_state_is_read_by_the_next_sequence(options: dict[str, Any]) -> None:
+    assert abs(second_loss(options, True, first=1) - second_loss(options, True, first=2)) > 1e-6
+    assert second_loss(options, False, first=1) == second_loss(options, False, first=2)
+    assert second_loss(options, True, first=1, reset=True) == pytest.approx(second_loss(options, False, first=1))
+
+
+@pytest.mark.parametrize("options", variants(), ids=variant_id)
+def test_no_gradient_crosses_sequences_and_it_reaches_through_one(options: dict[str, Any]) -> None:
+    cfg = compose(recipe_overrides(3))
+    module = LanguageModelModule(make_model(options), cfg.optimizer, cfg.recipe, carry_state=True)
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    module.training_step(batch(1), 0)
+    assert module.carried is not None
+    assert not any(leaf.requires_grad for _, leaf in leaves(module.carried))
+    used: list[torch.Tensor] = []
+
+    def keep(_: Any, __: Any, embedded_BTD: torch.Tensor) -> None:
+        embedded_BTD.retain_grad()
+        used.append(embedded_BTD)
+
+    module.model.embedding.register_forward_hook(keep)
+    inside = batch(2)
+    inside["targets_BT"] = inside["targets_BT"].clone()
+    inside["targets_BT"][:, :SEGMENT] = -100
+    module.training_step(inside, 1).backward()
+    assert used[0].grad is not None
+    reached = bool(used[0].grad[:, : SEGMENT - 1].any())
+    model = module.model
+    if model.gradient_horizon in (None, 0):
+        # Where else the gradient is cut is a matter of the document: test_rmt.py.
+        assert reached == (model.gradient_horizon is None or model.segment_length > SEGMENT)
+
+
+def test_models_of_one_seed_see_the_same_data_and_start_alike() -> None:
+    """With one segment a sequence and nothing carried no model has a memory to read: those of one local
+    attention are one and the same."""
+    curves = {}
+    alike = ["infini_linear", "infini_delta", "local", "full"]
+    for name in alike:
+        # At one rate: each has its own where a search found it.
+        cfg = compose([*recipe_overrides(12, segments=1), f"model={name}", "tuned=null"])
+        torch.manual_seed(cfg.seed)
+        model = build_model(cfg.model, tiny_dims(), VOCABULARY)
+        curves[name] = fit(model, cfg, carry_state=False).loss_curve
+    for name in alike:
+        np.testing.assert_allclose(curves[name], curves["local"], atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["infini_delta", "local"])
+def test_one_seed_is_one_training(name: str) -> None:
+    def curve(seed: int) -> list[list[float]]:
+        cfg = compose([*recipe_overrides(5), f"seed={seed}"])
+        torch.manual_seed(seed)
+        return fit(build_model({"name": name}, tiny_dims(), VOCABULARY), cfg).loss_curve
+
+    assert curve(3) == curve(3) != curve(4)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def train(corpus: Path, results: Path, *overrides: str) -> RunRecord:
+    words = [*TINY, "logger=none", f"task.data_dir={corpus}", f"results_dir={results}", *overrides]
+    return train_command.train(compose(words), words)
+
+
+def stop_at(patch: pytest.MonkeyPatch, step: int) -> None:
+    """Ctrl-C in the middle of a step, counted from 1."""
+    real = LanguageModelModule.training_step
+
+    def interrupted(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step + 1 == step:
+            raise KeyboardInterrupt
+        return real(self, batch, index)
+
+    patch.setattr(LanguageModelModule, "training_step", interrupted)
+
+
+def weights(results: Path, record: RunRecord) -> dict[str, torch.Tensor]:
+    return load_file(results / "checkpoints" / record.run_id / "model.safetensors")
+
+
+def assert_same_training(a: tuple[Path, RunRecord], b: tuple[Path, RunRecord]) -> None:
+    assert a[1].series["loss_curve"] == b[1].series["loss_curve"]
+    assert a[1].results == b[1].results
+    assert a[1].cost["tokens_seen"] == b[1].cost["tokens_seen"]
+    first, second = weights(*a), weights(*b)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.parametrize("model", ["infini_linear", "local"])
+def test_a_stopped_training_goes_on_as_if_it_had_not_been(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    seven = [f"model={model}", "recipe.steps=7", "recipe.segments_per_sequence=3"]
+    straight = train(corpus, tmp_path / "straight", *seven)
+    assert [step for step, _ in straight.series["loss_curve"]] == list(range(1, 8))
+
+    stopped = tmp_path / "stopped"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_at(patch, 6)
+        train(corpus, stopped, *seven, "recipe.save_every=4")
+    assert not (stopped / "runs").exists()
+    resumed = train(corpus, stopped, *seven, "recipe.save_every=4")
+    assert resumed.cost["resumed"] and not straight.cost["resumed"]
+    assert_same_training((stopped, resumed), (tmp_path / "straight", straight))
+    # What is finished is not gone on with.
+    assert not list(stopped.glob("unfinished/*/*.ckpt"))
+    assert not train(corpus, stopped, *seven, "recipe.save_every=4").cost["resumed"]
+
+
+def test_a_training_can_be_stopped_again_and_again(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["recipe.steps=7", "recipe.save_every=2"]
+    straight = train(corpus, tmp_path / "straight", "recipe.steps=7")
+    stopped = tmp_path / "stopped"
+    for step in (2, 4, 6):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            stop_at(patch, step)
+            train(corpus, stopped, *overrides)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DocumentDataModule, "validate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        train(corpus, stopped, *overrides)
+    assert_same_training((stopped, train(corpus, stopped, *overrides)), (tmp_path / "straight", straight))
+
+
+def test_the_carried_state_is_part_of_a_checkpoint() -> None:
+    cfg = compose(recipe_overrides(3))
+    module = LanguageModelModule(make_model(WITH_MEMORY[0]), cfg.optimizer, cfg.recipe, carry_state=True)
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    module.training_step(batch(1), 0)
+    checkpoint: dict[str, Any] = {}
+    module.on_save_checkpoint(checkpoint)
+    other = LanguageModelModule(make_model(WITH_MEMORY[0]), cfg.optimizer, cfg.recipe, carry_state=True)
+    other.on_load_checkpoint(checkpoint)
+    for (path, mine), (_, theirs) in zip(leaves(module.carried), leaves(other.carried), strict=True):
+        assert torch.equal(mine, theirs), path
+    assert other.loss_curve == module.loss_curve
+    assert other.tokens_seen == 2 * 2 * SEGMENT
+
+
+def test_what_a_checkpoint_carries_goes_to_the_device_of_the_model() -> None:
+    """A checkpoint is loaded before Lightning moves the model: state and histories follow it to its device."""
+    cfg = compose(recipe_overrides(3))
+    module = LanguageModelModule(make_model(WITH_MEMORY[0]), cfg.optimizer, cfg.recipe, carry_state=True)
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    module.training_step(batch(1), 0)
+    module.histories = module.carried
+    checkpoint: dict[str, Any] = {}
+    module.on_save_checkpoint(checkpoint)
+    other = LanguageModelModule(make_model(WITH_MEMORY[0]), cfg.optimizer, cfg.recipe, carry_state=True)
+    other.on_load_checkpoint(checkpoint)
+    other.to("meta")
+    other.on_train_start()
+    for name, state in (("carried", other.carried), ("histories", other.histories)):
+        devices = {path: leaf.device.type for path, leaf in leaves(state)}
+        assert devices and set(devices.values()) == {"meta"}, (name, devices)
+
+
+def test_a_checkpoint_is_loaded_before_the_model_is_moved_and_training_starts_after(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of Lightning's hooks that the test above relies on."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_at(patch, 3)
+        train(corpus, tmp_path, "recipe.steps=4", "recipe.save_every=2")
+    order: list[str] = []
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*arguments: Any) -> Any:
+            order.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(LanguageModelModule, "on_load_checkpoint")
+    watch(SingleDeviceStrategy, "model_to_device")
+    watch(LanguageModelModule, "on_train_start")
+    watch(LanguageModelModule, "training_step")
+    train(corpus, tmp_path, "recipe.steps=4", "recipe.save_every=2")
+    assert order[:4] == ["on_load_checkpoint", "model_to_device", "on_train_start", "training_step"]
+
+
+@pytest.mark.parametrize(("step", "steps"), [(3, 15), (3, 4), (12, 15)], ids=["early", "few steps", "late"])
+def test_a_loss_that_is_not_a_number_stops_with_its_step(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, steps: int
+) -> None:
+    real = LanguageModelModule.training_step
+
+    def broken(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step + 1 == step:
+            with torch.no_grad():
+                self.model.embedding.weight.fill_(math.nan)
+        return real(self, batch, index)
+
+    monkeypatch.setattr(LanguageModelModule, "training_step", broken)
+    with pytest.raises(InputError) as error:
+        train(corpus, tmp_path, f"recipe.steps={steps}", "recipe.save_every=2")
+    assert str(error.value).startswith("optimizer.lr=")
+    assert f": the loss at step {step} is nan, the weights embedding.weight are not finite; a lower one" in str(
+        error.value
+    )
+    assert f"The last good checkpoint is of step {(step - 1) // 2 * 2}" in str(error.value)
+    (record,) = load_records(tmp_path)
+    reason = f"the loss at step {step} is nan, the weights embedding.weight are not finite"
+    assert record.diverged == {"step": step, "reason": reason}
+    assert [at for at, _ in record.series["loss_curve"]] == list(range(1, step))
+
+
+def test_the_layer_of_a_value_that_is_not_finite_is_named(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LanguageModelModule.training_step
+
+    def broken(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step + 1 == 2:
+            self.model.blocks[1].attention.o_proj.register_forward_hook(lambda *given: given[2] * math.inf)
+        return real(self, batch, index)
+
+    monkeypatch.setattr(LanguageModelModule, "training_step", broken)
+    with pytest.raises(
+        InputError, match=r"step 2 is nan, .* comes out of blocks.1.attention.o_proj; a lower one .* No check"
+    ):
+        train(corpus, tmp_path, "dims.n_layers=3")
+
+
+def test_a_memory_that_is_not_finite_is_named_by_its_layer(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = memory.retrieve
+
+    def broken(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        numerator, denominator = real(*arguments)
+        return numerator * math.nan, denominator
+
+    monkeypatch.setattr(memory, "retrieve", broken)
+    with pytest.raises(InputError, match="comes out of blocks.0.attention, before its o_proj; a lower one"):
+        train(corpus, tmp_path)
+
+
+def test_weights_that_are_not_finite_are_no_point_to_go_on_from(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: LanguageModelModule, optimizer: Any) -> None:
+        if self.global_step == 3:
+            self.model.blocks[0].attention_norm.weight.grad.fill_(math.nan)
+
+    monkeypatch.setattr(LanguageModelModule, "on_before_optimizer_step", broken)
+    with pytest.raises(InputError, match="after step 4 the weights .* are not finite.* is of step 2"):
+        train(corpus, tmp_path, "recipe.steps=6", "recipe.save_every=2")
