@@ -48,11 +48,12 @@ reproduce: $(STAMP)
 	$(BIN)/infini reproduce report=table3_passkey scale=laptop
 
 results: $(STAMP)
-	$(BIN)/python -m infini.commands.renew
+	$(BIN)/python -m infini.runs.renew
 
-lint: $(DEV)
+lint: $(DEV) layout
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	cd build/layout && $(CURDIR)/$(BIN)/lint-imports $(CURDIR)/pyproject.toml
 
 # The packages as they are installed, `tasks` and `conf` inside `infini`, for checkers that read folders.
 layout:

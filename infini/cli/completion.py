@@ -6,7 +6,7 @@ from importlib import resources
 
 import yaml
 
-from infini.cli.help import USES
+from infini.commands import Verb, verbs
 from infini.config.schema import groups
 from infini.errors import InputError, did_you_mean
 
@@ -49,13 +49,13 @@ def script(shell: str) -> str:
     return _SCRIPT.format(
         shell=shell,
         prepare="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
-        verbs=" ".join(USES),
+        verbs=" ".join(verbs()),
         # Bash replaces what stands behind the =, zsh the whole word.
         prefix='-P "$key=" ' if shell == "zsh" else "",
         # There compopt does not exist: no word gets a space, for a key must not.
         options="-o nospace " if shell == "zsh" else "",
         choices=_cases({group: " ".join(options) for group, options in groups().items()}, "choices"),
-        keys=_cases({verb: " ".join(_keys(verb)) for verb in USES}, "keys"),
+        keys=_cases({name: " ".join(_keys(verb)) for name, verb in verbs().items()}, "keys"),
     )
 
 
@@ -63,11 +63,10 @@ def _cases(values: dict[str, str], variable: str) -> str:
     return "\n".join(f'        {name}) {variable}="{text}" ;;' for name, text in values.items())
 
 
-def _keys(verb: str) -> list[str]:
+def _keys(verb: Verb) -> list[str]:
     """Groups and keys that bear on a verb, with the keys of every choice of a group."""
-    used_groups, used_keys = USES[verb]
-    found = dict.fromkeys([*used_groups, *used_keys])
-    for group in used_groups:
+    found = dict.fromkeys([*verb.groups, *verb.choices, *verb.keys])
+    for group in verb.groups:
         for choice in groups()[group]:
             text = resources.files("infini.conf").joinpath(group, f"{choice}.yaml").read_text("utf-8")
             settings = yaml.safe_load(text) or {}

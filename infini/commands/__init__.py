@@ -1,19 +1,87 @@
-"""One short module a verb; each has `run(cfg, overrides, ...)`, which returns an exit code, or None for success."""
+"""The verbs of the command line: one file a verb, found by its `VERB`. The work is done in `infini.runs`."""
 
-import os
+from __future__ import annotations
 
-from infini.errors import InputError
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from infini.config.keys import reads
+
+PLACES = ("results_dir", "cache_dir")
+"""Root keys that say where files go."""
 
 
-def _check_ranks() -> None:
-    """Raises InputError for a rank that is no number: Lightning reads these when it is imported, and fails."""
-    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
-        try:
-            int(os.environ.get(name, "0"))
-        except ValueError:
-            raise InputError(
-                f"{name}={os.environ[name]!r}: this environment variable must be a number, or unset"
-            ) from None
+@dataclass(frozen=True)
+class Arguments:
+    """The words behind a verb, taken apart."""
+
+    overrides: list[str]
+    """Settings in Hydra's grammar."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the verb's function beside the configuration and the overrides."""
+    first: list[str] = field(default_factory=list)
+    """Settings to compose with where a key was given several values: the first of each."""
 
 
-_check_ranks()
+def read_settings(words: Sequence[str]) -> Arguments:
+    """Every word is a setting."""
+    return Arguments(list(words))
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One command: what it does, which keys it reads, and the function that does it."""
+
+    name: str
+    summary: str
+    example: str
+    """One command line that runs as it stands."""
+    module: str
+    """Module whose `run(cfg, overrides, **extra)` does the work; it returns an exit code, or None for success."""
+    groups: tuple[str, ...] = ()
+    """Groups that it reads with all of their keys."""
+    keys: tuple[str, ...] = ()
+    """Root keys that it reads."""
+    choices: tuple[str, ...] = ()
+    """Groups of which it reads the choice alone."""
+    also: tuple[str, ...] = ()
+    """What else it reads and the help leaves out: keys, groups by name (the choice alone) or `group.*` (all keys)."""
+    never: tuple[str, ...] = ()
+    """Keys of `groups` that it does not read."""
+    order: int = 100
+    """Place in the list of verbs."""
+    read: Callable[[Sequence[str]], Arguments] = read_settings
+    """Takes the words of the command line apart. Raises InputError for words that cannot be."""
+    takes_words: bool = False
+    """Whether words without `=` mean something to it."""
+    fixed: tuple[str, ...] = ()
+    """Settings that it always has."""
+    sweeps: bool = False
+    """Whether `-m` runs one job for each combination of values."""
+    if_stopped: str = "the same command starts from the beginning"
+    """What is true when the command was interrupted before it could say so itself."""
+    needs_reader: bool = False
+    """Whether it only prints: it stops when nobody reads its output."""
+    computes: bool = False
+    """Whether a scale that is made for a GPU needs one here."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """What it reads; see infini.config.keys."""
+        return (*(f"{group}.*" for group in self.groups), *self.choices, *self.keys, *self.also)
+
+    def reads(self, key: str) -> bool:
+        """Whether it reads a key, at least with some kind of report."""
+        return reads(self.patterns, key) and key not in self.never
+
+
+@cache
+def verbs() -> dict[str, Verb]:
+    """Name -> verb, from the files of this package."""
+    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
+    found = sorted((module.VERB for module in modules), key=lambda verb: (verb.order, verb.name))
+    return {verb.name: verb for verb in found}

@@ -31,53 +31,23 @@ from omegaconf.errors import OmegaConfBaseException
 from infini.config.schema import (
     LISTS,
     OPTIONAL_GROUPS,
-    TASK_CONFIGS,
     TEXTS,
     Config,
-    DecodingConfig,
-    DimsConfig,
-    LoggerConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    RecipeConfig,
-    ScaleConfig,
-    SuiteConfig,
     TaskConfig,
+    evaluation_keys,
     groups,
     one_of,
     require,
     root_defaults,
+    task_schema,
 )
-from infini.config.schema_running import EVALUATION_KEYS
 from infini.errors import InputError, did_you_mean
 from infini.system.paths import home_expanded
-
-__all__ = [
-    "Config",
-    "DecodingConfig",
-    "DimsConfig",
-    "LoggerConfig",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "RecipeConfig",
-    "ScaleConfig",
-    "SuiteConfig",
-    "TaskConfig",
-    "cache_folder",
-    "cache_root",
-    "compose",
-    "config_hash",
-    "config_identity",
-    "data_root",
-    "expand_sweep",
-    "load",
-    "normalise",
-]
 
 T = TypeVar("T")
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """The smallest and the largest number of 32 bits with all its digits, in which a run computes."""
-MOST_JOBS = 10_000
+MAX_JOBS = 10_000
 """Jobs of a sweep."""
 _NOUNS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
 
@@ -105,7 +75,7 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if dataclasses.is_dataclass(hint) or get_origin(hint) is dict:
         require(isinstance(value, Mapping), key, value, "must be a group of keys")
         if hint is TaskConfig:
-            hint = TASK_CONFIGS.get(str(value.get("name")), TaskConfig)
+            hint = task_schema(str(value.get("name")))
         return _build(hint, value, key) if isinstance(hint, type) else dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
@@ -123,7 +93,8 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
 
 def _build(cls: type[T], values: Mapping[str, Any], group: str = "") -> T:
     prefix = f"{group}." if group else ""
-    hints = get_type_hints(cls)
+    resolved = get_type_hints(cls)
+    hints = {field.name: resolved[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key, value in values.items():
         if key not in hints:
             raise InputError(_no_such_key(f"{prefix}{key}", value, [f"{prefix}{name}" for name in hints]))
@@ -140,7 +111,8 @@ def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
         parent, siblings = "", [name for name in known if "." not in name]
     last = key.rpartition(".")[2]
     same = [name for name in known if "." in name and name.rpartition(".")[2] == last]
-    having = [name for name, config in TASK_CONFIGS.items() if parent == "task" and last in get_type_hints(config)]
+    tasks = groups()["task"] if parent == "task" else []
+    having = [name for name in tasks if last in {field.name for field in dataclasses.fields(task_schema(name))}]
     hint = f"; did you mean {same[0]!r}?" if same else did_you_mean(key, siblings) or did_you_mean(key, known)
     hint = f"; of task={', task='.join(having)}" if having else hint
     owners = _models_with(last) if parent == "model" else []
@@ -266,7 +238,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """The overrides of every job of a sweep over lists of values; none when a sampled range decides the jobs.
 
     Raises:
-        InputError: a key without values, or more than MOST_JOBS jobs.
+        InputError: a key without values, or more than MAX_JOBS jobs.
     """
     choices: list[list[str]] = []
     with _composing():
@@ -280,14 +252,14 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
             if not override.is_discrete_sweep():
                 return []
             try:
-                values = list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
+                values = list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
             except (HydraException, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
                 raise InputError(f"{given}: {_first_line(error)}") from error
             if not values:
                 raise InputError(f"{given}: has no values; nothing would be run")
             choices.append([f"{key}={value}" for value in values])
-    if math.prod(map(len, choices)) > MOST_JOBS:
-        raise InputError(f"{math.prod(map(len, choices)):,} jobs or more: a sweep has at most {MOST_JOBS:,}")
+    if math.prod(map(len, choices)) > MAX_JOBS:
+        raise InputError(f"{math.prod(map(len, choices)):,} jobs or more: a sweep has at most {MAX_JOBS:,}")
     return [list(job) for job in itertools.product(*choices)]
 
 
@@ -374,8 +346,9 @@ def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
     """
     values = dataclasses.asdict(config) if isinstance(config, Config) else config
     identity = {key: values.get(key) for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
-    for group, evaluation_only in EVALUATION_KEYS.items():
-        identity[group] = {key: value for key, value in (identity[group] or {}).items() if key not in evaluation_only}
+    for group in ("scale", "task"):
+        values_of_group = (identity[group] or {}).items()
+        identity[group] = {key: value for key, value in values_of_group if key not in evaluation_keys(group)}
     # The task's positions act through the model's alone, and those were all rotary before there was a choice.
     task, model = dict(identity["task"] or {}), dict(identity["model"] or {})
     task.pop("positions", None)

@@ -1,24 +1,29 @@
-"""The typed configuration: one dataclass a group of `conf/`, each field explained under it, checked when built.
+"""The typed configuration: one dataclass for each group of `conf/`, checked when it is built.
 
-Here is what is learned; how it runs, is measured and shown is in `infini.config.schema_running`.
+Each field carries its documentation, which `infini <verb> --help` prints. The keys of a task are in the task's own
+folder: see task_schema.
 
-No dependency beyond the standard library and PyYAML, so that help and error messages are quick.
+This module needs only the standard library and PyYAML, so that help and error messages are quick.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import importlib.util
 import math
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
+from infini.config.fields import setting
 from infini.config.lengths import parse_depths, parse_lengths
-from infini.config.schema_running import DecodingConfig, LoggerConfig, ParallelConfig, SuiteConfig
 from infini.errors import at_least, one_of, require
 
-MOST_ROWS = 2**20
+MAX_ROWS = 2**20
 """Of a batch, examples of a cell and words of a vocabulary: more fill any memory before anything is said of it."""
 LISTS = ("length", "depth")
 """Root keys that are lists; one value is a list of one."""
@@ -32,18 +37,19 @@ OPTIONAL_GROUPS = ("tuned", "experiment")
 class TaskConfig:
     """What is learned and measured."""
 
-    name: str
-    """Task name; also the name of its folder below the data directory."""
-    kind: str
-    """Kind of models that it takes: `language_model`; or `any`, encoder-decoders too."""
-    data_dir: str | None
-    """Folder of the data; None means $INFINI_DATA_DIR/<name> when that variable is set, else the hub."""
-    hub_id: str
-    """Data set on the Hugging Face hub, used when there is no folder."""
-    carry_state: bool
-    """Whether a training row's state lives on into its next sequence while the document lasts."""
-    positions: str
-    """What models whose attention can have either take (model.positions): rotary, or t5."""
+    evaluation_reads: ClassVar[tuple[str, ...]] = ("scale.eval_max_tokens",)
+    """Keys and groups outside `task` that the evaluation of this task reads and that of some other task does not."""
+
+    name: str = setting("Task name; also the name of its folder below the data directory.")
+    kind: str = setting("Kind of models that it takes: `language_model`; or `any`, encoder-decoders too.")
+    data_dir: str | None = setting(
+        "Folder of the data; None means $INFINI_DATA_DIR/<name> when that variable is set, else the hub."
+    )
+    hub_id: str = setting("Data set on the Hugging Face hub, used when there is no folder.")
+    carry_state: bool = setting(
+        "Whether a training row's state lives on into its next sequence while the document lasts."
+    )
+    positions: str = setting("What models whose attention can have either take (model.positions): rotary, or t5.")
 
     @property
     def corpus(self) -> str:
@@ -55,119 +61,44 @@ class TaskConfig:
         one_of("task.positions", self.positions, ("rotary", "t5"))
 
 
-@dataclass
-class PasskeyConfig(TaskConfig):
-    """A number hidden in a long text and asked for at its end."""
+@cache
+def task_schema(name: str) -> type[TaskConfig]:
+    """The dataclass of a task's keys: `Config` of `infini.tasks.<name>.config`; TaskConfig where that module is absent.
 
-    tokenizer: str
-    """`words`, the word-level tokenizer of the prompt; or `scale`, the one that the scale names. A training that starts
-    from another model takes that model's."""
-    digits: int
-    """Digits of a key."""
-    fill: str
-    """blocks: whole blocks of filler, a little less than `length`; exact: the first is trimmed. In evaluation only."""
-    as_printed: bool
-    """Whether the filler after the key has the misprint of the paper's appendix."""
-    distractors: int
-    """Other keys ("The green key is ...") in the filler of a prompt."""
-    filler: str
-    """block: the paper's five sentences, repeated; book: text of PG19 books, of its own split."""
-    lm_loss_weight: float
-    """Weight of the loss on all other tokens beside the loss on the key; 0 asks for the key only."""
-    few_digit_share: float
-    """Share of the last stage's training keys that have two, three or four different digits at most, where looking up
-    what follows a digit is not enough. Keys of the evaluation are always uniform."""
-    knockout: str
-    """none; or reset: evaluated with the memory emptied before every segment, which must leave chance
-    where key and question lie in different segments."""
-    examples: int
-    """Prompts a cell of the evaluation (one length and depth)."""
-    rows_per_call: int
-    """Prompts read side by side in the evaluation; decides memory and speed, not the result."""
-
-    @property
-    def corpus(self) -> str:
-        return "pg19"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("task.tokenizer", self.tokenizer, ("words", "scale"))
-        one_of("task.fill", self.fill, ("blocks", "exact"))
-        one_of("task.knockout", self.knockout, ("none", "reset"))
-        one_of("task.filler", self.filler, ("block", "book"))
-        at_least("task", self, 2, "digits")
-        at_least("task", self, 1, "examples", "rows_per_call")
-        at_least("task", self, 0, "distractors", "lm_loss_weight")
-        require(0 <= self.few_digit_share <= 1, "task.few_digit_share", self.few_digit_share, "must be between 0 and 1")
-        require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every prompt stands alone")
+    A name that is no task gives TaskConfig, too.
+    """
+    module = f"infini.tasks.{name}.config"
+    try:
+        found = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):
+        found = None
+    if found is None:
+        return TaskConfig
+    schema: type[TaskConfig] = importlib.import_module(module).Config
+    return schema
 
 
-REFERENCES = ("lead", "random", "oracle", "human")
-"""Summaries that need no model; see BooksumConfig.reference."""
-
-
-@dataclass
-class BooksumConfig(TaskConfig):
-    """A summary of a whole book."""
-
-    split: str
-    """Books that an evaluation summarises: test, or validation, on which choices are made."""
-    input_length: str | int
-    """Tokens of a book that an evaluation reads, as 500K, where no `length` is given; the rest of it is left out."""
-    summary_tokens: int
-    """Tokens of a summary at most in training; longer ones are cut."""
-    references: str
-    """Of several summaries of a book: mean, the mean of the scores against each; or max."""
-    reference: str | None
-    """An evaluation of summaries without a model: lead, the book's first words; random, sentences of it; oracle,
-    sentences picked with a person's summary at hand; human, a second person's summary against the first's. None: a
-    model's."""
-    reference_words: int
-    """Words of such a summary (but for human) at most."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("task.split", self.split, ("validation", "test"))
-        one_of("task.references", self.references, ("mean", "max"))
-        if self.reference is not None:
-            one_of("task.reference", self.reference, REFERENCES)
-        at_least("task", self, 1, "reference_words")
-        parse_lengths([self.input_length], "task.input_length")
-        at_least("task", self, 1, "summary_tokens")
-        require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every book stands alone")
-
-
-TASK_CONFIGS: dict[str, type[TaskConfig]] = {
-    "pg19": TaskConfig,
-    "arxiv_math": TaskConfig,
-    "passkey": PasskeyConfig,
-    "booksum": BooksumConfig,
-}
-"""Task name -> the dataclass of its keys."""
+@cache
+def evaluation_keys(group: str) -> frozenset[str]:
+    """The keys of a group that only evaluations read; of `task`, those of every task."""
+    schemas = [task_schema(name) for name in groups()["task"]] if group == "task" else [ScaleConfig]
+    fields = (field for schema in schemas for field in dataclasses.fields(schema))
+    return frozenset(field.name for field in fields if field.metadata.get("evaluation"))
 
 
 @dataclass
 class DimsConfig:
     """Sizes shared by all models of a table."""
 
-    name: str
-    """Name of these sizes."""
-    d_model: int
-    """Width of the residual stream."""
-    n_layers: int
-    """Number of blocks."""
-    n_heads: int
-    """Query heads a layer."""
-    n_kv_heads: int | None
-    """Key-value heads a layer, a divisor of n_heads; None means n_heads."""
-    d_key: int
-    """Size of a head's keys and queries; even, for the rotary embedding."""
-    d_value: int | None
-    """Size of a head's values; None means d_key."""
-    d_ff: int
-    """Width of the feed-forward layer."""
-    segment_length: int
-    """Tokens a segment."""
+    name: str = setting("Name of these sizes.")
+    d_model: int = setting("Width of the residual stream.")
+    n_layers: int = setting("Number of blocks.")
+    n_heads: int = setting("Query heads a layer.")
+    n_kv_heads: int | None = setting("Key-value heads a layer, a divisor of n_heads; None means n_heads.")
+    d_key: int = setting("Size of a head's keys and queries; even, for the rotary embedding.")
+    d_value: int | None = setting("Size of a head's values; None means d_key.")
+    d_ff: int = setting("Width of the feed-forward layer.")
+    segment_length: int = setting("Tokens a segment.")
 
     def __post_init__(self) -> None:
         positive = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_key", "d_value", "d_ff", "segment_length")
@@ -182,27 +113,27 @@ class DimsConfig:
 class ScaleConfig:
     """How large a vocabulary and how much evaluation this machine can take."""
 
-    name: str
-    """laptop (two processor cores, minutes), gpu (one GPU, minutes) or paper (as printed)."""
-    tokenizer: str
-    """`bpe`, trained on the train split, or the id of a tokenizer on the hub."""
-    vocab_size: int
-    """Entries of the vocabulary; for `bpe`, the size to train."""
-    hub_train_documents: int | None
-    """Documents of the hub's train split that are used; None means all. A folder is always used whole."""
-    eval_max_tokens: int | None
-    """Tokens evaluated a document; None means all."""
-    eval_segments_per_call: int
-    """Segments a call of the streamed evaluation; decides memory and speed, not the result."""
-    knockouts: bool
-    """Whether an evaluation also measures what memory is worth by resetting and by exchanging it."""
-    knockout_max_tokens: int
-    """Tokens of each document that the knock-outs read."""
+    name: str = setting("laptop (two processor cores, minutes), gpu (one GPU, minutes) or paper (as printed).")
+    tokenizer: str = setting("`bpe`, trained on the train split, or the id of a tokenizer on the hub.")
+    vocab_size: int = setting("Entries of the vocabulary; for `bpe`, the size to train.")
+    hub_train_documents: int | None = setting(
+        "Documents of the hub's train split that are used; None means all. A folder is always used whole."
+    )
+    eval_max_tokens: int | None = setting("Tokens evaluated a document; None means all.", evaluation=True)
+    eval_segments_per_call: int = setting(
+        "Segments a call of the streamed evaluation; decides memory and speed, not the result.",
+        evaluation=True,
+    )
+    knockouts: bool = setting(
+        "Whether an evaluation also measures what memory is worth by resetting and by exchanging it.",
+        evaluation=True,
+    )
+    knockout_max_tokens: int = setting("Tokens of each document that the knock-outs read.", evaluation=True)
 
     def __post_init__(self) -> None:
         require(bool(self.tokenizer), "scale.tokenizer", self.tokenizer, "must be bpe or a tokenizer id on the hub")
         # A byte-level vocabulary holds every byte and the end-of-document token.
-        require(258 <= self.vocab_size <= MOST_ROWS, "scale.vocab_size", self.vocab_size, f"must be 258 to {MOST_ROWS}")
+        require(258 <= self.vocab_size <= MAX_ROWS, "scale.vocab_size", self.vocab_size, f"must be 258 to {MAX_ROWS}")
         positive = ("hub_train_documents", "eval_max_tokens", "eval_segments_per_call", "knockout_max_tokens")
         at_least("scale", self, 1, *positive)
 
@@ -211,18 +142,12 @@ class ScaleConfig:
 class OptimizerConfig:
     """The rule that changes the weights."""
 
-    name: str
-    """adamw, adafactor, or muon (matrices; the rest by AdamW)."""
-    lr: float
-    """Highest learning rate of the schedule."""
-    betas: list[float]
-    """AdamW's two averaging coefficients."""
-    weight_decay: float
-    """Decay of matrices; gates, norms and embeddings have none."""
-    gate_lr: float
-    """Highest learning rate of the gates, which need their own to move at all; 0 freezes them."""
-    clip_norm: float | None
-    """Global gradient norm above which gradients are scaled down; None means never."""
+    name: str = setting("adamw, adafactor, or muon (matrices; the rest by AdamW).")
+    lr: float = setting("Highest learning rate of the schedule.")
+    betas: list[float] = setting("AdamW's two averaging coefficients.")
+    weight_decay: float = setting("Decay of matrices; gates, norms and embeddings have none.")
+    gate_lr: float = setting("Highest learning rate of the gates, which need their own to move at all; 0 freezes them.")
+    clip_norm: float | None = setting("Global gradient norm above which gradients are scaled down; None means never.")
 
     def __post_init__(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "adafactor", "muon"))
@@ -239,57 +164,59 @@ class OptimizerConfig:
 class RecipeConfig:
     """How a training runs."""
 
-    name: str
-    """`<task>_<scale>`."""
-    batch_size: int
-    """Documents side by side."""
-    segments_per_sequence: int
-    """Segments a training sequence; gradients flow through all of them."""
-    excerpt_tokens: int | None
-    """Documents longer than this are read in excerpts, so that a short training meets many; None reads them whole."""
-    steps: int
-    """Optimizer steps."""
-    warmup_steps: int
-    """Steps of linear warm-up."""
-    schedule: str
-    """After the warm-up: cosine or constant."""
-    final_lr_fraction: float
-    """Where the cosine ends, as a fraction of the highest rate."""
-    checkpoint_activations: bool
-    """Whether activations are computed again in the backward pass instead of kept: less memory, same gradients."""
-    checkpoint_segments: int | None
-    """The same, this many segments at a time: memory then grows with them instead of with the sequence. None: never."""
-    loss_chunk: int
-    """Tokens whose logits exist at the same time."""
-    save_every: int | None
-    """Steps between the points from which a stopped training goes on; None means about a minute between them."""
-    curriculum: list[list[int]] | None
-    """Easier stages before the training proper, each [segment length, tokens a sequence] or [segment length, tokens a
-    sequence, steps]: of so many steps at most. Passkey: a batch keeps its number of tokens by having more rows. Books
-    and mathematics: all segments are dims.segment_length long, and no gradient goes from one sequence of so many tokens
-    into the one before. None means none."""
-    advance_below: float
-    """Smoothed loss, nats a token, below which the next stage begins (text never gets there: its stages need steps)."""
-    length_extension: float | None
-    """Not the paper's: at a random segment boundary of a sequence the memory is multiplied by a random factor between 1
-    and this, as if that much more had been read. None means never."""
-    length_extension_share: float
-    """Share of the training steps in which that happens."""
-    long_history: list[int] | None
-    """Passkey, and a part of length extension: [pieces, steps]: in so many last steps half of the rows begin after a
-    history of filler alone, in so many pieces at most (see infini.training.additions.long_history). None means none."""
-    loss_temperature: float | None
-    """Not the paper's: divides the logits in the last stage's loss. Above 1 the loss goes on asking for larger margins
-    when every answer is right. None means 1."""
-    sparse_writes: float | None
-    """Not the paper's: weight in the last stage's loss of what tokens write to memory, the mean logarithm in nats (see
-    infini.training.additions.sparse_writes). None means 0."""
+    name: str = setting("`<task>_<scale>`.")
+    batch_size: int = setting("Documents side by side.")
+    segments_per_sequence: int = setting("Segments a training sequence; gradients flow through all of them.")
+    excerpt_tokens: int | None = setting(
+        "Documents longer than this are read in excerpts, so that a short training meets many; None reads them whole."
+    )
+    steps: int = setting("Optimizer steps.")
+    warmup_steps: int = setting("Steps of linear warm-up.")
+    schedule: str = setting("After the warm-up: cosine or constant.")
+    final_lr_fraction: float = setting("Where the cosine ends, as a fraction of the highest rate.")
+    checkpoint_activations: bool = setting(
+        "Whether activations are computed again in the backward pass instead of kept: less memory, same gradients."
+    )
+    checkpoint_segments: int | None = setting(
+        "The same, this many segments at a time: memory then grows with them instead of with the sequence. None: never."
+    )
+    loss_chunk: int = setting("Tokens whose logits exist at the same time.")
+    save_every: int | None = setting(
+        "Steps between the points from which a stopped training goes on; None means about a minute between them."
+    )
+    curriculum: list[list[int]] | None = setting(
+        "Easier stages before the training proper, each [segment length, tokens a sequence] or [segment length, "
+        "tokens a sequence, steps]: of so many steps at most. Passkey: a batch keeps its number of tokens by "
+        "having more rows. Books and mathematics: all segments are dims.segment_length long, and no gradient goes "
+        "from one sequence of so many tokens into the one before. None means none."
+    )
+    advance_below: float = setting(
+        "Smoothed loss, nats a token, below which the next stage begins (text never gets there: its stages need steps)."
+    )
+    length_extension: float | None = setting(
+        "Not the paper's: at a random segment boundary of a sequence the memory is multiplied by a random factor "
+        "between 1 and this, as if that much more had been read. None means never."
+    )
+    length_extension_share: float = setting("Share of the training steps in which that happens.")
+    long_history: list[int] | None = setting(
+        "Passkey, and a part of length extension: [pieces, steps]: in so many last steps half of the rows begin "
+        "after a history of filler alone, in so many pieces at most (see infini.training.additions.long_history). "
+        "None means none."
+    )
+    loss_temperature: float | None = setting(
+        "Not the paper's: divides the logits in the last stage's loss. Above 1 the loss goes on asking for larger "
+        "margins when every answer is right. None means 1."
+    )
+    sparse_writes: float | None = setting(
+        "Not the paper's: weight in the last stage's loss of what tokens write to memory, the mean logarithm in "
+        "nats (see infini.training.additions.sparse_writes). None means 0."
+    )
 
     def __post_init__(self) -> None:
         names = ("batch_size", "segments_per_sequence", "excerpt_tokens", "steps", "loss_chunk", "save_every")
         at_least("recipe", self, 1, *names, "checkpoint_segments")
         at_least("recipe", self, 0, "warmup_steps")
-        require(self.batch_size <= MOST_ROWS, "recipe.batch_size", self.batch_size, f"must be at most {MOST_ROWS}")
+        require(self.batch_size <= MAX_ROWS, "recipe.batch_size", self.batch_size, f"must be at most {MAX_ROWS}")
         within = self.warmup_steps <= self.steps
         require(within, "recipe.warmup_steps", self.warmup_steps, f"must be at most recipe.steps={self.steps}")
         one_of("recipe.schedule", self.schedule, ("cosine", "constant"))
@@ -323,58 +250,148 @@ class RecipeConfig:
 
 
 @dataclass
+class ParallelConfig:
+    """Devices and precision."""
+
+    name: str = setting("Name of this arrangement.")
+    accelerator: str = setting("auto, cpu or gpu.")
+    devices: int = setting("Number of devices.")
+    strategy: str = setting("Lightning's name of the strategy.")
+    precision: str = setting(
+        "Compute type of matrix products: fp32, bf16, or auto (bf16 where the hardware multiplies it fast)."
+    )
+    compile: str = setting(
+        "Whether models that read segments one after the other with gradients through all of them (rmt) train by "
+        "compiled code: always, never, or auto (long trainings on a processor)."
+    )
+
+    def __post_init__(self) -> None:
+        one_of("parallel.compile", self.compile, ("auto", "always", "never"))
+        one_of("parallel.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
+        one_of("parallel.precision", self.precision, ("auto", "bf16", "fp32"))
+        at_least("parallel", self, 1, "devices")
+
+
+@dataclass
+class LoggerConfig:
+    """Where training curves go."""
+
+    name: str = setting("csv, wandb (offline where nobody is logged in), tensorboard, or none.")
+
+    def __post_init__(self) -> None:
+        one_of("logger.name", self.name, ("csv", "wandb", "tensorboard", "none"))
+
+
+@dataclass
+class SuiteConfig:
+    """What `infini bench` measures."""
+
+    name: str = setting("train, models, stream, decode, sources, lengths, all, paper or paper_models.")
+    models: list[str] = setting(
+        "Models whose training step is measured; `local`, with which the others are compared, is one."
+    )
+    repeats: int = setting("Interleaved repeats of a training step of each model; 0 leaves the training step out.")
+    stream_short_tokens: int = setting("Length of the short stream that the long one is compared with.")
+    stream_tokens: int = setting("Length of the long stream, a multiple of the short one; 0 leaves streaming out.")
+    checkpointing: bool = setting(
+        "Whether training steps are also measured with activations computed again in the backward pass."
+    )
+    oracle_tokens: int = setting(
+        "Tokens on which one layer is compared with the slow reference in float64; 0 leaves the comparison out."
+    )
+    agreement_tokens: int = setting(
+        "Tokens on which every model on this device is compared with itself on the processor; 0 leaves that out."
+    )
+    decode_tokens: int = setting("Tokens read one by one after a short and after a long text; 0 leaves decoding out.")
+    decode_short_tokens: int = setting("Length of the short text.")
+    decode_long_tokens: int = setting("Length of the long one.")
+    source_tokens: list[int] = setting("Lengths of sources that an encoder-decoder reads; none leaves that out.")
+    training_segments: list[int] = setting(
+        "Lengths of training sequences, in segments, whose step's peak memory is measured; none leaves that out."
+    )
+    training_group: int = setting("Segments whose activations are kept at a time, beside all of them.")
+
+    def __post_init__(self) -> None:
+        at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens", "agreement_tokens", "decode_tokens")
+        at_least("suite", self, 1, "stream_short_tokens", "decode_short_tokens", "training_group")
+        at_least("suite", self, self.decode_short_tokens, "decode_long_tokens")
+        for key in ("source_tokens", "training_segments"):
+            lengths = getattr(self, key)
+            whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
+            require(whole, f"suite.{key}", lengths, "whole numbers of at least 1")
+        measured = (self.repeats, self.stream_tokens, self.oracle_tokens, self.agreement_tokens, self.decode_tokens)
+        require(
+            any(measured) or bool(self.source_tokens) or bool(self.training_segments),
+            "suite.repeats",
+            self.repeats,
+            "must be above 0: nothing else is measured",
+        )
+        require("local" in self.models, "suite.models", self.models, "local and others to compare with it")
+        fits = self.stream_tokens % self.stream_short_tokens == 0 and self.stream_tokens != self.stream_short_tokens
+        allowed = f"0, or a multiple of suite.stream_short_tokens={self.stream_short_tokens}, at least twice it"
+        require(fits, "suite.stream_tokens", self.stream_tokens, allowed)
+
+
+@dataclass
+class DecodingConfig:
+    """How `infini generate` draws tokens."""
+
+    name: str
+    max_new_tokens: int = setting("Tokens that are drawn, unless the model ends the text before.")
+    temperature: float = setting("Logits are divided by it; 0 takes the likeliest token each time.")
+    top_p: float = setting(
+        "Only the likeliest tokens whose probabilities first reach this sum can be drawn; 1 is all of them."
+    )
+
+    def __post_init__(self) -> None:
+        at_least("decoding", self, 0, "max_new_tokens", "temperature")
+        require(0 < self.top_p <= 1, "decoding.top_p", self.top_p, "must be above 0 and at most 1")
+
+
+@dataclass
 class Config:
     """Everything a command needs to know."""
 
-    task: TaskConfig
-    """What is learned and measured."""
-    model: dict[str, Any]
-    """The system, by name, and its options: the fields of its own dataclass, which validates them."""
-    dims: DimsConfig
-    """Sizes."""
-    scale: ScaleConfig
-    """Vocabulary and evaluation."""
-    optimizer: OptimizerConfig
-    """Optimizer and rates."""
-    parallel: ParallelConfig
-    """Devices and precision."""
-    recipe: RecipeConfig
-    """Batch, steps and schedule."""
-    report: dict[str, Any]
-    """Rows and columns of a table, read by the report."""
-    logger: LoggerConfig
-    """Training curves."""
-    suite: SuiteConfig
-    """What `infini bench` measures."""
-    decoding: DecodingConfig
-    """How `infini generate` draws."""
-    variant: str | None
-    """Name of the report whose variant of a model this is: the run fills that report's cells and no other's. None: a
-    run of the model as it is."""
-    seed: int
-    """Decides initial values, data order and what is drawn."""
-    checkpoint: str | None
-    """Run id or folder of a trained model; None means the newest matching run."""
-    init_from: str | None
-    """Run id or folder whose weights a training starts from; None means fresh weights."""
-    length: list[str | int]
-    """Tokens that an evaluation covers, as 32K or 1M: of prompts of the passkey task; of a book to sum up, where it is
-    given (otherwise task.input_length)."""
-    depth: list[str | float]
-    """Places of the key in the prompt: start, middle, end, or a number from 0 to 1; `grid` means 0, 0.05, ... 1."""
-    prompt: str | None
-    """What `infini generate` goes on from: a text, @ and the name of a file, or - for standard input."""
-    save_state: str | None
-    """File that takes the state of a prompt that was read, to go on from as often as one likes."""
-    load_state: str | None
-    """File of such a state; a prompt is read after it."""
-    output: str | None
-    """File that takes what `infini summarize` says; None prints it."""
-    results_dir: str
-    """Where records and checkpoints go. Here and in every other name of a file or a folder ~ at the beginning is the
-    home folder."""
-    cache_dir: str | None
-    """Where tokenised data goes; None means $INFINI_CACHE_DIR, else ~/.cache/infini."""
+    task: TaskConfig = setting("What is learned and measured.")
+    model: dict[str, Any] = setting(
+        "The system, by name, and its options: the fields of its own dataclass, which validates them."
+    )
+    dims: DimsConfig = setting("Sizes.")
+    scale: ScaleConfig = setting("Vocabulary and evaluation.")
+    optimizer: OptimizerConfig = setting("Optimizer and rates.")
+    parallel: ParallelConfig = setting("Devices and precision.")
+    recipe: RecipeConfig = setting("Batch, steps and schedule.")
+    report: dict[str, Any] = setting("Rows and columns of a table, read by the report.")
+    logger: LoggerConfig = setting("Training curves.")
+    suite: SuiteConfig = setting("What `infini bench` measures.")
+    decoding: DecodingConfig = setting("How `infini generate` draws.")
+    variant: str | None = setting(
+        "Name of the report whose variant of a model this is: the run fills that report's cells and no other's. "
+        "None: a run of the model as it is."
+    )
+    seed: int = setting("Decides initial values, data order and what is drawn.")
+    checkpoint: str | None = setting("Run id or folder of a trained model; None means the newest matching run.")
+    init_from: str | None = setting("Run id or folder whose weights a training starts from; None means fresh weights.")
+    length: list[str | int] = setting(
+        "Tokens that an evaluation covers, as 32K or 1M: of prompts of the passkey task; of a book to sum up, "
+        "where it is given (otherwise task.input_length)."
+    )
+    depth: list[str | float] = setting(
+        "Places of the key in the prompt: start, middle, end, or a number from 0 to 1; `grid` means 0, 0.05, ... 1."
+    )
+    prompt: str | None = setting(
+        "What `infini generate` goes on from: a text, @ and the name of a file, or - for standard input."
+    )
+    save_state: str | None = setting(
+        "File that takes the state of a prompt that was read, to go on from as often as one likes."
+    )
+    load_state: str | None = setting("File of such a state; a prompt is read after it.")
+    output: str | None = setting("File that takes what `infini summarize` says; None prints it.")
+    results_dir: str = setting(
+        "Where records and checkpoints go. Here and in every other name of a file or a folder ~ at the beginning "
+        "is the home folder."
+    )
+    cache_dir: str | None = setting("Where tokenised data goes; None means $INFINI_CACHE_DIR, else ~/.cache/infini.")
 
     def __post_init__(self) -> None:
         require("name" in self.model, "model", self.model, "must have a name")

@@ -42,7 +42,7 @@ class Reader:
         for chunk in chunks:
             for start in range(0, len(chunk), tokens_per_call):
                 part = np.concatenate([[reader.last], chunk[start : start + tokens_per_call]]).astype(np.int64)
-                state = self.model.absorb(self._ids(part[:-1]), reader.state)
+                state = self.model.prefill(self._ids(part[:-1]), reader.state)
                 reader = replace(reader, state=state, last=int(part[-1]))
                 advance(len(part) - 1)
         return reader
@@ -68,7 +68,7 @@ def logits_of(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:
     return logits.float()
 
 
-class Drawing(Protocol):
+class SamplerState(Protocol):
     """What tokens can be drawn from: a Reader, or another frozen dataclass with these fields."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -80,7 +80,7 @@ class Drawing(Protocol):
     def next_logits(self) -> tuple[torch.Tensor, Any]: ...
 
 
-D = TypeVar("D", bound=Drawing)
+D = TypeVar("D", bound=SamplerState)
 
 
 def generate(

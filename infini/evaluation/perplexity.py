@@ -48,7 +48,7 @@ def place_edges(segment_length: int) -> list[int]:
     return [*(edge for edge in position_edges(segment_length, 1) if edge < segment_length), segment_length]
 
 
-class Some:
+class DocumentSubset:
     """A few of the documents, in a given order."""
 
     def __init__(self, documents: Documents, chosen: Sequence[int]) -> None:
@@ -172,14 +172,14 @@ class _Rows:
         return Streamed(self.by_position.result(), self.by_place.result())
 
 
-def _put_down(position: int, state: State, *rows: _Rows) -> Tensors:
+def _snapshot(position: int, state: State, *rows: _Rows) -> Tensors:
     """A pass between two calls: tokens read of the longest document, state, and the sums of every reading."""
     sums = {name: value for index, reading in enumerate(rows) for name, value in reading.sums(str(index)).items()}
     return {"position": torch.tensor([position]), **sums, **stored_leaves(state, "state.")}
 
 
-def _taken_up(found: Tensors, model: Any, *rows: _Rows) -> tuple[int, State]:
-    """(position, state) of what _put_down gave; the sums are filled in."""
+def _restore(found: Tensors, model: Any, *rows: _Rows) -> tuple[int, State]:
+    """(position, state) of what _snapshot gave; the sums are filled in."""
     for index, reading in enumerate(rows):
         reading.restore(str(index), found)
     fresh = model.init_state(len(found["state.clock.position_B"]))
@@ -215,7 +215,7 @@ def stream_documents(
     state: State | None = None
     start = 0
     if points is not None and (found := points.found()) is not None:
-        start, state = _taken_up(found, model, rows)
+        start, state = _restore(found, model, rows)
         if advance is not None:
             advance(rows.tokens)
     for position in range(start, max(lengths), tokens_per_call):
@@ -238,7 +238,7 @@ def stream_documents(
         if advance is not None:
             advance(int(mask.sum()))
         if points is not None and points.due():
-            points.put(_put_down(position + tokens_per_call, state, rows))
+            points.put(_snapshot(position + tokens_per_call, state, rows))
     return rows.result()
 
 
@@ -278,7 +278,7 @@ def stream_with_foreign_memory(
     growth: torch.Tensor | None = None
     start, N = 0, model.segment_length
     if points is not None and (found := points.found()) is not None:
-        start, state = _taken_up(found, model, own, foreign)
+        start, state = _restore(found, model, own, foreign)
         growth = found.get("growth")
         if advance is not None:
             advance(own.tokens)
@@ -309,7 +309,7 @@ def stream_with_foreign_memory(
             advance(int(mask.sum()))
         if points is not None and points.due():
             watched = {} if growth is None else {"growth": growth.cpu()}
-            points.put(_put_down(position + N, state, own, foreign) | watched)
+            points.put(_snapshot(position + N, state, own, foreign) | watched)
     result = own.result()
     if growth is not None:
         result.growth = [[value for value in layer if value != -math.inf] for layer in growth.tolist()]

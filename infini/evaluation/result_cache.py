@@ -34,13 +34,13 @@ class Points(Protocol):
         """Put this down in place of what was there."""
 
 
-def kept_path(results_dir: str | Path, task: str, *decides: Any) -> Path:
+def cache_path(results_dir: str | Path, task: str, *decides: Any) -> Path:
     """The file for measurements of `task` that `decides`, anything JSON can hold, tells from all others."""
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     return Path(results_dir) / "unfinished" / f"{task}-{digest[:16]}.jsonl"
 
 
-class KeptEntries:
+class ResultCache:
     """Entries by name: a line of JSON each, appended and flushed to the disk one by one, with the commit that it is of.
 
     Entered, the file belongs to this process. Raises InputError when a line is damaged or lacks one of `fields`, or
@@ -74,7 +74,7 @@ class KeptEntries:
     def point_path(self) -> Path:
         return self.path.with_suffix(".safetensors")
 
-    def __enter__(self) -> KeptEntries:
+    def __enter__(self) -> ResultCache:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")
         try:
@@ -129,14 +129,14 @@ class KeptEntries:
             self.path.unlink(missing_ok=True)
 
 
-class KeptPoint:
+class EvalCheckpoint:
     """How far the reading for what is not measured yet has come, in a file beside that of `kept`. name: what is read.
 
     A point is due POINT_SECONDS after the last, later where writing one takes so long that more than WRITE_SHARE of the
     time would go into it. What another commit put down is not gone on with: an entry is of one commit.
     """
 
-    def __init__(self, kept: KeptEntries, name: str) -> None:
+    def __init__(self, kept: ResultCache, name: str) -> None:
         self.path = kept.point_path
         self.about = {"name": name, "commit": json.dumps(kept.commit)}
         self.before = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from infini.models import register
 from infini.nn.protocols import Dimensions
-from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
+from infini.pretrained.seq2seq import MAX_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
 
 
 @register("bart", Seq2SeqConfig, kind="seq2seq")
@@ -17,6 +17,6 @@ def build(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> Seq2Seq:
         return Seq2Seq(trained(transformers.BartForConditionalGeneration, config.weights), config, dims.segment_length)
     sizes = transformers.BartConfig(
         **fresh_sizes(dims, vocab_size),
-        max_position_embeddings=max(config.window, MOST_NEW_TOKENS),
+        max_position_embeddings=max(config.window, MAX_NEW_TOKENS),
     )
     return Seq2Seq(fresh(transformers.BartForConditionalGeneration, sizes), config, dims.segment_length)

@@ -123,7 +123,7 @@ class CompressiveAttention(XLAttention):
         segments_read = x_BTD.shape[0] * x_BTD.shape[1] / self.segment_length
         return self.o_proj(torch.cat(outputs, 1)), state, torch.stack(losses).sum() / segments_read if losses else None
 
-    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         x_BTD = for_products(x_BTD)
         own = [segments(leaves.window.x_BND, x_BTD, piece) for piece in grid.pieces]
         line, _, chunks = self._lines(leaves.memory, own, grid)

@@ -75,7 +75,7 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
         y, after = self.attend_and_mix(x_BTD, new, XLLeaves(leaves.window, leaves.memory.cache), grid, mix)
         return y, InfiniXLLeaves(after.window, CachedMemory(after.memory, mem))
 
-    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         new = self._keys_values(for_products(x_BTD))
         mem: Any = leaves.memory.compressive
         for piece in grid.pieces:

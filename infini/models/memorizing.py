@@ -106,7 +106,7 @@ class MemorizingAttention(NormalisedAttention):
         y, after = self.attend_and_mix(x_BTD, new, XLLeaves(leaves.window, leaves.memory.cache), grid, mix)
         return y, MemorizingLeaves(after.window, LargeMemory(after.memory, kept))
 
-    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         new = self._keys_values(for_products(x_BTD))
         after = self._leaves_after(XLLeaves(leaves.window, leaves.memory.cache), new, grid)
         return MemorizingLeaves(after.window, LargeMemory(after.memory, self._line(new, leaves, grid)[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from infini.models import register
 from infini.nn.protocols import Dimensions
-from infini.pretrained.seq2seq import MOST_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
+from infini.pretrained.seq2seq import MAX_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
 
 ATTENTION_WINDOW = 512
 """Tokens, half of them on either side, that a token of the source attends to; PRIMERA's."""
@@ -23,7 +23,7 @@ def build(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> Seq2Seq:
     sizes = transformers.LEDConfig(
         **fresh_sizes(dims, vocab_size),
         max_encoder_position_embeddings=config.window,
-        max_decoder_position_embeddings=MOST_NEW_TOKENS,
+        max_decoder_position_embeddings=MAX_NEW_TOKENS,
         attention_window=min(ATTENTION_WINDOW, config.window),
     )
     inner = fresh(transformers.LEDForConditionalGeneration, sizes)

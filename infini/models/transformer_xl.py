@@ -97,7 +97,7 @@ class XLAttention(LocalAttention):
                 before = type(before)(*(o[:, -1] for o in own))
         return self.o_proj(torch.cat(outputs, 1)), self._leaves_after(leaves, new, grid)
 
-    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         return self._leaves_after(leaves, self._kept(for_products(x_BTD)), grid)
 
     def _kept(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, ...]:

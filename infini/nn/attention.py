@@ -173,7 +173,7 @@ class LocalAttention(nn.Module):
         """attend(), and what the layer adds to the training loss; here nothing."""
         return (*self.attend(x_BTD, leaves, grid), None)
 
-    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         """The leaves that attend() would return, without its output: no queries, no attention."""
         x_BTD = for_products(x_BTD)
         k_BTGK = self.k_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_key))

@@ -27,9 +27,9 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(attention.d_model, bias=False)
         self.feed_forward = FeedForward(attention.d_model, d_ff, activation)
 
-    def absorb(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         """The leaves after the call, without its output."""
-        return self.attention.absorb(self.attention_norm(x_BTD), leaves, grid)
+        return self.attention.prefill(self.attention_norm(x_BTD), leaves, grid)
 
     def forward(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
         a, leaves, loss = self.attention.attend_with_loss(self.attention_norm(x_BTD), leaves, grid)
@@ -150,13 +150,13 @@ class Decoder(nn.Module):
         hidden, state = run_on_grid(body, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, inner)
         return ModelOutput(hidden, state, torch.stack(losses).sum() if losses else hidden.new_zeros(()))
 
-    def absorb(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+    def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
         """The state that forward() would return, without its hidden states: the last layer only writes its memory."""
 
         def body(ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
             x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks) - 1, [])
             last: Block = self.blocks[-1]  # type: ignore[assignment]
-            return ids_BT, (*new_layers, last.absorb(x_BTD, layers[-1], grid))
+            return ids_BT, (*new_layers, last.prefill(x_BTD, layers[-1], grid))
 
         inner = self._inner_resets
         return run_on_grid(body, ids_BT, state, self.segment_length, None, reset_BT, None, inner)[1]

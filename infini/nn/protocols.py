@@ -63,7 +63,7 @@ class LanguageModel(Protocol):
         write_weight_BT: torch.Tensor | None = None,
     ) -> ModelOutput: ...
 
-    def absorb(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+    def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
         """The state after a call, for when its output is not wanted: what only the output needs is left out."""
         ...
 

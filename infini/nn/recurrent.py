@@ -25,7 +25,7 @@ from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.prefix_attention import PrefixAttention, SegmentShape, read_layers
 from infini.nn.protocols import Dimensions, ModelOutput
 from infini.nn.state import State
-from infini.nn.truncated_bptt import LARGEST, read_groups
+from infini.nn.truncated_bptt import MAX_NUMEL, read_groups
 
 
 class RecurrentLeaves(NamedTuple):
@@ -165,7 +165,7 @@ class Recurrence(Decoder, ABC):
         )
         return ModelOutput(hidden, state, hidden.new_zeros(()))
 
-    def absorb(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+    def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
         """The state after a call: the memory is what the last layer gives, so nothing can be left out."""
         return self(ids_BT, state, reset_BT=reset_BT).state
 
@@ -219,7 +219,7 @@ class Recurrence(Decoder, ABC):
         if self.gradient_horizon is None or not torch.is_grad_enabled() or self.checkpoint_activations:
             return False
         B, N = len(grid.window_B), self.segment_length
-        if len(reads) <= self.gradient_horizon + 1 or B * N * self.embedding.weight.shape[1] > LARGEST:
+        if len(reads) <= self.gradient_horizon + 1 or B * N * self.embedding.weight.shape[1] > MAX_NUMEL:
             return False
         # Nor does any row end in padding: it would have a segment that it has not ended.
         ends_whole = grid.uniform and int(grid.window_B[0]) == len(reads) * N

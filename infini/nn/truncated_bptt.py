@@ -20,7 +20,7 @@ import torch
 if TYPE_CHECKING:
     from infini.nn.recurrent import Recurrence
 
-LARGEST = 1 << 14
+MAX_NUMEL = 1 << 14
 """Numbers of a segment's embeddings, of all rows, up to which this pays: where to call operations takes longer than
 what they do. The reading without gradients is a third of the arithmetic more. Measured on a processor alone."""
 

@@ -19,7 +19,7 @@ from infini.nn.protocols import Dimensions, ModelOutput
 from infini.pretrained.unlimiformer import encode, extend
 
 Unlimiformer = Literal["none", "test", "alternating"]
-MOST_NEW_TOKENS = 2048
+MAX_NEW_TOKENS = 2048
 """Tokens of a target that fresh models have positions for."""
 FILL = 1
 """What short inputs are filled with, behind a mask. This project's own tokenizers never give it; in T5's vocabulary it

@@ -23,7 +23,7 @@ NOT_COMPARED = {"dims.name", "recipe.name"} | IRRELEVANT_SETTINGS
 """Names say nothing that the values do not, and the others change no result."""
 APART_MARK = "\N{DAGGER}"
 """Behind what comes of a model that was trained, or asked, otherwise than its row declares."""
-MOST_NAMED = 4
+MAX_NAMED = 4
 """Ways in which a row is apart that a note lists."""
 Declared = Mapping[str, Mapping[str, Any]]
 """Group -> key -> value."""
@@ -105,7 +105,7 @@ def trained_otherwise(report: Declares, row: str, runs: Sequence[RunRecord], kno
     return {run_id: found for run_id, found in ways.items() if found}
 
 
-def look_for_others(report: Declares, scale: str, selection: Selection, declared: Declared) -> Selection:
+def find_mismatches(report: Declares, scale: str, selection: Selection, declared: Declared) -> Selection:
     """The same selection, which says of every row whose runs are not as declared how they are apart. A model that never
     saw the task's text is none of its models; where made-up text is read as well, the title of the table says so."""
     for row, runs in selection.runs.items():
@@ -123,6 +123,6 @@ def note_of_apart(source: str, scale: str, found: Mapping[str, Sequence[str]], t
     """A note on what is marked. found: row -> how it is apart."""
     rows = []
     for row, ways in found.items():
-        more = f" and {len(ways) - MOST_NAMED} more" if len(ways) > MOST_NAMED else ""
-        rows.append(f"{titles[row]} ({', '.join(ways[:MOST_NAMED])}{more})")
+        more = f" and {len(ways) - MAX_NAMED} more" if len(ways) > MAX_NAMED else ""
+        rows.append(f"{titles[row]} ({', '.join(ways[:MAX_NAMED])}{more})")
     return f"{APART_MARK} {source}: not as the row is declared at scale {scale}: {'; '.join(rows)}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from infini.config.schema_running import EVALUATION_KEYS
+from infini.config.schema import evaluation_keys
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, value_at
 
@@ -32,7 +32,7 @@ IRRELEVANT_SETTINGS = {
 # What model.positions follows, of models that have it, says nothing beside it; older runs of the others do not have it.
 _LEFT_OUT = IRRELEVANT_SETTINGS | {"task.positions"}
 # Of the task: what only an evaluation reads, whatever stands in a training's configuration.
-_NOT_LEARNED = {f"task.{key}" for key in EVALUATION_KEYS["task"]}
+_NOT_LEARNED = {f"task.{key}" for key in evaluation_keys("task")}
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import yaml
 
 from infini.config.lengths import format_length, parse_lengths
-from infini.config.schema import REFERENCES
+from infini.config.schema import groups
 from infini.errors import InputError
 from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
-from infini.report.declared import APART_MARK, Declared, declared_at, look_for_others, note_of_apart
+from infini.report.declared import APART_MARK, Declared, declared_at, find_mismatches, note_of_apart
 from infini.report.rows import RowsOfOneTask
 from infini.report.selection import Selection, checked, select_runs
 from infini.report.tables import (
@@ -120,7 +120,7 @@ class SummaryReport(RowsOfOneTask):
     def asked_otherwise(self, run: RunRecord, row: str) -> list[str]:
         """How an evaluation was asked otherwise than its row declares: "task.reference_words 50 instead of 640"."""
         declared = declared_at(self.task, run.scale)
-        if self.systems[row].model in REFERENCES:
+        if self.systems[row].model not in groups()["model"]:
             wanted = {"task.reference_words": declared["task"]["reference_words"]}
         else:
             wanted = {f"decoding.{key}": value for key, value in declared["decoding"].items() if key != "name"}
@@ -161,9 +161,9 @@ def _row(name: str, values: Any) -> SummaryRow:
     return replace(made, paper=tuple(made.paper), settings=tuple(made.settings), at_scale=at_scale)
 
 
-def say_what_is_apart(report: SummaryReport, scale: str, selection: Selection, declared: Declared) -> Selection:
+def report_mismatches(report: SummaryReport, scale: str, selection: Selection, declared: Declared) -> Selection:
     """The same selection, which says of every row that was trained or asked otherwise than it declares how so."""
-    look_for_others(report, scale, selection, declared)
+    find_mismatches(report, scale, selection, declared)
     for row, runs in selection.runs.items():
         if found := [text for run in runs for text in report.asked_otherwise(run, row)]:
             selection.apart[row] = list(dict.fromkeys([*selection.apart.get(row, ()), *found]))
@@ -188,7 +188,7 @@ def build_summary_report(
     sources = {source: select_runs(report, scale, found) for source, found in known.items()}
     if declared is not None:
         for selection in sources.values():
-            say_what_is_apart(report, scale, selection, declared)
+            report_mismatches(report, scale, selection, declared)
     lengths = parse_lengths(report.input_lengths)
     several = len(lengths) > 1
     heads = [format_length(length) for length in lengths] if several else list(COLUMNS.values())

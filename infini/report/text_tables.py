@@ -8,7 +8,7 @@ from typing import Any
 
 from infini.config.lengths import format_length
 from infini.records import RunRecord
-from infini.report.declared import APART_MARK, Declared, look_for_others, note_of_apart, trained_otherwise
+from infini.report.declared import APART_MARK, Declared, find_mismatches, note_of_apart, trained_otherwise
 from infini.report.intervals import holm, p_value
 from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection, select_runs
@@ -68,7 +68,7 @@ def build_report(
     }
     for part in report.parts if declared else ():
         for selection in chosen[part.task].values():
-            look_for_others(part, scale, selection, (declared or {})[part.task])
+            find_mismatches(part, scale, selection, (declared or {})[part.task])
     title = f"{report.title}, scale {scale}"
     made_up = [task for task, sources in chosen.items() if any(found.synthetic for found in sources.values())]
     if made_up:

@@ -47,3 +47,19 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     if uses_bfloat16(precision, device):
         return torch.autocast(device.type, torch.bfloat16)
     return contextlib.nullcontext()
+
+
+MADE_FOR_A_GPU = {"scale": ("gpu", "paper"), "suite": ("paper", "paper_models")}
+"""Group -> choices whose work takes days on a processor, and more memory than most have."""
+
+
+def check_made_for(group: str, choice: str, accelerator: str) -> None:
+    """Raises InputError where a choice is made for a GPU, there is none, and the processor was not asked for."""
+    if choice not in MADE_FOR_A_GPU[group] or accelerator != "auto":
+        return
+    if not torch.cuda.is_available():
+        other = "scale=laptop is made for a processor, and " if group == "scale" else ""
+        raise InputError(
+            f"{group}={choice}: is made for a GPU, and there is none here; {other}parallel.accelerator=cpu runs this "
+            "on the processor all the same"
+        )

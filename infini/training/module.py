@@ -121,7 +121,9 @@ class LanguageModelModule(lightning.LightningModule):
         if self.histories is None or self.global_step % long_history.EVERY == 0:
             self.histories = long_history.read_histories(self.model, batch["history_PT"])
         rng = np.random.default_rng([self.seed, _HISTORY_STREAM, self.global_step])
-        return long_history.begun(self.model.init_state(batch["ids_BT"].shape[0], self.device), self.histories, rng)
+        return long_history.sample_initial_states(
+            self.model.init_state(batch["ids_BT"].shape[0], self.device), self.histories, rng
+        )
 
     def _call(self, batch: dict[str, Any], state: State | None) -> ModelOutput:
         ids_BT = batch["ids_BT"]

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from infini.config.compose import cache_folder
 from infini.config.lengths import format_length, parse_lengths
-from infini.config.schema import BooksumConfig, Config
+from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate
-from infini.evaluation.result_cache import KeptEntries, kept_path, line_of
+from infini.evaluation.result_cache import ResultCache, cache_path, line_of
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import RunRecord
 from infini.system.devices import autocast
@@ -24,13 +24,14 @@ from infini.system.memory_use import peak_memory_bytes
 from infini.system.progress import progress_bar
 from infini.tasks.booksum import references
 from infini.tasks.booksum.books import BookSplit, open_books
+from infini.tasks.booksum.config import BooksumConfig
 from infini.tasks.booksum.data import SEPARATOR
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge, scorable
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import tokenise
 
 TOKENS_PER_CALL = 4096
-DRAWN = 128
+DECODE_COST = 128
 """Tokens read that take about as long as one that is drawn: how far an evaluation is goes by it."""
 _FIELDS = ("summary", "tokens_read", "tokens_drawn", "read_seconds", "draw_seconds", "peak_memory_bytes")
 
@@ -53,7 +54,7 @@ def evaluate(
     options = sorted(cfg.model.items())
     decides = (record.parent, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, books.revision, options)
     drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
-    kept = KeptEntries(kept_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS, record)
+    kept = ResultCache(cache_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS, record)
     wanted = [(length, index) for length in lengths for index in range(len(opened))]
     missing = [(length, index) for length, index in wanted if _name(length, opened.names[index]) not in kept.entries]
     console = Console(stderr=True)
@@ -64,7 +65,7 @@ def evaluate(
         highlight=False,
         soft_wrap=True,
     )
-    total = DRAWN * cfg.decoding.max_new_tokens * len(missing)
+    total = DECODE_COST * cfg.decoding.max_new_tokens * len(missing)
     total += sum(_read(model, min(length, int(opened.n_tokens[index]) + len(separator))) for length, index in missing)
     with (
         kept,
@@ -157,7 +158,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Read the chunks (a book, for a language model and the separator), draw a summary as `cfg.decoding` says: the
     summary, how many tokens were read and drawn, and the seconds of both. advance is told of tokens that were read, and
-    of DRAWN for each that was drawn or, after an early end, need not be."""
+    of DECODE_COST for each that was drawn or, after an early end, need not be."""
     started = time.perf_counter()
     reader: Reader | SourceReader
     if isinstance(model, Seq2Seq):
@@ -177,8 +178,8 @@ def summarise(
         reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id
     ):
         tokens.append(token)
-        advance(DRAWN)
-    advance(DRAWN * (options.max_new_tokens - len(tokens)))
+        advance(DECODE_COST)
+    advance(DECODE_COST * (options.max_new_tokens - len(tokens)))
     return {
         "summary": tokenizer.decode(tokens),
         "tokens_read": read,
@@ -194,7 +195,7 @@ def _read(model: Any, length: int) -> int:
 
 
 def _cell(
-    length: int, books: BookSplit, kept: KeptEntries, references: str, advance: Callable[[float], None]
+    length: int, books: BookSplit, kept: ResultCache, references: str, advance: Callable[[float], None]
 ) -> dict[str, Any]:
     """The scores at one input length: means over books with their intervals, and each book's that can be scored."""
     scored = []

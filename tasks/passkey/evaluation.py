@@ -82,11 +82,11 @@ def answer_questions(
     reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out, points)
     stands = reader.taken_up()
     rows, trunk_stand = stands.get("rows"), stands.get("trunk")
-    begun = [lane for lane in lanes if rows and rows.leads_to([q.name for q in lane.longest], lane.forks)]
+    begun = [lane for lane in lanes if rows and rows.can_resume([q.name for q in lane.longest], lane.forks)]
     ahead = [lane for lane in lanes if lane not in begun]
     cursor = _Cursor([trunk_question])
     trunk = None
-    if trunk_stand and trunk_stand.leads_to(cursor.names, [lane.branch for lane in ahead]):
+    if trunk_stand and trunk_stand.can_resume(cursor.names, [lane.branch for lane in ahead]):
         reader.stands["trunk"] = trunk_stand
         trunk, cursor.position = trunk_stand.run, trunk_stand.position
         advance(cursor.position)
@@ -148,14 +148,14 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Stand:
+class _Progress:
     """How far rows have come. names: of the questions whose prompts they read; position: in these, in tokens."""
 
     names: list[str]
     position: int
     run: _Run
 
-    def leads_to(self, names: Sequence[str], stops: Sequence[int]) -> bool:
+    def can_resume(self, names: Sequence[str], stops: Sequence[int]) -> bool:
         """Whether rows that read these can go on from here: they are among its own, and none stops before."""
         return set(names) <= set(self.names) and all(self.position <= stop for stop in stops)
 
@@ -165,7 +165,7 @@ class _Stand:
         return replace(self.run, state=select_rows(self.run.state, rows))
 
 
-def _put_down(stands: dict[str, _Stand]) -> Tensors:
+def _snapshot(stands: dict[str, _Progress]) -> Tensors:
     """What `_Reader.taken_up` takes up."""
     about: dict[str, Any] = {}
     tensors: Tensors = {}
@@ -196,9 +196,9 @@ class _Reader:
         self.model, self.bos_id, self.tokens_per_call, self.advance = model, bos_id, tokens_per_call, advance
         self.device = next(model.parameters()).device
         self.knock_out, self.points = knock_out, points
-        self.stands: dict[str, _Stand] = {}
+        self.stands: dict[str, _Progress] = {}
 
-    def taken_up(self) -> dict[str, _Stand]:
+    def taken_up(self) -> dict[str, _Progress]:
         """The stands of the last point, where there is one."""
         found = None if self.points is None else self.points.found()
         if found is None:
@@ -207,7 +207,7 @@ class _Reader:
         for role, about in json.loads(bytes(found["about"].tolist())).items():
             state = filled(self.model.init_state(len(about["names"]), self.device), found, f"{role}/")
             run = _Run(state, torch.empty(0), **about["spent"])
-            stands[role] = _Stand(about["names"], about["position"], run)
+            stands[role] = _Progress(about["names"], about["position"], run)
         return stands
 
     def _clock(self) -> float:
@@ -233,7 +233,7 @@ class _Reader:
             out = self.model(ids_BT, run.state, reset_BT=reset_BT)
             state, hidden_BD = out.state, out.hidden_BTD[:, -1]
         else:
-            state, hidden_BD = self.model.absorb(ids_BT, run.state, reset_BT), torch.empty(len(ids), 0)
+            state, hidden_BD = self.model.prefill(ids_BT, run.state, reset_BT), torch.empty(len(ids), 0)
         seconds = run.seconds + self._clock() - started
         return _Run(state, hidden_BD, seconds, run.generator_seconds, run.tokens + ids.shape[1])
 
@@ -254,9 +254,9 @@ class _Reader:
             self.advance(ids.size)
             # The last call's output, which a point has not, is what the answer begins from.
             if kept_as and not last:
-                self.stands[kept_as] = _Stand(cursor.names, cursor.position, run)
+                self.stands[kept_as] = _Progress(cursor.names, cursor.position, run)
                 if self.points is not None and self.points.due():
-                    self.points.put(_put_down(self.stands))
+                    self.points.put(_snapshot(self.stands))
         return run
 
     def _log_probabilities(self, hidden_BD: torch.Tensor) -> torch.Tensor:

@@ -13,14 +13,15 @@ import torch
 from rich.console import Console
 
 from infini.config.lengths import format_length, parse_depths, parse_lengths
-from infini.config.schema import Config, PasskeyConfig
+from infini.config.schema import Config
 from infini.evaluation.dilution import half_dilution
-from infini.evaluation.result_cache import KeptEntries, KeptPoint, kept_path, line_of
+from infini.evaluation.result_cache import EvalCheckpoint, ResultCache, cache_path, line_of
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
 from infini.system.devices import autocast
 from infini.system.memory_use import peak_memory_bytes
 from infini.system.progress import progress_bar
+from infini.tasks.passkey.config import PasskeyConfig
 from infini.tasks.passkey.data import input_ids
 from infini.tasks.passkey.evaluation import Answer, answer_questions
 from infini.tasks.passkey.plan import Question, make_questions, tokens_to_read
@@ -53,7 +54,7 @@ def evaluate(
     # Before the first answer: what a model cannot give must not stop an evaluation behind the last one.
     state_floats = model.state_floats(max(lengths) // N)
     dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if task.knockout == "none" else []
-    kept = KeptEntries(_kept_path(cfg, record, data), _FIELDS, record)
+    kept = ResultCache(_kept_path(cfg, record, data), _FIELDS, record)
     missing = [question for question in questions if question.name not in kept.entries]
     console = Console(stderr=True)
     console.print(
@@ -65,7 +66,7 @@ def evaluate(
     )
     names = _names_by_cell(questions)
     total = tokens_to_read(missing, task.rows_per_call) if missing else 0
-    point = KeptPoint(kept, "prompts")
+    point = EvalCheckpoint(kept, "prompts")
     with (
         kept,
         progress_bar(f"{cfg.model['name']} on passkey", total, console.is_terminal) as advance,
@@ -145,7 +146,7 @@ def _kept_path(cfg: Config, record: RunRecord, data: dict[str, Any]) -> Path:
     """Named after what decides the answers: model, prompts, precision."""
     decides = {key: value for key, value in asdict(cfg.task).items() if key not in ("examples", "rows_per_call")}
     parts = (record.parent, decides, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, data)
-    return kept_path(cfg.results_dir, "passkey", *parts)
+    return cache_path(cfg.results_dir, "passkey", *parts)
 
 
 def _names_by_cell(questions: Iterable[Question]) -> dict[tuple[int, str], list[str]]:

@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from infini.config.schema import Config, PasskeyConfig
+from infini.config.schema import Config
 from infini.errors import InputError
+from infini.tasks.passkey.config import PasskeyConfig
 from infini.tasks.passkey.prompt import PasskeyTemplate
 from infini.tasks.passkey.tokenizer import word_tokenizer
 from infini.tasks.text.documents import TextTokenizer

@@ -15,7 +15,7 @@ from infini.errors import InputError
 from infini.evaluation.perplexity import (
     Advance,
     Binned,
-    Some,
+    DocumentSubset,
     Streamed,
     metrics,
     place_edges,
@@ -23,7 +23,7 @@ from infini.evaluation.perplexity import (
     stream_documents,
     stream_with_foreign_memory,
 )
-from infini.evaluation.result_cache import KeptEntries, KeptPoint, kept_path
+from infini.evaluation.result_cache import EvalCheckpoint, ResultCache, cache_path
 from infini.nn.protocols import optional
 from infini.records import RunRecord
 from infini.system.devices import autocast
@@ -31,7 +31,7 @@ from infini.system.progress import progress_bar
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import documents_of, extents, tokenise
 
-TOGETHER = 16
+DOCS_PER_BATCH = 16
 """Documents that are read side by side."""
 
 
@@ -58,7 +58,7 @@ def evaluate(
     knocked = int(np.minimum(split.n_tokens, knock_limit).sum()) * knockouts
     decides = (record.parent, N, cfg.parallel.precision, split.data_record(), split_name, limit, knock_limit)
     # What an older version kept has other fields.
-    kept = KeptEntries(kept_path(cfg.results_dir, cfg.task.name, *decides, _FIELDS), _FIELDS, record)
+    kept = ResultCache(cache_path(cfg.results_dir, cfg.task.name, *decides, _FIELDS), _FIELDS, record)
     if kept.begun:
         console.print("going on where it was stopped", markup=False, highlight=False)
     call = cfg.scale.eval_segments_per_call * N
@@ -114,7 +114,7 @@ class _Reading:
 
     def __init__(
         self,
-        kept: KeptEntries,
+        kept: ResultCache,
         model: Any,
         split: Any,
         bos_id: int,
@@ -133,14 +133,14 @@ class _Reading:
         n_documents = len(n_tokens)
         whole = Streamed(_nothing(n_documents, edges), _nothing(n_documents, place_edges(self.segment_length)))
         order = np.argsort(-n_tokens, kind="stable")
-        for first in range(0, len(order), TOGETHER):
-            group = order[first : first + TOGETHER]
+        for first in range(0, len(order), DOCS_PER_BATCH):
+            group = order[first : first + DOCS_PER_BATCH]
 
-            def read(point: KeptPoint, group: np.ndarray = group) -> list[Streamed]:
+            def read(point: EvalCheckpoint, group: np.ndarray = group) -> list[Streamed]:
                 return [
                     stream_documents(
                         self.model,
-                        Some(self.split, group.tolist()),
+                        DocumentSubset(self.split, group.tolist()),
                         self.bos_id,
                         tokens_per_call=self.tokens_per_call,
                         max_tokens=max_tokens,
@@ -163,7 +163,7 @@ class _Reading:
         # The longest is read as far as the second longest.
         lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
 
-        def read(point: KeptPoint) -> list[Streamed]:
+        def read(point: EvalCheckpoint) -> list[Streamed]:
             found = stream_with_foreign_memory(
                 self.model,
                 self.split,
@@ -177,11 +177,11 @@ class _Reading:
         own, foreign = self._once("foreign", 2 * int(lengths.sum()), read)
         return own, foreign
 
-    def _once(self, name: str, work: int, read: Callable[[KeptPoint], list[Streamed]]) -> list[Streamed]:
+    def _once(self, name: str, work: int, read: Callable[[EvalCheckpoint], list[Streamed]]) -> list[Streamed]:
         """What `read` gives, or gave before it was stopped; stopped in the middle, it goes on from its last point."""
         entry = self.kept.entries.get(name)
         if entry is None:
-            point = KeptPoint(self.kept, name)
+            point = EvalCheckpoint(self.kept, name)
             parts = read(point)
             self.resumed |= point.before > 0
             self.kept.add(

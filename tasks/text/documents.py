@@ -340,7 +340,7 @@ class TextTokenizer:
     def _of_bytes(self) -> bool:
         return "ByteLevel" in json.dumps(json.loads(self._tokenizer.to_str())["decoder"])
 
-    def speaker(self) -> Callable[[int], str]:
+    def stream_decoder(self) -> Callable[[int], str]:
         """A function that takes token ids one by one and gives the text that each makes certain."""
         from tokenizers.decoders import DecodeStream
 

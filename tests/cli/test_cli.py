@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from infini.cli import main as cli
-from infini.cli.help import USES
+from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.schema import Config
 from infini.errors import InputError
@@ -37,10 +37,10 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Call]:
             raise InputError("bad luck")
         return 3 if cfg.seed == 33 else None
 
-    for verb in cli.VERBS.values():
+    for verb in verbs().values():
         module = types.ModuleType(verb.module)
         module.run = run  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, f"infini.commands.{verb.module}", module)
+        monkeypatch.setitem(sys.modules, verb.module, module)
     monkeypatch.chdir(tmp_path)
     return seen
 
@@ -60,7 +60,7 @@ def run_cli(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.
         (["train", "prompt=a b"], "infini train does not read prompt; verbs that do: generate"),
         (["train", "task=passkey", "length=1K"], "infini train does not read length; verbs that do: eval, reproduce"),
         (["train", "task=passkey", "depth=start"], "infini train does not read depth; verbs that do: eval, reproduce"),
-        (["eval", "length=2K"], "task=pg19 does not read it; add task=passkey or task=booksum"),
+        (["eval", "length=2K"], "task=pg19 does not read it; add task=booksum or task=passkey"),
         (["eval", "task=booksum", "depth=start"], "task=booksum does not read it; add task=passkey"),
         (["table", "report=table3_passkey", "seed=9"], "seed=9: infini table takes the runs of every seed"),
         (["figure", "seed=9"], "seed=9: infini figure takes the runs of every seed"),
@@ -77,7 +77,7 @@ def test_a_setting_that_would_be_ignored_is_refused(
 
 def test_frozen_surface() -> None:
     """Users type these words: changing them is a decision."""
-    assert list(cli.VERBS) == [
+    assert list(verbs()) == [
         "train",
         "eval",
         "generate",
@@ -115,9 +115,9 @@ def test_frozen_surface() -> None:
     ]
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", verbs())
 def test_every_verb_has_a_command(verb: str) -> None:
-    assert callable(importlib.import_module(f"infini.commands.{cli.VERBS[verb].module}").run)
+    assert callable(importlib.import_module(verbs()[verb].module).run)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["train", "--help"], ["table", "-h"]])
@@ -161,12 +161,12 @@ def test_a_table_of_an_experiment_is_that_of_its_report(capsys: pytest.CaptureFi
 def test_overview_lists_every_verb_with_its_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     shown = capsys.readouterr().out
-    for name, verb in cli.VERBS.items():
+    for name, verb in verbs().items():
         assert name in shown and verb.example in shown
 
 
 def test_examples_compose() -> None:
-    for name, verb in cli.VERBS.items():
+    for name, verb in verbs().items():
         words = verb.example.split()
         assert words[:2] == ["infini", name]
         compose([word for word in words[2:] if "=" in word and not word.startswith("seed=")])
@@ -185,14 +185,13 @@ def test_help_of_a_verb_lists_groups_choices_and_defaults(capsys: pytest.Capture
         assert word in shown
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", verbs())
 def test_help_of_a_verb_explains_every_key_of_its_groups(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(USES) == set(cli.VERBS)
     assert cli.main([verb, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 120
     cfg = dataclasses.asdict(compose([]))
-    in_groups, at_root = USES[verb]
+    in_groups, at_root = verbs()[verb].groups, verbs()[verb].keys
     keys = [*at_root, *(f"{group}.{key}" for group in in_groups if group != "report" for key in cfg[group])]
     for key in keys:
         if key.endswith((".name", ".kind")):
@@ -269,8 +268,8 @@ def test_input_error_of_a_command_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train"], "goes on from the last checkpoint of this training, or starts it where there is none\n"),
-        (["eval"], "what had been measured is kept, and the same command goes on behind it\n"),
+        (["train"], "resumes from the last checkpoint of this training, or starts it where there is none\n"),
+        (["eval"], "results so far are kept, and the same command resumes behind them\n"),
         (["figure"], "figures that were drawn are whole, and the same command draws all of them again\n"),
         (["bench"], "nothing is recorded of what was being measured, and the same command measures it again\n"),
         (["table"], "the same command starts from the beginning\n"),
@@ -287,8 +286,7 @@ def test_who_stops_a_command_is_told_what_it_does_when_started_again(
     def interrupted(cfg: Config, overrides: list[str]) -> None:
         raise KeyboardInterrupt
 
-    module = cli.VERBS[arguments[0]].module
-    monkeypatch.setattr(sys.modules[f"infini.commands.{module}"], "run", interrupted)
+    monkeypatch.setattr(sys.modules[verbs()[arguments[0]].module], "run", interrupted)
     assert cli.main(arguments) == 130
     shown = capsys.readouterr().err
     assert shown.startswith("infini: interrupted; ") and shown.endswith(said) and shown.count("\n") == 1
@@ -301,7 +299,7 @@ def test_a_full_disk_is_one_line_in_a_sweep_too(
     def full(cfg: Config, overrides: list[str]) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
 
-    monkeypatch.setattr(sys.modules["infini.commands.train"], "run", full)
+    monkeypatch.setattr(sys.modules["infini.runs.train"], "run", full)
     assert cli.main(arguments) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("infini: error: ") and shown.count("\n") == 1
@@ -376,7 +374,7 @@ def test_a_failed_job_does_not_stop_the_others(calls: list[Call], capsys: pytest
 def test_a_sweep_that_was_stopped_goes_on_with_the_jobs_that_are_not_done(
     calls: list[Call], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = sys.modules["infini.commands.train"].run
+    run = sys.modules["infini.runs.train"].run
 
     def stopped(cfg: Config, overrides: list[str]) -> int | None:
         if cfg.seed == 3:
@@ -384,7 +382,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_the_jobs_that_are_not_done(
         return run(cfg, overrides)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["infini.commands.train"], "run", stopped)
+        patch.setattr(sys.modules["infini.runs.train"], "run", stopped)
         assert cli.main(["train", "-m", "seed=1,2,3,4"]) == cli.INTERRUPTED
     assert cli.main(["train", "-m", "seed=1,2,3,4"]) == 0
     assert "infini train seed=2: done before\n" in capsys.readouterr().out
@@ -405,7 +403,7 @@ def test_a_defect_of_ours_keeps_its_traceback(calls: list[Call], monkeypatch: py
     def broken(cfg: Config, overrides: list[str]) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(sys.modules["infini.commands.train"], "run", broken)
+    monkeypatch.setattr(sys.modules["infini.runs.train"], "run", broken)
     for arguments in (["train"], ["train", "-m", "seed=1,2"]):
         with pytest.raises(ZeroDivisionError):
             cli.main(arguments)

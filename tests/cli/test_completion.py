@@ -9,6 +9,7 @@ import pytest
 
 from infini.cli import main as cli
 from infini.cli.completion import script
+from infini.commands import verbs
 from infini.config.schema import Config, groups
 from infini.errors import InputError
 
@@ -53,7 +54,7 @@ def test_verbs_and_keys_are_completed(line: str, expected: list[str]) -> None:
 
 @needs_bash
 def test_the_verbs_come_first() -> None:
-    assert completions("infini ") == [*cli.VERBS, "completion", "help"]
+    assert completions("infini ") == [*verbs(), "completion", "help"]
 
 
 @needs_bash
@@ -67,7 +68,7 @@ def test_choices_of_a_group_are_completed() -> None:
 def test_every_completed_key_is_a_key() -> None:
     from infini.cli.completion import _keys
 
-    for verb in cli.VERBS:
+    for verb in verbs().values():
         roots = {key.partition(".")[0] for key in _keys(verb)}
         assert roots <= set(Config.__dataclass_fields__)
 

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infini.cli import main as cli
+from infini.commands import verbs
 from infini.config.compose import _build, compose
 from infini.config.lengths import format_length, parse_depths, parse_length, parse_lengths
-from infini.config.schema import TASK_CONFIGS, Config, groups
+from infini.config.schema import Config, groups, task_schema
 from infini.errors import InputError
 
 DEFAULT = dataclasses.asdict(compose([]))
@@ -48,7 +49,7 @@ words = st.one_of(
     texts,
     st.sampled_from(["-m", "--multirun", "--help", "-h", "--version", "-x", "--"]),
 )
-lines = st.tuples(st.one_of(st.sampled_from([*cli.VERBS, "help"]), texts), st.lists(words, max_size=4)).map(
+lines = st.tuples(st.one_of(st.sampled_from([*verbs(), "help"]), texts), st.lists(words, max_size=4)).map(
     lambda parts: [parts[0], *parts[1]]
 )
 RELAXED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
@@ -57,8 +58,8 @@ RELAXED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthChec
 def answered(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """cli.main reads the line and composes it; the command itself is another test's."""
     # A sweep starts Hydra's launcher, with files of its own: composing is what is tried here.
-    monkeypatch.setattr(cli, "_command", lambda name: lambda *given, **options: 0)
-    monkeypatch.setattr(cli, "_sweep", lambda name, given: cli._run(name, list(given)))
+    monkeypatch.setattr(cli, "_function", lambda verb: lambda *given, **options: 0)
+    monkeypatch.setattr(cli, "_sweep", cli._run)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.main(arguments)
@@ -99,7 +100,7 @@ def test_a_hundred_processes_answer(tmp_path: Path, project_root: Path, argument
     short = {"train": ["recipe.steps=1", "recipe.warmup_steps=0"]}
     short["bench"] = ["suite.repeats=0", "suite.stream_tokens=0", "suite.decode_tokens=0", "suite.source_tokens=[]"]
     verb = arguments[0]
-    line = arguments if verb not in cli.VERBS else [verb, *missing, *arguments[1:], *short.get(verb, [])]
+    line = arguments if verb not in verbs() else [verb, *missing, *arguments[1:], *short.get(verb, [])]
     done = subprocess.run(
         [sys.executable, str(project_root / "cli.py"), *line], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
@@ -138,7 +139,7 @@ values = st.one_of(numbers, st.lists(numbers, max_size=3), st.dictionaries(st.te
 @given(st.data())
 def test_every_schema_is_built_or_refused_in_one_line(data: st.DataObject) -> None:
     group = data.draw(st.sampled_from(sorted(set(GROUPS) - {"model", "report"})))
-    hint = TASK_CONFIGS[data.draw(st.sampled_from(sorted(TASK_CONFIGS)))] if group == "task" else None
+    hint = task_schema(data.draw(st.sampled_from(groups()["task"]))) if group == "task" else None
     cls = hint or {field.name: field.type for field in dataclasses.fields(Config)}[group]
     if isinstance(cls, str):
         import infini.config.schema

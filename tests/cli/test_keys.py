@@ -13,11 +13,11 @@ from tiny_runs import TINY
 
 from infini import records
 from infini.cli import main as cli
-from infini.cli.help import USES
-from infini.cli.keys import READS, key_of, reads_key
-from infini.commands import reproduce, reproduce_booksum, reproduce_passkey
+from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.schema import Config, groups
+from infini.config.words import key_of
+from infini.runs import reproduce, reproduce_booksum, reproduce_passkey
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -39,22 +39,21 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def stubs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Verbs that only write down their names."""
     called: list[str] = []
-    for name, verb in cli.VERBS.items():
+    for name, verb in verbs().items():
         module = types.ModuleType(verb.module)
         module.run = lambda *given, name=name, **extra: called.append(name)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, f"infini.commands.{verb.module}", module)
+        monkeypatch.setitem(sys.modules, verb.module, module)
     return called
 
 
 def test_every_verb_says_of_every_key_whether_it_reads_it() -> None:
-    assert set(READS) == set(USES) == set(cli.VERBS)
-    for verb, (in_groups, at_root) in USES.items():
-        assert all(reads_key(verb, key) for key in (*in_groups, *at_root)), verb
+    for verb in verbs().values():
+        assert all(map(verb.reads, (*verb.groups, *verb.choices, *verb.keys))), verb
     fields = {field.name for field in dataclasses.fields(Config)}
     known = {*groups(), *fields, "experiment", "tuned"}
-    assert {pattern.partition(".")[0] for patterns in READS.values() for pattern in patterns} <= known
+    assert {pattern.partition(".")[0] for verb in verbs().values() for pattern in verb.patterns} <= known
     # Nothing is read by no verb.
-    assert all(any(reads_key(verb, key) for verb in READS) for key in fields)
+    assert all(any(verb.reads(key) for verb in verbs().values()) for key in fields)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ def test_a_search_takes_the_models_that_are_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     searched: list[list[str]] = []
-    monkeypatch.setattr("infini.commands.search.run_search", lambda report, *_: searched.append(report.models))
+    monkeypatch.setattr("infini.runs.search.run_search", lambda report, *_: searched.append(report.models))
     assert cli.main(["reproduce", "report=lr_search", "model=local,rmt"]) == 0
     assert searched == [["local", "rmt"]]
     shown = capfd.readouterr().out
@@ -289,7 +288,7 @@ def test_a_setting_that_some_rows_have_of_their_own_is_said(
 
 def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) -> None:
     """`infini reproduce` hands settings of its own, and of other verbs, to trainings and evaluations."""
-    from infini.commands.common import start_record
+    from infini.runs.common import start_record
 
     words = [*TINY, "report=table3_passkey", "report.run=all", "task=passkey", "task.examples=2", "length=1K", "seed=2"]
     words += ["logger=none", "recipe.steps=5", f"results_dir={infini.results}"]

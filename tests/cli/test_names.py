@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from books import row, write_books
 from command_runner import Runner
-from test_booksum import SUMMARIES, row, write_books
-from tiny_runs import TINY
+from tiny_runs import SUMMARIES, TINY
 
 from infini.config.compose import cache_root, compose
 from infini.errors import InputError

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from books import write_books
 from command_runner import Runner
 from summary_runs import summaries
-from test_booksum import SUMMARIES, write_books
+from tiny_runs import SUMMARIES
 
 from infini.config.compose import compose, config_hash
-from infini.config.schema_running import EVALUATION_KEYS
+from infini.config.schema import evaluation_keys
 from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
@@ -132,7 +133,7 @@ def test_what_only_an_evaluation_reads_makes_no_other_training() -> None:
     )
     assert config_hash(other) == config_hash(cfg)
     assert config_hash(compose(["task=booksum", "task.summary_tokens=9"])) != config_hash(cfg)
-    assert {"split", "input_length", "references", "reference", "reference_words"} <= set(EVALUATION_KEYS["task"])
+    assert {"split", "input_length", "references", "reference", "reference_words"} <= evaluation_keys("task")
 
 
 def test_trainings_with_other_evaluation_keys_are_one_row(table4: SummaryReport) -> None:

@@ -15,10 +15,10 @@ from tiny_runs import DOCUMENTS
 
 from infini import records
 from infini.cli import main as cli
-from infini.commands import bench, figure
 from infini.config.compose import compose
 from infini.models import registered
 from infini.report.tables import commit_of
+from infini.runs import bench, figure
 from infini.tasks.text import document_evaluation
 from infini.tasks.text import documents as text_module
 from infini.tasks.text.documents import TextTokenizer, bpe_tokenizer
@@ -106,7 +106,7 @@ def test_an_evaluation_scores_the_test_split(with_model: Runner, corpus: Path) -
 def test_an_evaluation_of_books_that_was_stopped_reads_only_what_is_missing(
     with_model: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_evaluation, "TOGETHER", 2)
+    monkeypatch.setattr(document_evaluation, "DOCS_PER_BATCH", 2)
     with_model("eval")
     (straight,) = with_model.records("eval")
     read: list[Any] = []
@@ -134,7 +134,7 @@ def test_an_evaluation_of_books_that_was_stopped_reads_only_what_is_missing(
 
 def test_books_read_in_groups_are_the_books_read_together(with_model: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     with_model("eval")
-    monkeypatch.setattr(document_evaluation, "TOGETHER", 1)
+    monkeypatch.setattr(document_evaluation, "DOCS_PER_BATCH", 1)
     with_model("eval")
     together, alone = with_model.records("eval")
     for name, result in together.results.items():
@@ -357,7 +357,7 @@ def test_longer_training_sequences_are_measured_and_drawn(infini: Runner, monkey
 def test_an_evaluation_that_went_on_at_another_commit_says_so(
     with_model: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_evaluation, "TOGETHER", 2)
+    monkeypatch.setattr(document_evaluation, "DOCS_PER_BATCH", 2)
     real = document_evaluation.stream_documents
     state = ("a" * 40, False)
     monkeypatch.setattr(records, "git_state", lambda root: state)

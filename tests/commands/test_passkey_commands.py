@@ -15,9 +15,9 @@ from tiny_runs import TINY, write_corpus
 
 from infini import records
 from infini.cli import main as cli
-from infini.commands import reproduce_passkey
 from infini.evaluation import result_cache as kept
 from infini.records import RunRecord
+from infini.runs import reproduce_passkey
 from infini.tasks.passkey import measure
 from infini.training.module import LanguageModelModule
 
@@ -88,7 +88,7 @@ def test_an_evaluation_that_was_stopped_asks_only_what_is_missing(
     infini(capfd, "train", *PASSKEY)
     infini(capfd, "eval", *PASSKEY)
     (straight,) = runs("eval")
-    real = kept.KeptEntries.add
+    real = kept.ResultCache.add
     added: list[str] = []
 
     def add(self: Any, name: str, entry: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def test_an_evaluation_that_was_stopped_asks_only_what_is_missing(
         real(self, name, entry)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept.KeptEntries, "add", add)
+        patch.setattr(kept.ResultCache, "add", add)
         infini(capfd, "eval", *PASSKEY, code=cli.INTERRUPTED)
     assert len(runs("eval")) == 1
     _, err = infini(capfd, "eval", *PASSKEY)

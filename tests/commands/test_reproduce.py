@@ -14,11 +14,11 @@ from rich.console import Console
 
 from infini import records
 from infini.cli import main as cli
-from infini.commands import reproduce
-from infini.commands.common import find_training
 from infini.config.compose import compose
 from infini.errors import DivergedError
 from infini.records import RunRecord
+from infini.runs import reproduce
+from infini.runs.common import find_training
 from infini.tasks.text import documents as text_module
 
 MODELS = ["transformer_xl", "compressive", "memorizing", "rmt", "autocompressor"]

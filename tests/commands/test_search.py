@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -13,17 +11,18 @@ from typing import Any
 
 import pytest
 import yaml
+from installed import environment_of, installed_copy
 from report_runs import make_train
 
 from infini import records
 from infini.cli.main import main
-from infini.commands import search
 from infini.config.compose import compose, config_hash
 from infini.errors import DivergedError, InputError
 from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.search import SearchReport, at_the_edge, best_rate, build_search, next_rate, tuned_yaml
 from infini.report.text_report import Report
+from infini.runs import search
 
 
 def run(loss: float | None, model: str = "rmt", metric: str = "validation_nll_per_token") -> RunRecord:
@@ -316,19 +315,17 @@ def test_the_seed_that_is_named_is_the_one_that_is_trained(
 
 
 def test_a_tuned_rate_is_of_one_optimizer(project_root: Path, tmp_path: Path) -> None:
-    copied = tmp_path / "conf"
-    shutil.copytree(project_root / "conf", copied, ignore=shutil.ignore_patterns("tuned"))
+    copied = installed_copy(project_root, tmp_path, ignore=("tuned",)) / "infini" / "conf"
     (copied / "tuned").mkdir()
     text = tuned_yaml({0.1: run(4.0), 0.2: run(3.0), 0.4: run(5.0)})
     assert text is not None
     (copied / "tuned" / "pg19_laptop_rmt_muon.yaml").write_text(text)
-    code = (
-        "import sys; from infini.config import compose\nfor w in sys.argv[1:]: print(compose(w.split()).optimizer.lr)"
-    )
+    code = "import sys; from infini.config.compose import compose\n"
+    code += "for w in sys.argv[1:]: print(compose(w.split()).optimizer.lr)"
     words = ["model=rmt", "model=local", "model=rmt optimizer=adamw", "model=rmt optimizer.lr=0.5"]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{project_root}"}
     call = [sys.executable, "-c", code, *words]
     # From there, because the folder one is in comes before all others.
+    environment = environment_of(tmp_path)
     found = subprocess.run(call, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["0.2", "0.01", "0.004", "0.5"]
 

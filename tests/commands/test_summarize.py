@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from books import write_books
 from command_runner import Runner
-from test_booksum import SUMMARIES, write_books
-from test_epub import XHTML, archive_of, package
+from epub_files import XHTML, archive_of, package
+from tiny_runs import SUMMARIES
 
 BOOK = "The dog ran to the sea.\n\nIt came back with a fish; nobody knew whose."
 
@@ -41,7 +42,7 @@ def test_a_book_is_summed_up_to_the_terminal_or_a_file(summarizer: Runner, tmp_p
 
 
 def test_an_epub_is_its_chapters_in_the_order_of_reading(tmp_path: Path) -> None:
-    from infini.commands.summarize import epub_text
+    from infini.runs.summarize import epub_text
 
     pages = ["<h1>Two</h1><p>Last <em>words</em>.</p>", "<h1>One</h1><ul><li><p>First.</p></li></ul><p>é</p>"]
     text = epub_text(write_epub(tmp_path / "book.epub", pages))

@@ -12,11 +12,9 @@ from hydra.errors import MissingConfigException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini.commands.evaluate import _group
 from infini.config.compose import cache_root, compose, config_hash, config_identity, data_root, expand_sweep
 from infini.config.lengths import LONGEST, parse_depths, parse_length
 from infini.config.schema import (
-    TASK_CONFIGS,
     Config,
     DecodingConfig,
     DimsConfig,
@@ -29,8 +27,11 @@ from infini.config.schema import (
     TaskConfig,
     groups,
     root_defaults,
+    task_schema,
 )
 from infini.errors import InputError
+from infini.runs.evaluate import _group
+from infini.tasks.passkey.config import PasskeyConfig
 
 SCHEMAS: dict[str, Any] = {
     "task": TaskConfig,
@@ -57,7 +58,7 @@ def message(*overrides: str) -> str:
 @pytest.mark.parametrize(("group", "choice"), TYPED_FILES)
 def test_yaml_lists_exactly_the_fields(group: str, choice: str) -> None:
     keys = merged(group, choice)
-    schema = TASK_CONFIGS[choice] if group == "task" else SCHEMAS[group]
+    schema = task_schema(choice) if group == "task" else SCHEMAS[group]
     assert list(keys) == [field.name for field in dataclasses.fields(schema)]
 
 
@@ -76,7 +77,7 @@ def merged(group: str, choice: str) -> dict[str, Any]:
 
 
 def test_every_field_is_composed_from_yaml_not_from_a_default() -> None:
-    for schema in (*SCHEMAS.values(), *TASK_CONFIGS.values(), Config):
+    for schema in (*SCHEMAS.values(), *map(task_schema, groups()["task"]), Config):
         for field in dataclasses.fields(schema):
             assert field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
@@ -94,8 +95,9 @@ def test_every_task_scale_and_model_composes(task: str, scale: str, model: str) 
     assert (cfg.scale.name, cfg.model["name"], cfg.recipe.name) == (scale, model, f"{task}_{scale}")
 
 
-def test_every_task_has_its_keys() -> None:
-    assert set(TASK_CONFIGS) == set(groups()["task"])
+def test_a_task_without_keys_of_its_own_has_those_of_every_task() -> None:
+    assert task_schema("pg19") is task_schema("no such task") is TaskConfig
+    assert task_schema("passkey") is PasskeyConfig
 
 
 def test_defaults() -> None:
@@ -207,7 +209,7 @@ def test_a_recipe_nobody_wrote_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     def missing(overrides: object) -> None:
         raise MissingConfigException("In 'config': Could not find it", missing_cfg_file="recipe/pg19_lap")
 
-    monkeypatch.setattr("infini.config._hydra_compose", missing)
+    monkeypatch.setattr("infini.config.compose._hydra_compose", missing)
     assert message().startswith("recipe='pg19_lap': must be one of arxiv_math_gpu,")
     assert message().endswith("did you mean 'pg19_laptop'?")
 
@@ -285,7 +287,7 @@ def test_a_recipe_with_steps_of_its_own_keeps_its_warm_up_and_its_hash(monkeypat
         task = recipe.partition(f"_{scale}")[0]
         words = [f"task={task}", f"scale={scale}", f"recipe={recipe}"]
         with monkeypatch.context() as patch:
-            patch.setattr("infini.config._with_short_warmup", lambda recipe, overrides: recipe)
+            patch.setattr("infini.config.compose._with_short_warmup", lambda recipe, overrides: recipe)
             as_declared = config_hash(compose(words))
         assert config_hash(compose(words)) == as_declared
 

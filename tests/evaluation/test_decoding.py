@@ -14,10 +14,10 @@ from helpers import VOCABULARY, make_model, variant_id, variants
 from tiny_runs import TINY, write_corpus
 
 from infini.cli import main as cli
-from infini.commands.generate import _pieces
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, draw, generate, load_reader, save_reader
 from infini.nn.state import leaves
+from infini.runs.generate import _pieces
 from infini.tasks.text.documents import TextTokenizer
 
 BOS = 0
@@ -175,7 +175,7 @@ def test_a_streamed_text_is_the_whole_text(tmp_path: Path) -> None:
         known = text if size > 1 else text[:20_000]
         assert "".join(part for _, part in parts) == known
         assert np.array_equal(np.concatenate([ids for ids, _ in parts]), tokenizer.encode(known))
-    speak = tokenizer.speaker()
+    speak = tokenizer.stream_decoder()
     spoken = "".join(speak(int(token)) for token in tokenizer.encode(text[:500]))
     assert spoken == text[:500]
 
@@ -291,7 +291,7 @@ def test_generate_says_what_is_wrong(trained: tuple[Path, list[str]], capfd: pyt
 
 def read_from(content: bytes, monkeypatch: pytest.MonkeyPatch, size: int = 4) -> str:
     """What is made of these bytes, read a few at a time."""
-    monkeypatch.setattr("infini.commands.generate._BYTES", size)
+    monkeypatch.setattr("infini.runs.generate._BYTES", size)
     return "".join(_pieces(io.BytesIO(content), "book"))
 
 

@@ -14,7 +14,7 @@ from helpers import SEGMENT, VOCABULARY, PointsOnDisk, make_model, variant_id, v
 from infini.cli import main as cli
 from infini.evaluation import result_cache as kept
 from infini.evaluation.perplexity import Streamed, stream_documents, stream_with_foreign_memory
-from infini.evaluation.result_cache import KeptEntries, KeptPoint
+from infini.evaluation.result_cache import EvalCheckpoint, ResultCache
 
 BOS = VOCABULARY - 1
 LENGTHS = (37, 8, 1, 16, 21)
@@ -81,21 +81,21 @@ def test_a_reading_with_foreign_memory_goes_on_from_any_point(options: dict[str,
 
 
 @pytest.fixture
-def entries(tmp_path: Path) -> KeptEntries:
-    return KeptEntries(tmp_path / "task.jsonl", [])
+def entries(tmp_path: Path) -> ResultCache:
+    return ResultCache(tmp_path / "task.jsonl", [])
 
 
-def test_a_point_is_of_one_entry_and_one_commit(entries: KeptEntries, capsys: pytest.CaptureFixture[str]) -> None:
-    point = KeptPoint(entries, "read/0")
+def test_a_point_is_of_one_entry_and_one_commit(entries: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
+    point = EvalCheckpoint(entries, "read/0")
     assert point.found() is None and not entries.begun
     point.put({"x": torch.arange(3)})
-    again = KeptPoint(entries, "read/0")
+    again = EvalCheckpoint(entries, "read/0")
     assert torch.equal(again.found()["x"], torch.arange(3))  # type: ignore[index]
     assert again.seconds > again.before > 0 and entries.begun
-    assert KeptPoint(entries, "read/16").found() is None
+    assert EvalCheckpoint(entries, "read/16").found() is None
     assert capsys.readouterr().err == ""
     entries.commit = ["another", False]
-    assert KeptPoint(entries, "read/0").found() is None
+    assert EvalCheckpoint(entries, "read/0").found() is None
     assert "of another commit; it is read from its start again" in capsys.readouterr().err
     again.drop()
     assert not entries.begun
@@ -103,21 +103,21 @@ def test_a_point_is_of_one_entry_and_one_commit(entries: KeptEntries, capsys: py
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty"])
 def test_a_damaged_point_is_said_and_left(
-    entries: KeptEntries, damage: str, capsys: pytest.CaptureFixture[str]
+    entries: ResultCache, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    KeptPoint(entries, "read/0").put({"x": torch.arange(300)})
+    EvalCheckpoint(entries, "read/0").put({"x": torch.arange(300)})
     whole = entries.point_path.read_bytes()
     spoilt = {"flipped": whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], "cut": whole[:-9], "empty": b""}
     entries.point_path.write_bytes(spoilt[damage])
-    point = KeptPoint(entries, "read/0")
+    point = EvalCheckpoint(entries, "read/0")
     assert point.found() is None and point.before == 0
     assert "task.safetensors: " in (said := capsys.readouterr().err) and "Traceback" not in said
 
 
-def test_points_take_a_small_share_of_the_time(entries: KeptEntries, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_take_a_small_share_of_the_time(entries: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(kept.time, "perf_counter", lambda: now)
-    point = KeptPoint(entries, "read/0")
+    point = EvalCheckpoint(entries, "read/0")
     for takes, pause in ((0.5, kept.POINT_SECONDS), (3.0, 3.0 / kept.WRITE_SHARE)):
 
         def writing(*arguments: Any, takes: float = takes) -> None:
@@ -143,16 +143,16 @@ def test_an_evaluation_stopped_in_every_pass_gives_the_same_record(
     (straight,) = with_model.records("eval")
     monkeypatch.setattr(kept, "POINT_SECONDS", -1.0)
     monkeypatch.setattr(kept, "WRITE_SHARE", 1e9)
-    real = KeptPoint.put
+    real = EvalCheckpoint.put
     points: list[str] = []
 
-    def putting(self: KeptPoint, tensors: dict[str, torch.Tensor]) -> None:
+    def putting(self: EvalCheckpoint, tensors: dict[str, torch.Tensor]) -> None:
         real(self, tensors)
         points.append(self.about["name"])
         if points.count(points[-1]) == 7:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(KeptPoint, "put", putting)
+    monkeypatch.setattr(EvalCheckpoint, "put", putting)
     for _ in range(4):
         with_model("eval", short_calls, code=cli.INTERRUPTED)
     with_model("eval", short_calls)

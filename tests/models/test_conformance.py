@@ -100,7 +100,7 @@ def test_absorbing_leaves_the_state_of_a_call(options: dict[str, Any], reset: bo
         for columns in (slice(0, 5), slice(5, N), slice(N, 4 * N + 3)):
             part = None if mask is None else mask[:, columns]
             absorbed, state = (
-                model.absorb(ids[:, columns], state, part),
+                model.prefill(ids[:, columns], state, part),
                 model(ids[:, columns], state, reset_BT=part).state,
             )
             assert_same_state(absorbed, state, 0.0)

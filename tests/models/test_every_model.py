@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from books import write_books
 from command_runner import Runner, read_by
-from test_booksum import write_books
 from tiny_runs import SUMMARIES
 
 from infini.models import kind_of, registered

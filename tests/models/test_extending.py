@@ -4,7 +4,6 @@ evaluated, tabulated, drawn and measured by every command that knows models."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from books import write_books
 from command_runner import read_by
-from test_booksum import write_books
+from installed import environment_of, installed_copy
 from tiny_runs import SUMMARIES, TINY, write_corpus
 
 
@@ -22,20 +22,18 @@ from tiny_runs import SUMMARIES, TINY, write_corpus
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the page's model in it."""
     root = Path(__file__).resolve().parents[2]
-    copy = tmp_path_factory.mktemp("extended")
-    for name in ("infini", "tasks", "conf", "tests"):
-        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("cli.py", "pyproject.toml"):
-        shutil.copy(root / name, copy / name)
+    copy = installed_copy(root, tmp_path_factory.mktemp("extended"))
+    shutil.copytree(root / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", copy)
     page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
     files = re.findall(r"`([a-z/]+gru\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", page, re.DOTALL)
     assert [name for name, _ in files] == ["infini/models/gru.py", "conf/model/gru.yaml"]
     for name, content in files:
-        (copy / name).write_text(content, encoding="utf-8")
+        (copy / "infini" / name.removeprefix("infini/")).write_text(content, encoding="utf-8")
     # The row that the page adds to a table.
     row = re.search(r"in `(conf/report/[a-z0-9_]+\.yaml)`, under `models`, `(gru: GRU)`", page)
     assert row is not None
-    report = copy / row[1]
+    report = copy / "infini" / row[1]
     content = report.read_text(encoding="utf-8")
     assert content.count("\nmodels:\n") == 1
     report.write_text(content.replace("\nmodels:\n", f"\nmodels:\n  {row[2]}\n"), encoding="utf-8")
@@ -43,22 +41,20 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(copy: Path, *command: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=copy, env=environment, capture_output=True, text=True, timeout=280
-    )
+    call = [sys.executable, *command]
+    done = subprocess.run(call, cwd=copy, env=environment_of(copy), capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_the_pages_model_passes_the_conformance_tests(extended: Path) -> None:
-    out = run(extended, "-m", "pytest", "-q", "tests/test_conformance.py", "-k", "gru", "-p", "no:cacheprovider")
+    out = run(extended, "-m", "pytest", "-q", "tests/models/test_conformance.py", "-k", "gru", "-p", "no:cacheprovider")
     assert int(re.search(r"(\d+) passed", out)[1]) >= 26, out  # type: ignore[index]
 
 
 COMMANDS = """
 import contextlib, io, json, sys
-import cli
+from infini.cli import main as cli
 for words in json.loads(sys.argv[1]):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -133,4 +129,4 @@ def test_the_pages_model_is_known_to_every_command(extended: Path, settings: lis
     assert said["generate"].strip() and said["summarize"].strip() and "GRU" in said["table"]
     (timed,) = (run for run in records(tmp_path / "results") if run["verb"] == "bench")
     assert set(timed["series"]["train"]["models"]) == {"local", "gru"}
-    assert "tie_embeddings=true" in run(extended, "cli.py", "train", "model=gru", "--help")
+    assert "tie_embeddings=true" in run(extended, "-m", "infini", "train", "model=gru", "--help")

@@ -143,7 +143,7 @@ def by_sorting(q: torch.Tensor, k: torch.Tensor, low: torch.Tensor, high: torch.
 @pytest.mark.parametrize("n", [1, 6, 99])
 def test_the_search_is_sorting(together: int, block: int, scores: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of 1, 7 and 9 keys (of all 96 queries) and at once, of one segment, two and all three."""
-    monkeypatch.setattr(search, "TOGETHER", together)
+    monkeypatch.setattr(search, "SEGMENTS_PER_BATCH", together)
     monkeypatch.setattr(search, "BLOCK", block)
     monkeypatch.setattr(search, "SCORES", scores)
     q, k, low, high = asked()

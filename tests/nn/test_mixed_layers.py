@@ -318,7 +318,7 @@ def test_a_history_is_a_state_of_the_decoder(options: dict[str, Any]) -> None:
     """What has no sum is left as reading leaves it: the state fits a row of any other."""
     model = make_model(options)
     histories = long_history.read_histories(model, random_ids(3, 3 * SEGMENT))
-    made = long_history.begun(model.init_state(6), histories, np.random.default_rng(0))
+    made = long_history.sample_initial_states(model.init_state(6), histories, np.random.default_rng(0))
     out = model(random_ids(6, SEGMENT), made)
     assert out.hidden_BTD.isfinite().all()
     assert memory_floats(out.state) == model.state_floats(1)

@@ -67,7 +67,7 @@ def test_this_projects_models_lack_nothing() -> None:
 def test_a_model_that_lacks_a_member_is_refused_when_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is trained. Of each member by itself."""
     required = missing_members(object())
-    assert set(required) >= {"absorb", "checkpoint_activations", "init_state", "receptive_field", "segment_length"}
+    assert set(required) >= {"prefill", "checkpoint_activations", "init_state", "receptive_field", "segment_length"}
     assert not set(required) & set(OPTIONAL)
     complete: dict[str, Any] = dict.fromkeys(required, 1)
 

@@ -197,9 +197,9 @@ def test_what_does_not_fall_into_groups_is_read_one_by_one(monkeypatch: pytest.M
     model(ids[:, 3:], begun)
     assert made == [(2, True)] * 9, "the rest of a segment"
     size = 2 * N * model.embedding.weight.shape[1]
-    monkeypatch.setattr(recurrent, "LARGEST", size)
+    monkeypatch.setattr(recurrent, "MAX_NUMEL", size)
     assert max(reads())[0] > 2
-    monkeypatch.setattr(recurrent, "LARGEST", size - 1)
+    monkeypatch.setattr(recurrent, "MAX_NUMEL", size - 1)
     assert reads() == [(2, True)] * 9, "large segments"
 
 

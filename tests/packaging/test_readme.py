@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from infini.cli import main as cli
+from infini.commands import verbs
 from infini.config.compose import compose, expand_sweep
+from infini.config.words import bracketed
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -16,14 +18,14 @@ COMMANDS = sorted(SHOWN | set(re.findall(r"`infini ([^`]+)`", RESULTS)))
 
 
 def test_the_readme_shows_every_verb() -> None:
-    assert {command.split()[0] for command in SHOWN} >= set(cli.VERBS)
+    assert {command.split()[0] for command in SHOWN} >= set(verbs())
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "--help" not in command])
 def test_commands_of_the_readme_are_understood(command: str) -> None:
     verb, *words = command.split()
-    assert verb in cli.VERBS
-    settings = [cli._bracketed(word) if "-m" not in words else word for word in words if "=" in word]
+    assert verb in verbs()
+    settings = [bracketed(word) if "-m" not in words else word for word in words if "=" in word]
     # reproduce takes several seeds without -m.
     for job in expand_sweep(settings) if "-m" in words or verb == "reproduce" else [settings]:
         compose(job)

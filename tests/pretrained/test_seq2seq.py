@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from books import write_books
 from command_runner import Runner
-from test_booksum import SUMMARIES, write_books
+from tiny_runs import SUMMARIES
 
 from infini.bench import sources as bench_sources
-from infini.commands import bench, figure
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.models import build_model, kind_of, registered
 from infini.nn.ops.cross_entropy import IGNORE
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.pretrained.unlimiformer import encode, windows
+from infini.runs import bench, figure
 from infini.tasks.booksum.data import SourceBatches
 from infini.tasks.text.documents import TextTokenizer
 from infini.training.module import LanguageModelModule
@@ -198,7 +199,7 @@ def test_a_training_starts_from_the_hubs_weights_and_tokenizer(
     vocabulary.train_from_iterator(["A dog runs. " * 50], trainer)
     tokenizer = TextTokenizer(vocabulary)
     assert (tokenizer.bos_id, tokenizer.end_id) == (0, 2)
-    monkeypatch.setattr("infini.tasks.booksum.hub_tokenizer", lambda name, *settings: tokenizer)
+    monkeypatch.setattr("infini.tasks.booksum.task.hub_tokenizer", lambda name, *settings: tokenizer)
     make("bart", vocabulary=tokenizer.vocab_size).float().inner.save_pretrained(tmp_path / "bart")
     words = [
         "task=booksum",

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from books import write_books
 from command_runner import Runner
-from test_booksum import SUMMARIES, write_books
 from test_seq2seq import MARK, MODELS, VOCABULARY, WINDOW, make, tokens
+from tiny_runs import SUMMARIES
 
 from infini.config.compose import compose
 from infini.errors import InputError

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
-from summary_runs import summaries
+from summary_runs import on_the_logit, summaries
 
 from infini.config.compose import compose
 from infini.records import RunRecord
@@ -34,15 +33,6 @@ def test_one_seed_has_the_interval_of_its_evaluation() -> None:
     made = cell({str(number): row for number, row in enumerate(scores.tolist())})
     for metric in (*TYPES, OVERALL):
         assert interval_over_books([made], metric) == pytest.approx(expected[metric][1:], rel=1e-12)
-
-
-def on_the_logit(values: Sequence[float]) -> tuple[float, float]:
-    """Student's interval of the logit of a mean of scores in per cent, to first order."""
-    mean = sum(values) / len(values)
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
-    at, scaled = np.log(mean / (100 - mean)), half * 100 / (mean * (100 - mean))
-    low, high = (100 / (1 + np.exp(-(at + sign * scaled))) for sign in (-1, 1))
-    return float(low), float(high)
 
 
 def interval(cells: Sequence[dict[str, Any]], metric: str) -> tuple[float, float]:

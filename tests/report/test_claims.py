@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from report_runs import make_eval, make_train, pair
 
-from infini.commands.claims import claims_text, judged
 from infini.config.compose import compose
 from infini.config.lengths import format_length
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.claims import PATTERNS, ClaimsReport
 from infini.report.load import load_report
+from infini.runs.claims import claims_text, judged
 
 
 def three(model: str, loss: float = 4.0) -> list[RunRecord]:

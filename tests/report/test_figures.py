@@ -18,7 +18,6 @@ from report_runs import make_eval, make_train, report_settings
 from scipy import stats
 
 from infini.cli import main as cli
-from infini.commands.renew import renew
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.evaluation.perplexity import position_edges
@@ -27,6 +26,7 @@ from infini.report import costs, figures, positions
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
 from infini.report.text_report import Report
+from infini.runs.renew import renew
 
 
 def test_figures_are_the_same_bytes_when_drawn_twice(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_figures_are_drawn_whatever_the_surroundings_say(backend: str, project_r
 def test_trainings_start_whatever_the_surroundings_say(project_root: Path, tmp_path: Path) -> None:
     """torchmetrics, which Lightning needs, imports pyplot, and with it the backend that the environment names."""
     starting = (
-        "import cli, importlib, sys\n"
+        "import importlib, sys\nfrom infini.cli import main as cli\n"
         "cli._dispatch = lambda words: importlib.import_module('torchmetrics') and 0\n"
         "sys.exit(cli.main(['train']))\n"
     )

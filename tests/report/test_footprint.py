@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from infini.cli.main import main
-from infini.commands import table_memory
-from infini.commands.table_memory import measure, measure_report
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.nn.state import State, is_memory, leaves, memory_floats
 from infini.report.footprint import PAPER, TABLE1, MemoryReport, Symbols, printed
 from infini.report.load import load_report, report_of_runs
+from infini.runs import table_memory
+from infini.runs.table_memory import measure, measure_report
 
 SIZES = ["dims.d_model=16", "dims.n_layers=3", "dims.n_heads=4", "dims.d_key=6", "dims.d_value=10"]
 SIZES += ["dims.segment_length=8", "recipe.segments_per_sequence=2"]

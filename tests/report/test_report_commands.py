@@ -11,12 +11,12 @@ import pytest
 from report_runs import make_eval, make_train, report_settings, synthetic
 
 from infini import records
-from infini.commands import figure, publish, table
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.curves import draw_curves, smoothed
 from infini.report.selection import Selection
+from infini.runs import figure, publish, table
 
 
 def fill(folder: Path, *runs: RunRecord) -> list[RunRecord]:
@@ -252,11 +252,11 @@ def test_examples_are_published_as_they_were_written_or_by_their_hash(
             publish.run(cfg, [], ["eval-local-1"])
     assert not published.exists()
     beside.write_bytes(content)
-    monkeypatch.setattr(publish, "LARGEST", len(content) - 1)
+    monkeypatch.setattr(publish, "MAX_BYTES", len(content) - 1)
     publish.run(cfg, [], ["eval-local-1"])
     copied = published / "runs" / "eval-local-1.jsonl"
     assert not copied.exists() and "eval-local-1.jsonl: stays there, for its size" in capsys.readouterr().err
     assert copied.with_suffix(".json").is_file()
-    monkeypatch.setattr(publish, "LARGEST", len(content))
+    monkeypatch.setattr(publish, "MAX_BYTES", len(content))
     publish.run(cfg, [], ["eval-local-1"])
     assert copied.read_bytes() == content

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from books import row
 from command_runner import Runner
 from summary_runs import summaries
 from test_book_scores import reference
-from test_booksum import SUMMARIES, row
+from tiny_runs import SUMMARIES
 
 from infini.config.compose import compose
 from infini.report.claims import _scores

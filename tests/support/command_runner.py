@@ -12,15 +12,17 @@ from tiny_runs import SUMMARIES, TINY
 
 from infini import records
 from infini.cli import main as cli
-from infini.cli.keys import key_of, read_of_report, reads_key
+from infini.cli.keys import read_of_report
+from infini.commands import verbs
 from infini.config.compose import compose
+from infini.config.words import key_of
 from infini.records import RunRecord
 from infini.report.load import load_report
 
 
 def read_by(words: Sequence[str], settings: Sequence[str]) -> list[str]:
     """Those of the settings that the verb, words[0], reads with the report that is named: it refuses all others."""
-    found = [text for text in settings if reads_key(words[0], key_of(text))]
+    found = [text for text in settings if verbs()[words[0]].reads(key_of(text))]
     if words[0] not in ("table", "figure", "publish", "reproduce"):
         return found
     report = load_report(compose([text for text in words if text.startswith(("report=", "experiment="))]).report)

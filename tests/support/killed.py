@@ -124,9 +124,9 @@ def arm(moment: str, occurrence: int) -> None:
         else:
             half_synced_below("unfinished", ".jsonl", 0)
     elif moment in ("before an answer is kept", "before answers are dropped"):
-        from infini.evaluation.result_cache import KeptEntries
+        from infini.evaluation.result_cache import ResultCache
 
-        before(KeptEntries, "add" if moment == "before an answer is kept" else "drop")
+        before(ResultCache, "add" if moment == "before an answer is kept" else "drop")
     elif moment in OF_READINGS:
         from infini.evaluation import result_cache as kept
 
@@ -136,7 +136,7 @@ def arm(moment: str, occurrence: int) -> None:
         if moment == "before a reading point's rename":
             before(os, "replace", renamed(".safetensors"))
         elif moment == "after a reading point":
-            before(kept.KeptPoint, "due")
+            before(kept.EvalCheckpoint, "due")
         else:
             half_synced_below("unfinished", ".safetensors.", 2)
     elif moment == "after the record":
@@ -200,8 +200,8 @@ def serve() -> int:
     import datasets  # noqa: F401 - every process needs it
     import lightning  # noqa: F401
 
-    import infini.commands.evaluate
-    import infini.commands.train  # noqa: F401
+    import infini.runs.evaluate
+    import infini.runs.train  # noqa: F401
     from infini.cli import main as cli
 
     for line in sys.stdin:

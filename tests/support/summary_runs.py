@@ -6,7 +6,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from report_runs import make_train
+from scipy import stats
 
 from infini.records import RunRecord
 
@@ -63,3 +65,12 @@ def _changed(config: Mapping[str, Any], settings: Mapping[str, Any] | None) -> d
         group, _, last = key.partition(".")
         made[group] = {**made.get(group, {}), last: value} if last else value
     return made
+
+
+def on_the_logit(values: Sequence[float]) -> tuple[float, float]:
+    """Student's interval of the logit of a mean of scores in per cent, to first order."""
+    mean = sum(values) / len(values)
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    at, scaled = np.log(mean / (100 - mean)), half * 100 / (mean * (100 - mean))
+    low, high = (100 / (1 + np.exp(-(at + sign * scaled))) for sign in (-1, 1))
+    return float(low), float(high)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from infini.commands import train
+from infini.runs import train
 from infini.system import progress
 
 

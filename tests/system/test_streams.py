@@ -14,16 +14,16 @@ from infini.system.streams import in_encoding
 FULL = Path("/dev/full")
 STUB = """
 import sys, types
-import cli
-from infini.config import compose
+from infini.cli import main as cli
+from infini.config.compose import compose
 
 def run(cfg, overrides, **extra):
     print(f"seed {cfg.seed}", flush=True)
     open(f"made{cfg.seed}", "w").write("whole")
 
 for name in ("train", "reproduce"):
-    sys.modules[f"infini.commands.{name}"] = types.ModuleType(name)
-    sys.modules[f"infini.commands.{name}"].run = run
+    sys.modules[f"infini.runs.{name}"] = types.ModuleType(name)
+    sys.modules[f"infini.runs.{name}"].run = run
 sys.exit(cli.main(sys.argv[1:]))
 """
 """A program whose trainings take no time: they print a line, and make a file."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from books import row, write_books
 from command_runner import Runner
 from tiny_runs import SUMMARIES
 
@@ -23,7 +24,7 @@ from infini.report.load import load_report
 from infini.tasks.booksum import references
 from infini.tasks.booksum.books import BookSplit, load_books
 from infini.tasks.booksum.data import SummaryBatches
-from infini.tasks.booksum.evaluation import DRAWN
+from infini.tasks.booksum.evaluation import DECODE_COST
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, overall, rouge, sentences
 
 PAPER = {
@@ -40,21 +41,6 @@ PAPER = {
 def test_the_papers_overall_is_the_geometric_mean_of_its_columns(system: str) -> None:
     *columns, printed = PAPER[system]
     assert round(overall(*columns), 1) == printed
-
-
-def write_books(folder: Path, **changes: Any) -> Path:
-    """Three splits of two books; the second has two summaries and its text in a file of its own."""
-    data = folder / "booksum"
-    data.mkdir(parents=True)
-    for split in ("train", "validation", "test"):
-        (folder / f"{split}.txt").write_text(" ".join(f"{split} tells of dogs and cats." for _ in range(80)), "utf-8")
-        rows: list[dict[str, Any]] = [
-            {"bid": 1, "title": "One", "text": "A man goes. A dog runs. " * 60, "summary": [{"text": "A man goes."}]},
-            {"bid": "2", "title": "Two", "book": f"{split}.txt", "summary": [{"text": "Dogs."}, {"text": "And cats."}]},
-        ]
-        rows[0] |= changes
-        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return data
 
 
 def test_books_come_with_all_their_summaries(tmp_path: Path) -> None:
@@ -115,9 +101,9 @@ def test_an_example_is_mark_book_separator_summary_mark() -> None:
 def test_the_loss_is_on_the_summary_and_its_end_alone() -> None:
     made = batches()
     batch = next(made.all_once())
-    for row in range(2):
-        ids, begin = made.example(row)
-        targets = batch["targets_BT"][row]
+    for number in range(2):
+        ids, begin = made.example(number)
+        targets = batch["targets_BT"][number]
         asked = (targets != IGNORE).nonzero().flatten().tolist()
         assert asked == list(range(begin - 1, len(ids) - 1))
         assert targets[asked].tolist() == ids[begin:].tolist()
@@ -284,10 +270,6 @@ def lines(folder: Path, *rows: Any) -> Path:
     return folder
 
 
-def row(**changes: Any) -> dict[str, Any]:
-    return {"bid": 1, "title": "One", "text": "A man goes.", "summary": [{"text": "He goes."}], **changes}
-
-
 def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
     odd = "One\u2028two\u2029three\x85four\x0cfive"
     books = load_books("test", lines(tmp_path, row(text=odd), row(bid=2, summary=[{"text": odd}])), "none/none")
@@ -371,7 +353,7 @@ def test_all_that_takes_time_says_how_far_it_is(
         yield done.append
         bars[title] = [total, sum(done)]
 
-    for module in ("infini.tasks.text.documents", "infini.tasks.booksum", "infini.tasks.booksum.evaluation"):
+    for module in ("infini.tasks.text.documents", "infini.tasks.booksum.task", "infini.tasks.booksum.evaluation"):
         monkeypatch.setattr(f"{module}.progress_bar", counted)
     words = ["task=booksum", *SUMMARIES, f"task.data_dir={write_books(tmp_path / 'data')}"]
     words.append(f"cache_dir={tmp_path / 'cache'}")
@@ -383,7 +365,7 @@ def test_all_that_takes_time_says_how_far_it_is(
     expected = {
         "vocabulary of booksum": 2,
         "validating": 3,
-        "infini_linear on booksum": read + 4 * 6 * DRAWN,
+        "infini_linear on booksum": read + 4 * 6 * DECODE_COST,
         "comparing summaries": 4,
     }
     assert bars == {title: [total, total] for title, total in expected.items()}

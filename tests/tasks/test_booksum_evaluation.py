@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from books import row, write_books
 from command_runner import Runner
-from summary_runs import summaries
-from test_book_scores import on_the_logit
-from test_booksum import SUMMARIES, row, write_books
-from tiny_runs import TINY
+from summary_runs import on_the_logit, summaries
+from tiny_runs import SUMMARIES, TINY
 
 from infini.cli import main as cli
 from infini.config.compose import compose
@@ -23,10 +22,11 @@ from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
 from infini.report.summaries import SummaryReport
 from infini.report.summary_figures import _points, overall_by_length
-from infini.tasks.booksum import BooksumDataModule, evaluation
+from infini.tasks.booksum import evaluation
 from infini.tasks.booksum.books import load_books, open_books
 from infini.tasks.booksum.data import SummaryBatches
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge
+from infini.tasks.booksum.task import BooksumDataModule
 
 SIZES = tuple(text for text in SUMMARIES if not text.startswith("decoding."))
 
@@ -61,7 +61,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         found.append((max_new, temperature, top_p, generator.initial_seed()))
         return iter(())
 
-    for module in ("infini.tasks.booksum.evaluation", "infini.commands.summarize"):
+    for module in ("infini.tasks.booksum.evaluation", "infini.runs.summarize"):
         monkeypatch.setattr(f"{module}.generate", told)
     return found
 

@@ -11,7 +11,7 @@ from helpers import PointsOnDisk, tiny_dims, variant_id, variants
 from report_runs import make_train
 
 from infini.errors import InputError
-from infini.evaluation.result_cache import KeptEntries
+from infini.evaluation.result_cache import ResultCache
 from infini.models import build_model
 from infini.report.intervals import proportion_interval
 from infini.tasks.passkey.evaluation import Answer, answer_alone, answer_questions
@@ -146,7 +146,7 @@ def test_decoding_is_greedy_and_feeds_back_its_own_tokens():
         def init_state(self, rows, device):
             return torch.zeros(rows, 1)
 
-        def absorb(self, ids_BT, state, reset_BT=None):
+        def prefill(self, ids_BT, state, reset_BT=None):
             fed.extend(ids_BT[0].tolist())
             return state
 
@@ -219,7 +219,7 @@ def test_the_seed_decides_the_keys():
 
 
 def kept_answers(path):
-    return KeptEntries(path, _FIELDS)
+    return ResultCache(path, _FIELDS)
 
 
 def test_kept_answers_survive_a_line_cut_short(tmp_path):
@@ -274,18 +274,18 @@ def test_what_the_model_is_fed_is_the_prompts_own_tokens(monkeypatch):
     model = passkey_model({"name": "infini_linear"})
     questions = questions_of(examples=1, lengths=[333], depths={"start": 0.0, "middle": 0.5})
     fed = []
-    real_forward, real_absorb = type(model).forward, type(model).absorb
+    real_forward, real_absorb = type(model).forward, type(model).prefill
 
     def forward(self, ids_BT, *rest, **more):
         fed.append(ids_BT.clone())
         return real_forward(self, ids_BT, *rest, **more)
 
-    def absorb(self, ids_BT, *rest, **more):
+    def prefill(self, ids_BT, *rest, **more):
         fed.append(ids_BT.clone())
         return real_absorb(self, ids_BT, *rest, **more)
 
     monkeypatch.setattr(type(model), "forward", forward)
-    monkeypatch.setattr(type(model), "absorb", absorb)
+    monkeypatch.setattr(type(model), "prefill", prefill)
     by_question = {}
     for answer in answer_questions(model, questions, TOKENIZER.bos_id, tokens_per_call=32):
         by_question[answer.question.depth] = torch.cat([ids[0] for ids in fed])
@@ -346,10 +346,10 @@ def test_entries_of_two_commits_are_told_apart(tmp_path, capfd):
         return make_train("local", 1, environment={"git_revision": revision, "git_dirty": dirty})
 
     path = tmp_path / "answers.jsonl"
-    with KeptEntries(path, _FIELDS, at("first")) as kept:
+    with ResultCache(path, _FIELDS, at("first")) as kept:
         kept.add("a", whole_entry())
     second = at("second")
-    with KeptEntries(path, _FIELDS, second) as kept:
+    with ResultCache(path, _FIELDS, second) as kept:
         kept.add("b", whole_entry())
     kept.tell(second, ["b"])
     assert second.environment == {"git_revision": "second", "git_dirty": False} and capfd.readouterr().err == ""
@@ -358,7 +358,7 @@ def test_entries_of_two_commits_are_told_apart(tmp_path, capfd):
     assert "was begun at another commit" in capfd.readouterr().err
     # With changes in between, or from before entries said their commit.
     third = at("first", dirty=True)
-    kept = KeptEntries(path, _FIELDS, third)
+    kept = ResultCache(path, _FIELDS, third)
     kept.tell(third, ["a"])
     assert third.environment["git_revisions"] == ["first"]
     del kept.entries["a"]["commit"]

@@ -100,7 +100,7 @@ def test_two_settings_of_a_recipe_go_together(
     def trained() -> list[torch.Tensor]:
         cfg = replace(bases[task], recipe=replace(bases[task].recipe, **changes))
         if key not in opened:
-            data = importlib.import_module(f"tasks.{task}").DataModule(cfg)
+            data = importlib.import_module(f"infini.tasks.{task}.task").DataModule(cfg)
             data.setup("fit")
             opened[key] = data
         return steps(cfg, opened[key])

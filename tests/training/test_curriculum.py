@@ -9,9 +9,9 @@ import torch
 from helpers import make_model
 from test_training import SEGMENT, fit, recipe_overrides
 
-from infini.commands.common import load_data_module
 from infini.config.compose import compose
 from infini.errors import InputError
+from infini.runs.common import load_data_module
 from infini.training.activation_checkpointing import cut
 
 

@@ -17,8 +17,6 @@ from rich.console import Console
 
 from infini import records
 from infini.cli import main as cli
-from infini.commands import reproduce, reproduce_booksum, reproduce_passkey
-from infini.commands.common import find_training
 from infini.config.compose import compose
 from infini.errors import DivergedError, InputError
 from infini.evaluation.decoding import draw
@@ -26,6 +24,8 @@ from infini.evaluation.perplexity import Binned, Streamed, metrics
 from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.search import SearchReport, build_search
+from infini.runs import reproduce, reproduce_booksum, reproduce_passkey
+from infini.runs.common import find_training
 from infini.training.checkpoint import load_model, save_model
 from infini.training.module import LanguageModelModule
 

@@ -19,10 +19,10 @@ from tiny_runs import STEPS, outcome, words
 
 from infini import records
 from infini.cli import main as cli
-from infini.commands import train as train_command
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import RunRecord
+from infini.runs import train as train_command
 from infini.training import resume
 from infini.training.module import LanguageModelModule
 from infini.training.resume import UnfinishedRun, random_states, set_random_states

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from tiny_runs import TINY, write_corpus
 from torch.utils.data import DataLoader
 
-from infini.commands import train as train_command
 from infini.config.compose import compose
 from infini.config.schema import Config, groups
 from infini.errors import InputError
@@ -26,6 +25,7 @@ from infini.models import build_model, registered
 from infini.nn.ops import memory
 from infini.nn.state import leaves
 from infini.records import RunRecord, load_records
+from infini.runs import train as train_command
 from infini.tasks.text.document_data import DocumentDataModule
 from infini.tasks.text.stream import DocumentStream, StreamDataset
 from infini.training.module import LanguageModelModule

@@ -18,7 +18,7 @@ BLOCK = 1024
 """Keys that are scored at a time, where that is more than SCORES."""
 SCORES = 1 << 24
 """Scores that exist at a time, 64 MB of them: never the full matrix of a long memory."""
-TOGETHER = 8
+SEGMENTS_PER_BATCH = 8
 """Segments that are searched for at a time: all of them score every key that one of them may see."""
 WORTH_PACKING = 1 << 18
 """Scores from which on it pays to select among packed integers."""
@@ -40,7 +40,9 @@ def nearest(
     if search == "approximate":
         return _approximate(q_BSQHK, k_BLGK, low_BS, high_S, n)
     # The windows of neighbouring segments are nearly the same, those of distant ones are not.
-    near = zip(*(x.split(TOGETHER, -1) for x in (low_BS, high_S)), q_BSQHK.split(TOGETHER, 1), strict=True)
+    near = zip(
+        *(x.split(SEGMENTS_PER_BATCH, -1) for x in (low_BS, high_S)), q_BSQHK.split(SEGMENTS_PER_BATCH, 1), strict=True
+    )
     return torch.cat([_exact(q, k_BLGK, low, high, n) for low, high, q in near], 1)
 
 

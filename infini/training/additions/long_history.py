@@ -39,7 +39,7 @@ def read_histories(model: Callable[..., ModelOutput], pieces_PT: torch.Tensor) -
     return map_state(lambda *rows: torch.cat(rows), *states)
 
 
-def begun(fresh: State, histories: State, rng: np.random.Generator) -> State:
+def sample_initial_states(fresh: State, histories: State, rng: np.random.Generator) -> State:
     """`fresh` with about SHARE of its rows, drawn at random, after any of the histories."""
     n_rows, n_histories = (state.clock.slot_B.shape[0] for state in (fresh, histories))
     rows = np.flatnonzero(rng.random(n_rows) < SHARE)

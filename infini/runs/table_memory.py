@@ -38,7 +38,7 @@ def measure(cfg: Config, segments: int) -> Measured:
     ids, state = torch.arange(N)[None] % VOCABULARY, model.init_state(1)
     for _ in range(segments):
         # One at a time: at paper scale the scores of all segments are gigabytes.
-        state = model.absorb(ids, state)
+        state = model.prefill(ids, state)
     return Measured(
         symbols(cfg, model, segments),
         model.state_floats(segments),

@@ -10,12 +10,12 @@ from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.claims import ClaimsReport, Evidence, build_claims
-from infini.report.declared import declared_at, look_for_others
+from infini.report.declared import declared_at, find_mismatches
 from infini.report.load import AnyKind, load_report
 from infini.report.passkey import PasskeyReport
 from infini.report.render import to_markdown
 from infini.report.selection import Selection, select_runs
-from infini.report.summaries import SummaryReport, say_what_is_apart
+from infini.report.summaries import SummaryReport, report_mismatches
 from infini.report.tables import RenderedReport
 from infini.report.text_report import Report
 
@@ -49,13 +49,13 @@ def declared_report(name: str) -> AnyKind:
 def _by_task(report: Report, scale: str, known: list[RunRecord]) -> dict[str, Selection]:
     """The runs of every task of a report, with what is to be said against them."""
     return {
-        part.task: look_for_others(part, scale, select_runs(part, scale, known), declared_at(part.task, scale))
+        part.task: find_mismatches(part, scale, select_runs(part, scale, known), declared_at(part.task, scale))
         for part in report.parts
     }
 
 
 def _of_summaries(report: SummaryReport, scale: str, known: list[RunRecord]) -> Selection:
-    return say_what_is_apart(report, scale, select_runs(report, scale, known), declared_at(report.task, scale))
+    return report_mismatches(report, scale, select_runs(report, scale, known), declared_at(report.task, scale))
 
 
 def claims_text(scale: str, published: Iterable[RunRecord]) -> str:

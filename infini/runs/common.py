@@ -16,9 +16,10 @@ import torch
 from rich.console import Console
 
 from infini import records
-from infini.cli.keys import key_of, reads_key
+from infini.commands import verbs
 from infini.config.compose import config_hash
 from infini.config.schema import Config
+from infini.config.words import key_of
 from infini.errors import DivergedError, InputError
 from infini.models import kind_of
 from infini.records import RunRecord, value_at
@@ -67,9 +68,20 @@ def name_diverged(cells: Sequence[str]) -> None:
         raise DivergedError(f"{KEY}: too high for {'; '.join(cells)}; the other cells are filled")
 
 
+def load_task(name: str) -> Any:
+    """The module `infini.tasks.<name>.task`: DataModule and evaluate. InputError where the task has no such module."""
+    module = f"infini.tasks.{name}.task"
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise InputError(f"task={name}: has no module tasks/{name}/task.py; see docs/extending.md") from error
+
+
 def load_data_module(cfg: Config) -> Any:
     """The LightningDataModule of `cfg.task`, not set up yet."""
-    return importlib.import_module(f"tasks.{cfg.task.name}").DataModule(cfg)
+    return load_task(cfg.task.name).DataModule(cfg)
 
 
 def keep_large_buffers() -> None:
@@ -120,7 +132,7 @@ def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) 
     return checkpoint_folder(cfg.results_dir, (as_asked or runs)[-1].run_id)
 
 
-def asked_anew(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict[str, Any]:
+def eval_overrides(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict[str, Any]:
     """What an evaluation may set otherwise than the training did, for it changes no weight: how an encoder-decoder
     looks at its source. held: the options of the model in the checkpoint. InputError where that would name a training
     that was another."""
@@ -201,7 +213,7 @@ def asked_of_model(cfg: Config, overrides: list[str], folder: Path) -> dict[str,
     held = description["model"]
     if held["name"] != cfg.model["name"]:
         raise InputError(f"checkpoint={str(folder)!r}: holds {held['name']}; add model={held['name']}")
-    anew = asked_anew(cfg, overrides, held)
+    anew = eval_overrides(cfg, overrides, held)
     for key in named:
         option = key.removeprefix("model.")
         if key != option and option not in anew and cfg.model[option] != held.get(option):
@@ -283,7 +295,7 @@ def _to_be_pasted(verb: str, overrides: Sequence[str]) -> list[str]:
     """The settings of a command line that the verb takes: `infini reproduce` also hands on those of other verbs, and
     some several times, of which the last holds."""
     last = {key_of(text): text for text in overrides}
-    return [text for key, text in last.items() if reads_key(verb, key)]
+    return [text for key, text in last.items() if verbs()[verb].reads(key)]
 
 
 def start_record(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
 import statistics
 import time
@@ -15,43 +14,33 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import (
-    asked_anew,
-    check_kind,
-    find_checkpoint,
-    keep_large_buffers,
-    keys_of,
-    load_tokenizer,
-    start_record,
-)
 from infini.config.lengths import format_length
-from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig
+from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig, groups, task_schema
 from infini.errors import InputError
 from infini.nn.protocols import optional
 from infini.records import value_at
 from infini.report.tables import DASH
+from infini.runs.common import (
+    check_kind,
+    eval_overrides,
+    find_checkpoint,
+    keep_large_buffers,
+    keys_of,
+    load_task,
+    load_tokenizer,
+    start_record,
+)
 from infini.system.devices import pick_device
 from infini.system.memory_use import peak_memory_bytes
 from infini.training.checkpoint import load_model, read_description
 
-READ_BY = {
-    "length": ("passkey", "booksum"),
-    "depth": ("passkey",),
-    "scale.eval_max_tokens": ("pg19", "arxiv_math"),
-    "decoding": ("booksum",),
-}
-"""Key or group -> the tasks whose evaluations look at it."""
 OF_A_MODEL = ("model", "checkpoint")
 """Keys and groups that name a model: summaries without one have no use for them."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
     """Evaluate and print the metrics."""
-    for key in keys_of(overrides):
-        tasks = READ_BY.get(key) or READ_BY.get(key.partition(".")[0]) or (cfg.task.name,)
-        if cfg.task.name not in tasks:
-            asked = " or ".join(f"task={name}" for name in tasks)
-            raise InputError(f"{key}={value_at(asdict(cfg), key)}: task={cfg.task.name} does not read it; add {asked}")
+    _refuse_keys_of_other_tasks(cfg, overrides)
     if (reference := getattr(cfg.task, "reference", None)) is not None:
         for key in keys_of(overrides):
             if key.partition(".")[0] in OF_A_MODEL:
@@ -80,6 +69,19 @@ def run(cfg: Config, overrides: list[str]) -> int:
     return 0
 
 
+def _refuse_keys_of_other_tasks(cfg: Config, overrides: list[str]) -> None:
+    """Raise InputError for a key that the evaluation of some task reads, but not that of this one."""
+    readers: dict[str, list[str]] = {}
+    for task in groups()["task"]:
+        for key in task_schema(task).evaluation_reads:
+            readers.setdefault(key, []).append(task)
+    for key in keys_of(overrides):
+        tasks = readers.get(key) or readers.get(key.partition(".")[0]) or [cfg.task.name]
+        if cfg.task.name not in tasks:
+            asked = " or ".join(f"task={name}" for name in tasks)
+            raise InputError(f"{key}={value_at(asdict(cfg), key)}: task={cfg.task.name} does not read it; add {asked}")
+
+
 def _shown(value: float | None) -> str:
     """A number, or a dash for a measure that does not exist."""
     return DASH if value is None or not math.isfinite(value) else f"{value:.4f}"
@@ -93,7 +95,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     check_kind(cfg)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    anew = asked_anew(cfg, overrides, read_description(folder)["model"])
+    anew = eval_overrides(cfg, overrides, read_description(folder)["model"])
     model, description = load_model(folder, device, anew)
     try:
         cfg = _as_trained(cfg, overrides, description, folder, anew)
@@ -103,7 +105,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     model.resize_segments(cfg.dims.segment_length)
     record = start_record("eval", cfg, overrides, parent=description["run_id"])
     started = time.perf_counter()
-    task = importlib.import_module(f"tasks.{cfg.task.name}")
+    task = load_task(cfg.task.name)
     # Before anything is read: what fails must not do so behind hours of reading.
     gates = optional(model, "gates")()
     beside, finish = task.evaluate(cfg, model, tokenizer, record, device)
@@ -121,7 +123,7 @@ def evaluate_reference(cfg: Config, overrides: list[str], reference: str) -> rec
     """Measure what needs no model, as its task makes it, and write the record under the name of the reference."""
     record = start_record("eval", cfg, overrides, model=reference)
     started = time.perf_counter()
-    task = importlib.import_module(f"tasks.{cfg.task.name}")
+    task = load_task(cfg.task.name)
     beside = task.evaluate_reference(cfg, record)
     record.cost = {"wall_seconds": time.perf_counter() - started}
     return _write(record, cfg, beside, lambda: None)

@@ -9,7 +9,14 @@ from typing import cast
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import (
+from infini.config.compose import compose, config_identity
+from infini.config.lengths import format_length, parse_lengths
+from infini.config.schema import Config
+from infini.errors import DivergedError, InputError
+from infini.records import RunRecord, value_at
+from infini.report.summaries import SummaryReport
+from infini.report.tables import DASH
+from infini.runs.common import (
     catch_divergence,
     find_training,
     newest_on_the_data,
@@ -17,15 +24,9 @@ from infini.commands.common import (
     own_setting,
     rows_of_models,
 )
-from infini.commands.evaluate import evaluate, evaluate_reference
-from infini.commands.train import train
-from infini.config.compose import compose, config_identity
-from infini.config.lengths import format_length, parse_lengths
-from infini.config.schema import REFERENCES, BooksumConfig, Config
-from infini.errors import DivergedError, InputError
-from infini.records import RunRecord, value_at
-from infini.report.summaries import SummaryReport
-from infini.report.tables import DASH
+from infini.runs.evaluate import evaluate, evaluate_reference
+from infini.runs.train import train
+from infini.tasks.booksum.config import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
 
 

@@ -10,21 +10,21 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import (
-    catch_divergence,
-    find_training,
-    newest_on_the_data,
-    rows_of_models,
-    settle_contradictions,
-)
-from infini.commands.evaluate import evaluate
-from infini.commands.train import train
 from infini.config.compose import compose
 from infini.config.lengths import parse_depths, parse_lengths
 from infini.config.schema import Config
 from infini.errors import DivergedError
 from infini.records import RunRecord
 from infini.report.passkey import PasskeyReport, PasskeyRow
+from infini.runs.common import (
+    catch_divergence,
+    find_training,
+    newest_on_the_data,
+    rows_of_models,
+    settle_contradictions,
+)
+from infini.runs.evaluate import evaluate
+from infini.runs.train import train
 from infini.training.checkpoint import checkpoint_folder
 
 

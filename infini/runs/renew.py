@@ -11,11 +11,6 @@ import tempfile
 from pathlib import Path
 
 from infini import records
-from infini.commands import figure
-from infini.commands.claims import FILE as CLAIMS_FILE
-from infini.commands.claims import claims_text, declared_report
-from infini.commands.publish import CLAIMS_SCALE
-from infini.commands.search import found_by_search
 from infini.config.compose import compose
 from infini.config.schema import groups
 from infini.records import RunRecord
@@ -23,6 +18,11 @@ from infini.report.load import OfRuns, render
 from infini.report.render import write_report
 from infini.report.search import SearchReport, build_search
 from infini.report.tables import RenderedReport
+from infini.runs import figure
+from infini.runs.claims import FILE as CLAIMS_FILE
+from infini.runs.claims import claims_text, declared_report
+from infini.runs.publish import CLAIMS_SCALE
+from infini.runs.search import found_by_search
 from infini.system.progress import progress_bar
 
 

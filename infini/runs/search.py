@@ -10,8 +10,6 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.commands.common import catch_divergence, describe_divergence, names_a_task, newest_on_the_data
-from infini.commands.train import train
 from infini.config.compose import compose, config_hash
 from infini.config.schema import Config
 from infini.errors import DivergedError, InputError
@@ -27,6 +25,8 @@ from infini.report.search import (
     tuned_yaml,
 )
 from infini.report.tables import RenderedReport
+from infini.runs.common import catch_divergence, describe_divergence, names_a_task, newest_on_the_data
+from infini.runs.train import train
 from infini.system.progress import progress_bar
 
 Found = dict[str, dict[float, Outcome]]

@@ -1,0 +1,18 @@
+"""`infini eval`: measure a trained model on its task."""
+
+from infini.commands import PLACES, Verb
+from infini.config.keys import COMPARED
+
+VERB = Verb(
+    "eval",
+    "evaluate a trained model: ask for pass keys, or read the test documents",
+    "infini eval task=pg19",
+    "infini.runs.evaluate",
+    groups=("task", "model", "scale", "parallel"),
+    keys=("checkpoint", "length", "depth", "seed", *PLACES),
+    also=(*COMPARED, "decoding.*", "tuned", "init_from", "report", "report.split", "experiment", "variant"),
+    order=2,
+    sweeps=True,
+    if_stopped="results so far are kept, and the same command resumes behind them",
+    computes=True,
+)

@@ -1,0 +1,15 @@
+"""Fields of configuration dataclasses, which carry their own documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+def setting(doc: str, *, evaluation: bool = False) -> Any:
+    """A field without a default.
+
+    doc: what the field means; `infini <verb> --help` prints it.
+    evaluation: whether only evaluations read the field. Such a field is no part of the identity of a training.
+    """
+    return dataclasses.field(metadata={"doc": doc, "evaluation": evaluation})

@@ -1,0 +1,279 @@
+"""`infini bench`: what the memory costs. A training step beside `local` (bench_training), a long stream beside a short
+one, a token read alone after much text beside one after little, long training sequences (bench_lengths), and long
+sources (bench_sources)."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from infini import records
+from infini.bench.lengths import training_lengths
+from infini.bench.sources import source_costs
+from infini.bench.training import (
+    VOCABULARY,
+    Setting,
+    agreement,
+    matrix_product_rate,
+    product_flops,
+    quartiles,
+    training_steps,
+)
+from infini.config.schema import Config
+from infini.errors import InputError
+from infini.nn.state import State, state_bytes
+from infini.runs.common import keep_large_buffers, start_record
+from infini.runs.table import WIDTH_WITHOUT_TERMINAL
+from infini.system.devices import autocast, pick_device
+from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.progress import progress_bar
+
+STREAM_CALL = 512
+"""Tokens of a call when streaming, about: what a call works on takes memory too."""
+
+
+def run(cfg: Config, overrides: list[str]) -> int:
+    """Measure, print, and write a record of verb `bench`."""
+    keep_large_buffers()
+    device = pick_device(cfg.parallel.accelerator)
+    record = start_record("bench", cfg, overrides)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH_WITHOUT_TERMINAL)
+    peak, used = matrix_product_rate(cfg.parallel.precision, device)
+    console.print(f"matrix products: {peak / 1e12:.3f} TFLOP/s in {used} on this machine", highlight=False)
+    record.series["matrix_product_flops"], record.series["matrix_product_format"] = peak, used
+    setting = Setting(cfg, overrides, device, console)
+    if cfg.suite.oracle_tokens:
+        record.series["oracle"] = _oracle_error(cfg, device, console)
+    if cfg.suite.repeats:
+        for again in (False, True) if cfg.suite.checkpointing else (cfg.recipe.checkpoint_activations,):
+            key = "train_checkpointed" if again else "train"
+            record.series[key] = training_steps(setting, peak, again)
+    if cfg.suite.agreement_tokens:
+        record.series["agreement"] = agreement(setting)
+    if cfg.suite.stream_tokens:
+        record.series["stream"] = _streaming(setting, peak)
+    if cfg.suite.decode_tokens:
+        record.series["decode"] = _decoding(setting, peak)
+    if cfg.suite.source_tokens:
+        record.series["sources"] = source_costs(setting)
+    if cfg.suite.training_segments:
+        record.series["training_lengths"] = training_lengths(setting)
+    path = records.write_record(record, cfg.results_dir)
+    console.print(f"record: {path}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _oracle_error(cfg: Config, device: torch.device, console: Console) -> dict[str, dict[str, float]]:
+    """||layer - oracle|| / ||oracle|| of output and memory for one layer of these dims on this device."""
+    from infini.nn.attention import InfiniAttention
+    from infini.nn.ops import reference
+    from infini.nn.state import leaves
+
+    dims, tokens = cfg.dims, cfg.suite.oracle_tokens
+    errors: dict[str, dict[str, float]] = {}
+    for rule in ("linear", "delta"):
+        torch.manual_seed(cfg.seed)
+        layer = InfiniAttention(
+            dims.d_model,
+            dims.n_heads,
+            dims.d_key,
+            dims.segment_length,
+            rule,
+            d_value=dims.d_value,
+            n_kv_heads=dims.n_kv_heads,
+            gate_init="normal",
+        )
+        x = torch.randn(1, tokens, dims.d_model)
+        with torch.no_grad():
+            wide = copy.deepcopy(layer).double()
+            q, k, v = (
+                proj(x.double()).unflatten(-1, (heads, -1))
+                for proj, heads in (
+                    (wide.q_proj, layer.n_heads),
+                    (wide.k_proj, layer.n_kv_heads),
+                    (wide.v_proj, layer.n_kv_heads),
+                )
+            )
+            a, m, z = reference.infini_attention(
+                q, k, v, wide.beta, segment_length=dims.segment_length, update_rule=rule
+            )
+            expected = {"output": wide.o_proj(a.flatten(2)), "memory": m, "normaliser": z}
+            with autocast(cfg.parallel.precision, device):
+                y, state = layer.to(device)(x.to(device))
+        found = {path.rsplit(".", 1)[-1]: leaf for path, leaf in leaves(state) if ".memory." in path}
+        got = {"output": y, "memory": found["m_BGKV"], "normaliser": found["z_BGK"]}
+        errors[rule] = {
+            name: float((got[name].double().cpu() - right).norm() / right.norm()) for name, right in expected.items()
+        }
+        shown = ", ".join(f"{name} {error:.1e}" for name, error in errors[rule].items())
+        console.print(f"{rule}, one layer against the float64 oracle on {tokens:,} tokens: {shown}", highlight=False)
+    return errors
+
+
+def _local_first(cfg: Config) -> list[str]:
+    """The models to measure, first the one that the others are compared with."""
+    return sorted(cfg.suite.models, key=lambda name: name != "local")
+
+
+def _streaming(setting: Setting, peak: float) -> dict[str, Any]:
+    """One row streamed for a short and a long text: tokens/s, peak memory above the model, bytes of the state.
+
+    The long text is read in parts as long as the short one, which is read before each of them: the ratio is the median
+    over these pairs, so that neither the machine's drift nor a moment's interruption decides it. peak: operations a
+    second of a matrix product alone.
+    """
+    cfg, device, console = setting.cfg, setting.device, setting.console
+    N = cfg.dims.segment_length
+    call = max(1, STREAM_CALL // N) * N
+    short, long = cfg.suite.stream_short_tokens, cfg.suite.stream_tokens
+    table = Table(
+        *("model", "tokens", "tokens/s", "of peak", "ratio", "quartiles", "to local"),
+        *("peak above model (MB)", "state bytes"),
+    )
+    rows: dict[str, dict[str, Any]] = {}
+    for name in _local_first(cfg):
+        what = f"streaming {long:,} tokens through {name}, and {short:,} between its parts"
+        model = setting.language_model(name).eval()
+        # One call first: what the libraries set up once, like the bar, is no part of streaming.
+        generator = torch.Generator().manual_seed(cfg.seed)
+        _stream(cfg, model, call, call, None, generator, device)
+        rates: dict[int, list[float]] = {short: [], long: []}
+        peaks: dict[int, list[int]] = {short: [], long: []}
+        bytes_of: dict[int, int] = {}
+        state: State | None = None
+        with progress_bar(what, long // short, console.is_terminal, between=True) as advance:
+            try:
+                base = reset_peak_memory(device)
+            except OSError as error:
+                raise InputError(
+                    f"suite.stream_tokens: peak memory cannot be started anew here ({error}); set it to 0"
+                ) from error
+            for _ in range(long // short):
+                reset_peak_memory(device)
+                rate, other = _stream(cfg, model, call, short, None, generator, device)
+                rates[short].append(rate)
+                peaks[short].append(peak_memory_bytes(device) - base)
+                bytes_of[short] = state_bytes(other)
+                del other
+                reset_peak_memory(device)
+                rate, state = _stream(cfg, model, call, short, state, generator, device)
+                rates[long].append(rate)
+                peaks[long].append(peak_memory_bytes(device) - base)
+                bytes_of[long] = state_bytes(state)
+                advance(1)
+        low, ratio, high = quartiles([b / a for a, b in zip(rates[short], rates[long], strict=True)])
+        flops = product_flops(model, head=False)
+        shares = {n: flops * statistics.median(rates[n]) / peak for n in rates}
+        local_rates = rows["local"]["tokens_per_second"][str(long)] if rows else rates[long]
+        rows[name] = {
+            "tokens_per_second": {str(n): rates[n] for n in rates},
+            "share_of_peak": {str(n): shares[n] for n in shares},
+            "ratio": [low, ratio, high],
+            "rate_to_local": statistics.median(rates[long]) / statistics.median(local_rates),
+            "peak_growth_bytes": {str(n): peaks[n] for n in peaks},
+            "state_bytes": {str(n): bytes_of[n] for n in bytes_of},
+        }
+        # All but the first short text run beside the long text's state.
+        for length, used in ((short, peaks[short][0]), (long, max(peaks[long]))):
+            table.add_row(
+                name,
+                f"{length:,}",
+                f"{statistics.median(rates[length]):,.0f}",
+                f"{shares[length]:.1%}",
+                f"{ratio:.3f}" if length == long else "",
+                f"{low:.3f}-{high:.3f}" if length == long else "",
+                f"{rows[name]['rate_to_local']:.3f}" if length == long else "",
+                f"{used / 2**20:.1f}",
+                f"{bytes_of[length]:,}",
+            )
+    console.print(table)
+    return {"models": rows, "short": short, "long": long, "tokens_per_call": call}
+
+
+@torch.inference_mode()
+def _stream(
+    cfg: Config,
+    model: Any,
+    call: int,
+    n_tokens: int,
+    state: State | None,
+    generator: torch.Generator,
+    device: torch.device,
+    advance: Callable[[float], None] | None = None,
+) -> tuple[float, State]:
+    """Tokens a second for `n_tokens` more random tokens after `state`, and the state after them."""
+    begin = time.perf_counter()
+    with autocast(cfg.parallel.precision, device):
+        for position in range(0, n_tokens, call):
+            width = min(call, n_tokens - position)
+            ids = torch.randint(VOCABULARY, (1, width), generator=generator).to(device)
+            state = model(ids, state).state
+            if advance is not None:
+                advance(width)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    assert state is not None
+    return n_tokens / (time.perf_counter() - begin), state
+
+
+def _decoding(setting: Setting, peak: float) -> dict[str, Any]:
+    """Milliseconds a token read alone, after a short text and after a long one.
+
+    Both texts end at the same place of a segment, and their tokens are read in turn: each pair is at one place, and the
+    ratio is the median over the pairs. peak: as for _streaming.
+    """
+    cfg, device, console = setting.cfg, setting.device, setting.console
+    suite = cfg.suite
+    generator = torch.Generator().manual_seed(cfg.seed)
+    table = Table(
+        "model", "tokens before", "median ms a token", "quartiles", "of peak", "ratio", "quartiles of ratio", "to local"
+    )
+    rows: dict[str, dict[str, Any]] = {}
+    for name in _local_first(cfg):
+        model = setting.language_model(name).eval()
+        # A window of `full` is several segments.
+        N = model.segment_length
+        call = max(1, STREAM_CALL // N) * N
+        lengths = [-(-length // N) * N for length in (suite.decode_short_tokens, suite.decode_long_tokens)]
+        what = f"{suite.decode_tokens} tokens one by one through {name}, after {lengths[0]:,} and {lengths[1]:,} tokens"
+        with progress_bar(what, sum(lengths), console.is_terminal, between=True) as advance:
+            states = [_stream(cfg, model, call, length, None, generator, device, advance)[1] for length in lengths]
+        seconds: list[list[float]] = [[], []]
+        for step in range(suite.decode_tokens + 3):
+            for which, state in enumerate(states):
+                rate, states[which] = _stream(cfg, model, 1, 1, state, generator, device)
+                if step >= 3:  # the first warm up
+                    seconds[which].append(1.0 / rate)
+        ratios = quartiles([long / short for short, long in zip(*seconds, strict=True)])
+        rows[name] = {
+            "tokens_before": lengths,
+            "milliseconds": [[1000 * value for value in quartiles(found)] for found in seconds],
+            "share_of_peak": [product_flops(model, head=False) / quartiles(found)[1] / peak for found in seconds],
+            "ratio": list(ratios),
+        }
+        ours, theirs = (rows[which]["milliseconds"][1][1] for which in (name, "local"))
+        rows[name]["milliseconds_to_local"] = ours / theirs
+        for length, found, share in zip(lengths, seconds, rows[name]["share_of_peak"], strict=True):
+            low, median, high = (1000 * value for value in quartiles(found))
+            last = length == lengths[1]
+            table.add_row(
+                name,
+                f"{length:,}",
+                f"{median:.3f}",
+                f"{low:.3f}-{high:.3f}",
+                f"{share:.2%}",
+                f"{ratios[1]:.3f}" if last else "",
+                f"{ratios[0]:.3f}-{ratios[2]:.3f}" if last else "",
+                f"{rows[name]['milliseconds_to_local']:.3f}" if last else "",
+            )
+    console.print(table)
+    return {"models": rows, "tokens": suite.decode_tokens}

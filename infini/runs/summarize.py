@@ -1,0 +1,109 @@
+"""`infini summarize`: a book of the user's own, of any length, is streamed through a trained model and summed up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from infini.config.schema import Config
+from infini.errors import InputError
+from infini.evaluation.decoding import Reader, generate
+from infini.pretrained.seq2seq import Seq2Seq, SourceReader
+from infini.records import write_atomically
+from infini.runs.common import asked_of_model, find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
+from infini.runs.generate import TOKENS_PER_CALL, check_writable, open_text
+from infini.system.devices import autocast, pick_device
+from infini.system.paths import home_expanded
+from infini.system.progress import progress_bar
+from infini.tasks.text.epub import epub_text
+from infini.training.checkpoint import load_model
+
+EPUB = ".epub"
+
+
+def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, str | None]) -> int:
+    """Print the summary of a book, or write it to a file; what was read goes to standard error.
+
+    paths: the book. texts: `output` as it was typed.
+    Raises InputError when there is not one book, or it, the checkpoint or the output cannot be had.
+    """
+    if len(paths) != 1:
+        given = f"{' '.join(paths)!r}" if paths else "no book"
+        raise InputError(f"{given}: give one book, a text or an EPUB: infini summarize book.txt")
+    from infini.tasks.booksum.data import SEPARATOR
+
+    output = texts.get("output")
+    path = home_expanded("book", paths[0])
+    text, size = _book(path)
+    written = None if output is None else home_expanded("output", output)
+    if written is not None:
+        check_writable("output", written)
+        if written.exists() and written.samefile(path):
+            raise InputError(f"output={output!r}: is the book itself, which would be lost; name another file")
+    keep_large_buffers()
+    device = pick_device(cfg.parallel.accelerator)
+    # Here the seed decides what is drawn, not which model it is.
+    folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")], any_model=True)
+    model, description = load_model(
+        folder, device, asked_of_model(cfg, [text for text in overrides if text != "task=booksum"], folder)
+    )
+    tokenizer = load_tokenizer(folder, description)
+    reader: Reader | SourceReader
+    read, total, shown = 0, 0, sys.stderr.isatty()
+
+    def pieces(advance: Callable[[float], None]) -> Iterator[np.ndarray]:
+        nonlocal read
+        for ids, part in tokenizer.encode_stream(text):
+            yield ids
+            read += len(ids)
+            advance(len(part.encode()))
+
+    with autocast(cfg.parallel.precision, device):
+        with progress_bar(f"reading {paths[0]}", max(size, 1), shown) as advance:
+            if isinstance(model, Seq2Seq):
+                model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
+                book = np.concatenate(list(pieces(advance)))
+            else:
+                streamed = Reader.begin(model, tokenizer.bos_id).read(pieces(advance), TOKENS_PER_CALL)
+                reader = streamed.read([tokenizer.encode(SEPARATOR)], TOKENS_PER_CALL)
+        if isinstance(model, Seq2Seq):
+            read, total = model.source_tokens(read), read
+            with progress_bar(f"encoding {paths[0]}", read, shown) as advance:
+                reader = SourceReader.begin(model, book, tokenizer.bos_id, advance)
+        options, generator = cfg.decoding, torch.Generator().manual_seed(cfg.seed)
+        speak, said = tokenizer.stream_decoder(), []
+        # What is printed shows by itself how far it is.
+        silent: Any = nullcontext(lambda tokens: None)
+        bar = silent if written is None else progress_bar("summing up", max(options.max_new_tokens, 1), shown)
+        with bar as advance:
+            for token, _ in generate(
+                reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id
+            ):
+                said.append(speak(token))
+                advance(1)
+                if written is None:
+                    print(said[-1], end="", flush=True)
+    if written is None:
+        print()
+    else:
+        write_atomically(written, ("".join(said).strip() + "\n").encode())
+    where = f"; summary in {written}" if written is not None else ""
+    of_all = f" of {total:,}" if total > read else ""
+    print(f"{read:,}{of_all} tokens read by {description['run_id']}{trained_on(description)}{where}", file=sys.stderr)
+    return 0
+
+
+def _book(path: Path) -> tuple[Iterator[str], int]:
+    """The text of a book in pieces, and its bytes as far as they are known. Raises InputError for a bad file."""
+    if path.suffix.lower() != EPUB:
+        return open_text(path, repr(str(path)))
+    text = epub_text(path)
+    if not text:
+        raise InputError(f"{str(path)!r}: there is nothing in it")
+    return iter([text]), len(text.encode())

@@ -1,0 +1,382 @@
+"""`infini train`: train a model, save it, write its record."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from infini import records
+from infini.config.compose import config_hash
+from infini.config.schema import Config
+from infini.errors import DivergedError, InputError, one_of
+from infini.models import build_model
+from infini.nn.protocols import optional
+from infini.pretrained.seq2seq import Seq2Seq
+from infini.runs.common import (
+    check_kind,
+    describe_divergence,
+    diverged_before,
+    keep_large_buffers,
+    load_data_module,
+    start_record,
+)
+from infini.system.devices import pick_device, uses_bfloat16
+from infini.system.memory_use import peak_memory_bytes
+from infini.training.checkpoint import (
+    TOKENIZER,
+    checkpoint_folder,
+    load_weights_into,
+    named_folder,
+    read_description,
+    save_model,
+)
+from infini.training.compiled import check_compiler, compile_layers
+from infini.training.loggers import check_logger, close_loggers, make_logger
+from infini.training.module import LanguageModelModule
+from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun, newest_point
+from infini.training.trainer import ignored_variables, make_trainer, usr1_as_interrupt, without_launcher
+
+HIGHEST_LOSS = math.log(sys.float_info.max)
+"""In nats a token: a float holds the perplexity of no higher one."""
+
+
+def run(cfg: Config, overrides: list[str]) -> int:
+    """Train, write model and record, and say where they are."""
+    record = train(cfg, overrides)
+    places = checkpoint_folder(cfg.results_dir, record.run_id), records.record_path(cfg.results_dir, record.run_id)
+    print(f"model: {places[0]}\nrecord: {places[1]}", file=sys.stderr)
+    return 0
+
+
+@usr1_as_interrupt()
+def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
+    """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
+
+    A training that was stopped goes on from its last checkpoint when the same configuration is started again.
+    Raises InputError when the data cannot be had or the configuration does not fit. Raises DivergedError when the
+    training diverges, with its record, or is on record as one that did.
+    """
+    if cfg.parallel.devices != 1:
+        raise InputError(f"parallel.devices={cfg.parallel.devices}: a training takes one device")
+    check_kind(cfg)
+    # Before an hour of tokenising, not behind it.
+    records.check_writable(cfg.results_dir)
+    if (before := diverged_before(cfg)) is not None:
+        raise DivergedError(describe_divergence(before, cfg.results_dir), record=before)
+    _quiet()
+    keep_large_buffers()
+    device = pick_device(cfg.parallel.accelerator)
+    _check_strategy(cfg, device)
+    check_compiler(cfg, device)
+    check_logger(cfg.logger.name)
+    console = Console(stderr=True)
+    data = load_data_module(cfg)
+    data.setup("fit")
+    lightning.seed_everything(cfg.seed, verbose=False)
+    model = build_model(cfg.model, cfg.dims, data.tokenizer.vocab_size)
+    model.checkpoint_activations = cfg.recipe.checkpoint_activations
+    if isinstance(model, Seq2Seq) and (summary_tokens := getattr(cfg.task, "summary_tokens", None)) is not None:
+        model.check_target("task.summary_tokens", summary_tokens)
+    if cfg.init_from is None and cfg.recipe.name.endswith("_finetune"):
+        _warn(
+            console,
+            f"recipe={cfg.recipe.name} is made for a trained model, and init_from names none: fresh weights it is",
+        )
+    if cfg.init_from is not None:
+        _start_from(cfg, model, data.tokenizer.hash)
+    record = start_record("train", cfg, overrides)
+    record.environment["compiled"] = compile_layers(cfg, model, device)
+    if record.environment["compiled"]:
+        what = f"model={cfg.model['name']}: its layers are compiled at the first step, which takes half a minute"
+        console.print(what, markup=False, highlight=False, soft_wrap=True)
+    module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed)
+
+    # The corpus is part of the name: a training never goes on with other books or another vocabulary.
+    unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}")
+    try:
+        resumed = _fit(cfg, module, data, device, unfinished, record, console)
+        try:
+            return _keep(cfg, module, data, device, unfinished, record, resumed, console)
+        except KeyboardInterrupt as stopped:
+            raise KeyboardInterrupt("stopped after the last step: the same command goes on from there") from stopped
+    except DivergedError as error:
+        _keep_diverged(cfg, module, data, device, record, error)
+        newest = unfinished.newest_step()
+        if newest is None:
+            unfinished.clear()
+        said = describe_divergence(record, cfg.results_dir, newest_point(newest))
+        raise DivergedError(said, error.step, record) from error
+    finally:
+        close_loggers()
+        unfinished.release()
+
+
+def _fit(
+    cfg: Config,
+    module: LanguageModelModule,
+    data: Any,
+    device: torch.device,
+    unfinished: UnfinishedRun,
+    record: records.RunRecord,
+    console: Console,
+) -> bool:
+    """Train to the end, from where an earlier sitting stopped if there was one; whether there was."""
+    if unfinished.claim(record):
+        _warn(console, f"{record.run_id} was begun at another commit: no one commit repeats it")
+    point, damaged = unfinished.newest()
+    for path in damaged:
+        _warn(console, f"{path}: damaged, passed over")
+    if point is not None:
+        console.print(f"going on from {point}", markup=False, highlight=False, soft_wrap=True)
+    if variables := ignored_variables():
+        _warn(console, f"{', '.join(variables)}: ignored; a training is what its configuration says")
+    saving = SavePoints(unfinished, cfg.recipe.save_every, point)
+    trainer = _trainer(cfg, device, record.run_id, saving)
+    try:
+        with without_launcher():
+            trainer.fit(module, datamodule=data, ckpt_path=None if point is None else str(point), weights_only=True)
+        module.read_losses()
+    except SystemExit:
+        if not trainer.interrupted:
+            raise
+    except DivergedError:
+        raise
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if point is None or saving.begun:
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"{point}: does not fit this version of infini or of its packages ({reason}); remove {point.parent} to "
+            "start this training again"
+        ) from error
+    if trainer.interrupted:
+        raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.where_to_go_on()}")
+    if not trainer.global_step == len(module.loss_curve) == cfg.recipe.steps:
+        raise InputError(
+            f"recipe.steps={cfg.recipe.steps}: the training ended after {trainer.global_step} optimizer steps on "
+            f"{len(module.loss_curve)} batches, so nothing is recorded. {saving.newest()}"
+        )
+    return point is not None
+
+
+def _keep(
+    cfg: Config,
+    module: LanguageModelModule,
+    data: Any,
+    device: torch.device,
+    unfinished: UnfinishedRun,
+    record: records.RunRecord,
+    resumed: bool,
+    console: Console,
+) -> records.RunRecord:
+    """Validate, save the model, write the record; then nothing is unfinished any more."""
+    seconds = module.seconds
+    model = module.model.to(device).eval()
+    record.data = data.data_record("train")
+    record.results = data.validate(model, device)
+    _check_validation(record.results, cfg.recipe.steps)
+    record.cost = {
+        "wall_seconds": seconds,
+        "resumed": resumed,
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "tokens_seen": module.tokens_seen,
+        "tokens_per_second": module.tokens_seen / seconds,
+        "state_floats": model.state_floats(cfg.recipe.segments_per_sequence),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
+    record.series["in_last_stage"] = module.in_last_stage
+    if not module.in_last_stage:
+        _warn(
+            console,
+            f"the curriculum stopped at stage {module.stage + 1} of {len(cfg.recipe.curriculum or ()) + 1}: its loss "
+            f"never fell below recipe.advance_below={cfg.recipe.advance_below}; take more recipe.steps",
+        )
+    if (gates := optional(model, "gates")()) is not None:
+        record.series["gates"] = gates
+    folder = checkpoint_folder(cfg.results_dir, record.run_id)
+    data.tokenizer.save(folder / TOKENIZER)
+    description = {
+        "run_id": record.run_id,
+        "model": cfg.model,
+        "dims": asdict(cfg.dims),
+        "vocab_size": data.tokenizer.vocab_size,
+        "task": cfg.task.name,
+        "config": asdict(cfg),
+        "tokenizer_hash": data.tokenizer.hash,
+    }
+    save_model(folder, model, description)
+    records.write_record(record, cfg.results_dir)
+    unfinished.clear()
+    name, result = next(iter(record.results.items()))
+    console.print(
+        f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, "
+        f"{name.replace('_', ' ')} {result['value']:.4f} {result['unit']}"
+        f"{' (made-up text)' if record.synthetic else ''}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return record
+
+
+def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
+    """Raises DivergedError for a result that is not finite, or a loss whose perplexity no float holds."""
+    for name, entry in results.items():
+        value = math.inf if entry["value"] is None else entry["value"]
+        if not math.isfinite(value) or (entry["unit"].startswith("nats") and value > HIGHEST_LOSS):
+            shown = f"{name.replace('_', ' ')} is {value:.6g} {entry['unit']}"
+            raise DivergedError(f"after the last step, {step}, the {shown}, of which there is no perplexity", step)
+
+
+def _keep_diverged(
+    cfg: Config,
+    module: LanguageModelModule,
+    data: Any,
+    device: torch.device,
+    record: records.RunRecord,
+    error: DivergedError,
+) -> None:
+    """Write the record of a training that diverged, so that it is known and not made again. Its points stay: without
+    the record, the same command goes on from the last."""
+    record.data = data.data_record("train")
+    record.results = {}
+    record.cost = {
+        "wall_seconds": module.seconds,
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "tokens_seen": module.tokens_seen,
+        "parameters": sum(p.numel() for p in module.model.parameters()),
+    }
+    record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
+    record.diverged = {"step": error.step, "reason": str(error)}
+    records.write_record(record, cfg.results_dir)
+
+
+def _warn(console: Console, text: str) -> None:
+    console.print(text, style="bold yellow", markup=False, soft_wrap=True)
+
+
+def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:
+    assert cfg.init_from is not None
+    folder = named_folder("init_from", cfg.init_from, cfg.results_dir)
+    if read_description(folder, "init_from").get("tokenizer_hash") != tokenizer_hash:
+        raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
+    load_weights_into(model, folder)
+
+
+def _place(cfg: Config, device: torch.device) -> dict[str, Any]:
+    """Where a training runs, in a Trainer's words."""
+    return {
+        "accelerator": "gpu" if device.type == "cuda" else "cpu",
+        "devices": cfg.parallel.devices,
+        "strategy": cfg.parallel.strategy,
+    }
+
+
+def _check_strategy(cfg: Config, device: torch.device) -> None:
+    """Raises InputError where Lightning has no such strategy, or not here: before the data is read."""
+    if cfg.parallel.strategy == "auto":
+        return
+    one_of("parallel.strategy", cfg.parallel.strategy, ("auto", *StrategyRegistry.available_strategies()))
+    try:
+        made = make_trainer(**_place(cfg, device), logger=False, enable_checkpointing=False, enable_model_summary=False)
+        if isinstance(made.strategy.launcher, _MultiProcessingLauncher):
+            raise ValueError("it starts processes of its own, and a training is one process")
+    except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"parallel.strategy={cfg.parallel.strategy!r}: not here ({reason}); auto always works"
+        ) from error
+
+
+def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints) -> lightning.Trainer:
+    callbacks: list[Callback] = [saving, TrainingProgress(cfg.recipe.steps, Console(stderr=True))]
+    return make_trainer(
+        **_place(cfg, device),
+        precision="bf16-mixed" if uses_bfloat16(cfg.parallel.precision, device) else "32-true",
+        max_steps=cfg.recipe.steps,
+        max_epochs=-1,
+        gradient_clip_val=cfg.optimizer.clip_norm,
+        callbacks=callbacks,
+        plugins=[PlainFiles()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=make_logger(cfg.logger.name, Path(cfg.results_dir) / "logs", run_id),
+        log_every_n_steps=10,
+    )
+
+
+class TrainingProgress(Callback):
+    """Step, loss, tokens a second and time left: a bar on a terminal, elsewhere a line now and then.
+
+    A training that goes on after a stop begins where it was, and its rate is that of this sitting.
+    """
+
+    def __init__(self, steps: int, console: Console) -> None:
+        self.steps, self.console = steps, console
+        self.bar: Progress | None = None
+        self.started = self.printed = 0.0
+        self.first = self.first_tokens = 0
+
+    def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
+        self.started = self.printed = time.perf_counter()
+        self.first, self.first_tokens = trainer.global_step, module.tokens_seen
+        if self.console.is_terminal:
+            self.bar = Progress(BarColumn(), TextColumn("{task.description}"), console=self.console, auto_refresh=False)
+            self.bar.start()
+            self.bar.add_task(f"step {self.first}/{self.steps}", total=self.steps, completed=self.first)
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now, step = time.perf_counter(), trainer.global_step
+        if step == self.first + 1 < self.steps and now - self.started > 5:
+            # What was prepared at the first step says nothing of the others.
+            self.started, self.first, self.first_tokens = now, step, module.tokens_seen
+            return
+        if now - self.printed < (15 if self.bar is None else 0.5) and step < self.steps:
+            return
+        self.printed = now
+        each = (now - self.started) / max(1, step - self.first)
+        left = each * (self.steps - step)
+        rate = (module.tokens_seen - self.first_tokens) / max(now - self.started, 1e-9)
+        line = f"step {step}/{self.steps}  loss {module.last_loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left"
+        if self.bar is None:
+            self.console.print(line, highlight=False)
+        else:
+            self.bar.update(self.bar.task_ids[0], completed=step, description=line, refresh=True)
+
+    def on_train_end(self, trainer: lightning.Trainer, module: Any) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: lightning.Trainer, module: Any, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def _quiet() -> None:
+    # Lightning's hints about workers and loggers are not for the user of a command.
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # The tables of rotary positions are the same whether they were kept or made again.
+    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")

@@ -1,0 +1,8 @@
+"""Arxiv-math: LaTeX source of mathematics, document by document."""
+
+from infini.tasks.text.document_data import DocumentDataModule
+from infini.tasks.text.document_evaluation import evaluate
+
+__all__ = ["DataModule", "evaluate"]
+
+DataModule = DocumentDataModule

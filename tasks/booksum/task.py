@@ -1,0 +1,118 @@
+"""Summaries of whole books: a book of up to 500K tokens is streamed in, and a summary is drawn."""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader
+
+from infini.config.compose import cache_folder
+from infini.errors import require
+from infini.models import kind_of
+from infini.nn.ops.cross_entropy import summed_cross_entropy
+from infini.system.devices import autocast
+from infini.system.progress import progress_bar
+from infini.tasks.booksum.books import BookSplit, open_books
+from infini.tasks.booksum.config import BooksumConfig
+from infini.tasks.booksum.data import SEPARATOR, BatchStream, Examples, SourceBatches, SummaryBatches
+from infini.tasks.booksum.evaluation import evaluate, evaluate_reference
+from infini.tasks.text.data_module import ResumableDataModule
+from infini.tasks.text.documents import TextTokenizer, bpe_tokenizer
+from infini.tasks.text.hub_tokenizer import hub_tokenizer
+from infini.tasks.text.token_cache import TokenisedSplit, tokenise
+from infini.training.checkpoint import TOKENIZER, named_folder
+from infini.training.module import SOURCE
+
+__all__ = ["BooksumDataModule", "DataModule", "evaluate", "evaluate_reference"]
+
+
+class BooksumDataModule(ResumableDataModule):
+    """Beginnings of books with their summaries."""
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the model that the training starts from, else of the hub's weights or of the scale; a BPE is
+        trained on the books of the train split."""
+        if self.cfg.init_from is not None:
+            return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
+        if (weights := self.cfg.model.get("weights")) is not None:
+            return hub_tokenizer(weights, "model.weights", "model.weights=null")
+        if self.cfg.scale.tokenizer != "bpe":
+            return hub_tokenizer(self.cfg.scale.tokenizer)
+        return bpe_tokenizer(open_books(self.cfg, "train").documents, self.cfg.scale.vocab_size, cache_folder(self.cfg))
+
+    def _tokens(self, books: BookSplit) -> TokenisedSplit:
+        return tokenise(books.documents, self.tokenizer, cache_folder(self.cfg))
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read books and summaries. Raises InputError (one line) when they cannot be had or an example has no room."""
+        require(
+            not self.cfg.recipe.curriculum, "recipe.curriculum", self.cfg.recipe.curriculum, "booksum has no stages"
+        )
+        self._train = open_books(self.cfg, "train")
+        # What is wrong with those is said before the training, not after it.
+        validation = open_books(self.cfg, "validation")
+        self._opened = self._tokens(self._train)
+        self.batches = self._batches(self._train, self._opened)
+        self._validation = self._batches(validation, self._tokens(validation))
+        self._warn_if_k_covers_source()
+
+    def _warn_if_k_covers_source(self) -> None:
+        cfg = self.cfg
+        length = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
+        if cfg.model.get("unlimiformer") == "alternating" and cfg.model["k"] >= length:
+            print(
+                f"model.k={cfg.model['k']}: training sources have {length} tokens, so model.unlimiformer=alternating "
+                "has all of them and learns no choice; longer ones: recipe.segments_per_sequence",
+                file=sys.stderr,
+            )
+
+    def _batches(self, books: BookSplit, opened: TokenisedSplit) -> Examples:
+        cfg, marks = self.cfg, (self.tokenizer.bos_id, self.tokenizer.end_id)
+        length = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
+        summaries = [[self.tokenizer.encode(text) for text in texts] for texts in books.summaries]
+        rest = (cast(BooksumConfig, cfg.task).summary_tokens, cfg.recipe.batch_size, cfg.seed)
+        if kind_of(cfg.model["name"]) == "seq2seq":
+            alternating = cfg.model["unlimiformer"] == "alternating"
+            source_tokens = length if alternating else min(length, cfg.model["window"])
+            return SourceBatches(opened.tokens, summaries, marks, source_tokens, *rest)
+        return SummaryBatches(opened.tokens, summaries, self.tokenizer.encode(SEPARATOR), marks, length, *rest)
+
+    def revision(self, split: str) -> str:
+        return open_books(self.cfg, split).revision
+
+    @property
+    def identity(self) -> str:
+        """What a training has read: part of the name under which it can be resumed."""
+        return f"{self._train.revision[:8]}-{self.tokenizer.hash[:8]}"
+
+    def train_dataloader(self) -> DataLoader[dict[str, Any]]:
+        """Whole batches, as they were made."""
+        return DataLoader(BatchStream(self.batches, self._first_batch), batch_size=None, num_workers=0)
+
+    def data_record(self, split: str) -> dict[str, Any]:
+        """What a run record says about its data."""
+        return {**self._opened.data_record(), "revision": self._train.revision, "examples": len(self.batches.pairs)}
+
+    @torch.no_grad()
+    def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
+        """Loss on the summaries of the validation books, each after as much of its book as in training."""
+        total = count = 0.0
+        batches = self._validation
+        bar = progress_bar("validating", len(batches.pairs), sys.stderr.isatty())
+        with autocast(self.cfg.parallel.precision, device), bar as advance:
+            for batch in batches.all_once():
+                given = {name: value.to(device) for name, value in batch.items() if name in ("mask_BT", *SOURCE)}
+                hidden_BTD = model(batch["ids_BT"].to(device), None, **given).hidden_BTD
+                targets_BT = batch["targets_BT"].to(device)
+                loss, n = summed_cross_entropy(hidden_BTD, model.output_weight, targets_BT, self.cfg.recipe.loss_chunk)
+                total, count = total + float(loss), count + n
+                advance(len(targets_BT))
+        entry = {"value": total / count, "n": int(count), "unit": "nats a token", "higher_is_better": False}
+        return {"validation_summary_nll": entry}
+
+
+DataModule = BooksumDataModule
