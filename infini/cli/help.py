@@ -1,6 +1,6 @@
-"""What `infini <verb> --help` prints: the verb's groups, their keys with defaults, and what each means.
+"""`infini <verb> --help`: the verb's groups and keys with their defaults and meanings.
 
-Meanings are those that the fields of the configuration carry, and the comments in the YAML of a model.
+Meanings come from the fields of the configuration, and for the options of a model from the comments in its YAML.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INDENT = 36
 
 
 def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
-    """The help of a verb; defaults are those that `overrides`, as task=passkey, lead to.
+    """The help of a verb, with the defaults under `overrides`, as task=passkey.
 
     Raises InputError for overrides that do not compose.
     """
@@ -55,7 +55,7 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
 
 
 def _report_entries(report: dict[str, Any]) -> list[str]:
-    """The keys of a report that a command line sets."""
+    """The keys of a report that can be set on the command line."""
     rows = report.get("rows") or report.get("systems") or {}
     meanings = {
         "run": f"Rows that `infini reproduce` makes: all, or names of {', '.join(rows)}.",

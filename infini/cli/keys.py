@@ -1,4 +1,4 @@
-"""Keys that a verb does not read are refused: such a setting would change nothing without a word."""
+"""Refuse keys that a verb does not read: they would silently change nothing."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _WHY = {
 
 
 def refuse_unread(verb: str, words: Iterable[str]) -> None:
-    """Raise InputError for the first setting that a verb never looks at, or that renames the choice of a group.
+    """Raise InputError for the first setting that the verb does not read, or that renames the choice of a group.
 
-    Keys that do not exist pass: see compose.
+    Unknown keys pass: infini.config.compose reports them.
     """
     known = {*groups(), *OPTIONAL_GROUPS, *root_defaults()}
     for word in words:
         key = key_of(word)
         group, _, field = key.partition(".")
         if field == "name" and group in known:
-            # With another name a choice passes for one that it is not, as scale=gpu for a scale of a processor.
+            # Under another name, a choice would be taken for one that it is not.
             raise InputError(f"{word}: the choice of {group} sets its name; write {group}={word.partition('=')[2]}")
         if group not in known or verbs()[verb].reads(key):
             continue

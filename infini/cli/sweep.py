@@ -1,40 +1,126 @@
-"""Which jobs of a sweep are done, so that one that is stopped goes on with the others when it is started again."""
+"""`infini <verb> -m`: one job for each combination of values. A sweep that was stopped resumes with the jobs left."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infini.cli.checks import check, note_replaced
+from infini.cli.failures import one_line
+from infini.commands import Verb, verbs
+from infini.errors import InputError
 from infini.records import write_atomically
+from infini.system.streams import robust_streams
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from infini.config.schema import Config
 
 
-class SweepProgress:
-    """A folder with an empty file for every job that is done; jobs may run in several processes.
+def sweep(verb: Verb, words: Sequence[str]) -> int:
+    """Run the command once for each combination of values, by Hydra's sweeper and launcher."""
+    if not verb.sweeps:
+        sweeping = ", ".join(name for name, other in verbs().items() if other.sweeps)
+        raise InputError(f"{verb.name} -m: no sweeps over this verb; verbs that sweep: {sweeping}")
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
-    Of no use once every job is done: then the same command runs them all again.
+    from infini.config.compose import compose, expand_sweep, normalise
+
+    overrides = normalise(words)
+    # Check every job before the first one starts: otherwise the last could fail after hours.
+    jobs_of_sweep = expand_sweep(overrides)
+    if not jobs_of_sweep and not any(word.startswith("hydra/sweeper=") for word in words):
+        sampled = next(word for word in words if "interval(" in word)
+        raise InputError(f"{sampled}: an interval takes a hydra/sweeper that samples; give values, as 1,2,3 or range()")
+    checked = [compose(job) for job in jobs_of_sweep]
+    for cfg, job_overrides in zip(checked, jobs_of_sweep, strict=True):
+        check(verb, cfg, job_overrides)
+    note_replaced(overrides)
+    progress = SweepProgress(checked[0].results_dir, verb.name, overrides) if checked else None
+    with hydra.initialize_config_module("infini.conf", version_base="1.3", job_name="infini"):
+        engine = GlobalHydra.instance().hydra
+        assert engine is not None
+        try:
+            batches = engine.multirun(
+                config_name="config", task_function=partial(_job, verb.name, progress), overrides=overrides
+            )
+        except (HydraException, OmegaConfBaseException) as error:
+            raise InputError(str(error)) from error
+        except KeyboardInterrupt as stopped:
+            others = "all jobs run again" if progress is None else "jobs that had finished are passed over"
+            raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}; {others}") from stopped
+    jobs = [job for batch in batches or () for job in batch]
+    failures = [f"{' '.join(job.overrides)}: {job.return_value}" for job in jobs if job.return_value]
+    if failures:
+        raise InputError(f"{len(failures)} of {len(jobs)} jobs failed; the first, {failures[0]}")
+    if progress is not None:
+        progress.clear()
+    return 0
+
+
+def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | None:
+    """One job of a sweep, maybe in a process of its own. Returns the user's error, which Hydra would not print."""
+    from hydra.core.hydra_config import HydraConfig
+
+    overrides = [str(text) for text in HydraConfig.get().overrides.task]
+    # A launcher may have started this job in a process with its own streams.
+    with robust_streams(patient=True):
+        return _job_here(name, progress, cfg, overrides)
+
+
+def _job_here(name: str, progress: SweepProgress | None, cfg: DictConfig, overrides: list[str]) -> str | None:
+    from infini.config.compose import load
+
+    # Launchers of several processes run sys.argv again: it must be the command of the job, not of the sweep.
+    sweep_argv, sys.argv = sys.argv, [sys.argv[0], name, *overrides]
+    try:
+        job = load(cfg, overrides)
+        if progress is not None and progress.is_done(job):
+            print(f"infini {' '.join(sys.argv[1:])}: done before", flush=True)
+            return None
+        print(f"infini {' '.join(sys.argv[1:])}", flush=True)
+        code = verbs()[name].run(job, overrides)
+        if progress is not None and not code:
+            progress.done(job)
+    except Exception as error:
+        if (line := one_line(error)) is None:
+            raise
+        return line
+    finally:
+        sys.argv = sweep_argv
+    return f"exit code {code}" if code else None
+
+
+class SweepProgress:
+    """An empty file for each finished job; jobs may run in several processes.
+
+    When all jobs have finished, the files are removed, and the same command runs all jobs again.
     """
 
     def __init__(self, results_dir: str | Path, verb: str, overrides: Sequence[str]) -> None:
         self.folder = Path(results_dir) / "unfinished" / f"sweep-{_digest(verb, *overrides)}"
 
     def is_done(self, cfg: Config) -> bool:
-        """Whether a job of this configuration came to its end in an earlier sitting."""
+        """Whether a job of this configuration has finished."""
         return self._path(cfg).exists()
 
     def done(self, cfg: Config) -> None:
-        """Remember that this job came to its end."""
+        """Mark this job as finished."""
         write_atomically(self._path(cfg), b"")
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all marks."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, cfg: Config) -> Path:

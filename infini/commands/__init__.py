@@ -32,6 +32,10 @@ def read_settings(words: Sequence[str]) -> Arguments:
     return Arguments(list(words))
 
 
+def no_check(cfg: Any, overrides: Sequence[str]) -> None:
+    """Nothing is wrong."""
+
+
 @dataclass(frozen=True)
 class Verb:
     """One command: what it does, which keys it reads, and the function that does it."""
@@ -68,11 +72,18 @@ class Verb:
     """Whether it only prints: it stops when nobody reads its output."""
     computes: bool = False
     """Whether a scale that is made for a GPU needs one here."""
+    check: Callable[[Any, Sequence[str]], None] = no_check
+    """Raises InputError for what is wrong with a configuration and its overrides, before any work."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """What it reads; see infini.config.keys."""
         return (*(f"{group}.*" for group in self.groups), *self.choices, *self.keys, *self.also)
+
+    def run(self, cfg: Any, overrides: Sequence[str], **extra: Any) -> int | None:
+        """Do the work: an exit code, or None for success."""
+        code: int | None = importlib.import_module(self.module).run(cfg, overrides, **extra)
+        return code
 
     def reads(self, key: str) -> bool:
         """Whether it reads a key, at least with some kind of report."""

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infini.cli import main as cli
-from infini.commands import verbs
+from infini.commands import Verb, verbs
 from infini.config.compose import _build, compose
 from infini.config.lengths import format_length, parse_depths, parse_length, parse_lengths
 from infini.config.schema import Config, groups, task_schema
@@ -58,8 +58,8 @@ RELAXED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthChec
 def answered(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """cli.main reads the line and composes it; the command itself is another test's."""
     # A sweep starts Hydra's launcher, with files of its own: composing is what is tried here.
-    monkeypatch.setattr(cli, "_function", lambda verb: lambda *given, **options: 0)
-    monkeypatch.setattr(cli, "_sweep", cli._run)
+    monkeypatch.setattr(Verb, "run", lambda *given, **options: 0)
+    monkeypatch.setattr("infini.cli.sweep.sweep", cli._run)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.main(arguments)

@@ -1,0 +1,41 @@
+"""Errors that the user can fix, as one line."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+
+from infini.errors import InputError, too_large
+from infini.system.streams import OUTPUT
+
+UNUSABLE_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+)
+"""Errors of a disk that is full or not writable, or of an impossible path: the user can fix them."""
+
+
+def one_line(error: BaseException) -> str | None:
+    """A message for an error that the user can fix; None for a defect of the program."""
+    if isinstance(error, InputError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError):
+        return _of_the_system(error)
+    return too_large(error) if isinstance(error, Exception) else None
+
+
+def _of_the_system(error: OSError) -> str | None:
+    """A message for a disk or a path that cannot be used; None for any other error."""
+    if error.filename == OUTPUT:
+        return f"{OUTPUT}: {error.strerror}; what was printed is not complete"
+    # The user named a folder that the system refuses to create, as below /proc. Any other missing file is a defect.
+    refused = traceback.extract_tb(error.__traceback__)[-1].name in ("mkdir", "makedirs")
+    if error.errno not in UNUSABLE_DISK and not refused:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}; nothing that was there before is lost"
