@@ -1,38 +1,16 @@
-"""Refuse keys that a verb does not read: they would silently change nothing."""
+"""Refuses keys that a verb does not read: such a setting would silently change nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from infini.commands import PLACES, verbs
-from infini.config.keys import OF_REPORTS, TRAINED, reads
+from infini.commands import verbs
+from infini.config.keys import reads
 from infini.config.schema import OPTIONAL_GROUPS, groups, root_defaults
 from infini.config.words import key_of
 from infini.errors import InputError
+from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 
-_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir")
-_REPRODUCED = (*OF_REPORTS, *TRAINED, "logger.*", "seed", *PLACES)
-OF_KIND: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    ("table", "MemoryReport"): (
-        (*OF_REPORTS, "task", "task.positions", "model.*", "dims.*", "recipe.*", "scale", "results_dir"),
-        ("model", "model.name"),
-    ),
-    ("table", "SearchReport"): (verbs()["table"].patterns, ("optimizer.lr",)),
-    ("publish", "SearchReport"): (verbs()["publish"].patterns, ("optimizer.lr",)),
-    ("reproduce", "Report"): (_REPRODUCED, ("init_from",)),
-    ("reproduce", "SearchReport"): (_REPRODUCED, ("optimizer.lr",)),
-    ("reproduce", "PasskeyReport"): (
-        (*_REPRODUCED, "length", "depth"),
-        ("init_from", "recipe", "recipe.name", "task.knockout"),
-    ),
-    ("reproduce", "SummaryReport"): (
-        (*_REPRODUCED, "length", "decoding.*"),
-        ("init_from", "task.split", "task.reference", "task.input_length"),
-    ),
-}
-"""Verb and kind of report -> what is read, and what is not read of that; other kinds are as `_RUNS` for verbs that take
-finished runs, and have no other verbs."""
 _WHY = {
     "model": "report.models has the models",
     "recipe": "each row has its own; report.run chooses rows",
@@ -47,16 +25,16 @@ _WHY = {
 
 
 def refuse_unread(verb: str, words: Iterable[str]) -> None:
-    """Raise InputError for the first setting that the verb does not read, or that renames the choice of a group.
+    """Raise InputError for the first setting that a verb never reads, or that renames the choice of a group.
 
-    Unknown keys pass: infini.config.compose reports them.
+    Keys that do not exist are accepted here; compose refuses them.
     """
     known = {*groups(), *OPTIONAL_GROUPS, *root_defaults()}
     for word in words:
         key = key_of(word)
         group, _, field = key.partition(".")
         if field == "name" and group in known:
-            # Under another name, a choice would be taken for one that it is not.
+            # A choice with another name would be taken for that other choice, for example a CPU scale for scale=gpu.
             raise InputError(f"{word}: the choice of {group} sets its name; write {group}={word.partition('=')[2]}")
         if group not in known or verbs()[verb].reads(key):
             continue
@@ -65,20 +43,20 @@ def refuse_unread(verb: str, words: Iterable[str]) -> None:
         raise InputError(f"{word}: infini {verb} does not read {key}{also}")
 
 
-def is_read_by(verb: str, report: Any) -> bool:
-    """Whether a verb has something to do with a report of this kind; where not, the verb says so."""
-    kind = type(report).__name__
-    return (verb, kind) in OF_KIND or verb == "table" or (verb != "reproduce" and ("reproduce", kind) in OF_KIND)
+def is_read_by(verb: str, report: ReportKind) -> bool:
+    """Whether a verb does anything with a report of this kind; if not, the verb itself refuses the report."""
+    return verb in report.verbs or verb == "table" or (verb != "reproduce" and "reproduce" in report.verbs)
 
 
-def read_of_report(verb: str, report: Any, key: str) -> bool:
-    """Whether a verb reads a key with this report, which is loaded: each kind of report has other keys."""
-    patterns, never = OF_KIND.get((verb, type(report).__name__), (_RUNS, ()))
-    return reads(patterns, key) and key not in never
+def read_of_report(verb: str, report: ReportKind, key: str) -> bool:
+    """Whether a verb reads a key with this report. Each kind of report declares its keys."""
+    own = report.verbs.get(verb, OwnVerb(FINISHED_RUNS))
+    patterns = verbs()[verb].patterns if own.patterns is None else own.patterns
+    return reads(patterns, key) and key not in own.never
 
 
-def refuse_unread_of_report(verb: str, report: Any, words: Iterable[str]) -> None:
-    """As refuse_unread, for a verb with a report."""
+def refuse_unread_of_report(verb: str, report: ReportKind, words: Iterable[str]) -> None:
+    """Raise InputError for the first setting that a verb does not read with this report."""
     for word in words:
         key = key_of(word)
         if key and not key.startswith("hydra") and not read_of_report(verb, report, key):

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from infini.config.keys import PLACES as PLACES
 from infini.config.keys import reads
-
-PLACES = ("results_dir", "cache_dir")
-"""Root keys that say where files go."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ COMPARED = ("dims.*", "optimizer.*", "recipe.*")
 """Settings of a trained model that are compared with what was asked, and choose among several models."""
 OF_REPORTS = ("report.*", "experiment")
 """What chooses a report and changes it."""
+PLACES = ("results_dir", "cache_dir")
+"""Root keys that say where files go."""
 EVALUATION_ONLY = (
     *("scale.eval_max_tokens", "scale.knockouts", "scale.knockout_max_tokens"),
     *("task.knockout", "task.examples", "task.rows_per_call", "task.split", "task.input_length"),

@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from infini.records import RunRecord
 from infini.report.book_scores import METRICS, influence, overall
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed
 from infini.report.intervals import Estimate, effective_trials, proportion_p, two_way
+from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 from infini.report.passkey import PasskeyReport, chosen_cells, percent
-from infini.report.selection import Selection, checked
+from infini.report.selection import RunReport, Selection
 from infini.report.stats import Effect, paired_difference
 from infini.report.summaries import SummaryReport, cells_at
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
-from infini.report.text_report import Report
 from infini.report.training_tokens import equal_tokens
 from infini.report.verdicts import Claim, Measured, PValues, counted, judge
 
@@ -36,8 +36,12 @@ MORE_SEEDS, MORE_DOCUMENTS, MORE_PROMPTS = (4, 5, 6, 8, 10, 15, 20), (2, 4, 8, 1
 
 
 @dataclass(frozen=True)
-class ClaimsReport:
+class ClaimsReport(ReportKind):
     """The report of the claims, as `conf/report/claims.yaml` declares it."""
+
+    sign = "claims"
+    is_published = False
+    verbs: ClassVar[Mapping[str, OwnVerb]] = {"table": OwnVerb(FINISHED_RUNS, module="infini.runs.claims")}
 
     name: str
     title: str
@@ -50,23 +54,20 @@ class ClaimsReport:
         """Names of the reports whose runs are judged."""
         return list(dict.fromkeys(claim.report for claim in self.claims if claim.report))
 
-    @classmethod
-    def from_config(cls, config: Any) -> ClaimsReport:
-        """A report from the `report` group; InputError: a key is missing, unknown or has a value not allowed."""
-        if not isinstance(config.get("claims"), Sequence):
-            raise InputError(f"report.claims={config.get('claims')!r}: must be a list of claims")
-        claims = tuple(Claim.from_config(values, MEASURES) for values in config["claims"])
+    def __post_init__(self) -> None:
+        if not isinstance(self.claims, Sequence):
+            raise InputError(f"report.claims={self.claims!r}: must be a list of claims")
+        claims = tuple(Claim.from_config(values, MEASURES) for values in self.claims)
         if twice := [name for name, count in Counter(claim.name for claim in claims).items() if count > 1]:
             raise InputError(f"report.claims: two claims are called {twice[0]!r}")
-        report: ClaimsReport = checked(cls, {**config, "claims": claims}, "title", "task", "claims")
-        return report
+        object.__setattr__(self, "claims", claims)
 
 
 @dataclass(frozen=True)
 class Evidence:
     """A report and its published runs by task."""
 
-    report: Report | PasskeyReport | SummaryReport
+    report: RunReport
     by_task: Mapping[str, Selection]
 
     def of(self, claim: Claim) -> Selection:
@@ -175,10 +176,9 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
 def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | Measured:
     """Loss of row a minus that of row b; or what is missing before there is one."""
     for row in (a, b):
-        if row in selection.apart:
-            return Measured(
-                f"{row} was not trained as declared: {selection.apart[row][0]}", missing=f"{row} trained as declared"
-            )
+        if row in selection.mismatches:
+            found = selection.mismatches[row][0]
+            return Measured(f"{row} was not trained as declared: {found}", missing=f"{row} trained as declared")
     pair = [selection.runs.get(row, []) for row in (a, b)]
     try:
         effect = paired_difference(*pair)
@@ -225,8 +225,8 @@ def _of_scores(
 ) -> Measured:
     """The sum of the Overall of every (row, length), each times its weight, clustered by book and seed."""
     for row, _ in wanted:
-        if row in selection.apart:
-            return Measured(f"{row} is not as declared: {selection.apart[row][0]}", missing=f"{row} as declared")
+        if row in selection.mismatches:
+            return Measured(f"{row} is not as declared: {selection.mismatches[row][0]}", missing=f"{row} as declared")
     scores, names, used = _scores(selection, wanted)
     if not scores:
         return Measured(missing=f"{claim.seeds} seeds of all")
@@ -398,7 +398,7 @@ def _gates(claim: Claim, evidence: Evidence | None) -> Measured:
         [run for run in selection.runs.get(row, []) if run.series.get("gates")]
         for selection in evidence.by_task.values()
         for row in claim.rows
-        if row not in selection.apart
+        if row not in selection.mismatches
     ]
     runs = [run for row in rows for run in row]
     if not runs:

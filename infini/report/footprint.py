@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import ClassVar
 
+from infini.config.keys import OF_REPORTS
 from infini.errors import InputError, did_you_mean
-from infini.report.selection import checked
+from infini.report.kind import OwnVerb, ReportKind
 from infini.report.tables import DASH, MISSING, Cell, RenderedReport, Row, Table
 
 
@@ -173,15 +174,25 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class MemoryReport:
-    """The report of Table 1, as `conf/report/<name>.yaml` declares it. segments: how many are read; None: those of a
-    training sequence."""
+class MemoryReport(ReportKind):
+    """The report of Table 1, as `conf/report/<name>.yaml` declares it."""
+
+    sign = "segments"
+    is_published = False
+    verbs: ClassVar[Mapping[str, OwnVerb]] = {
+        "table": OwnVerb(
+            (*OF_REPORTS, "task", "task.positions", "model.*", "dims.*", "recipe.*", "scale", "results_dir"),
+            ("model", "model.name"),
+            "infini.runs.table_memory",
+        )
+    }
 
     name: str
     title: str
     task: str
     models: list[str] = field(default_factory=lambda: list(TABLE1))
     segments: int | None = None
+    """Segments that are read before the memory is counted; None: those of a training sequence."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -190,12 +201,6 @@ class MemoryReport:
                 raise InputError(f"report.models: Table 1 has no {model!r}{did_you_mean(model, TABLE1)}")
         if self.segments is not None and (not isinstance(self.segments, int) or self.segments < 1):
             raise InputError(f"report.segments={self.segments!r}: a number from 1 on, or null")
-
-    @classmethod
-    def from_config(cls, config: Any) -> MemoryReport:
-        """A report from the `report` group; InputError: a key is missing, unknown or has a value not allowed."""
-        report: MemoryReport = checked(cls, config, "title", "task", "segments")
-        return report
 
 
 def build_memory_report(report: MemoryReport, scale: str, measured: Mapping[str, Measured]) -> RenderedReport:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
@@ -13,8 +14,9 @@ from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths,
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, value_at
 from infini.report.intervals import minimum_interval
-from infini.report.rows import RowsOfOneTask
-from infini.report.selection import Selection, checked, select_runs
+from infini.report.kind import REPRODUCED, OwnVerb
+from infini.report.rows import RowsOfOneTask, make_row
+from infini.report.selection import Selection, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -23,11 +25,12 @@ from infini.report.tables import (
     RenderedReport,
     Row,
     Table,
-    commit_of,
     distinct,
-    hardware_of,
     measured_cell,
     over_seeds,
+    provenance,
+    quoted,
+    rows_by_source,
 )
 
 PAPER_LONGEST = 5120
@@ -37,6 +40,10 @@ BEHIND = (
     "accuracy among all cells and seeds, exact match over all cells, in per cent, the longest training input, "
     "and the tokens of filler that weigh as much as the key in the head that is best at it"
 )
+BEHIND_COLUMNS = (
+    *("Source", "Tokenizer", "Examples a cell", "Seeds", "Worst cell", "Exact match", "Training tokens", "Longest"),
+    "Half-dilution",
+)
 LOCAL_MARK = "*"
 STANDARD = {"digits": 5, "distractors": 0, "filler": "block"}
 """The paper's prompts: what a row learns and is asked where it does not say otherwise."""
@@ -44,14 +51,15 @@ STANDARD = {"digits": 5, "distractors": 0, "filler": "block"}
 
 @dataclass(frozen=True)
 class PasskeyRow:
-    """A way to make a model answer, and what the paper prints for it."""
+    """A row: how a model is trained and asked, and the paper's numbers for it."""
 
     title: str
     model: str
     recipe: str = ""
     """Name of the training recipe, `{scale}` standing for the scale; empty for a model not trained on prompts."""
     start: str = ""
-    """What it starts from: nothing, the model of the PG19 task (pg19), or the model of the row of this name."""
+    """What its training starts from: nothing, the model of the PG19 task (pg19), or the model of the row of this
+    name."""
     knockout: str = "none"
     extended: bool = False
     """Whether its training has length extension."""
@@ -60,14 +68,14 @@ class PasskeyRow:
     frozen_gates: bool = False
     """Whether all gates stay at 0.5."""
     overrides: list[str] = field(default_factory=list)
-    """Further settings of the training, as dims.segment_length=512 or task.digits=8."""
+    """Further settings of the training, for example dims.segment_length=512 or task.digits=8."""
     questions: dict[str, Any] = field(default_factory=dict)
-    """Settings of the task in which the questions differ from the paper's, as digits: 8."""
+    """Settings of the task in which the questions differ from the paper's, for example digits: 8."""
     paper: dict[str, str] = field(default_factory=dict)
     """Length -> start/middle/end in per cent, as printed."""
 
     def settings(self, scale: str) -> dict[str, Any]:
-        """What tells the trainings of this row from those of others."""
+        """Settings that distinguish the trainings of this row from those of other rows."""
         return {
             "model": self.model,
             "recipe": self.recipe.format(scale=scale) if self.recipe else f"pg19_{scale}",
@@ -87,7 +95,15 @@ class PasskeyRow:
 class PasskeyReport(RowsOfOneTask):
     """Table 3, as `conf/report/table3_passkey.yaml` declares it."""
 
-    choice: ClassVar[str] = "largest"
+    sign = "rows"
+    choices = ("largest",)
+    verbs: ClassVar[Mapping[str, OwnVerb]] = {
+        "reproduce": OwnVerb(
+            (*REPRODUCED, "length", "depth"),
+            ("init_from", "recipe", "recipe.name", "task.knockout"),
+            "infini.runs.reproduce_passkey",
+        )
+    }
 
     name: str
     title: str
@@ -98,7 +114,8 @@ class PasskeyReport(RowsOfOneTask):
     run: list[str] | str = "all"
     """Rows that `infini reproduce` makes: names, or all."""
     aggregate: str | None = None
-    """What several runs of one cell are: null (an error) or largest (most examples, of these the newest)."""
+    """What to do with several runs of one cell: null (an error) or largest (the run with most examples, the newest of
+    several such runs)."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -109,11 +126,11 @@ class PasskeyReport(RowsOfOneTask):
         parse_depths(self.depths)
         if not isinstance(self.rows, Mapping):
             raise InputError(f"report.rows={self.rows!r}: must be a group of keys")
-        rows = {name: row if isinstance(row, PasskeyRow) else _row(name, row) for name, row in self.rows.items()}
+        rows = {name: make_row(PasskeyRow, f"report.rows.{name}", row) for name, row in self.rows.items()}
         object.__setattr__(self, "rows", rows)
         self.check_rows(rows)
         for name, row in rows.items():
-            # A start may have a start: the chain ends at weights of its own or at the PG19 task's.
+            # A row may start from a row that has a start itself. The chain ends at fresh weights or at PG19.
             seen = [name]
             while row.start not in ("", "pg19"):
                 if row.start not in rows or row.start in seen:
@@ -139,7 +156,7 @@ class PasskeyReport(RowsOfOneTask):
         asked = run.config.get("task", {})
         if run.task != self.task or not self.cells_of(run):
             return None
-        # Asked with another segment length, or stopped before the training proper: not what the row says.
+        # No row is asked with another segment length than its training's, or stops before the last training stage.
         if value_at(run.config, "dims.segment_length") != value_at(training, "dims.segment_length"):
             return None
         if trained and not trained.series.get("in_last_stage", True):
@@ -150,19 +167,19 @@ class PasskeyReport(RowsOfOneTask):
                 continue
             if any(asked.get(key) != value for key, value in (STANDARD | row.questions).items()):
                 continue
-            # Without its training nothing is known of what it learned but what it is asked.
+            # Without the training's record it is unknown whether it learned these questions.
             if row.questions and trained is None:
                 continue
-            # Beside the paper's numbers stands only what saw no longer inputs than the paper's.
+            # A row with the paper's numbers shows only models trained on inputs as long as the paper's or shorter.
             return name if not (row.paper and row.recipe) or longest_input(training) <= PAPER_LONGEST else None
         return None
 
     def _rows_trained_so(self, model: str, training: Mapping[str, Any], scale: str, known: Selection) -> list[str]:
-        """Names of the rows whose models are trained as the configuration `training` says."""
+        """Names of the rows that declare the training with the configuration `training`."""
         recipe, optimizer = training.get("recipe", {}), training.get("optimizer", {})
         if optimizer.get("gate_lr") == 0 and value_at(training, "model.gate_init") != "zeros":
             return []
-        # No row has it; see results/LOG.md 39.
+        # No row has this option; see results/LOG.md, entry 39.
         if recipe.get("loss_temperature") is not None:
             return []
         starts = {""}
@@ -195,77 +212,63 @@ class PasskeyReport(RowsOfOneTask):
         wanted = {(length, depth) for length in parse_lengths(self.lengths) for depth in parse_depths(self.depths)}
         return frozenset((cell["length"], cell["depth"]) for cell in run.series.get("cells", ())) & wanted
 
-    @classmethod
-    def from_config(cls, config: Any) -> PasskeyReport:
-        """A report from the `report` group; InputError for a key or value that is not allowed."""
-        report: PasskeyReport = checked(cls, config, "title", "task", "lengths", "depths", "rows")
-        return report
+    def render(
+        self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
+    ) -> RenderedReport:
+        return build_passkey_report(self, scale, published, yours)
 
+    def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path]:
+        from infini.report.passkey_figures import draw_passkey
 
-def _row(name: str, values: Any) -> PasskeyRow:
-    try:
-        return PasskeyRow(**values)
-    except TypeError as error:
-        raise InputError(f"report.rows.{name}: {error}") from error
+        return draw_passkey(self, scale, selection, folder)
 
 
 def build_passkey_report(
-    report: PasskeyReport, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None
+    report: PasskeyReport, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
 ) -> RenderedReport:
-    """The table, a line for each row and source, and below it what stands behind each line."""
-    known = {"published": list(published)} | ({} if yours is None else {"yours": list(yours)})
-    sources = {source: select_runs(report, scale, records) for source, records in known.items()}
-    lengths = [format_length(length) for length in parse_lengths(report.lengths)]
-    accuracy, behind = [], []
-    for name, row in report.rows.items():
-        if row.paper:
-            cells = tuple(
-                Cell(row.paper[length], "quoted", source="paper") if length in row.paper else MISSING
-                for length in lengths
-            )
-            accuracy.append(Row(f"{name}/paper", row.title, (Cell("paper", "quoted", source="paper"), *cells)))
-        for source, selection in sources.items():
-            runs = selection.runs.get(name, [])
-            if not runs and (source == "yours" or row.paper):
-                continue
-            cells = tuple(_accuracy(report, runs, length, source) for length in parse_lengths(report.lengths))
-            shown = "" if row.paper else row.title
-            label = source
-            if any(selection.learned_made_up_text(run) for run in runs):
-                label += " (books: SYNTHETIC)"
-            accuracy.append(Row(f"{name}/{source}", shown or row.title, (_label(label, source, runs), *cells)))
-            if runs:
-                behind.append(_behind(report, name, runs, selection, source))
+    """The table of accuracy, a line for each row and source, and the table of the measurements behind each line."""
+    yours = None if yours is None else list(yours)
+    sources = select_sources(report, scale, published, yours)
+    numbers = parse_lengths(report.lengths)
+    lengths = [format_length(length) for length in numbers]
+
+    def label(source: str, runs: Sequence[RunRecord]) -> str:
+        return source + " (books: SYNTHETIC)" * any(map(sources[source].learned_synthetic_text, runs))
+
+    accuracy = rows_by_source(
+        report.titles,
+        sources,
+        {name: [quoted(row.paper.get(length)) for length in lengths] for name, row in report.rows.items() if row.paper},
+        lambda runs, source: [_accuracy(report, runs, length, source) for length in numbers],
+        [name for name, row in report.rows.items() if not row.paper],
+        label,
+    )
+    behind = [
+        _behind(report, name, selection.runs[name], selection, source)
+        for name in report.rows
+        for source, selection in sources.items()
+        if name in selection.runs
+    ]
     places = " / ".join(parse_depths(report.depths))
     tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
     if behind:
-        columns = (
-            "Source",
-            "Tokenizer",
-            "Examples a cell",
-            "Seeds",
-            "Worst cell",
-            "Exact match",
-            "Training tokens",
-            "Longest",
-        )
-        tables.append(Table(BEHIND, (*columns, "Half-dilution"), tuple(behind)))
+        tables.append(Table(BEHIND, BEHIND_COLUMNS, tuple(behind)))
     notes = [report.note] if report.note else []
-    notes.append(f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available.")
-    notes += [_provenance(source, selection) for source, selection in sources.items()]
-    notes += _left_out(report, scale, known.get("yours", ()), sources.get("yours"))
+    notes.append(
+        f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
+        f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets."
+    )
+    for source, selection in sources.items():
+        runs = selection.all_runs
+        tokenizers = distinct(run.data.get("tokenizer") for run in runs)
+        notes.append(provenance(source, runs, lambda tokens=tokenizers: [f"lengths are tokens of {tokens}"]))  # type: ignore[misc]
+    notes += _left_out(report, scale, yours or (), sources.get("yours"))
     title = f"{report.title}, scale {scale}"
     return RenderedReport(report.name, scale, title, tuple(tables), tuple(notes))
 
 
-def _label(label: str, source: str, runs: list[RunRecord]) -> Cell:
-    if not runs:
-        return Cell(label, "missing")
-    return measured_cell(label, source, 0.0, None, "", 0, [run.run_id for run in runs])
-
-
-def _accuracy(report: PasskeyReport, runs: list[RunRecord], length: int, source: str) -> Cell:
-    """All places of one length, the mean over seeds of each."""
+def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord], length: int, source: str) -> Cell:
+    """The accuracy at all places of one length, each the mean over seeds."""
     chosen = chosen_cells(report, runs)
     texts, values, used = [], [], []
     for depth in parse_depths(report.depths):
@@ -282,14 +285,14 @@ def _accuracy(report: PasskeyReport, runs: list[RunRecord], length: int, source:
         return MISSING
     seeds = len({run.seed for run in runs})
     mean = statistics.fmean(values)
-    return measured_cell("/".join(texts), source, mean, None, "", seeds, dict.fromkeys(used))
+    return measured_cell("/".join(texts), source, mean, seeds, dict.fromkeys(used))
 
 
 def chosen_cells(
     report: PasskeyReport, runs: Iterable[RunRecord]
 ) -> dict[tuple[int, int, str], tuple[RunRecord, dict[str, Any]]]:
-    """(seed, length, depth) -> the run and cell that count, of the report's lengths and depths only: the cell with most
-    examples, of these the newest."""
+    """(seed, length, depth) -> run and cell, for the report's lengths and depths: the cell with most examples, and of
+    several such cells the newest."""
     lengths, depths = parse_lengths(report.lengths), parse_depths(report.depths)
     chosen: dict[tuple[int, int, str], tuple[RunRecord, dict[str, Any]]] = {}
     for run in sorted(runs, key=lambda run: (run.started, run.run_id)):
@@ -303,7 +306,7 @@ def chosen_cells(
 
 
 def longest_input(training: Mapping[str, Any]) -> int:
-    """Tokens of the longest input of a training with this configuration, with the filler that it may begin after."""
+    """Tokens of the longest input of a training with this configuration, including filler before it (long_history)."""
     recipe, N = training["recipe"], training["dims"]["segment_length"]
     pieces, _ = recipe.get("long_history") or (0, 0)
     last = (recipe["segments_per_sequence"] + pieces * HISTORY_SEGMENTS) * N
@@ -311,14 +314,14 @@ def longest_input(training: Mapping[str, Any]) -> int:
 
 
 def percent(value: float) -> str:
-    """One decimal, except where it says nothing: never 100 for less than that."""
-    # A hundred times a mean is whole up to the last bits only: 100 x 0.14 is not 14.
+    """One decimal, or none for whole numbers; a value below 100 is never printed as 100."""
+    # Floating point: 100 x 0.14 is not exactly 14.
     whole = abs(value - round(value)) < 1e-9
     return f"{value:.0f}" if whole else f"{min(value, 99.9):.1f}"
 
 
 def tokens_of_filler(value: float) -> str:
-    """Whole tokens; beyond a million, where nothing after the second digit means anything, those two."""
+    """Whole tokens; from a million on two digits, because the others are noise."""
     return f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
 
 
@@ -329,23 +332,23 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
     seeds = sorted({run.seed for run in used})
 
     def over_cells(text: str, value: float) -> Cell:
-        return measured_cell(text, source, value, None, "", len(seeds), ids)
+        return measured_cell(text, source, value, len(seeds), ids)
 
     def training_tokens(run: RunRecord) -> Any:
         training = selection.training(run)
         return training.cost.get("tokens_seen") if training else None
 
     examples = [cell["examples"] for _, cell in chosen]
-    worst = min(chosen, key=lambda pair: pair[1]["token_accuracy"])[1]
+    worst = min(cell["token_accuracy"] for _, cell in chosen)
     exact = 100 * statistics.fmean(cell["exact_match"] for _, cell in chosen)
     low, high = minimum_interval([(cell["token_accuracy"] * cell["examples"], cell["examples"]) for _, cell in chosen])
     interval = f" [{percent(100 * low)}, {percent(100 * high)}]"
     cells = (
-        _label(source, source, runs),
+        measured_cell(source, source, 0.0, 0, [run.run_id for run in runs]),
         over_cells("-".join(str(used[-1].data.get("tokenizer")).split("-")[:2]), 0.0),
         over_cells("-".join(map(str, dict.fromkeys((min(examples), max(examples))))), min(examples)),
         over_cells(",".join(map(str, seeds)), len(seeds)),
-        over_cells(percent(100 * worst["token_accuracy"]) + interval, 100 * worst["token_accuracy"]),
+        over_cells(percent(100 * worst) + interval, 100 * worst),
         over_cells(percent(exact), exact),
         over_seeds(used, training_tokens, ",.0f", source),
         over_seeds(used, lambda run: longest_input(selection.training_config(run)), ",.0f", source),
@@ -357,7 +360,7 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
 def _left_out(
     report: PasskeyReport, scale: str, records: Iterable[RunRecord], selection: Selection | None
 ) -> list[str]:
-    """A line on the evaluations of this task at this scale that fill no cell; none where there are none."""
+    """A note on the evaluations of this task and scale that fill no cell, if there are any."""
     taken = {run.run_id for run in selection.all_runs} if selection else set()
     asked = [run for run in records if (run.verb, run.task, run.scale) == ("eval", report.task, scale)]
     others = sorted(run.run_id for run in asked if run.run_id not in taken)
@@ -367,16 +370,3 @@ def _left_out(
         f"yours: {len(others)} evaluation(s) fill no cell here, the last {others[-1]}: lengths, places, prompts, "
         "recipe or start are not a row's, inputs were longer than its, or the training ended before its last stage"
     ]
-
-
-def _provenance(source: str, selection: Selection) -> str:
-    runs = selection.all_runs
-    if not runs:
-        return f"{source}: no runs"
-
-    tokenizers = distinct(run.data.get("tokenizer") for run in runs)
-    return (
-        f"{source}: {len(runs)} evaluation runs; lengths are tokens of {tokenizers}; "
-        f"hardware {distinct(hardware_of(run) for run in runs)}; commit {distinct(commit_of(run) for run in runs)}; "
-        f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets"
-    )

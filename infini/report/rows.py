@@ -1,27 +1,23 @@
-"""What reports have in common that are about one task and whose rows `infini reproduce` makes by name."""
+"""Base of the reports about one task whose rows are run by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from infini.errors import InputError, did_you_mean
-from infini.records import RunRecord
-from infini.report.selection import Selection
+from infini.report.selection import RunReport
 
 
-class RowsOfOneTask:
+class RowsOfOneTask(RunReport):
     """For a frozen dataclass with the fields `run` and `aggregate`, which calls `check_rows` when it is made."""
 
     run: list[str] | str
-    aggregate: str | None
-    choice: ClassVar[str]
-    """The value of `aggregate` that allows several runs for a cell."""
 
     def check_rows(self, rows: Mapping[str, Any]) -> None:
-        """Raise InputError for an `aggregate` or a name in `run` that is not allowed; rows: by name."""
-        if self.aggregate not in (None, self.choice):
-            raise InputError(f"report.aggregate={self.aggregate!r}: null or {self.choice}")
+        """Raise InputError for an `aggregate` or a name in `run` that is not allowed. rows: by name."""
+        if self.aggregate not in (None, *self.choices):
+            raise InputError(f"report.aggregate={self.aggregate!r}: null or {' or '.join(self.choices)}")
         if not isinstance(self.run, (str, list)):
             raise InputError(f"report.run={self.run!r}: all, or names of rows")
         for name in self.wanted:
@@ -30,27 +26,39 @@ class RowsOfOneTask:
 
     @property
     def wanted(self) -> list[str]:
-        """What `run` lists."""
+        """The names in `run`."""
         return [self.run] if isinstance(self.run, str) else self.run
 
     def chosen(self, names: list[str]) -> list[str]:
-        """Of these rows those that `run` names, in the order given."""
+        """The rows among `names` that `run` names, in the order given."""
         return [name for name in names if "all" in self.wanted or name in self.wanted]
 
-    def as_declared(self, runs: list[RunRecord], row: str, known: Selection) -> list[RunRecord]:
-        """All: a row has none that were trained otherwise."""
-        return runs
 
-    @property
-    def parts(self) -> tuple[Self, ...]:
-        """The report itself: it is about one task."""
-        return (self,)
+def make_row(cls: Any, where: str, values: Any) -> Any:
+    """A row of a dataclass from its mapping in the YAML; InputError for a key that is missing or unknown."""
+    try:
+        return values if isinstance(values, cls) else cls(**values)
+    except TypeError as error:
+        raise InputError(f"{where}: {error}") from error
 
-    @property
-    def one_corpus(self) -> bool:
-        """Rows have tokenizers of their own, which each names."""
-        return False
 
-    @property
-    def ways_to_choose(self) -> tuple[str, ...]:
-        return (self.choice,)
+def rows_of_models(
+    report: str, rows: Mapping[str, str], models: Sequence[str], known: Mapping[str, str] | None = None
+) -> list[str]:
+    """The rows whose model is one of `models`, or all rows if `models` is empty.
+
+    rows: row -> its model, for the rows to run. known: the same for all rows among which report.run chooses; None if
+    the report has no report.run. Raises InputError for a model that has no row.
+    """
+    for model in models:
+        if model in rows.values():
+            continue
+        others = [row for row, of in (known or {}).items() if of == model]
+        if others:
+            raise InputError(
+                f"model={model}: report={report} has rows of it that report.run leaves out; add "
+                f"report.run=[{','.join(others)}]"
+            )
+        has = ", ".join(dict.fromkeys((known or rows).values()))
+        raise InputError(f"model={model}: report={report} has no row of this model; it has rows of {has}")
+    return [row for row, model in rows.items() if not models or model in models]

@@ -1,46 +1,55 @@
-"""The search for learning rates: every model at the same rates, judged by the loss on the validation documents."""
+"""The search for learning rates: every model at the same rates, compared by the loss on the validation documents."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.selection import checked
+from infini.report.kind import REPRODUCED, OwnVerb, ReportKind
+from infini.report.rows import rows_of_models
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table
 
 KEY = "optimizer.lr"
 METRICS = ("validation_nll_per_token", "validation_summary_nll")
-"""What a choice goes by: the loss on the validation documents, or on the summaries of the validation books."""
+"""The loss that decides: on the validation documents, or on the summaries of the validation books."""
 
 
 @dataclass(frozen=True)
-class SearchReport:
+class SearchReport(ReportKind):
     """A search, as `conf/report/<name>.yaml` declares it."""
+
+    sign = "rates"
+    has_one_seed = True
+    verbs: ClassVar[Mapping[str, OwnVerb]] = {
+        "reproduce": OwnVerb(REPRODUCED, (KEY,), "infini.runs.search"),
+        "table": OwnVerb(None, (KEY,), "infini.runs.search"),
+        "publish": OwnVerb(None, (KEY,), "infini.runs.search"),
+    }
 
     name: str
     title: str
     task: str
-    """The task that `infini reproduce` takes where none is named."""
+    """The task of `infini reproduce` if none is named on the command line."""
     models: list[str]
     benchmarks: dict[str, str]
     """Task name -> title of its table."""
     rates: list[float] = field(default_factory=list)
-    """Rates that every model is trained at first, ascending; then each at others, as many for all."""
+    """Rates at which every model is trained first, ascending. The grid then grows, to as many rates for each model."""
     rates_at: dict[str, list[float]] = field(default_factory=dict)
-    """Scale -> its rates; `rates` are those of the scale that is chosen."""
+    """Scale -> its rates; `rates` refers to those of the chosen scale."""
     factor: float = 2.0
-    """Between a rate and the next where a model's grid is extended: no best rate may be at the edge of its grid."""
+    """Ratio of a new rate to its neighbour. A grid grows while its best rate is at its edge."""
     most: int = 9
-    """Rates at most."""
+    """Maximum number of rates."""
     settings: dict[str, list[str]] = field(default_factory=dict)
-    """Scale -> what is set for every training, where it is not the task's usual one; then there are no other scales."""
+    """Scale -> settings of every training, if they differ from the task's defaults. Then there are no other scales."""
     model_settings: dict[str, list[str]] = field(default_factory=dict)
-    """Model -> what is set for its trainings beside that."""
+    """Model -> further settings of its trainings."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -59,11 +68,8 @@ class SearchReport:
             if not all(isinstance(listed, list) and all("=" in str(text) for text in listed) for listed in texts):
                 raise InputError(f"report.{key}={found!r}: must be {{{of}: [key=value, ...]}}")
 
-    @classmethod
-    def from_config(cls, config: Any) -> SearchReport:
-        """A report from the `report` group; InputError: a key is missing, unknown or has a value not allowed."""
-        report: SearchReport = checked(cls, config, "title", "task", "models", "benchmarks", "rates")
-        return report
+    def limited_to(self, models: Sequence[str]) -> SearchReport:
+        return replace(self, models=rows_of_models(self.name, {model: model for model in self.models}, models))
 
 
 def _number(value: object) -> bool:
@@ -71,13 +77,13 @@ def _number(value: object) -> bool:
 
 
 Outcome = RunRecord | None
-"""A training, which may have diverged; None where there is none yet."""
+"""A training, which may have diverged; None if there is none yet."""
 Losses = Mapping[float, Outcome]
-"""Rate -> what became of it."""
+"""Rate -> its training."""
 
 
 def loss_of(run: Outcome) -> float:
-    """Validation loss of a training in nats a token; infinite where it has none."""
+    """Validation loss of a training in nats per token; infinite if it has none."""
     found = [run.metric(name) for name in METRICS] if isinstance(run, RunRecord) else []
     return next((float(value) for value in found if value is not None and math.isfinite(value)), math.inf)
 
@@ -91,7 +97,7 @@ def best_rate(found: Losses) -> float | None:
 
 
 def at_the_edge(found: Losses) -> bool:
-    """Whether the best rate is the lowest or the highest that was tried: a better one may lie beyond."""
+    """Whether the best rate is the lowest or the highest that was tried, so that a better one may lie beyond."""
     return best_rate(found) in (min(found), max(found))
 
 
@@ -104,9 +110,9 @@ def next_rate(found: Losses, factor: float) -> float | None:
 
 
 def tuned_yaml(found: Losses) -> str | None:
-    """A file for conf/tuned that sets the best rate and names the runs it was found by.
+    """A file for conf/tuned that sets the best rate and names the runs of the search.
 
-    None where there is no best rate, or it is at the edge of the grid: the best may lie beyond.
+    None if there is no best rate, or if it is at the edge of the grid.
     """
     best = best_rate(found)
     if best is None or at_the_edge(found):
@@ -125,7 +131,7 @@ def build_search(
 ) -> RenderedReport:
     """Losses by model and rate.
 
-    found: task -> model -> rate -> run. published: ids of the runs that are; the others are yours.
+    found: task -> model -> rate -> run. published: ids of the published runs; the others are yours.
     """
     tables, shown = [], Counter[Source]()
     for task, models in found.items():

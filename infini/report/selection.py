@@ -1,25 +1,24 @@
-"""Which runs stand behind a report: one corpus, one scale, and for each model one setting and one run a seed."""
+"""Which runs fill the cells of a report, and why other candidates do not."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Self
 
 from infini.config.schema import evaluation_keys
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError
 from infini.records import RunRecord, value_at
-
-AGGREGATES = (None, "newest", "mean")
+from infini.report.kind import ReportKind
+from infini.report.tables import RenderedReport
 
 IRRELEVANT_SETTINGS = {
     "task.data_dir",
     "scale.knockouts",
     "scale.eval_segments_per_call",
-    # How many were asked, and how long, is chosen cell by cell.
+    # How many examples were asked, and of which length, is compared cell by cell.
     "task.examples",
     "task.input_length",
     "task.rows_per_call",
@@ -28,85 +27,27 @@ IRRELEVANT_SETTINGS = {
     "recipe.loss_chunk",
     "recipe.save_every",
 }
-"""Settings that change neither what was trained nor what was measured, only where, how fast or what beside it."""
-# What model.positions follows, of models that have it, says nothing beside it; older runs of the others do not have it.
+"""Settings that change neither the training nor the measurement. They change where, how fast, or what else is done."""
+# task.positions acts through model.positions alone; older runs of models without positions do not have it.
 _LEFT_OUT = IRRELEVANT_SETTINGS | {"task.positions"}
-# Of the task: what only an evaluation reads, whatever stands in a training's configuration.
+# Keys of the task that only an evaluation reads, although a training's configuration has them too.
 _NOT_LEARNED = {f"task.{key}" for key in evaluation_keys("task")}
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 
 
-class AnyReport(Protocol):
-    """What choosing runs needs to know of a report."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def aggregate(self) -> str | None:
-        """What several runs of one row, scale and seed are: null (an error), newest, mean, or largest (all are kept,
-        the report chooses cell by cell)."""
-        ...
-
-    @property
-    def task(self) -> str:
-        """The task whose runs fill the cells."""
-        ...
-
-    @property
-    def one_corpus(self) -> bool:
-        """Whether all rows must have been measured on the same data with the same tokenizer, or each by itself."""
-        ...
-
-    @property
-    def ways_to_choose(self) -> tuple[str, ...]:
-        """Values of `aggregate` that allow several runs."""
-        ...
-
-    @property
-    def titles(self) -> Mapping[str, str]:
-        """Row name -> its title, in the order of the rows."""
-        ...
-
-    def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        """The row that an evaluation run belongs to; None when it belongs to none. known: has the training runs."""
-        ...
-
-    def cells_of(self, run: RunRecord) -> frozenset[Any]:
-        """Which of its row's cells a run fills; runs of one row and seed that share none do not compete."""
-        ...
-
-    def as_declared(self, runs: list[RunRecord], row: str, known: Selection) -> list[RunRecord]:
-        """A row's runs without those that are not what it declares and step back for others that are. known: has the
-        training runs."""
-        ...
-
-
-def checked(cls: Any, config: Any, *required: str) -> Any:
-    """A report of a dataclass, from a mapping or a dataclass; InputError for a key that is missing or unknown."""
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        config = dataclasses.asdict(config)
-    known = {entry.name for entry in dataclasses.fields(cls)}
-    for key in config:
-        if key not in known:
-            raise InputError(f"report.{key}: no such key in a report{did_you_mean(str(key), known)}")
-    if missing := sorted({"name", *required} - set(config)):
-        raise InputError(f"report: missing {', '.join(missing)}")
-    return cls(**config)
-
-
 @dataclass(frozen=True)
 class Selection:
-    """The runs behind a report, and the training runs behind those."""
+    """The evaluation runs behind a report, their training runs, and what differs from the report's declaration."""
 
     runs: dict[str, list[RunRecord]]
-    """Row name -> its evaluation runs, ordered by seed; rows without a run are left out."""
+    """Row name -> its evaluation runs, ordered by seed. Rows without a run are not in it."""
     parents: dict[str, RunRecord]
-    """Run id -> training record, for every parent that was among the records."""
-    apart: dict[str, list[str]] = field(default_factory=dict)
-    """Row name -> how its runs are not what the row declares; rows whose runs are so are left out."""
-    aside: dict[str, list[RunRecord]] = field(default_factory=dict)
-    """Row name -> runs that were left out beside others as the row declares; rows without any are not named."""
+    """Run id -> training record, for every training among the records."""
+    mismatches: dict[str, list[str]] = field(default_factory=dict)
+    """Row name -> how its runs differ from what the row declares. Rows that match are not in it."""
+    superseded: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """Row name -> run id -> how the run differs from what the row declares. Runs that match take its place."""
 
     @property
     def all_runs(self) -> list[RunRecord]:
@@ -115,11 +56,11 @@ class Selection:
 
     @property
     def synthetic(self) -> bool:
-        """Whether these runs were measured on made-up text."""
+        """Whether any of these runs was measured on synthetic text."""
         return any(run.synthetic for run in self.all_runs)
 
-    def learned_made_up_text(self, run: RunRecord) -> bool:
-        """Whether the model of `run`, or the one its training started from, was trained on made-up text."""
+    def learned_synthetic_text(self, run: RunRecord) -> bool:
+        """Whether the model of `run`, or a model its training started from, was trained on synthetic text."""
         ancestor = self.training(run)
         while ancestor is not None and not ancestor.synthetic:
             ancestor = self.parents.get(ancestor.config.get("init_from") or "")
@@ -130,22 +71,100 @@ class Selection:
         return self.parents.get(run.parent) if run.parent else None
 
     def training_config(self, run: RunRecord) -> dict[str, Any]:
-        """The configuration the model of `run` was trained with, as far as it is known."""
+        """The configuration the model of `run` was trained with. If its training is unknown, that of `run`."""
         training = self.training(run)
         return training.config if training else run.config
 
 
-def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> Selection:
-    """Choose the evaluation runs that fill the cells of `report` at `scale`.
+class RunReport(ReportKind):
+    """A kind of report whose cells are filled by evaluation runs."""
 
-    Runs on real text put synthetic ones aside, in the whole table where it has one corpus, else in their row, and runs
-    as a row declares those that are not (AnyReport.as_declared). What remains must agree: one corpus and tokenizer for
-    the whole table, one setting a row over all its seeds, one run for each seed (of an evaluation that was made again
-    with the same outcome the newest). With `aggregate: newest` the newest run decides each of these; with `mean` all
-    runs of a seed are kept.
+    one_corpus: ClassVar[bool] = False
+    """Whether all rows must have been measured on the same data with the same tokenizer. Otherwise each row may have
+    its own."""
+    choices: ClassVar[tuple[str, ...]]
+    """Values of `aggregate` that allow several runs for one cell. The first is the one that claims use."""
+    one_match_is_enough: ClassVar[bool] = False
+    """Whether a run that matches its row's declaration also supersedes runs of other seeds that do not."""
+    baseline: str | None = None
+    """Row with which the losses of the others are compared."""
+    aggregate: str | None
+    """What to do with several runs of one row, scale and seed: null (an error), newest, mean, or largest (all are kept,
+    the report chooses cell by cell)."""
+
+    @property
+    def parts(self) -> Sequence[Self]:
+        """The report of each task. Runs are selected, and figures drawn, for each task separately."""
+        return (self,)
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """Row name -> its title, in the order of the rows."""
+        raise NotImplementedError
+
+    def row_of(self, run: RunRecord, known: Selection) -> str | None:
+        """The row that an evaluation run belongs to, or None. known: has the training runs."""
+        raise NotImplementedError
+
+    def cells_of(self, run: RunRecord) -> frozenset[Any]:
+        """The cells of its row that a run fills. Two runs of a row and seed compete only for cells that both fill."""
+        raise NotImplementedError
+
+    def find_mismatches(self, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
+        """Run id -> how the run differs from what its row declares. Runs that match are not in it.
+
+        runs: some, of one row and scale. known: has the training runs.
+        """
+        return {}
+
+    def render(
+        self,
+        scale: str,
+        published: Iterable[RunRecord],
+        yours: Iterable[RunRecord] | None = None,
+    ) -> RenderedReport:
+        """The tables of the report at one scale. Rows whose runs differ from what they declare are marked.
+
+        Args:
+            scale: only runs of this scale fill cells.
+            published: published records; synthetic ones are left out.
+            yours: records of the results folder; None renders the published records alone.
+
+        Raises:
+            InputError: two runs compete for a cell, see `select_runs`.
+        """
+        raise NotImplementedError
+
+    def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path] | None:
+        """Write the figures of this kind of report to `folder`; the paths of the files, or None if there is nothing to
+        draw, not even the training curves. known: all records beside the selection."""
+        raise NotImplementedError
+
+
+def select_sources(
+    report: RunReport,
+    scale: str,
+    published: Iterable[RunRecord],
+    yours: Iterable[RunRecord] | None,
+) -> dict[str, Selection]:
+    """Source (published, yours) -> its selection. Arguments as for `RunReport.render`."""
+    known = {"published": [run for run in published if not run.synthetic]}
+    if yours is not None:
+        known["yours"] = list(yours)
+    return {source: select_runs(report, scale, records) for source, records in known.items()}
+
+
+def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord]) -> Selection:
+    """Select the evaluation runs that fill the cells of `report` at `scale`.
+
+    Runs on synthetic text are dropped if there are runs on real text: in the whole table if it has one corpus, else in
+    the same row. Runs that differ from what their row declares are superseded by runs of the same row and seed that
+    match (RunReport.one_match_is_enough). The remaining runs must agree: one corpus and tokenizer for the whole table, one setting for each row over all its
+    seeds, one run for each seed. Of an evaluation that was repeated with the same outcome, the newest is kept. With
+    `aggregate: newest` the newest run decides each of these; with `mean` all runs of a seed are kept.
 
     Raises:
-        InputError: there are two candidates for a cell, and the report does not say what to do; both are named.
+        InputError: two runs compete for a cell, and the report does not say how to choose. The message names both.
     """
     known = list(records)
     parents = {record.run_id: record for record in known if record.verb == "train"}
@@ -162,13 +181,21 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
         what = f"{report.name} at scale {scale}: different data in one table"
         candidates = _agreeing(candidates, _corpus, newest, what)
     for name in report.titles:
-        where = f"{report.name} at scale {scale}, {name}"
         runs = _real([record for record in candidates if rows[record.run_id] == name])
-        counting = report.as_declared(runs, name, selection)
-        kept = {run.run_id for run in counting}
-        if left_out := [run for run in runs if run.run_id not in kept]:
-            selection.aside[name] = left_out
-        runs = counting
+        if not runs:
+            continue
+        where = f"{report.name} at scale {scale}, {name}"
+        mismatches = report.find_mismatches(name, runs, selection)
+        if report.aggregate is None:
+            matched = {run.seed for run in runs if run.run_id not in mismatches}
+            left_out = {
+                run.run_id: mismatches[run.run_id]
+                for run in runs
+                if run.run_id in mismatches and (run.seed in matched or (matched and report.one_match_is_enough))
+            }
+            if left_out:
+                selection.superseded[name] = left_out
+                runs = [run for run in runs if run.run_id not in left_out]
         runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")
         runs = _agreeing(
             runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"
@@ -176,18 +203,19 @@ def select_runs(report: AnyReport, scale: str, records: Iterable[RunRecord]) -> 
         chosen: list[RunRecord] = []
         for seed in sorted({run.seed for run in runs}):
             chosen.extend(_of_seed(report, sorted((run for run in runs if run.seed == seed), key=_age), where))
-        if chosen:
-            selection.runs[name] = chosen
+        selection.runs[name] = chosen
+        if found := dict.fromkeys(text for run in chosen for text in mismatches.get(run.run_id, ())):
+            selection.mismatches[name] = list(found)
     return selection
 
 
 def _real(runs: list[RunRecord]) -> list[RunRecord]:
-    """Runs on real text put those on made-up text aside."""
+    """The runs on real text, or all if there are none."""
     return [run for run in runs if not run.synthetic] or runs
 
 
-def _of_seed(report: AnyReport, runs: list[RunRecord], where: str) -> list[RunRecord]:
-    """Of the runs of one row and seed, oldest first, those that count."""
+def _of_seed(report: RunReport, runs: list[RunRecord], where: str) -> list[RunRecord]:
+    """The runs that count. runs: those of one row and seed, oldest first."""
     if report.aggregate in ("mean", "largest"):
         return runs
     chosen: list[RunRecord] = []
@@ -196,7 +224,7 @@ def _of_seed(report: AnyReport, runs: list[RunRecord], where: str) -> list[RunRe
         if rivals and report.aggregate is None and not all(_made_again(run, rival) for rival in rivals):
             raise InputError(
                 f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}; "
-                f"choose with {' or '.join(f'report.aggregate={name}' for name in report.ways_to_choose)}"
+                f"choose with {' or '.join(f'report.aggregate={name}' for name in report.choices)}"
             )
         if not rivals:
             chosen.append(run)
@@ -204,11 +232,11 @@ def _of_seed(report: AnyReport, runs: list[RunRecord], where: str) -> list[RunRe
 
 
 def _made_again(run: RunRecord, later: RunRecord) -> bool:
-    """Whether a later run is this evaluation once more: which of them is taken makes no difference."""
+    """Whether a later run repeats this evaluation with the same outcome, so that either can be taken."""
     ours, theirs = ((one.parent, one.config_hash, one.results, one.series) for one in (run, later))
     if run.parent is None or ours != theirs:
         return False
-    # Files beside them say how long each took.
+    # The files beside the records contain times.
     read, read_later = ({key: value for key, value in one.data.items() if key != "beside"} for one in (run, later))
     return read == read_later
 
@@ -220,7 +248,7 @@ def _age(run: RunRecord) -> tuple[str, str]:
 def _agreeing(
     runs: Sequence[RunRecord], key: Callable[[RunRecord], dict[str, str]], newest: bool, problem: str
 ) -> list[RunRecord]:
-    """All runs when `key` is the same for them; with `newest`, those that agree with the newest run."""
+    """All runs if `key` is the same for all of them; with `newest`, the runs that agree with the newest."""
     if not runs:
         return []
     last = max(runs, key=_age)
@@ -239,19 +267,19 @@ def _agreeing(
 
 def _corpus(run: RunRecord) -> dict[str, str]:
     found = {name: json.dumps(run.data.get(name), sort_keys=True) for name in ("revision", "tokenizer")}
-    # How much of each document was read.
+    # Tokens of each document that are read.
     read = value_at(run.config, "scale.eval_max_tokens")
     return found if read is None else found | {"scale.eval_max_tokens": json.dumps(read)}
 
 
 def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
-    # What has no parent was made without a model, whatever stands in its configuration.
+    # A run without a parent used no model, whatever its configuration says.
     training, evaluation = selection.training_config(run) if run.parent else {}, run.config
     settings = _start(training, selection)
     for config, groups in ((training, _TRAINING_GROUPS), (evaluation, _EVALUATION_GROUPS)):
         for group in groups:
             _flatten(config.get(group), group, settings)
-    # A model may be trained on other prompts than it is asked.
+    # The prompts of the training may differ from those of the evaluation.
     learned: dict[str, str] = {}
     _flatten(training.get("task"), "task", learned)
     kept = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
@@ -259,7 +287,7 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
 
 
 def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
-    """How the model was trained that a training started from; nothing where it started from fresh weights."""
+    """Settings of the training that a training started from; empty if it started from fresh weights."""
     name = training.get("init_from")
     if not name:
         return {}

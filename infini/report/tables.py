@@ -1,16 +1,21 @@
-"""A report as tables in memory: every cell is a value, where it comes from, and the runs behind it."""
+"""A report as tables in memory: every cell has a value, its origin, and the runs behind it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from infini.records import RunRecord
 
+if TYPE_CHECKING:
+    from infini.report.selection import Selection
+
 DASH = "\N{EM DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+MISMATCH_MARK = "\N{DAGGER}"
+"""Marks results of a model that was trained, or asked, differently from what its row declares."""
 
 Origin = Literal["measured", "quoted", "computed", "missing"]
 Source = Literal["", "paper", "published", "yours"]
@@ -18,7 +23,7 @@ Source = Literal["", "paper", "published", "yours"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: what is printed, and what that rests on."""
+    """One cell: the printed text, and the runs or the source behind it."""
 
     text: str
     origin: Origin
@@ -46,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns; the column of the rows' titles is not counted among the columns."""
+    """Rows under columns. `columns` does not include the column of the rows' titles."""
 
     title: str
     columns: tuple[str, ...]
@@ -62,7 +67,7 @@ class Table:
 
 @dataclass(frozen=True)
 class RenderedReport:
-    """A report at one scale: the main table first, then what was measured beside it, then the notes."""
+    """A report at one scale: the main table, the tables of other measurements, and the notes."""
 
     name: str
     scale: str
@@ -79,9 +84,9 @@ class RenderedReport:
 def over_seeds(
     runs: Sequence[RunRecord], value: Callable[[RunRecord], Any], form: str | Callable[[float], str], source: str
 ) -> Cell:
-    """A measured cell: the mean over seeds of the mean over the runs of a seed; missing where no run has the value.
+    """A measured cell: the mean over seeds of the mean over the runs of a seed. It is missing if no run has the value.
 
-    form: how a number is written, as for format(), or a function that writes it.
+    form: a format specification for format(), or a function that formats a number.
     """
     write = (lambda number: format(number, form)) if isinstance(form, str) else form
     measured: dict[int, list[float]] = {}
@@ -99,25 +104,75 @@ def over_seeds(
     text = write(mean)
     if spread:
         text += f" {PLUS_MINUS} {write(spread)} ({len(means)})"
-    return measured_cell(text, source, mean, spread, "sd" if spread is not None else "", len(means), used)
+    return measured_cell(text, source, mean, len(means), used, spread, "sd" if spread is not None else "")
 
 
 def measured_cell(
     text: str,
     source: str,
     value: float | None,
-    spread: float | None,
-    kind: Literal["", "sd", "ci"],
     n_seeds: int,
     run_ids: Iterable[str],
+    spread: float | None = None,
+    kind: Literal["", "sd", "ci"] = "",
 ) -> Cell:
+    """A cell of runs. source: published or yours; kind: of the spread."""
     shown: Literal["published", "yours"] = "published" if source == "published" else "yours"
     return Cell(text, "measured", value, spread, kind, n_seeds, tuple(run_ids), shown)
 
 
+def quoted(value: Any) -> Cell:
+    """A cell with a value that the paper prints; None is a missing cell."""
+    if value is None:
+        return MISSING
+    number = float(value) if isinstance(value, (int, float)) else None
+    return Cell(str(value), "quoted", number, source="paper")
+
+
 def distinct(values: Iterable[Any]) -> str:
-    """Each value once, in the order of the first of each."""
+    """Each value once, in the order of their first occurrence."""
     return " | ".join(dict.fromkeys(str(value) for value in values))
+
+
+def provenance(source: str, runs: Sequence[RunRecord], details: Callable[[], Sequence[str]]) -> str:
+    """A note on the evaluation runs of a source: their number, details, hardware and commits."""
+    if not runs:
+        return f"{source}: no runs"
+    machines, commits = distinct(map(hardware_of, runs)), distinct(map(commit_of, runs))
+    count = f"{len(runs)} evaluation run{'s' * (len(runs) != 1)}"
+    return "; ".join([f"{source}: {count}", *details(), f"hardware {machines}", f"commit {commits}"])
+
+
+def rows_by_source(
+    titles: Mapping[str, str],
+    sources: Mapping[str, Selection],
+    printed: Mapping[str, Sequence[Cell]],
+    cells: Callable[[Sequence[RunRecord], str], Sequence[Cell]],
+    expected: Iterable[str],
+    label: Callable[[str, Sequence[RunRecord]], str] = lambda source, runs: source,
+) -> list[Row]:
+    """Lines of a table with a line for each row and source: the paper's, then published and yours.
+
+    Args:
+        titles: row -> its title.
+        printed: row -> the cells that the paper prints.
+        cells: of the runs of a row and a source.
+        expected: rows that have a line of published runs even if there are none.
+        label: what the line of a source is called.
+    """
+    rows, awaited = [], set(expected)
+    for name, title in titles.items():
+        if name in printed:
+            rows.append(Row(f"{name}/paper", title, (Cell("paper", "quoted", source="paper"), *printed[name])))
+        for source, selection in sources.items():
+            runs = selection.runs.get(name, [])
+            if not runs and (source == "yours" or name not in awaited):
+                continue
+            shown = f"{title} {MISMATCH_MARK}" if name in selection.mismatches else title
+            ids = [run.run_id for run in runs]
+            head = measured_cell(label(source, runs), source, 0.0, 0, ids) if runs else Cell(source, "missing")
+            rows.append(Row(f"{name}/{source}", shown, (head, *cells(runs, source))))
+    return rows
 
 
 def hardware_of(run: RunRecord) -> str:
@@ -127,7 +182,7 @@ def hardware_of(run: RunRecord) -> str:
 
 
 def commit_of(run: RunRecord) -> str:
-    """The commit of a run, or those of its sittings, shortened."""
+    """The shortened commit of a run, or its commits if it was interrupted and resumed at another."""
     several = run.environment.get("git_revisions") or ()
     if len(several) > 1:
         return (

@@ -1,30 +1,33 @@
-"""A table of running text as its file declares it: rows, columns, and which runs are of which row."""
+"""A table of running text as its YAML declares it: rows, columns, and the row of each run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any, TypeGuard
+from pathlib import Path
+from typing import Any, ClassVar, TypeGuard
 
 import yaml
 
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, value_at
-from infini.report.declared import trained_otherwise
-from infini.report.selection import AGGREGATES, IRRELEVANT_SETTINGS, Selection, checked
+from infini.report.declared import find_mismatches
+from infini.report.kind import REPRODUCED, OwnVerb
+from infini.report.selection import IRRELEVANT_SETTINGS, RunReport, Selection
+from infini.report.tables import RenderedReport
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A row that is a model with settings other than its usual ones."""
+    """A row with a model whose settings differ from the defaults."""
 
     model: str
     settings: Mapping[str, Sequence[str]]
-    """Scale -> the settings, as the command line takes them; at a scale that is not named there is no such row."""
+    """Scale -> the settings, as the command line takes them. At other scales the row does not exist."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Task -> its learning rate (optimizer.lr), where that of the model's usual sizes is not the best of these."""
+    """Task -> its learning rate (optimizer.lr), if it differs from that of the model with its default settings."""
 
     def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
         """Whether the run is of this model and was trained with these settings."""
@@ -35,35 +38,41 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(RunReport):
     """A table of running text, as `conf/report/<name>.yaml` declares it."""
+
+    choices = ("newest", "mean")
+    one_corpus = True
+    verbs: ClassVar[Mapping[str, OwnVerb]] = {
+        "reproduce": OwnVerb(REPRODUCED, ("init_from",), "infini.runs.reproduce_text")
+    }
 
     name: str
     title: str
     task: str
-    """The task that `infini reproduce` takes where none is named."""
+    """The task of `infini reproduce` if none is named on the command line."""
     split: str
     models: dict[str, str]
     """Model name -> title of its row, in the order of the rows."""
     benchmarks: dict[str, str]
     """Task name -> title of its columns."""
     variants: dict[str, Variant] = field(default_factory=dict)
-    """Name of a row -> its Variant; the rows that are not named here are models with their usual settings."""
+    """Row name -> its Variant. The other rows are models with their default settings."""
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Model name -> what the paper prints: memory, xl_cache, segment_length and one value a benchmark."""
+    """Model name -> the paper's values: memory, xl_cache, segment_length and one for each benchmark."""
     aggregate: str | None = None
-    """What several runs of one model, scale and seed are: null (an error), newest or mean."""
+    """What to do with several runs of one model, scale and seed: null (an error), newest or mean."""
     baseline: str | None = None
-    """Row whose loss the others are compared with."""
+    """Row with which the losses of the others are compared."""
     baselines: dict[str, str] = field(default_factory=dict)
-    """Row -> the row that it is compared with instead."""
+    """Row -> the row that it is compared with instead of `baseline`."""
     whole_documents: bool = False
-    """Whether documents are read to their end in evaluations, also at a scale that otherwise stops earlier
-    (scale.eval_max_tokens); runs that stopped are then none of the table's, and nothing is knocked out."""
+    """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
+    (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.aggregate not in AGGREGATES:
+        if self.aggregate not in (None, *self.choices):
             raise InputError(f"report.aggregate={self.aggregate!r}: null, newest or mean")
         for model in self.paper:
             if model not in self.models:
@@ -91,6 +100,7 @@ class Report:
         for name in (*self.baselines, *self.baselines.values()):
             if name not in self.models:
                 raise InputError(f"report.baselines: no row {name!r} in report.models{did_you_mean(name, self.models)}")
+        object.__setattr__(self, "variants", {name: _variant(name, given) for name, given in self.variants.items()})
 
     @property
     def titles(self) -> Mapping[str, str]:
@@ -98,32 +108,23 @@ class Report:
 
     @property
     def parts(self) -> tuple[Report, ...]:
-        """The report of each task by itself: its runs are chosen, and its figures drawn, apart from the others'."""
         return tuple(
             replace(self, task=task, name=self.name if task == self.task else f"{self.name}_{task}")
             for task in self.benchmarks
         )
-
-    @property
-    def one_corpus(self) -> bool:
-        return True
-
-    @property
-    def ways_to_choose(self) -> tuple[str, ...]:
-        return ("newest", "mean")
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or run.data.get("split") != self.split or not self._reads_as_far_as(run):
             return None
         trained = known.training_config(run)
         of = trained.get("variant")
-        # What another report's row sets besides may be no matter to this one's, and is another model.
+        # A variant of another report is another model, even if this report's rows do not set what it sets.
         if of and self.name not in (of, f"{of}_{self.task}"):
             return None
         for name, variant in self.variants.items():
             if variant.fits(run, trained):
                 return name
-        # However it was evaluated: what was trained as a variant is not the model as it is.
+        # A model that was trained as a variant is not the model with its default settings.
         usual = run.model in self.models and run.model not in self.variants and not trained.get("variant")
         return run.model if usual else None
 
@@ -134,8 +135,8 @@ class Report:
         return stopped or not _stops_early(run.scale)
 
     def evaluation_settings(self) -> list[str]:
-        """What is set for the evaluations of every row."""
-        # What the memory is worth is measured at the beginnings of documents, once.
+        """Settings of the evaluations of every row."""
+        # Knock-outs are measured once, at the beginnings of documents.
         return ["scale.eval_max_tokens=null", "scale.knockouts=false"] if self.whole_documents else []
 
     def model_of(self, row: str) -> str:
@@ -143,12 +144,12 @@ class Report:
         return self.variants[row].model if row in self.variants else row
 
     def baseline_of(self, row: str) -> str | None:
-        """The row that a row is compared with, if there is one."""
+        """The row that a row is compared with, or None."""
         return self.baselines.get(row, None if row == self.baseline else self.baseline)
 
     def settings_of(self, row: str, scale: str, task: str | None = None) -> list[str] | None:
-        """What is set for a row beside its model, in a task (None: the report's own); None where it has no place at
-        this scale."""
+        """Settings of a row in addition to its model, or None if the row does not exist at this scale. task: None is
+        the report's own."""
         if row not in self.variants:
             return []
         variant, task = self.variants[row], task or self.task
@@ -160,27 +161,31 @@ class Report:
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset({"all"})
 
-    def as_declared(self, runs: list[RunRecord], row: str, known: Selection) -> list[RunRecord]:
-        """A model that was trained otherwise than the row declares steps back for one of its seed that was trained so:
-        what was tried beside it is no rival. Not where the report says how to choose among several."""
-        if self.aggregate is not None or len({run.seed for run in runs}) == len(runs):
-            return runs
-        others = trained_otherwise(self, row, runs, known)
-        seeds = {run.seed for run in runs if run.run_id not in others}
-        return [run for run in runs if run.seed not in seeds or run.run_id not in others]
+    def find_mismatches(self, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
+        return find_mismatches(self, row, runs, known)
 
-    @classmethod
-    def from_config(cls, config: Any) -> Report:
-        """A report from the `report` group of a configuration, a mapping or a dataclass.
+    def render(
+        self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
+    ) -> RenderedReport:
+        from infini.report.text_tables import build_report
 
-        Raises:
-            InputError: a key is missing, unknown or has a value that is not allowed.
-        """
-        report: Report = checked(cls, config, "title", "task", "split", "models", "benchmarks")
-        return replace(report, variants={name: _variant(name, given) for name, given in report.variants.items()})
+        return build_report(self, scale, published, yours)
+
+    def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path] | None:
+        from infini.report.bench_figures import newest_of_models
+        from infini.report.costs import draw_costs
+        from infini.report.figures import draw_report
+
+        if self.variants and not self.variants.keys() & selection.runs.keys():
+            # Another report draws the models with their default settings.
+            return None
+        costs = draw_costs(self, scale, selection, folder, newest_of_models(known, scale))
+        return draw_report(self, scale, selection, folder) + costs
 
 
 def _variant(name: str, given: Any) -> Variant:
+    if isinstance(given, Variant):
+        return given
     whole = isinstance(given, Mapping) and {"model", "settings"} <= set(given) <= {"model", "settings", "rates"}
     read: Mapping[str, Any] = given if whole else {}
     settings, rates = read.get("settings"), read.get("rates", {})

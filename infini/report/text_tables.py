@@ -1,17 +1,18 @@
-"""The table of running text: perplexities beside the paper's, and what was measured beside them."""
+"""The table of running text: perplexities, the paper's and ours, and the tables of the other measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from infini.config.lengths import format_length
 from infini.records import RunRecord
-from infini.report.declared import APART_MARK, Declared, find_mismatches, note_of_apart, trained_otherwise
+from infini.report.declared import marked, report_mismatches
 from infini.report.intervals import holm, p_value
 from infini.report.positions import BY_PLACE, BY_POSITION, gap
-from infini.report.selection import Selection, select_runs
+from infini.report.selection import Selection, select_sources
 from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
 from infini.report.stats import Effect, knockout_cost, paired_difference
 from infini.report.tables import (
@@ -22,17 +23,17 @@ from infini.report.tables import (
     RenderedReport,
     Row,
     Table,
-    commit_of,
     distinct,
-    hardware_of,
     measured_cell,
     over_seeds,
+    provenance,
+    quoted,
 )
 from infini.report.text_report import Report
 from infini.report.training_tokens import described, trained_tokens
 
 BIN_GROWTH = 4.0
-"""Of the positions in a table: each column ends at this many times where it begins."""
+"""Each column of a table of positions ends at this many times its first position."""
 CLUSTERED = "clustered by document and seed, of one seed by document alone"
 SIZES = (
     "Numbers carried from segment to segment, how many times less that is than of Memorizing Transformers, and tokens "
@@ -45,36 +46,17 @@ def build_report(
     scale: str,
     published: Iterable[RunRecord],
     yours: Iterable[RunRecord] | None = None,
-    declared: Mapping[str, Declared] | None = None,
 ) -> RenderedReport:
-    """Fill a report from records: paper, published and yours side by side, at one scale.
-
-    Args:
-        report: what the table is.
-        scale: only runs of this scale fill cells.
-        published: published records, synthetic ones are left out.
-        yours: records of the results folder; None makes a report of the published records alone.
-        declared: task -> what its models are trained with at this scale; what was trained otherwise is marked.
-
-    Raises:
-        InputError: there are two candidates for a cell, see `select_runs`.
-    """
-    known = {"published": [run for run in published if not run.synthetic]}
-    if yours is not None:
-        known["yours"] = list(yours)
-    # Task -> whose -> runs.
-    chosen = {
-        part.task: {source: select_runs(part, scale, found) for source, found in known.items()} for part in report.parts
-    }
-    for part in report.parts if declared else ():
-        for selection in chosen[part.task].values():
-            find_mismatches(part, scale, selection, (declared or {})[part.task])
+    """The columns paper, published and yours of each task, and the other tables; see RunReport.render."""
+    published, yours = list(published), None if yours is None else list(yours)
+    # Task -> source -> selection.
+    chosen = {part.task: select_sources(part, scale, published, yours) for part in report.parts}
     title = f"{report.title}, scale {scale}"
     made_up = [task for task, sources in chosen.items() if any(found.synthetic for found in sources.values())]
     if made_up:
         with_runs = [task for task, sources in chosen.items() if any(found.runs for found in sources.values())]
         where = "" if made_up == with_runs else f" in {', '.join(report.benchmarks[task] for task in made_up)}"
-        # Published runs are never made up.
+        # Published runs are never synthetic.
         where += " of the rows that are yours" if any(chosen[task]["published"].runs for task in made_up) else ""
         title += f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
     tables = [_main_table(report, chosen), _sizes_table(report, chosen)]
@@ -82,44 +64,19 @@ def build_report(
     notes.append(f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets; {DASH} not available.")
     for part in report.parts:
         sources = chosen[part.task]
-        # What was measured beside perplexity is shown for one set of runs, so that pairs are pairs of one set.
+        # The other tables compare runs in pairs, so they show the runs of one source.
         beside = "yours" if yours is not None and sources["yours"].runs else "published"
         if sources[beside].runs:
             builders = (_measures_table, _memory_table, _position_table, _place_table)
             tables += [build(part, beside, sources[beside]) for build in builders]
+        named = {f"{report.benchmarks[part.task]}, {source}": selection for source, selection in sources.items()}
         notes += [
-            provenance(f"{report.benchmarks[part.task]}, {source}", selection, part)
-            for source, selection in sources.items()
+            provenance(source, selection.all_runs, partial(_data, selection, part))
+            for source, selection in named.items()
             if selection.runs or part.task == report.task
         ]
-        notes += [
-            note_of_apart(f"{report.benchmarks[part.task]}, {source}", scale, selection.apart, part.models)
-            for source, selection in sources.items()
-            if selection.apart
-        ]
-        notes += [
-            _note_of_aside(f"{report.benchmarks[part.task]}, {source}", part, selection)
-            for source, selection in sources.items()
-            if selection.aside
-        ]
+        notes += report_mismatches(named, scale, part.models)
     return RenderedReport(report.name, scale, title, tuple(table for table in tables if table.rows), tuple(notes))
-
-
-def _note_of_aside(source: str, report: Report, selection: Selection) -> str:
-    """A note on runs that stepped back for others, and why."""
-    rows = []
-    for row, runs in selection.aside.items():
-        others = trained_otherwise(report, row, runs, selection)
-        ways = dict.fromkeys(way for found in others.values() for way in found)
-        rows.append(f"{report.models[row]} ({', '.join(ways)}: {', '.join(run.run_id for run in runs)})")
-    return f"{source}: left out, trained otherwise than the row declares: {'; '.join(rows)}"
-
-
-def _quoted(value: Any) -> Cell:
-    if value is None:
-        return MISSING
-    number = float(value) if isinstance(value, (int, float)) else None
-    return Cell(str(value), "quoted", number, source="paper")
 
 
 def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Table:
@@ -131,27 +88,27 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Tabl
         paper = report.paper.get(model, {})
         cells: list[Cell] = []
         for task, sources in chosen.items():
-            cells.append(_quoted(paper.get(task)))
+            cells.append(quoted(paper.get(task)))
             cells += [_perplexity(selection, model, source) for source, selection in sources.items()]
         rows.append(Row(model, title, tuple(cells)))
     return Table("Perplexity per token", tuple(columns), tuple(rows))
 
 
 def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) -> Table:
-    """Memory, compression, XL cache and segment length: the paper's beside ours, which are the same for every task."""
-    quoted = {"Memory size (comp.)": "memory", "XL cache": "xl_cache", "Segment length": "segment_length"}
-    beside_paper = any(name in values for values in report.paper.values() for name in quoted.values())
+    """Memory, compression, XL cache and segment length: the paper's and ours, which are the same for every task."""
+    printed = {"Memory size (comp.)": "memory", "XL cache": "xl_cache", "Segment length": "segment_length"}
+    beside_paper = any(name in values for values in report.paper.values() for name in printed.values())
     found: dict[str, tuple[str, Selection]] = {}
     for sources in chosen.values():
         for source, selection in sources.items():
             for row in selection.runs:
-                # Of several sources the last is the reader's own.
+                # The reader's own runs replace the published ones.
                 if row not in found or source == "yours" != found[row][0]:
                     found[row] = source, selection
     floats = {row: _carried(selection, row) for row, (_, selection) in found.items()}
     rows = []
     for row, title in report.models.items():
-        paper = [_quoted(report.paper.get(row, {}).get(name)) for name in quoted.values()]
+        paper = [quoted(report.paper.get(row, {}).get(name)) for name in printed.values()]
         ours = [MISSING, MISSING, MISSING]
         if row in found:
             source, selection = found[row]
@@ -168,7 +125,7 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
                 (None if length is None else str(length), length),
             )
             ours = [
-                MISSING if text is None else measured_cell(text, source, value, None, "", len(seeds), run_ids)
+                MISSING if text is None else measured_cell(text, source, value, len(seeds), run_ids)
                 for text, value in shown
             ]
         pairs = zip(paper, ours, strict=True)
@@ -176,7 +133,7 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
         if any(cell is not MISSING for cell in cells):
             rows.append(Row(row, title, tuple(cells)))
     whose = ("paper", "ours") if beside_paper else ("",)
-    columns = tuple(f"{name} {of}".rstrip() for name in quoted for of in whose)
+    columns = tuple(f"{name} {of}".rstrip() for name in printed for of in whose)
     return Table(SIZES, columns, tuple(rows))
 
 
@@ -187,11 +144,11 @@ def _carried(selection: Selection, row: str) -> float | None:
 
 def _perplexity(selection: Selection, row: str, source: str) -> Cell:
     cell = over_seeds(selection.runs.get(row, ()), lambda run: run.metric("perplexity"), ".2f", source)
-    return replace(cell, text=f"{cell.text} {APART_MARK}") if row in selection.apart else cell
+    return replace(cell, text=marked(cell.text, selection, row))
 
 
 def _title(report: Report, selection: Selection, row: str) -> str:
-    return f"{report.models[row]} {APART_MARK}" if row in selection.apart else report.models[row]
+    return marked(report.models[row], selection, row)
 
 
 def _measures_table(report: Report, source: str, selection: Selection) -> Table:
@@ -221,7 +178,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
             effects.append(paired_difference(runs, selection.runs.get(other, [])) if other else None)
         if any(effects):
             found[model] = effects
-    # All of the table's tests are one family.
+    # The tests of the table are one family.
     tested = [effect for effects in found.values() for effect in effects if effect and effect.estimate.df > 0]
     adjusted = dict(zip(map(id, tested), holm([effect.estimate.p for effect in tested]), strict=True))
     rows = []
@@ -232,7 +189,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
         documents = [f"{effect.n_books} ({effect.effective_books:.1f})" for effect in known]
         for counts, last in ((documents, known[-1].n_books), ([str(e.n_seeds) for e in known], known[-1].n_seeds)):
             text = "/".join(dict.fromkeys(counts))
-            cells.append(measured_cell(text, source, last, None, "", known[-1].n_seeds, ids))
+            cells.append(measured_cell(text, source, last, known[-1].n_seeds, ids))
         rows.append(Row(model, _title(report, selection, model), tuple(cells)))
     title = (
         f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token [95 % interval, {CLUSTERED}] "
@@ -248,12 +205,12 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
 
 
 def _position_table(report: Report, source: str, selection: Selection) -> Table:
-    """Whether what a row gains over the baseline goes on growing with the position in the document."""
+    """The gap to the baseline by position in the document: does it keep growing?"""
     return _gap_table(report, source, selection, BY_POSITION, BIN_GROWTH, "by position in the document")
 
 
 def _place_table(report: Report, source: str, selection: Selection) -> Table:
-    """What a row gains over the baseline at the beginning of segments, where that sees little, and at their end."""
+    """The gap to the baseline by place in the segment. At the beginning of a segment the baseline sees little."""
     return _gap_table(report, source, selection, BY_PLACE, 1.0, "by place in the segment")
 
 
@@ -270,10 +227,10 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
                 f"{mean:+.4f} {PLUS_MINUS} {half:.4f}",
                 source,
                 mean,
-                half,
-                "ci",
                 len(shared),
                 [run.run_id for run in (*mine, *theirs) if run.seed in shared],
+                half,
+                "ci",
             )
             for first, last, mean, half in points.tolist()
         }
@@ -298,10 +255,10 @@ def _effect_cells(effect: Effect | None, adjusted: float | None, source: str) ->
         return [MISSING, MISSING]
     mean, half = effect.mean, effect.estimate.half_width
     if adjusted is None:
-        return [measured_cell(f"{mean:+.4f}", source, mean, None, "", effect.n_seeds, effect.run_ids), MISSING]
+        return [measured_cell(f"{mean:+.4f}", source, mean, effect.n_seeds, effect.run_ids), MISSING]
     text = f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
-    size = measured_cell(text, source, mean, half, "ci", effect.n_seeds, effect.run_ids)
-    p = measured_cell(p_value(adjusted), source, adjusted, None, "", effect.n_seeds, effect.run_ids)
+    size = measured_cell(text, source, mean, effect.n_seeds, effect.run_ids, half, "ci")
+    p = measured_cell(p_value(adjusted), source, adjusted, effect.n_seeds, effect.run_ids)
     return [size, p]
 
 
@@ -310,20 +267,17 @@ def _whose(source: str) -> str:
 
 
 def _scored(run: RunRecord) -> str:
-    """Tokens that were scored, and of how many when the evaluation stopped early."""
+    """Tokens that were scored, and the tokens of the split if the evaluation stopped early."""
     scored, size = run.cost.get("tokens_seen"), run.data.get("tokens")
     if scored is None or scored == size:
         return _count(size)
     return f"the first {_count(scored)} of {_count(size)}"
 
 
-def provenance(source: str, selection: Selection, report: Report) -> str:
-    """One line: tokenizer, data, training tokens, hardware and commit of the runs of a selection."""
-    runs = selection.all_runs
-    if not runs:
-        return f"{source}: no runs"
+def _data(selection: Selection, report: Report) -> list[str]:
+    """Data, tokenizer and training tokens of the runs of a selection."""
     data = []
-    for run in runs:
+    for run in selection.all_runs:
         seen = run.data
         data.append(
             f"{seen.get('name')} {seen.get('split')} "
@@ -331,11 +285,8 @@ def provenance(source: str, selection: Selection, report: Report) -> str:
             f"{_count(seen.get('documents'))} documents, {_scored(run)} tokens"
         )
     training_tokens = described(selection, {report.models[model]: found for model, found in selection.runs.items()})
-    return (
-        f"{source}: {len(runs)} evaluation runs; data {distinct(data)}; "
-        f"tokenizer {distinct(run.data.get('tokenizer') for run in runs)}; training tokens {training_tokens}; "
-        f"hardware {distinct(hardware_of(run) for run in runs)}; commit {distinct(commit_of(run) for run in runs)}"
-    )
+    tokenizers = distinct(run.data.get("tokenizer") for run in selection.all_runs)
+    return [f"data {distinct(data)}", f"tokenizer {tokenizers}", f"training tokens {training_tokens}"]
 
 
 def _count(value: Any) -> str:

@@ -59,6 +59,8 @@ class Claim:
     @classmethod
     def from_config(cls, values: Any, measures: Iterable[str]) -> Claim:
         """A claim from a mapping; InputError for a key or value that is not allowed."""
+        if isinstance(values, cls):
+            return values
         name = values.get("name") if isinstance(values, dict) else None
         try:
             made = cls(**{**values, "rows": tuple(values.get("rows", ()))})

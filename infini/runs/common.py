@@ -173,28 +173,6 @@ def own_setting(settings: Sequence[str], asked: str) -> str | None:
     return None if own == asked.lstrip("+") else own
 
 
-def rows_of_models(
-    report: str, rows: Mapping[str, str], models: Sequence[str], known: Mapping[str, str] | None = None
-) -> list[str]:
-    """The rows whose model is one of `models`; all of them where none is named.
-
-    rows: row -> its model, of the rows that are to be made. known: the same of all rows of the report, which report.run
-    chooses from; None: rows are not chosen. Raises InputError for a model that has no row.
-    """
-    for model in models:
-        if model in rows.values():
-            continue
-        others = [row for row, of in (known or {}).items() if of == model]
-        if others:
-            raise InputError(
-                f"model={model}: report={report} has rows of it that report.run leaves out; add "
-                f"report.run=[{','.join(others)}]"
-            )
-        has = ", ".join(dict.fromkeys((known or rows).values()))
-        raise InputError(f"model={model}: report={report} has no row of this model; it has rows of {has}")
-    return [row for row, model in rows.items() if not models or model in models]
-
-
 def keys_of(overrides: list[str]) -> list[str]:
     """The keys that a command line sets, in its order."""
     return [override.lstrip("+").partition("=")[0] for override in overrides]

@@ -1,4 +1,4 @@
-"""`infini figure`: the figures of one report or of all, from run records."""
+"""`infini figure`: draw the figures of one report, or of all, from run records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from infini import records
 from infini.config.schema import groups
 from infini.errors import InputError
 from infini.report.bench_figures import DRAWN_BY, newest
-from infini.report.load import OfRuns, draw, load_report, names_a_report, refuse_seed, report_of_runs
-from infini.report.selection import select_runs
-from infini.report.text_report import Report
+from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
+from infini.report.selection import RunReport, select_runs
 from infini.system.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
-    """Write the figures of the report that is named, else of every report, to `<results_dir>/figures` as PNG and SVG.
+    """Write the figures of the named report, or of every report, to `<results_dir>/figures` as PNG and SVG.
 
-    Runs are those of the results folder; for a report that has none there, the published ones.
+    The runs are those of the results folder. A report without runs there is drawn from the published ones.
 
     Raises:
-        InputError: no run of the reports at this scale holds anything to draw.
+        InputError: no run of the reports at this scale has anything to draw.
     """
     refuse_seed("figure", overrides)
     records.check_writable(cfg.results_dir)
@@ -41,7 +40,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
         reports = [report_of_runs(cfg.report, "draw")]
     said: list[str] = []
     drawn_by: list[Callable[[], list[str]]] = [
-        partial(_draw, report, cfg) for report in reports if isinstance(report, OfRuns)
+        partial(_draw, report, cfg) for report in reports if isinstance(report, RunReport)
     ]
     if not named:
         drawn_by += [partial(_draw_bench, suite, cfg) for suite in DRAWN_BY]
@@ -59,7 +58,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
 
 
 def _draw_bench(suite: str, cfg: Config) -> list[str]:
-    """Draw the figure of `infini bench suite=<suite>`; lines that say what was drawn."""
+    """Draw the figure of `infini bench suite=<suite>`. Returns the lines to print."""
     series, draw_one = DRAWN_BY[suite]
     results_dir = Path(cfg.results_dir)
     for folder in (results_dir, records.published_dir()):
@@ -69,8 +68,8 @@ def _draw_bench(suite: str, cfg: Config) -> list[str]:
     return []
 
 
-def _draw(report: OfRuns, cfg: Config) -> list[str]:
-    """Draw the figures of one report; lines that say what was drawn."""
+def _draw(report: RunReport, cfg: Config) -> list[str]:
+    """Draw the figures of one report. Returns the lines to print."""
     results_dir = Path(cfg.results_dir)
     for folder in (results_dir, records.published_dir()):
         known = records.load_records(folder)
@@ -83,7 +82,7 @@ def _draw(report: OfRuns, cfg: Config) -> list[str]:
         if paths:
             said = _said(report.name, paths, published=folder != results_dir)
             for part, found in selections:
-                if isinstance(part, Report) and part.baseline and found.runs and part.baseline not in found.runs:
+                if part.baseline and found.runs and part.baseline not in found.runs:
                     said.append(
                         f"{part.task}: no gap by position, which needs model={part.baseline} with the same seed"
                     )

@@ -1,6 +1,6 @@
-"""`make results`: the published tables, CLAIMS.md and figures made again from the published records.
+"""`make results`: make the published tables, CLAIMS.md and figures again from the published records.
 
-A change to how these are made reaches the published ones this way; `infini publish` renews those that a run changes.
+This applies a change of the code to all of them. `infini publish` renews only those that a new run changes.
 """
 
 from __future__ import annotations
@@ -13,23 +13,19 @@ from pathlib import Path
 from infini import records
 from infini.config.compose import compose
 from infini.config.schema import groups
-from infini.records import RunRecord
-from infini.report.load import OfRuns, render
 from infini.report.render import write_report
-from infini.report.search import SearchReport, build_search
-from infini.report.tables import RenderedReport
 from infini.runs import figure
 from infini.runs.claims import FILE as CLAIMS_FILE
 from infini.runs.claims import claims_text, declared_report
 from infini.runs.publish import CLAIMS_SCALE
-from infini.runs.search import found_by_search
+from infini.runs.table import tabulate
 from infini.system.progress import progress_bar
 
 
 def renew(published_dir: Path, target: Path) -> list[Path]:
-    """Make every table below `published_dir` again, and CLAIMS.md, and write them below `target`.
+    """Make every published table and CLAIMS.md again and write them below `target`. Returns the paths of the files.
 
-    Tables that rest on no record (Table 1) are left out. Returns the paths that were written.
+    Tables that need no record (Table 1) are left out.
     """
     known = records.load_records(published_dir)
     there = {path.stem for path in (published_dir / "tables").glob("*.md")}
@@ -37,7 +33,9 @@ def renew(published_dir: Path, target: Path) -> list[Path]:
     written = []
     with progress_bar("making tables", len(named) + 1, sys.stderr.isatty()) as advance:
         for name, scale in named:
-            if (made := _rendered(name, scale, known)) is not None:
+            if (report := declared_report(name)).is_published:
+                words = [f"report={name}", f"scale={scale}"]
+                made = tabulate(report, compose(words), words, known, None)
                 written += write_report(made, target / "tables", links={"published": "../runs"})
             advance(1)
         claims = target / CLAIMS_FILE
@@ -46,19 +44,10 @@ def renew(published_dir: Path, target: Path) -> list[Path]:
     return [*written, claims]
 
 
-def _rendered(name: str, scale: str, known: list[RunRecord]) -> RenderedReport | None:
-    report = declared_report(name)
-    if isinstance(report, SearchReport):
-        words = [f"report={name}", f"scale={scale}"]
-        found = found_by_search(report, compose(words), words, known)
-        return build_search(report, scale, found, {run.run_id for run in known})
-    return render(report, scale, known) if isinstance(report, OfRuns) else None
-
-
 if __name__ == "__main__":
     published = records.published_dir()
     print(*renew(published, published), sep="\n")
-    # Where nothing is the reader's own, the published runs are what is drawn.
+    # With an empty results folder the published runs are drawn.
     with tempfile.TemporaryDirectory() as empty:
         figure.run(compose([f"results_dir={empty}"]), [])
         shutil.copytree(Path(empty) / "figures", published / "figures", dirs_exist_ok=True)

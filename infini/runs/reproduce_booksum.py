@@ -1,4 +1,4 @@
-"""What `infini reproduce report=table4_booksum` runs: each system's training and evaluation, and the references."""
+"""What `infini reproduce` runs for a table of summaries: each system's training and evaluation, and the references."""
 
 from __future__ import annotations
 
@@ -12,25 +12,19 @@ from infini import records
 from infini.config.compose import compose, config_identity
 from infini.config.lengths import format_length, parse_lengths
 from infini.config.schema import Config
-from infini.errors import DivergedError, InputError
+from infini.errors import InputError
 from infini.records import RunRecord, value_at
+from infini.report.rows import rows_of_models
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
-from infini.runs.common import (
-    catch_divergence,
-    find_training,
-    newest_on_the_data,
-    on_the_data,
-    own_setting,
-    rows_of_models,
-)
+from infini.runs.common import newest_on_the_data, on_the_data, own_setting
 from infini.runs.evaluate import evaluate, evaluate_reference
-from infini.runs.train import train
+from infini.runs.jobs import run_jobs, trained
 from infini.tasks.booksum.config import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
 
 
-def run_systems(
+def reproduce(
     report: SummaryReport,
     cfg: Config,
     overrides: list[str],
@@ -38,10 +32,11 @@ def run_systems(
     console: Console,
     models: Sequence[str] = (),
 ) -> list[str]:
-    """Make what the rows of `report.run` still need, or those of them that are of `models`. A job that is done is known
-    by its record.
+    """Run what the rows of `report.run` still need; only rows of `models` if there are any. A job is done if it has a
+    record.
 
-    Returns row and seed of each job whose training diverged.
+    Returns:
+        Row and seed of each job whose training diverged.
     """
     taken = ("task=", "model=", "seed=", "task.split=", "task.reference=")
     asked = [text for text in overrides if not text.startswith(taken)]
@@ -58,32 +53,25 @@ def run_systems(
                 raise InputError(f"{text}: row {name} has {setting}; leave it out, or other rows with report.run")
         if known[name] not in REFERENCES:
             compose([*asked, f"model={known[name]}", *settings])
-    jobs = [(seed, name) for seed in seeds for name in rows]
-    diverged = []
-    for number, (seed, name) in enumerate(jobs, 1):
-        where = f"{report.systems[name].title}, seed {seed}"
-        console.rule(f"{number} of {len(jobs)}: {where}")
-        model = str(report.systems[name].model)
+
+    def fill(name: str, seed: int) -> str:
+        model, words = known[name], [*asked, f"seed={seed}"]
         if model in REFERENCES:
-            record = _reference([*asked, f"seed={seed}", f"task.reference={model}"], model)
+            record = _reference([*words, f"task.reference={model}"], model)
         else:
-            settings = report.systems[name].settings_at(scale)
-            words = [*asked, f"seed={seed}", f"model={model}", *settings]
-            found = catch_divergence(partial(_system, words, console))
-            if isinstance(found, DivergedError):
-                console.print(str(found), style="yellow", markup=False, soft_wrap=True)
-                diverged.append(where)
-                continue
-            record = found
+            record = _system([*words, f"model={model}", *report.systems[name].settings_at(scale)], console)
         overall = record.metric("overall")
-        shown = f"{record.run_id}: overall {DASH if overall is None else f'{overall:.1f}'}"
-        console.print(shown, markup=False, highlight=False, soft_wrap=True)
-    return diverged
+        return f"{record.run_id}: overall {DASH if overall is None else f'{overall:.1f}'}"
+
+    jobs = [
+        (f"{report.systems[name].title}, seed {seed}", partial(fill, name, seed)) for seed in seeds for name in rows
+    ]
+    return run_jobs(jobs, console)
 
 
 def _reference(overrides: list[str], name: str) -> RunRecord:
     cfg = compose(overrides)
-    # No model reads the books, and nothing is drawn by decoding.
+    # A reference depends neither on a model nor on decoding.
     decides = ("data_dir", "hub_id", "split", "references", "reference", "reference_words")
     known = [
         run
@@ -98,15 +86,11 @@ def _reference(overrides: list[str], name: str) -> RunRecord:
 
 def _system(overrides: list[str], console: Console) -> RunRecord:
     cfg = compose(overrides)
-    trained = find_training(cfg)
-    if trained is None:
-        trained = train(cfg, overrides)
-    else:
-        console.print(f"trained before: {trained.run_id}", markup=False, highlight=False)
+    training = trained(overrides, console, cfg=cfg)
     known = [
         run
         for run in records.load_records(cfg.results_dir)
-        if run.parent == trained.run_id and _same_question(run, cfg)
+        if run.parent == training.run_id and _same_question(run, cfg)
     ]
     known = list(on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split))
     measured = {cell.get("length") for run in known for cell in run.series.get("cells", ())}
@@ -115,7 +99,7 @@ def _system(overrides: list[str], console: Console) -> RunRecord:
         return known[0]
     overrides = [text for text in overrides if not text.startswith("length=")]
     overrides.append(f"length=[{','.join(map(format_length, missing))}]")
-    return evaluate(compose(overrides), overrides, checkpoint_folder(cfg.results_dir, trained.run_id))
+    return evaluate(compose(overrides), overrides, checkpoint_folder(cfg.results_dir, training.run_id))
 
 
 def _is_evaluation(run: RunRecord, cfg: Config) -> bool:
@@ -123,8 +107,8 @@ def _is_evaluation(run: RunRecord, cfg: Config) -> bool:
 
 
 def _same_question(run: RunRecord, cfg: Config) -> bool:
-    """Whether an evaluation asked what `cfg` asks, whatever the lengths: the same books, compared with their summaries
-    in the same way, read by the model with the same options and in the same precision, and summaries drawn alike."""
+    """Whether an evaluation asked what `cfg` asks, at any length: the same books and references, the same
+    options of the model, precision and decoding."""
     read_alike = run.config["model"] == cfg.model and run.config["parallel"]["precision"] == cfg.parallel.precision
     same_task = config_identity(run.config)["task"] == config_identity(cfg)["task"]
     compared_alike = all(

@@ -1,4 +1,4 @@
-"""What `infini reproduce report=table3_passkey` runs: each row's training, what it starts from, its evaluation."""
+"""What `infini reproduce` runs for a passkey table: each row's training, its start, and its evaluation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ from infini import records
 from infini.config.compose import compose
 from infini.config.lengths import parse_depths, parse_lengths
 from infini.config.schema import Config
-from infini.errors import DivergedError
 from infini.records import RunRecord
 from infini.report.passkey import PasskeyReport, PasskeyRow
-from infini.runs.common import (
-    catch_divergence,
-    find_training,
-    newest_on_the_data,
-    rows_of_models,
-    settle_contradictions,
-)
+from infini.report.rows import rows_of_models
+from infini.runs.common import newest_on_the_data, settle_contradictions
 from infini.runs.evaluate import evaluate
-from infini.runs.train import train
+from infini.runs.jobs import run_jobs, trained
 from infini.training.checkpoint import checkpoint_folder
 
 
@@ -35,15 +29,15 @@ class _Job:
     row: PasskeyRow
     scale: str
     asked: tuple[str, ...]
-    """What the user set beside model, recipe and seed."""
+    """Settings of the command line other than model, recipe and seed."""
     seed: int
 
     def pretraining(self) -> list[str]:
         """Overrides of the PG19 model that the row starts from."""
-        # Recipe, optimizer and task of the prompts do not decide the model they start from.
+        # Recipe, optimizer and task of the prompts do not apply to the model that the row starts from.
         ours = ("report", "results_dir", "cache_dir", "scale", "dims", "parallel", "logger", "model")
         kept = [text for text in self.asked if text.partition("=")[0].partition(".")[0] in ours]
-        # Its attention is that of the row.
+        # It has the same positions as the row.
         positions = next((text for text in self.asked if text.startswith("task.positions=")), "task.positions=rotary")
         return [*kept, "task=pg19", positions, f"model={self.row.model}", f"seed={self.seed}"]
 
@@ -62,11 +56,11 @@ class _Job:
 
 
 def _own(row: PasskeyRow) -> list[str]:
-    """What is set for a row and for no other."""
+    """Settings of a row of its own."""
     return [*(["optimizer.gate_lr=0", "model.gate_init=zeros"] if row.frozen_gates else []), *row.overrides]
 
 
-def run_rows(
+def reproduce(
     report: PasskeyReport,
     cfg: Config,
     overrides: list[str],
@@ -74,21 +68,22 @@ def run_rows(
     console: Console,
     models: Sequence[str] = (),
 ) -> list[str]:
-    """Make what the rows of `report.run` still need, or those of them that are of `models`. A job that is done is known
-    by its record.
+    """Run what the rows of `report.run` still need; only rows of `models` if there are any. A job is done if it has a
+    record.
 
-    Returns row and seed of each job whose training diverged, or a training that it starts from.
+    Returns:
+        Row and seed of each job whose training, or a training it starts from, diverged.
     """
     known = {name: row.model for name, row in report.rows.items()}
     rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
     taken = ("task", "model", "recipe", "seed", "init_from", "task.knockout")
-    # The table's lengths and places are asked, unless others are.
+    # The table's lengths and places are asked, unless the command line sets others.
     for key, values in (("length", report.lengths), ("depth", report.depths)):
         if not any(text.startswith(f"{key}=") for text in overrides):
             overrides = [*overrides, f"{key}=[{','.join(map(str, values))}]"]
     asked = tuple(text for text in overrides if text.partition("=")[0] not in taken)
     jobs = [_Job(report.rows[name], cfg.scale.name, asked, seed) for seed in seeds for name in rows]
-    # The models that rows start from are made with the same settings.
+    # The models that rows start from are trained with the same settings.
     made = [*rows, *(start for name in rows if (start := report.rows[name].start))]
     own = {name: _own(report.rows[name]) if name in report.rows else [] for name in made}
     settle_contradictions(own, overrides, console)
@@ -96,60 +91,39 @@ def run_rows(
         compose(job.overrides(None))
         if job.row.start == "pg19":
             compose(job.pretraining())
-    diverged = []
-    for number, job in enumerate(jobs, 1):
-        where = f"{job.row.title}, seed {job.seed}"
-        console.rule(f"{number} of {len(jobs)}: {where}")
-        found = catch_divergence(partial(_fill, report, job, console))
-        if isinstance(found, DivergedError):
-            console.print(str(found), style="yellow", markup=False, soft_wrap=True)
-            diverged.append(where)
-    return diverged
+    return run_jobs(
+        [(f"{job.row.title}, seed {job.seed}", partial(_fill, report, job, console)) for job in jobs], console
+    )
 
 
 def _model(report: PasskeyReport, job: _Job, console: Console) -> str:
-    """The run id of the training that made a row's model; what it starts from is made first."""
+    """The run id of the training of a row's model. The training it starts from is run first."""
     start: str | None = None
     if job.row.start == "pg19":
-        start = _trained(job.pretraining(), console)
+        start = trained(job.pretraining(), console).run_id
     elif job.row.start:
         start = _model(report, replace(job, row=report.rows[job.row.start]), console)
     if job.row.recipe:
-        return _trained(job.overrides(start), console)
+        return trained(job.overrides(start), console).run_id
     assert start is not None
     return start
 
 
-def _fill(report: PasskeyReport, job: _Job, console: Console) -> None:
-    trained = _model(report, job, console)
+def _fill(report: PasskeyReport, job: _Job, console: Console) -> str:
+    training = _model(report, job, console)
     overrides = [*job.overrides(None), *(f"task.{key}={value}" for key, value in job.row.questions.items())]
     if not job.row.recipe:
-        # The model is the PG19 task's, with its own recipe and sizes.
+        # The model was trained for the PG19 task, with its recipe and sizes.
         overrides = [text for text in overrides if not text.startswith(("recipe", "dims", "optimizer"))]
     cfg = compose(overrides)
-    known = _evaluated(records.load_records(cfg.results_dir), trained, cfg)
-    record = known or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, trained))
+    known = _evaluated(records.load_records(cfg.results_dir), training, cfg)
+    record = known or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, training))
     accuracy = 100 * (record.metric("token_accuracy") or 0.0)
-    console.print(
-        f"{record.run_id}: token accuracy {accuracy:.1f} % over all cells",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _trained(overrides: list[str], console: Console) -> str:
-    """The run id of a training of this configuration, made now or before."""
-    cfg = compose(overrides)
-    known = find_training(cfg)
-    if known is not None:
-        console.print(f"trained before: {known.run_id}", markup=False, highlight=False)
-        return known.run_id
-    return train(cfg, overrides).run_id
+    return f"{record.run_id}: token accuracy {accuracy:.1f} % over all cells"
 
 
 def _evaluated(known: list[RunRecord], parent: str, cfg: Config) -> RunRecord | None:
-    """The newest evaluation of this training run that asked the same questions."""
+    """The newest evaluation of this training run with the same questions."""
 
     def asked(task: dict[str, Any], length: Any, depth: Any) -> Any:
         kept = {key: value for key, value in task.items() if key != "rows_per_call"}

@@ -1,11 +1,10 @@
-"""`infini reproduce report=lr_search`: every model at the same learning rates, and files for conf/tuned."""
+"""`infini reproduce report=lr_search`: train every model at the same learning rates and write files for conf/tuned."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -14,6 +13,7 @@ from infini.config.compose import compose, config_hash
 from infini.config.schema import Config
 from infini.errors import DivergedError, InputError
 from infini.records import RunRecord, write_atomically
+from infini.report.render import write_report
 from infini.report.search import (
     KEY,
     Outcome,
@@ -26,17 +26,36 @@ from infini.report.search import (
 )
 from infini.report.tables import RenderedReport
 from infini.runs.common import catch_divergence, describe_divergence, names_a_task, newest_on_the_data
+from infini.runs.jobs import QUIET, WARNING
+from infini.runs.publish import check_publishable, copy_runs
 from infini.runs.train import train
 from infini.system.progress import progress_bar
 
 Found = dict[str, dict[float, Outcome]]
-"""Model -> rate -> what became of it."""
+"""Model -> rate -> its training."""
+
+
+def reproduce(
+    report: SearchReport,
+    cfg: Config,
+    overrides: list[str],
+    seeds: list[int],
+    console: Console,
+    models: Sequence[str] = (),
+) -> list[str]:
+    """Run the search; see `run_search`. The report is already limited to `models`.
+
+    Returns:
+        Nothing: a training that diverges is a result of the search.
+    """
+    run_search(report, cfg, overrides, seeds, console)
+    return []
 
 
 def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> None:
     """Train what is missing, extend the grid while a model's best rate is at its edge, write files for conf/tuned.
 
-    Of the tasks of the report all are searched, unless one is named.
+    All tasks of the report are searched, unless one is named.
     """
     if len(seeds) > 1:
         raise InputError(f"seed={','.join(map(str, seeds))}: a search takes one")
@@ -48,38 +67,64 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: l
             path = Path(cfg.results_dir) / "tuned" / f"{'_'.join(name)}.yaml"
             text = tuned_yaml(losses)
             if text is None and best_rate(losses) is not None:
-                # One that is not the best is no longer that of an earlier, narrower search either.
+                # The file of an earlier, narrower search is not the best rate any more.
                 path.unlink(missing_ok=True)
                 console.print(
                     f"{task}, {model}: the best of {len(losses)} rates is still at the edge: no file for conf/tuned; "
                     f"more rates with report.most above {report.most}",
-                    **_PLAIN,
+                    **WARNING,
                 )
             if text is not None:
                 write_atomically(path, text.encode())
                 use = "the rate of rows with these settings" if report.settings else "copy it to conf/tuned"
-                console.print(f"{path}: {use}", markup=False, highlight=False, soft_wrap=True)
+                console.print(f"{path}: {use}", **QUIET)
 
 
 def found_by_search(
     report: SearchReport, cfg: Config, overrides: list[str], known: Iterable[RunRecord]
 ) -> dict[str, Found]:
-    """Task -> what is among the known records, as far as the grid has been extended; nothing is trained."""
+    """Task -> the trainings among the known records, as far as the grid has been extended. Nothing is trained."""
     search = _Search(report, cfg, overrides, known)
     tasks = search.tasks()
     with progress_bar("looking up runs", len(tasks) * len(report.models), sys.stderr.isatty()) as advance:
         return {task: search.grid(task, None, advance) for task in tasks}
 
 
-def table_of_search(report: SearchReport, cfg: Config, overrides: list[str]) -> RenderedReport:
-    """The losses that are on record, yours and the published ones."""
-    published, own = records.load_records(records.published_dir()), records.load_records(cfg.results_dir)
+def table(
+    report: SearchReport,
+    cfg: Config,
+    overrides: list[str],
+    published: Sequence[RunRecord],
+    yours: Sequence[RunRecord] | None,
+) -> RenderedReport:
+    """The losses of the published trainings and of yours."""
+    own = yours or ()
     found = found_by_search(report, cfg, overrides, [*published, *own])
     return build_search(report, cfg.scale.name, found, {run.run_id for run in published} - {run.run_id for run in own})
 
 
+def publish(report: SearchReport, cfg: Config, overrides: list[str], published_dir: Path) -> list[Path]:
+    """Copy the trainings of a search that are in results_dir, as far as its grid was extended, and write its table.
+
+    Raises InputError as infini.runs.publish.publish does, and if there are no trainings.
+    """
+    results_dir, before = Path(cfg.results_dir), {run.run_id: run for run in records.load_records(published_dir)}
+    found = found_by_search(report, cfg, overrides, records.load_records(results_dir))
+    runs = [run for models in found.values() for losses in models.values() for run in losses.values()]
+    chosen = {run.run_id: run for run in runs if run is not None}
+    if not chosen:
+        raise InputError(f"{results_dir}: no runs of {report.name} at scale {cfg.scale.name} to publish")
+    for record in chosen.values():
+        check_publishable(record, results_dir, before)
+    # The table shows all tasks, also if one of them was named.
+    every_task = [text for text in overrides if not text.startswith("task=")]
+    tables = table(report, cfg, every_task, list({**before, **chosen}.values()), None)
+    written = copy_runs(chosen, results_dir, published_dir)
+    return written + write_report(tables, published_dir / "tables", links={"published": "../runs"})
+
+
 class _Search:
-    """The trainings of a search; those on record are looked up once."""
+    """The trainings of a search. Records are grouped by configuration once."""
 
     def __init__(self, report: SearchReport, cfg: Config, overrides: list[str], known: Iterable[RunRecord]) -> None:
         if cfg.task.name not in report.benchmarks:
@@ -96,15 +141,15 @@ class _Search:
                 self.known.setdefault(config_hash(run.config), []).append(run)
 
     def tasks(self) -> list[str]:
-        """The task that is named, or of which something is set; else all of the report."""
+        """The task that is named, or whose data is set; otherwise all tasks of the report."""
         return [self.cfg.task.name] if names_a_task(self.overrides) else list(self.report.benchmarks)
 
     def grid(self, task: str, console: Console | None, advance: Callable[[int], None] = lambda _: None) -> Found:
-        """Every model at the report's rates and at as many more as it takes until no best rate is at the edge of its
-        model's grid; all models at as many.
+        """Every model at the report's rates, and at more rates until no best rate is at the edge of its model's grid.
+        All models get the same number of rates.
 
-        console: what is missing is trained, and announced there; None looks up only what is on record. advance: called
-        with 1 after each model.
+        console: missing trainings are run and announced there; None only looks up records. advance: called with 1 after
+        each model.
         """
         found: Found = {model: {} for model in self.report.models}
         for model in found:
@@ -115,14 +160,14 @@ class _Search:
                 while at_the_edge(losses) and self._widen(task, model, losses, console):
                     pass
             most = max(map(len, found.values()))
-            # As many for those whose best was inside their grid before.
+            # Models whose best rate was inside a smaller grid get as many rates.
             short = [model for model, losses in found.items() if len(losses) < most]
             widened = [self._widen(task, model, found[model], console) for model in short]
             if not any(widened):
                 return found
 
     def _widen(self, task: str, model: str, losses: dict[float, Outcome], console: Console | None) -> bool:
-        """One more rate; whether there is one: it may be one too many, or not on record where nothing is trained."""
+        """Add one rate; False if the grid is full, or if the training has no record and nothing is trained."""
         rate = next_rate(losses, self.report.factor)
         if rate is None or len(losses) >= self.report.most:
             return False
@@ -133,8 +178,8 @@ class _Search:
         return True
 
     def _newest_texts(self, task: str) -> str | None:
-        """Content hash of what the newest training at the report's rates read: losses on other texts are no losses of
-        one search."""
+        """Content hash of the texts of the newest training at the report's rates. Losses on different texts cannot be
+        compared."""
         if task not in self.texts:
             cells = [self._cell(task, model, rate) for model in self.report.models for rate in self.report.rates]
             runs = [run for _, cfg in cells for run in self.known.get(config_hash(cfg), [])]
@@ -149,7 +194,7 @@ class _Search:
             set_here = ("task=", "model=", "seed=", f"{KEY}=")
             others = [text for text in self.overrides if not text.startswith(set_here)]
             ours = [*self.report.settings.get(self.cfg.scale.name, ()), *self.report.model_settings.get(model, ())]
-            # The last of two settings holds: the command line's over the report's.
+            # The last of two settings counts, so the command line overrides the report.
             chosen = [f"task={task}", f"model={model}", *ours, *others]
             words = [*chosen, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
             self.cells[cell] = words, compose(words)
@@ -158,25 +203,22 @@ class _Search:
     def _run(self, task: str, model: str, rate: float, console: Console | None) -> Outcome:
         words, cfg = self._cell(task, model, rate)
         key = config_hash(cfg)
-        # One that came to its end is preferred to one that diverged.
+        # A completed training is preferred to one that diverged.
         runs = sorted(self.known.get(key, []), key=lambda run: run.diverged is None)
         if console is None:
-            # Where nothing is to be trained, the data need not be here.
+            # Without training, the data need not exist here.
             texts = self._newest_texts(task)
             on_record = [run for run in runs if run.data.get("revision") == texts]
             return on_record[-1] if on_record else None
         if (done := newest_on_the_data(cfg, runs, "train")) is not None:
             if done.diverged is not None:
-                console.print(describe_divergence(done, self.cfg.results_dir), **_PLAIN)
+                console.print(describe_divergence(done, self.cfg.results_dir), **WARNING)
             return done
         console.rule(f"{task}, {model}, {KEY}={rate:g}")
         found = catch_divergence(lambda: train(cfg, words))
         if isinstance(found, DivergedError):
-            console.print(str(found), **_PLAIN)
+            console.print(str(found), **WARNING)
         made = found.record if isinstance(found, DivergedError) else found
         assert made is not None
         self.known.setdefault(key, []).append(made)
         return made
-
-
-_PLAIN: dict[str, Any] = {"style": "yellow", "markup": False, "soft_wrap": True}

@@ -1,19 +1,22 @@
-"""`infini table report=<name>`: the paper's numbers, the published ones and yours, side by side."""
+"""`infini table report=<name>`: the paper's numbers, the published ones and yours in one table."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
 from infini import records
 from infini.errors import InputError
-from infini.report.claims import ClaimsReport
-from infini.report.footprint import MemoryReport
-from infini.report.load import load_report, refuse_seed, render
+from infini.records import RunRecord
+from infini.report.kind import ReportKind
+from infini.report.load import load_report, refuse_seed
 from infini.report.render import print_report, write_report
-from infini.report.search import SearchReport
+from infini.report.selection import RunReport
+from infini.report.tables import RenderedReport
 from infini.system.paths import is_folder
 
 if TYPE_CHECKING:
@@ -24,33 +27,40 @@ WIDTH_WITHOUT_TERMINAL = 120
 
 def run(cfg: Config, overrides: list[str]) -> int:
     """Print the report and write it to `<results_dir>/tables/<report>_<scale>.{md,tex,csv}`."""
-    results_dir = Path(cfg.results_dir)
-    if not is_folder(results_dir) and any(text.startswith("results_dir=") for text in overrides):
+    if not is_folder(Path(cfg.results_dir)) and any(text.startswith("results_dir=") for text in overrides):
         raise InputError(f"results_dir={cfg.results_dir!r}: no such folder")
     records.check_writable(cfg.results_dir)
-    declared = load_report(cfg.report)
-    if not isinstance(declared, SearchReport):
+    report = load_report(cfg.report)
+    if not report.has_one_seed:
         refuse_seed("table", overrides)
-    if isinstance(declared, MemoryReport):
-        # Only this table builds models, which are slow to import.
-        from infini.runs.table_memory import measure_report
+    show(report, cfg, overrides)
+    return 0
 
-        report = measure_report(declared, cfg, overrides)
-    elif isinstance(declared, SearchReport):
-        from infini.runs.search import table_of_search
 
-        report = table_of_search(declared, cfg, overrides)
-    elif isinstance(declared, ClaimsReport):
-        from infini.runs.claims import judged
-
-        report = judged(declared, cfg.scale.name, records.load_records(records.published_dir()))
-    else:
-        published = records.load_records(records.published_dir())
-        report = render(declared, cfg.scale.name, published, records.load_records(results_dir))
+def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
+    """Print a report from published records and those in results_dir, and write it there."""
+    published = records.load_records(records.published_dir())
+    yours = records.load_records(cfg.results_dir) if report.is_published else None
+    rendered = tabulate(report, cfg, overrides, published, yours)
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH_WITHOUT_TERMINAL)
-    print_report(report, console)
-    paths = write_report(report, results_dir / "tables", links={"yours": "../runs"})
+    print_report(rendered, console)
+    paths = write_report(rendered, Path(cfg.results_dir) / "tables", links={"yours": "../runs"})
     console.print(f"written: {', '.join(map(str, paths))}", markup=False, highlight=False, soft_wrap=True)
-    return 0
+
+
+def tabulate(
+    report: ReportKind,
+    cfg: Config,
+    overrides: list[str],
+    published: Sequence[RunRecord],
+    yours: Sequence[RunRecord] | None,
+) -> RenderedReport:
+    """A report of any kind at the scale of `cfg`. yours: None makes the table of the published records alone."""
+    own = report.verbs.get("table")
+    if own is None:
+        return cast(RunReport, report).render(cfg.scale.name, published, yours)
+    # Some kinds import torch for it, which is slow.
+    rendered: RenderedReport = importlib.import_module(own.module).table(report, cfg, overrides, published, yours)
+    return rendered

@@ -1,7 +1,8 @@
-"""`infini table report=table1_memory`: Table 1 with the floats counted in models that have read whole segments."""
+"""`infini table report=table1_memory`: Table 1, with the floats counted in models after reading whole segments."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,16 +12,24 @@ from infini.config.schema import Config
 from infini.models import build_model
 from infini.nn.protocols import optional
 from infini.nn.state import memory_floats
+from infini.records import RunRecord
 from infini.report.footprint import Measured, MemoryReport, Symbols, build_memory_report
 from infini.report.tables import RenderedReport
 from infini.system.progress import progress_bar
 
 VOCABULARY = 16
-"""What tokens there are changes nothing that is counted."""
+"""The counts do not depend on the vocabulary."""
 
 
-def measure_report(report: MemoryReport, cfg: Config, overrides: list[str]) -> RenderedReport:
-    """Build every model of the report at the configuration's sizes, let it read, and count what it carries."""
+def table(
+    report: MemoryReport,
+    cfg: Config,
+    overrides: list[str],
+    published: Sequence[RunRecord] = (),
+    yours: Sequence[RunRecord] | None = None,
+) -> RenderedReport:
+    """Build every model of the report at the configuration's sizes, let it read, and count the floats that it carries
+    to the next segment. Records are not used."""
     measured: dict[str, Measured] = {}
     with progress_bar("counting", len(report.models)) as advance:
         for model in report.models:
@@ -32,12 +41,12 @@ def measure_report(report: MemoryReport, cfg: Config, overrides: list[str]) -> R
 
 @torch.no_grad()
 def measure(cfg: Config, segments: int) -> Measured:
-    """The model of a configuration, after so many whole segments."""
+    """The model of a configuration after reading `segments` whole segments."""
     model = build_model(cfg.model, cfg.dims, VOCABULARY).eval()
     N = cfg.dims.segment_length
     ids, state = torch.arange(N)[None] % VOCABULARY, model.init_state(1)
     for _ in range(segments):
-        # One at a time: at paper scale the scores of all segments are gigabytes.
+        # One segment per call, because at paper scale the attention scores of all segments take gigabytes.
         state = model.prefill(ids, state)
     return Measured(
         symbols(cfg, model, segments),

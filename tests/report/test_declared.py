@@ -11,8 +11,8 @@ from report_runs import make_eval, make_train
 from infini.config.compose import compose
 from infini.records import RunRecord
 from infini.report import declared
-from infini.report.declared import apart, declared_at, expected
-from infini.report.load import load_report, render
+from infini.report.declared import declared_at, expected, mismatches
+from infini.report.load import load_report
 from infini.report.tables import RenderedReport
 from infini.report.text_report import Report
 
@@ -34,7 +34,7 @@ def with_trainings(runs: list[RunRecord], **changes: dict[str, Any]) -> list[Run
 
 
 def rendered(runs: list[RunRecord]) -> RenderedReport:
-    return render(report_named("table2_lm"), "laptop", [], runs)
+    return report_named("table2_lm").render("laptop", [], runs)
 
 
 def test_a_training_of_three_steps_is_marked_beside_the_others() -> None:
@@ -101,7 +101,7 @@ def test_every_row_is_as_it_declares_itself(name: str) -> None:
         settings = report.settings_of(row, "laptop")
         assert settings is not None
         cfg = compose([f"task={report.task}", f"model={report.model_of(row)}", *settings])
-        assert apart(asdict(cfg), expected(report, row, "laptop", declared_at(report.task, "laptop"))) == []
+        assert mismatches(asdict(cfg), expected(report, row, "laptop", declared_at(report.task, "laptop"))) == []
 
 
 def test_a_model_that_was_trained_on_made_up_text_is_marked() -> None:
@@ -158,7 +158,7 @@ def test_what_steps_back_is_named_and_a_choice_of_the_users_stands() -> None:
     why = "model.gate_init zeros instead of specialised"
     wanted = f"left out, trained otherwise than the row declares: Infini-Transformer (Linear) ({why}: eval-other)"
     assert notes == [f"PG19, yours: {wanted}"]
-    newest = render(replace(report_named("table2_lm"), aggregate="newest"), "laptop", [], runs)
+    newest = replace(report_named("table2_lm"), aggregate="newest").render("laptop", [], runs)
     assert not [note for note in newest.notes if "left out" in note]
     alone = rendered([other, tried]).tables[0].cell("infini_linear", "PG19 yours")
     assert newest.tables[0].cell("infini_linear", "PG19 yours") == alone

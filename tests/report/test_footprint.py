@@ -13,7 +13,7 @@ from infini.nn.state import State, is_memory, leaves, memory_floats
 from infini.report.footprint import PAPER, TABLE1, MemoryReport, Symbols, printed
 from infini.report.load import load_report, report_of_runs
 from infini.runs import table_memory
-from infini.runs.table_memory import measure, measure_report
+from infini.runs.table_memory import measure, table
 
 SIZES = ["dims.d_model=16", "dims.n_layers=3", "dims.n_heads=4", "dims.d_key=6", "dims.d_value=10"]
 SIZES += ["dims.segment_length=8", "recipe.segments_per_sequence=2"]
@@ -118,7 +118,7 @@ def test_every_symbol_of_a_formula_counts() -> None:
 def test_the_table_has_all_models_and_says_the_sizes(capfd: pytest.CaptureFixture[str]) -> None:
     declared = load_report(compose(["report=table1_memory", *SIZES]).report)
     assert isinstance(declared, MemoryReport)
-    report = measure_report(declared, compose(["report=table1_memory", *SIZES]), ["report=table1_memory", *SIZES])
+    report = table(declared, compose(["report=table1_memory", *SIZES]), ["report=table1_memory", *SIZES])
     formulas, numbers, prints = report.tables
     assert [row.model for row in formulas.rows] == [row.model for row in numbers.rows] == list(TABLE1)
     assert numbers.cell("infini_linear", "measured").value == 6 * 11 * 4 * 3

@@ -12,7 +12,7 @@ from rich.console import Console
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.load import draw, load_report, render, report_of_runs
+from infini.report.load import draw, load_report, report_of_runs
 from infini.report.passkey import PasskeyReport, longest_input, tokens_of_filler
 from infini.report.render import print_report
 from infini.report.selection import select_runs
@@ -108,10 +108,10 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
 
 def test_runs_that_fill_no_cell_are_not_passed_over_in_silence() -> None:
     stray = pair(seed=2, asked={"task.digits": 8}, name="stray-")
-    notes = render(report(), "laptop", [], [*pair(), *stray]).notes
+    notes = report().render("laptop", [], [*pair(), *stray]).notes
     (line,) = [note for note in notes if "fill no cell" in note]
     assert line.startswith(f"yours: 1 evaluation(s) fill no cell here, the last {stray[1].run_id}: ")
-    assert not [note for note in render(report(), "laptop", stray, pair()).notes if "fill no cell" in note]
+    assert not [note for note in report().render("laptop", stray, pair()).notes if "fill no cell" in note]
 
 
 def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str
         run.cost = {"tokens_seen": tokens}
     for run, diluted in zip(runs[1::2], (176.2, 566.9, 955.4), strict=True):
         run.results = {"half_dilution": {"value": diluted, "n": 16, "unit": "tokens", "higher_is_better": True}}
-    print_report(render(report(), "laptop", [], runs), Console(width=120))
+    print_report(report().render("laptop", [], runs), Console(width=120))
     out = capsys.readouterr().out
     assert "9,901,825 ±" in out and "\u2026" not in out
 
@@ -150,7 +150,7 @@ def test_rows_of_made_up_books_stand_beside_rows_without_books() -> None:
     ]
     for run in runs[2:]:
         run.data = {**run.data, "source": "synthetic"}
-    table = render(report_of_runs(compose(["report=passkey_beyond"]).report, "draw"), "laptop", [], runs).tables[0]
+    table = report_of_runs(compose(["report=passkey_beyond"]).report, "draw").render("laptop", [], runs).tables[0]
     labels = {row.model: row.cells[0].text for row in table.rows if row.model.endswith("yours")}
     assert labels == {"linear/yours": "yours", "linear_book/yours": "yours (books: SYNTHETIC)"}
 
@@ -190,7 +190,7 @@ def test_a_row_whose_books_were_made_up_says_so() -> None:
     runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": "books"})
     made_up = make_train("infini_linear", 1, run_id="books", data={**BOOKS.data, "source": "synthetic"})
     for books, label in ((BOOKS, "yours"), (made_up, "yours (books: SYNTHETIC)")):
-        table = render(report(), "laptop", [], [books, *runs]).tables[0]
+        table = report().render("laptop", [], [books, *runs]).tables[0]
         assert [row.cells[0].text for row in table.rows if row.model == "linear_finetuned/yours"] == [label]
 
 
@@ -202,7 +202,7 @@ def test_a_training_that_never_left_its_curriculum_fills_no_row() -> None:
 
 def test_rows_have_tokenizers_of_their_own_and_seeds_of_a_row_do_not() -> None:
     books = pair("infini_delta", "pg19_laptop", tokenizer="bpe-2048")
-    rendered = render(report(), "laptop", [], [*pair(), *books])
+    rendered = report().render("laptop", [], [*pair(), *books])
     column = rendered.tables[1].columns.index("Tokenizer")
     assert {row.cells[column].text for row in rendered.tables[1].rows} == {"wordlevel-57", "bpe-2048"}
     with pytest.raises(InputError, match="different data in one row"):
@@ -219,7 +219,7 @@ def test_seeds_trained_differently_are_not_averaged(key: str) -> None:
 
 
 def test_an_extended_run_never_stands_beside_the_papers_numbers() -> None:
-    table = render(report(), "laptop", [], pair(recipe="passkey_laptop_extended")).tables[0]
+    table = report().render("laptop", [], pair(recipe="passkey_laptop_extended")).tables[0]
     names = [row.model for row in table.rows]
     assert "linear_extended/yours" in names and "linear_extended/paper" not in names
     assert "linear/paper" in names and "linear/yours" not in names
@@ -229,7 +229,7 @@ def test_an_extended_run_never_stands_beside_the_papers_numbers() -> None:
 
 def test_cells_show_all_places_and_mark_those_that_need_no_memory() -> None:
     runs = [*pair(seed=1), *pair(seed=2, accuracy=0.98)]
-    table = render(report(), "laptop", [], runs).tables[0]
+    table = report().render("laptop", [], runs).tables[0]
     row = next(row for row in table.rows if row.model == "linear/yours")
     assert row.cells[1].text == "99/99/99*"
     assert set(row.cells[1].run_ids) == {"eval-infini_linear-passkey_laptop-1", "eval-infini_linear-passkey_laptop-2"}
@@ -246,12 +246,12 @@ def test_cells_show_all_places_and_mark_those_that_need_no_memory() -> None:
     ],
 )
 def test_less_than_all_is_never_printed_as_100(accuracy: float, text: str) -> None:
-    table = render(report(), "laptop", [], pair(accuracy=accuracy)).tables[0]
+    table = report().render("laptop", [], pair(accuracy=accuracy)).tables[0]
     assert next(row for row in table.rows if row.model == "linear/yours").cells[1].text == text
 
 
 def test_a_length_nobody_measured_is_a_dash() -> None:
-    table = render(report(), "laptop", [], pair(lengths=[2**15])).tables[0]
+    table = report().render("laptop", [], pair(lengths=[2**15])).tables[0]
     row = next(row for row in table.rows if row.model == "linear/yours")
     assert [cell.text for cell in row.cells[1:]] == ["100/100/100*", *["\N{EM DASH}"] * 4]
 
@@ -259,12 +259,12 @@ def test_a_length_nobody_measured_is_a_dash() -> None:
 def test_of_several_runs_of_a_cell_the_one_with_most_examples_counts() -> None:
     whole, later = pair(accuracy=0.5), pair(accuracy=1.0, lengths=[2**20], examples=1)
     later[1].run_id, later[1].started = "later", "2099-01-01T00:00:00Z"
-    table = render(report(), "laptop", [], [*whole, later[1]]).tables[0]
+    table = report().render("laptop", [], [*whole, later[1]]).tables[0]
     row = next(row for row in table.rows if row.model == "linear/yours")
     assert row.cells[-1].text == "50/50/50*" and row.cells[-1].run_ids == (whole[1].run_id,)
     more = pair(accuracy=1.0, lengths=[2**20], examples=60)
     more[1].run_id = "more"
-    table = render(report(), "laptop", [], [*whole, more[1]]).tables[0]
+    table = report().render("laptop", [], [*whole, more[1]]).tables[0]
     row = next(row for row in table.rows if row.model == "linear/yours")
     assert [cell.text for cell in row.cells[-2:]] == ["50/50/50*", "100/100/100*"]
     with pytest.raises(InputError, match="two runs for seed 1.*choose with report.aggregate=largest"):
@@ -282,7 +282,7 @@ def test_cells_outside_the_table_count_nowhere() -> None:
     runs = pair()
     cell = {"length": 2**30, "depth": "start", "token_accuracy": 0.1, "exact_match": 0.0, "examples": 5}
     runs[1].series["cells"].append({**cell, "same_segment": 0.0})
-    table = render(report(), "laptop", [], runs).tables[1]
+    table = report().render("laptop", [], runs).tables[1]
     row = next(row for row in table.rows if row.model == "linear/yours")
     shown = dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
     # 15 cells are right together where each is at 99.67 %.
@@ -290,7 +290,7 @@ def test_cells_outside_the_table_count_nowhere() -> None:
 
 
 def test_what_stands_behind_a_row() -> None:
-    table = render(report(), "laptop", [], pair(accuracy=0.5)).tables[1]
+    table = report().render("laptop", [], pair(accuracy=0.5)).tables[1]
     row = next(row for row in table.rows if row.model == "linear/yours")
     shown = dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
     assert (shown["Examples a cell"], shown["Worst cell"], shown["Exact match"]) == ("50", "50 [29.3, 70.7]", "50")

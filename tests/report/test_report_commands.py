@@ -255,7 +255,7 @@ def test_examples_are_published_as_they_were_written_or_by_their_hash(
     monkeypatch.setattr(publish, "MAX_BYTES", len(content) - 1)
     publish.run(cfg, [], ["eval-local-1"])
     copied = published / "runs" / "eval-local-1.jsonl"
-    assert not copied.exists() and "eval-local-1.jsonl: stays there, for its size" in capsys.readouterr().err
+    assert not copied.exists() and "eval-local-1.jsonl: not copied, because it is too large" in capsys.readouterr().err
     assert copied.with_suffix(".json").is_file()
     monkeypatch.setattr(publish, "MAX_BYTES", len(content))
     publish.run(cfg, [], ["eval-local-1"])

@@ -1,0 +1,82 @@
+"""The protocol of reports: each kind of report is one class that declares its keys and what verbs do with it.
+
+A report is one YAML in `conf/report`. Its kind is the class in `infini.report.load.KINDS` whose `sign` is among its
+keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from infini.config.keys import OF_REPORTS, PLACES, TRAINED
+from infini.errors import InputError, did_you_mean
+
+FINISHED_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir")
+"""Keys that a verb reads which only takes finished runs."""
+REPRODUCED = (*OF_REPORTS, *TRAINED, "logger.*", "seed", *PLACES)
+"""Keys that `infini reproduce` reads with every report that it can make."""
+
+
+@dataclass(frozen=True)
+class OwnVerb:
+    """What a verb reads and does with one kind of report."""
+
+    patterns: tuple[str, ...] | None
+    """Keys that it reads, see infini.config.keys; None: those that the verb declares."""
+    never: tuple[str, ...] = ()
+    """Keys that it does not read although a pattern covers them."""
+    module: str = ""
+    """Module with a function of the verb's name that does the work; empty: the verb's own module does it."""
+
+
+class ReportKind:
+    """Base of the classes of reports, which are frozen dataclasses. Their fields are the keys of the YAML; keys
+    without a default are required."""
+
+    sign: ClassVar[str] = ""
+    """A key that every report of this kind has and no other."""
+    verbs: ClassVar[Mapping[str, OwnVerb]] = {}
+    """Verb -> what is particular to this kind. `reproduce` is among them if something can be run for the report."""
+    is_published: ClassVar[bool] = True
+    """Whether its table is made from published records and lies in results/tables."""
+
+    has_one_seed: ClassVar[bool] = False
+    """Whether its table is of the seed that is set. Other kinds take the runs of every seed."""
+
+    name: str
+    title: str
+    task: str
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The report of each task, if the report shows evaluations; empty for other kinds."""
+        return ()
+
+    def limited_to(self, models: Sequence[str]) -> Self:
+        """The report with the rows of these models alone, if the table shows only what is run. No models: all rows."""
+        return self
+
+    @classmethod
+    def from_config(cls, config: Any) -> Self:
+        """A report from the `report` group of a configuration, a mapping or a dataclass.
+
+        Raises:
+            InputError: a key is missing, unknown or has a value that is not allowed.
+        """
+        if dataclasses.is_dataclass(config) and not isinstance(config, type):
+            config = dataclasses.asdict(config)
+        known = {entry.name: entry for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for key in config:
+            if key not in known:
+                raise InputError(f"report.{key}: no such key in a report{did_you_mean(str(key), known)}")
+        required = {
+            name
+            for name, entry in known.items()
+            if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+        }
+        if missing := sorted(required - set(config)):
+            raise InputError(f"report: missing {', '.join(missing)}")
+        return cls(**config)

@@ -1,0 +1,54 @@
+"""What the modules that make the rows of a report share. Each has `reproduce`, named by the report's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from infini.config.compose import compose
+from infini.config.schema import Config
+from infini.errors import DivergedError
+from infini.records import RunRecord
+from infini.runs.common import catch_divergence, find_training
+from infini.runs.train import train
+
+PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True}
+WARNING: dict[str, Any] = {**PLAIN, "style": "yellow"}
+QUIET: dict[str, Any] = {**PLAIN, "highlight": False}
+"""Styles of lines on a console."""
+
+
+def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], console: Console) -> list[str]:
+    """Do all jobs, also after one whose training diverges. A job is what it fills and a function that fills it and
+    returns a line to print.
+
+    Returns:
+        What the jobs whose training diverged should have filled.
+    """
+    diverged = []
+    for number, (where, make) in enumerate(jobs, 1):
+        console.rule(f"{number} of {len(jobs)}: {where}")
+        line = catch_divergence(make)
+        if isinstance(line, DivergedError):
+            console.print(str(line), **WARNING)
+            diverged.append(where)
+        else:
+            console.print(line, **QUIET)
+    return diverged
+
+
+def trained(
+    overrides: list[str], console: Console, known: RunRecord | None = None, cfg: Config | None = None
+) -> RunRecord:
+    """A training of this configuration: `known`, one on record, or a new one.
+
+    cfg: the overrides, composed, if the caller has them.
+    """
+    cfg = cfg or compose(overrides)
+    found = known or find_training(cfg)
+    if found is None:
+        return train(cfg, overrides)
+    console.print(f"trained before: {found.run_id}", markup=False, highlight=False)
+    return found

@@ -1,0 +1,128 @@
+"""What `infini reproduce` runs for a table of running text: each row's training and evaluation, in every task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from rich.console import Console
+
+from infini import records
+from infini.config.compose import cache_folder, compose, config_hash, data_root
+from infini.config.schema import Config, evaluation_keys, groups
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.report.rows import rows_of_models
+from infini.report.tables import DASH
+from infini.report.text_report import Report
+from infini.runs.common import find_training, names_a_task, newest_on_the_data, settle_contradictions
+from infini.runs.evaluate import evaluate
+from infini.runs.jobs import WARNING, run_jobs, trained
+from infini.training.checkpoint import checkpoint_folder
+
+
+def reproduce(
+    report: Report, cfg: Config, overrides: list[str], seeds: list[int], console: Console, models: Sequence[str] = ()
+) -> list[str]:
+    """Train and evaluate every model of the report for every seed, one cell at a time.
+
+    All tasks of the report whose data exists are run, unless a task or a setting of its data is given. The settings of
+    all cells are checked before the first is run. A cell is done if a record of its configuration is in results_dir.
+
+    Returns:
+        Task, row and seed of each cell whose training diverged.
+    """
+    tasks = list(report.benchmarks)
+    one = names_a_task(overrides)
+    others = [text for text in overrides if not text.startswith(("task=", "model="))]
+    of_task = {}
+    for task in [cfg.task.name] if one else tasks:
+        chosen = [f"task={task}", *others]
+        composed = compose(chosen)
+        folder = data_root(composed.task)
+        if not one and task != report.task and folder is not None and not folder.is_dir():
+            console.print(f"{folder}: no such folder; going on without {task}", **WARNING)
+            continue
+        of_task[task] = [*chosen, *_corpus_override(composed, console)]
+    # A report also has rows that are only quoted from the paper, and rows that do not exist at this scale.
+    ours = {row: model for row in report.models if (model := report.model_of(row)) in groups()["model"]}
+    chosen_rows = rows_of_models(report.name, ours, models)
+    made = {
+        (task, row): settings
+        for task in of_task
+        for row in chosen_rows
+        if (settings := report.settings_of(row, cfg.scale.name, task)) is not None
+    }
+    if not made:
+        raise InputError(f"scale={cfg.scale.name}: report={report.name} has no rows at this scale")
+    settle_contradictions({row: settings for (_, row), settings in made.items()}, overrides, console)
+
+    def words(task: str, row: str, *own: str) -> list[str]:
+        base = [*of_task[task], f"model={report.model_of(row)}", *made[task, row]]
+        return [*base, *own, *report.evaluation_settings()]
+
+    for task, row in made:
+        compose(words(task, row))
+    return run_jobs(
+        [
+            (
+                f"{task}, {report.models[row]}, seed {seed}",
+                partial(_fill, words(task, row, f"seed={seed}"), console),
+            )
+            for seed in seeds
+            for task, row in made
+        ],
+        console,
+    )
+
+
+def _fill(overrides: list[str], console: Console) -> str:
+    cfg = compose(overrides)
+    # A cell that is filled does not need the model any more.
+    training = find_training(cfg, with_model=False)
+    evaluated = _evaluated(cfg, training)
+    if evaluated is None:
+        training = find_training(cfg)
+        evaluated = _evaluated(cfg, training)
+    training = trained(overrides, console, training, cfg)
+    if evaluated is None:
+        evaluated = evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, training.run_id))
+    perplexity = evaluated.metric("perplexity")
+    return f"{evaluated.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
+
+
+def _evaluated(cfg: Config, trained: RunRecord | None) -> RunRecord | None:
+    """The newest evaluation of this training run on the current content of the report's split, or None."""
+    if trained is None:
+        return None
+    asked = {key: getattr(cfg.scale, key) for key in evaluation_keys("scale")}
+    fitting = [
+        run
+        for run in records.load_records(cfg.results_dir)
+        if run.verb == "eval"
+        and config_hash(run.config) == config_hash(cfg)
+        and run.parent == trained.run_id
+        and run.data.get("split") == cfg.report["split"]
+        and asked == {key: run.config["scale"].get(key) for key in asked}
+        # A variant of another report fills no cell of a report that does not have it.
+        and (cfg.variant is not None or not run.config.get("variant"))
+    ]
+    return newest_on_the_data(cfg, fitting, cfg.report["split"])
+
+
+def _corpus_override(cfg: Config, console: Console) -> list[str]:
+    """Synthetic text if neither a folder nor the hub is available, so that the command can be tried anywhere."""
+    if cfg.task.data_dir is not None or data_root(cfg.task) is not None:
+        return []
+    from infini.tasks.text.documents import load_documents
+
+    try:
+        load_documents(cfg.task.name, "test", None, cfg.task.hub_id, cache_folder(cfg))
+    except InputError as error:
+        console.print(
+            f"{error}\nNo data here: going on with a SYNTHETIC corpus. Its numbers say nothing about {cfg.task.name} "
+            "and cannot be published.",
+            **{**WARNING, "style": "bold yellow"},
+        )
+        return ["task.data_dir=synthetic"]
+    return []
