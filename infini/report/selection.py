@@ -159,9 +159,10 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord]) -> 
 
     Runs on synthetic text are dropped if there are runs on real text: in the whole table if it has one corpus, else in
     the same row. Runs that differ from what their row declares are superseded by runs of the same row and seed that
-    match (RunReport.one_match_is_enough). The remaining runs must agree: one corpus and tokenizer for the whole table, one setting for each row over all its
-    seeds, one run for each seed. Of an evaluation that was repeated with the same outcome, the newest is kept. With
-    `aggregate: newest` the newest run decides each of these; with `mean` all runs of a seed are kept.
+    match (see RunReport.one_match_is_enough). The remaining runs must agree: one corpus and tokenizer for the whole
+    table, one setting for each row over all its seeds, one run for each seed. Of an evaluation that was repeated with
+    the same outcome, the newest is kept. With `aggregate: newest` the newest run decides each of these; with `mean` all
+    runs of a seed are kept.
 
     Raises:
         InputError: two runs compete for a cell, and the report does not say how to choose. The message names both.
