@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from infini.evaluation.result_cache import Points, Tensors
 from infini.nn.ops.cross_entropy import token_nll
-from infini.nn.state import State, filled, is_memory, leaves, map_state, select_rows, stored_leaves
+from infini.nn.state import State, is_memory, leaves, map_state, select_rows
 
 LOSS_CHUNK = 2048
 LONGEST_WORDS = 100
@@ -151,39 +150,8 @@ class _Rows:
         self.by_position.add(index, column, nll_BT, targets_BT != -100)
         self.by_place.add(index, column % self.segment_length, nll_BT, targets_BT != -100)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens read so far."""
-        return int(self.by_position.tokens.sum())
-
-    def _named(self) -> dict[str, torch.Tensor]:
-        parts = {"": self.by_position, "place.": self.by_place}
-        return {f"{name}{kind}": getattr(sums, kind) for name, sums in parts.items() for kind in ("nll", "tokens")}
-
-    def sums(self, name: str) -> Tensors:
-        """What `restore` takes up: nll and tokens by document and bin."""
-        return {f"{name}.{key}": sums.cpu() for key, sums in self._named().items()}
-
-    def restore(self, name: str, stored: Tensors) -> None:
-        for key, sums in self._named().items():
-            sums.copy_(stored[f"{name}.{key}"])
-
     def result(self) -> Streamed:
         return Streamed(self.by_position.result(), self.by_place.result())
-
-
-def _snapshot(position: int, state: State, *rows: _Rows) -> Tensors:
-    """A pass between two calls: tokens read of the longest document, state, and the sums of every reading."""
-    sums = {name: value for index, reading in enumerate(rows) for name, value in reading.sums(str(index)).items()}
-    return {"position": torch.tensor([position]), **sums, **stored_leaves(state, "state.")}
-
-
-def _restore(found: Tensors, model: Any, *rows: _Rows) -> tuple[int, State]:
-    """(position, state) of what _snapshot gave; the sums are filled in."""
-    for index, reading in enumerate(rows):
-        reading.restore(str(index), found)
-    fresh = model.init_state(len(found["state.clock.position_B"]))
-    return int(found["position"]), filled(fresh, found, "state.")
 
 
 @torch.inference_mode()
@@ -198,7 +166,6 @@ def stream_documents(
     edges: list[int] | None = None,
     segment_length: int | None = None,
     advance: Advance | None = None,
-    points: Points | None = None,
 ) -> Streamed:
     """Read every document from its first token to its last (or to max_tokens), state carried, in constant memory.
 
@@ -213,12 +180,7 @@ def stream_documents(
     edges = edges or position_edges(max(lengths))
     rows = _Rows(documents, lengths, bos_id, edges, segment_length or model.segment_length, device)
     state: State | None = None
-    start = 0
-    if points is not None and (found := points.found()) is not None:
-        start, state = _restore(found, model, rows)
-        if advance is not None:
-            advance(rows.tokens)
-    for position in range(start, max(lengths), tokens_per_call):
+    for position in range(0, max(lengths), tokens_per_call):
         active = rows.active(position)
         if state is not None and len(active) < len(state.clock.position_B):
             state = select_rows(state, torch.arange(len(active), device=device))
@@ -237,8 +199,6 @@ def stream_documents(
         rows.add(active, position, token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK), targets)
         if advance is not None:
             advance(int(mask.sum()))
-        if points is not None and points.due():
-            points.put(_snapshot(position + tokens_per_call, state, rows))
     return rows.result()
 
 
@@ -257,7 +217,6 @@ def stream_with_foreign_memory(
     *,
     max_tokens: int | None = None,
     advance: Advance | None = None,
-    points: Points | None = None,
 ) -> tuple[Streamed, Streamed]:
     """The `foreign` knock-out: (own, foreign) over the same tokens.
 
@@ -276,13 +235,8 @@ def stream_with_foreign_memory(
     own, foreign = (_Rows(documents, lengths, bos_id, edges, model.segment_length, device) for _ in range(2))
     state: State | None = None
     growth: torch.Tensor | None = None
-    start, N = 0, model.segment_length
-    if points is not None and (found := points.found()) is not None:
-        start, state = _restore(found, model, own, foreign)
-        growth = found.get("growth")
-        if advance is not None:
-            advance(own.tokens)
-    for position in range(start, int(lengths.max()), N):
+    N = model.segment_length
+    for position in range(0, int(lengths.max()), N):
         active = own.active(position)
         if state is not None:
             state = select_rows(state, torch.arange(len(active), device=device))
@@ -303,13 +257,10 @@ def stream_with_foreign_memory(
             foreign.add(active, position, nll, targets)  # nothing was written yet: both read the same
         else:
             grown = _growth(state, out.state)
-            growth = grown if growth is None else torch.maximum(growth.to(grown), grown)
+            growth = grown if growth is None else torch.maximum(growth, grown)
         state = out.state
         if advance is not None:
             advance(int(mask.sum()))
-        if points is not None and points.due():
-            watched = {} if growth is None else {"growth": growth.cpu()}
-            points.put(_snapshot(position + N, state, own, foreign) | watched)
     result = own.result()
     if growth is not None:
         result.growth = [[value for value in layer if value != -math.inf] for layer in growth.tolist()]

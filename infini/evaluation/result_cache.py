@@ -1,4 +1,4 @@
-"""What an evaluation has measured so far, kept on the disk as it comes: stopped, it goes on from there."""
+"""Results of an unfinished evaluation, one line of JSON each: a stopped evaluation resumes after the last one."""
 
 from __future__ import annotations
 
@@ -6,73 +6,44 @@ import fcntl
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from rich.console import Console
 
 from infini.errors import InputError
-from infini.nn.tensor_file import read_tensors, write_tensors
 from infini.records import RunRecord, naming, write_atomically
 
-Tensors = dict[str, torch.Tensor]
 
-
-class Points(Protocol):
-    """Where a reading is put down between two calls of the model, to be gone on with by another process."""
-
-    def found(self) -> Tensors | None:
-        """What was put down last, if anything was."""
-
-    def due(self) -> bool:
-        """Whether it is time, asked after every call of the model."""
-
-    def put(self, tensors: Tensors) -> None:
-        """Put this down in place of what was there."""
-
-
-def cache_path(results_dir: str | Path, task: str, *decides: Any) -> Path:
-    """The file for measurements of `task` that `decides`, anything JSON can hold, tells from all others."""
-    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+def cache_path(results_dir: str | Path, task: str, *identity: Any) -> Path:
+    """The file of the measurements of `task` with this identity: anything JSON can hold that decides the results."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return Path(results_dir) / "unfinished" / f"{task}-{digest[:16]}.jsonl"
 
 
 class ResultCache:
-    """Entries by name: a line of JSON each, appended and flushed to the disk one by one, with the commit that it is of.
+    """Entries by name, each appended as a line of JSON and flushed to disk, with the commit that measured it.
 
-    Entered, the file belongs to this process. Raises InputError when a line is damaged or lacks one of `fields`, or
-    when another process has the file.
+    As a context manager it locks the file for this process. Raises InputError when a line is damaged or lacks one of
+    `fields`, or when another process holds the lock.
     """
 
     def __init__(self, path: Path, fields: Iterable[str], record: RunRecord | None = None) -> None:
         self.path = path
         self.commit = _commit(record)
         self.entries: dict[str, dict[str, Any]] = {}
-        needed = {"name", *fields}
-        if path.exists():
-            for line in path.read_bytes().splitlines(keepends=True):
-                # A line that a kill cut short is measured again.
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    entry = json.loads(line)
-                    if not needed <= set(entry):
-                        raise ValueError("fields are missing")
-                    self.entries[entry["name"]] = entry
-                except (ValueError, TypeError, RecursionError) as error:
-                    raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
-
-    @property
-    def begun(self) -> bool:
-        """Whether an evaluation that was stopped left anything, an entry or a point on the way to one."""
-        return bool(self.entries) or self.point_path.exists()
-
-    @property
-    def point_path(self) -> Path:
-        return self.path.with_suffix(".safetensors")
+        required = {"name", *fields}
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+            if not line.endswith(b"\n"):
+                break  # a kill cut this line short: it is measured again
+            try:
+                entry = json.loads(line)
+                if not required <= set(entry):
+                    raise ValueError("fields are missing")
+                self.entries[entry["name"]] = entry
+            except (ValueError, TypeError, RecursionError) as error:
+                raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
 
     def __enter__(self) -> ResultCache:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,118 +52,62 @@ class ResultCache:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
-            taken = isinstance(error, BlockingIOError)
-            why = "another evaluation of this model is writing here; wait for its end"
-            raise InputError(f"{self.path}: {why if taken else f'cannot be locked ({error.strerror})'}") from error
-        # Only now: a line that another process is writing is no line that a kill cut short.
-        content = self.path.read_bytes()
-        self._file.truncate(content.rfind(b"\n") + 1)
-        # What a killed process had begun to write.
-        for left in self.path.parent.glob(f".{self.path.stem}.*.tmp"):
-            left.unlink(missing_ok=True)
+            locked = isinstance(error, BlockingIOError)
+            reason = "another evaluation of this model is writing it; wait until that has ended"
+            raise InputError(f"{self.path}: {reason if locked else f'cannot be locked ({error.strerror})'}") from error
+        # Only under the lock: an incomplete last line may be one that another process is writing.
+        self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+        # Temporary files of a killed process.
+        for partial in self.path.parent.glob(f".{self.path.stem}.*.tmp"):
+            partial.unlink(missing_ok=True)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # What add could not write is tried once more.
+        # Closing writes what `add` could not write.
         with naming(self.path):
             self._file.close()
 
     def add(self, name: str, entry: dict[str, Any]) -> None:
-        """Keep one entry, on the disk when this returns."""
+        """Store one entry; it is on disk when this returns."""
         self.entries[name] = {"name": name, "commit": self.commit, **entry}
         with naming(self.path):
-            self._file.write(line_of(self.entries[name]))
+            self._file.write(to_line(self.entries[name]))
             self._file.flush()
             os.fsync(self._file.fileno())
 
-    def tell(self, record: RunRecord, names: Iterable[str]) -> None:
-        """Say in a record at which commits these entries were measured, where it was not at its own alone.
+    def record_commits(self, record: RunRecord, names: Iterable[str]) -> None:
+        """Write the commits of these entries into `record`, unless all of them are the record's own.
 
-        No one commit repeats it then: it counts as made with uncommitted changes, and is not published.
+        No single commit reproduces such a run, so it counts as made with uncommitted changes and is not published.
         """
         commits = [self.entries[name].get("commit", _UNKNOWN) for name in names]
-        found = [commit for index, commit in enumerate(commits) if commit not in commits[:index]]
-        if all(commit == self.commit for commit in found):
+        if all(commit == self.commit for commit in commits):
             return
-        found += [] if self.commit in found else [self.commit]
-        record.environment |= {"git_revisions": list(dict.fromkeys(commit[0] for commit in found)), "git_dirty": True}
-        text = f"{record.run_id} was begun at another commit: no one commit repeats it"
+        revisions = dict.fromkeys(commit[0] for commit in [*commits, self.commit])
+        record.environment |= {"git_revisions": list(revisions), "git_dirty": True}
+        text = f"{record.run_id} was started at another commit: no single commit reproduces it"
         Console(stderr=True).print(text, style="bold yellow", markup=False, soft_wrap=True)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget these entries, which are kept elsewhere by now; what others there are stays."""
+        """Remove these entries, which are in a record now; the other entries stay."""
         for name in names:
             self.entries.pop(name, None)
         if self.entries:
-            write_atomically(self.path, b"".join(map(line_of, self.entries.values())))
+            write_atomically(self.path, b"".join(map(to_line, self.entries.values())))
         else:
             self.path.unlink(missing_ok=True)
 
 
-class EvalCheckpoint:
-    """How far the reading for what is not measured yet has come, in a file beside that of `kept`. name: what is read.
-
-    A point is due POINT_SECONDS after the last, later where writing one takes so long that more than WRITE_SHARE of the
-    time would go into it. What another commit put down is not gone on with: an entry is of one commit.
-    """
-
-    def __init__(self, kept: ResultCache, name: str) -> None:
-        self.path = kept.point_path
-        self.about = {"name": name, "commit": json.dumps(kept.commit)}
-        self.before = 0.0
-        self.started = self.last = time.perf_counter()
-        self.pause = POINT_SECONDS
-
-    @property
-    def seconds(self) -> float:
-        """Spent on what has been read, by whichever process; what a kill threw away is not in it."""
-        return self.before + time.perf_counter() - self.started
-
-    def found(self) -> dict[str, torch.Tensor] | None:
-        """The point's tensors; None where there is none of this entry, or none to go on from, which is said."""
-        if not self.path.exists():
-            return None
-        try:
-            tensors, about = read_tensors(self.path)
-            seconds = float(about.pop("seconds"))
-            if about["name"] != self.about["name"]:
-                return None
-            if about != self.about:
-                raise ValueError("of another commit")
-        except (ValueError, KeyError) as error:
-            text = f"{self.path}: {error}; it is read from its start again"
-            Console(stderr=True).print(text, style="bold yellow", markup=False, soft_wrap=True)
-            return None
-        self.before = seconds
-        return tensors
-
-    def due(self) -> bool:
-        return time.perf_counter() - self.last >= self.pause
-
-    def put(self, tensors: dict[str, torch.Tensor]) -> None:
-        begun = time.perf_counter()
-        write_tensors(self.path, tensors, {**self.about, "seconds": repr(self.seconds)})
-        self.last = time.perf_counter()
-        self.pause = max(POINT_SECONDS, (self.last - begun) / WRITE_SHARE)
-
-    def drop(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
-POINT_SECONDS = 20.0
-WRITE_SHARE = 0.05
-
-
-def line_of(entry: dict[str, Any]) -> bytes:
-    """An entry as a line of its file."""
+def to_line(entry: dict[str, Any]) -> bytes:
+    """An entry as a line of JSON."""
     return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
 
 
 _UNKNOWN = [None, None]
-"""Of an entry that does not say at which commit it was measured."""
+"""Commit of an entry that does not name one."""
 
 
 def _commit(record: RunRecord | None) -> list[Any]:
-    """Commit, and whether anything differed from it."""
+    """Git revision, and whether the tree had uncommitted changes."""
     environment = {} if record is None else record.environment
     return [environment.get("git_revision"), environment.get("git_dirty")]

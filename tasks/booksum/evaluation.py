@@ -16,7 +16,7 @@ from infini.config.lengths import format_length, parse_lengths
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate
-from infini.evaluation.result_cache import ResultCache, cache_path, line_of
+from infini.evaluation.result_cache import ResultCache, cache_path, to_line
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import RunRecord
 from infini.system.devices import autocast
@@ -42,8 +42,8 @@ def evaluate(
     """Summarise every book of `task.split` from its first tokens, as many as each length says, and fill the record.
 
     Returns what is to lie beside the record by suffix (the summaries), and what to call when both are on the disk.
-    Every summary is kept as soon as it is there; started again with the same configuration, the evaluation goes on with
-    the books that are missing. Raises InputError when the data cannot be had.
+    Every summary is written to disk at once: an evaluation that was stopped summarizes the remaining books when the
+    same configuration is started again. Raises InputError when the data cannot be loaded.
     """
     task = cast(BooksumConfig, cfg.task)
     books = open_books(cfg, task.split)
@@ -54,9 +54,9 @@ def evaluate(
     options = sorted(cfg.model.items())
     decides = (record.parent, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, books.revision, options)
     drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
-    kept = ResultCache(cache_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS, record)
+    cache = ResultCache(cache_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS, record)
     wanted = [(length, index) for length in lengths for index in range(len(opened))]
-    missing = [(length, index) for length, index in wanted if _name(length, opened.names[index]) not in kept.entries]
+    missing = [(length, index) for length, index in wanted if _name(length, opened.names[index]) not in cache.entries]
     console = Console(stderr=True)
     console.print(
         f"summarising with {record.parent}: {len(missing)} summaries"
@@ -68,7 +68,7 @@ def evaluate(
     total = DECODE_COST * cfg.decoding.max_new_tokens * len(missing)
     total += sum(_read(model, min(length, int(opened.n_tokens[index]) + len(separator))) for length, index in missing)
     with (
-        kept,
+        cache,
         progress_bar(f"{cfg.model['name']} on {task.name}", max(total, 1), console.is_terminal) as advance,
         autocast(cfg.parallel.precision, device),
     ):
@@ -77,23 +77,23 @@ def evaluate(
             seed = _seed(cfg.seed, opened.names[index])
             entry = summarise(model, tokenizer, [ids, separator], cfg, seed, advance)
             entry["peak_memory_bytes"] = peak_memory_bytes(device)
-            kept.add(_name(length, opened.names[index]), entry)
+            cache.add(_name(length, opened.names[index]), entry)
     with progress_bar("comparing summaries", len(wanted), console.is_terminal) as advance:
-        cells = [_cell(length, books, kept, task.references, advance) for length in lengths]
+        cells = [_cell(length, books, cache, task.references, advance) for length in lengths]
     longest = max(cells, key=lambda cell: int(cell["length"]))
     record.data = opened.data_record() | {"revision": books.revision}
     record.results = _results(longest, _note_of_unscored(books.documents.names, books.summaries))
     record.series["cells"] = cells
-    entries = [kept.entries[_name(length, opened.names[index])] for length, index in wanted]
+    entries = [cache.entries[_name(length, opened.names[index])] for length, index in wanted]
     record.cost = {
         "tokens_seen": sum(entry["tokens_read"] for entry in entries),
         "tokens_drawn": sum(entry["tokens_drawn"] for entry in entries),
         "state_floats": model.state_floats(max(lengths) // cfg.dims.segment_length),
         "resumed": len(missing) < len(wanted),
     }
-    kept.tell(record, [entry["name"] for entry in entries])
-    beside = {".jsonl": b"".join(map(line_of, entries))}
-    return beside, lambda: kept.drop(entry["name"] for entry in entries)
+    cache.record_commits(record, [entry["name"] for entry in entries])
+    beside = {".jsonl": b"".join(map(to_line, entries))}
+    return beside, lambda: cache.drop(entry["name"] for entry in entries)
 
 
 def evaluate_reference(cfg: Config, record: RunRecord) -> dict[str, bytes]:
@@ -195,12 +195,12 @@ def _read(model: Any, length: int) -> int:
 
 
 def _cell(
-    length: int, books: BookSplit, kept: ResultCache, references: str, advance: Callable[[float], None]
+    length: int, books: BookSplit, cache: ResultCache, references: str, advance: Callable[[float], None]
 ) -> dict[str, Any]:
     """The scores at one input length: means over books with their intervals, and each book's that can be scored."""
     scored = []
     for name, texts in zip(books.documents.names, books.summaries, strict=True):
-        entry = kept.entries[_name(length, name)]
+        entry = cache.entries[_name(length, name)]
         if scorable(texts):
             scores = {metric: round(value, 4) for metric, value in rouge(entry["summary"], texts, references).items()}
             scored.append({"name": name, "tokens_read": entry["tokens_read"], **scores})

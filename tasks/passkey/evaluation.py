@@ -1,299 +1,215 @@
-"""Answering passkey prompts: every prompt streamed through the model, greedy decoding, shared beginnings read once.
-
-Prompts of one evaluation begin alike: the same sentences, then filler, until the key comes; and prompts of the same
-example at several lengths go on alike until the shorter one asks. Each such beginning is read once and its state is
-forked; nothing else is saved, no repetition is folded into a formula. `answer_alone` reads one prompt from its first
-token to its last, and the tests hold the two equal. A reading that was stopped goes on from its last point (`points`).
-"""
+"""The evaluation of the passkey task: answers to every example of every cell, and the accuracy of each cell."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
+from rich.console import Console
 
-from infini.evaluation.result_cache import Points, Tensors
-from infini.nn.ops.dtypes import state_dtype
-from infini.nn.state import State, filled, fork, select_rows, stored_leaves
-from infini.tasks.passkey.plan import Lane, Question, plan_reading
+from infini.config.lengths import format_length, parse_depths, parse_lengths
+from infini.config.schema import Config
+from infini.evaluation.dilution import half_dilution
+from infini.evaluation.result_cache import ResultCache, cache_path, to_line
+from infini.records import RunRecord
+from infini.report.intervals import proportion_interval
+from infini.system.devices import autocast
+from infini.system.memory_use import peak_memory_bytes
+from infini.system.progress import progress_bar
+from infini.tasks.passkey.answers import Answer, answer_questions
+from infini.tasks.passkey.config import PasskeyConfig
+from infini.tasks.passkey.data import input_ids
+from infini.tasks.passkey.plan import make_questions, tokens_to_read
+from infini.tasks.passkey.prompt import PasskeyTemplate
+from infini.tasks.passkey.template import make_template
+from infini.tasks.text.documents import TextTokenizer
 
-Advance = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a model answered. seconds, tokens_read: of all that was read for this prompt, shared or not."""
-
-    question: Question
-    given: np.ndarray
-    """Token ids, as many as the key has."""
-    log_probability: float
-    """What the model gives its own answer, in nats."""
-    seconds: float
-    generator_seconds: float
-    """Of that, making the tokens."""
-    tokens_read: int
-
-    @property
-    def expected(self) -> np.ndarray:
-        return self.question.prompt.answer
-
-    @property
-    def n_tokens(self) -> int:
-        return len(self.expected)
-
-    @property
-    def n_right(self) -> int:
-        """Tokens of the key that are right where they stand."""
-        return int((self.given == self.expected).sum())
-
-    @property
-    def exact(self) -> bool:
-        return self.n_right == len(self.expected)
+DILUTION_PROMPTS = 16
+DILUTION_STREAM = 4
+"""The stream of the seed's random numbers from which these prompts are drawn."""
+CALL_TOKENS = 2048
+"""About how many tokens of a prompt one call reads."""
 
 
-@torch.no_grad()
-def answer_questions(
-    model: Any,
-    questions: Sequence[Question],
-    bos_id: int,
-    *,
-    tokens_per_call: int,
-    rows_per_call: int = 64,
-    knock_out: bool = False,
-    advance: Advance = lambda tokens: None,
-    points: Points | None = None,
-) -> Iterator[Answer]:
-    """Answer every question, each as soon as its prompt has been read.
+def evaluate(
+    cfg: Config, model: Any, tokenizer: TextTokenizer, record: RunRecord, device: torch.device
+) -> tuple[dict[str, bytes], Callable[[], None]]:
+    """Ask cfg.task.examples prompts of every length and depth, and fill the record.
 
-    tokens_per_call: tokens of a row that a call reads; rows_per_call: rows side by side. Neither decides an answer.
-    knock_out: every segment starts from an empty memory. advance is told of tokens as they are read,
-    counting shared ones once. points: where the reading is put down after a call, and gone on with; `questions` are
-    then those of the same evaluation that have no answer yet.
+    Returns the files that belong beside the record by suffix (the examples), and a function to call once all of them
+    are on disk. Every answer is written to disk at once: an evaluation that was stopped asks the remaining prompts when
+    the same configuration is started again.
     """
-    if not questions:
-        return
-    trunk_question, lanes = plan_reading(questions, rows_per_call)
-    reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out, points)
-    stands = reader.taken_up()
-    rows, trunk_stand = stands.get("rows"), stands.get("trunk")
-    begun = [lane for lane in lanes if rows and rows.can_resume([q.name for q in lane.longest], lane.forks)]
-    ahead = [lane for lane in lanes if lane not in begun]
-    cursor = _Cursor([trunk_question])
-    trunk = None
-    if trunk_stand and trunk_stand.can_resume(cursor.names, [lane.branch for lane in ahead]):
-        reader.stands["trunk"] = trunk_stand
-        trunk, cursor.position = trunk_stand.run, trunk_stand.position
-        advance(cursor.position)
-    for lane in begun:
-        assert rows
-        advance((rows.position - lane.branch) * len(lane.rows))
-        yield from _answer_lane(reader, rows.of(lane), rows.position, lane)
-    trunk = trunk or reader.begin(1)
-    for lane in ahead:
-        trunk = reader.read(trunk, cursor, lane.branch, kept_as="trunk")
-        yield from _answer_lane(reader, trunk.rows(len(lane.rows)), lane.branch, lane)
-    # Those that were begun did not ask for the trunk again.
-    advance(lanes[-1].branch - cursor.position)
+    task = cast(PasskeyConfig, cfg.task)
+    template, data = make_template(cfg, tokenizer, "test")
+    lengths, depths = parse_lengths(cfg.length), parse_depths(cfg.depth)
+    questions = list(make_questions(template, lengths, depths, task.examples, cfg.seed))
+    N = cfg.dims.segment_length
+    # Measured first: an error in them must not follow hours of answers.
+    state_floats = model.state_floats(max(lengths) // N)
+    dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if task.knockout == "none" else []
+    cache = ResultCache(_cache_path(cfg, record, data), _FIELDS, record)
+    missing = [question for question in questions if question.name not in cache.entries]
+    console = Console(stderr=True)
+    console.print(
+        f"asking {record.parent} ({cfg.recipe.name}) {len(missing):,} questions"
+        + (f" ({len(cache.entries):,} were answered before)" if cache.entries else ""),
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    names: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for question in questions:
+        names[question.length, question.depth].append(question.name)
+    total = tokens_to_read(missing, task.rows_per_call) if missing else 0
+    with (
+        cache,
+        progress_bar(f"{cfg.model['name']} on {task.name}", total, console.is_terminal) as advance,
+        autocast(cfg.parallel.precision, device),
+    ):
+        for answer in answer_questions(
+            model,
+            missing,
+            tokenizer.bos_id,
+            tokens_per_call=max(1, CALL_TOKENS // N) * N,
+            rows_per_call=task.rows_per_call,
+            knock_out=task.knockout == "reset",
+            advance=advance,
+        ):
+            question = answer.question
+            cache.add(question.name, _entry(answer, tokenizer, N, peak_memory_bytes(device)))
+            of_cell = names[question.length, question.depth]
+            if all(name in cache.entries for name in of_cell):
+                cell = _cell(question.length, question.depth, [cache.entries[name] for name in of_cell])
+                console.print(_line(cell), markup=False, highlight=False, soft_wrap=True)
+    # The cache may also hold answers to prompts that this configuration does not ask.
+    entries = [cache.entries[question.name] for question in questions]
+    cells = [
+        _cell(length, depth, [cache.entries[name] for name in names[length, depth]])
+        for length in lengths
+        for depth in depths
+    ]
+    record.data = data | {"documents": len(questions), "tokens": sum(len(question.prompt) for question in questions)}
+    record.results = _results(entries)
+    record.series["cells"] = cells
+    if dilution:
+        record.series["half_dilution"] = dilution
+        record.results["half_dilution"] = {
+            "value": max(value for layer in dilution for value in layer),
+            "n": DILUTION_PROMPTS,
+            "unit": "tokens, the longest of the heads",
+            "higher_is_better": True,
+        }
+    record.cost = {"tokens_seen": total, "state_floats": state_floats, "resumed": len(missing) < len(questions)}
+    cache.record_commits(record, [entry["name"] for entry in entries])
+    return {".jsonl": b"".join(map(to_line, entries))}, lambda: cache.drop(entry["name"] for entry in entries)
 
 
-def answer_alone(model: Any, question: Question, bos_id: int, *, tokens_per_call: int) -> Answer:
-    """The plain way: one prompt, from its first token to its last, nothing shared."""
-    reader = _Reader(model, bos_id, tokens_per_call, lambda tokens: None)
-    with torch.no_grad():
-        run = reader.read(reader.begin(1), _Cursor([question]), len(question.prompt), True)
-        return reader.decode(run, [question])[0]
+def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: int) -> list[list[float]]:
+    """Half-dilution lengths [layers][heads] in tokens: the amount of filler that weighs as much as the key's sentence
+    in the reads at the answer. Over prompts of a few segments with the key at their start; empty without a memory."""
+    N = model.segment_length
+    length = max(8 * N, 2 * template.shortest(training=False))
+    rng = np.random.default_rng([seed, DILUTION_STREAM])
+    prompts = [template.example(length, 0.0, rng, training=False) for _ in range(DILUTION_PROMPTS)]
+    width = max(len(prompt) + len(prompt.answer) for prompt in prompts)
+    ids_BT = np.full((len(prompts), width), bos_id, dtype=np.int64)
+    needle_BT, filler_BT, query_BT = (np.zeros(ids_BT.shape, dtype=bool) for _ in range(3))
+    for row, prompt in enumerate(prompts):
+        ids = input_ids(prompt, bos_id)
+        ids_BT[row, : len(ids)] = ids
+        # The beginning-of-document token precedes the prompt.
+        begin = prompt.key_position + 1
+        end = begin + len(template.key_tokens(prompt.key))
+        needle_BT[row, begin:end] = True
+        # The rest of the key's own segment is left out: it attends to the key and does not grow with the prompt.
+        filler_BT[row, -(-end // N) * N : (len(prompt) // N - 1) * N] = True
+        query_BT[row, len(prompt) : len(ids)] = True
+    masks = (torch.from_numpy(array).to(next(model.parameters()).device) for array in (needle_BT, filler_BT, query_BT))
+    return half_dilution(model, torch.from_numpy(ids_BT).to(next(model.parameters()).device), *masks)
 
 
-class _Cursor:
-    """Several questions' prompts of equal length read side by side."""
-
-    def __init__(self, questions: Sequence[Question], start: int = 0) -> None:
-        self.questions, self.position = questions, start
-
-    @property
-    def names(self) -> list[str]:
-        return [question.name for question in self.questions]
-
-    def take(self, stop: int, most: int) -> np.ndarray:
-        """The next tokens [B, T] up to `stop`, at most `most`."""
-        count = min(most, stop - self.position)
-        rows = [question.prompt.read(self.position, count) for question in self.questions]
-        self.position += count
-        return np.stack(rows)
+def _cache_path(cfg: Config, record: RunRecord, data: dict[str, Any]) -> Path:
+    """Named after what decides the answers: model, prompts, precision."""
+    prompts = {key: value for key, value in asdict(cfg.task).items() if key not in ("examples", "rows_per_call")}
+    identity = (record.parent, prompts, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, data)
+    return cache_path(cfg.results_dir, cfg.task.name, *identity)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A state, the hidden states [B, D] after its last token, and what it cost so far."""
-
-    state: State
-    hidden_BD: torch.Tensor
-    """Empty where it was not wanted."""
-    seconds: float
-    generator_seconds: float
-    tokens: int
-
-    def rows(self, count: int) -> _Run:
-        """The same for `count` rows, each a copy of row 0."""
-        index = torch.zeros(count, dtype=torch.long)
-        return _Run(
-            select_rows(self.state, index), torch.empty(count, 0), self.seconds, self.generator_seconds, self.tokens
-        )
+_FIELDS = {"length", "depth", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read"}
 
 
-@dataclass(frozen=True)
-class _Progress:
-    """How far rows have come. names: of the questions whose prompts they read; position: in these, in tokens."""
-
-    names: list[str]
-    position: int
-    run: _Run
-
-    def can_resume(self, names: Sequence[str], stops: Sequence[int]) -> bool:
-        """Whether rows that read these can go on from here: they are among its own, and none stops before."""
-        return set(names) <= set(self.names) and all(self.position <= stop for stop in stops)
-
-    def of(self, lane: Lane) -> _Run:
-        """The rows of a lane alone."""
-        rows = torch.tensor([self.names.index(question.name) for question in lane.longest])
-        return replace(self.run, state=select_rows(self.run.state, rows))
-
-
-def _snapshot(stands: dict[str, _Progress]) -> Tensors:
-    """What `_Reader.taken_up` takes up."""
-    about: dict[str, Any] = {}
-    tensors: Tensors = {}
-    for role, stand in stands.items():
-        run = stand.run
-        spent = {"seconds": run.seconds, "generator_seconds": run.generator_seconds, "tokens": run.tokens}
-        about[role] = {"names": stand.names, "position": stand.position, "spent": spent}
-        tensors |= stored_leaves(run.state, f"{role}/")
-    text = json.dumps(about).encode()
-    return {"about": torch.tensor(list(text), dtype=torch.uint8), **tensors}
+def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: int) -> dict[str, Any]:
+    prompt = answer.question.prompt
+    # The beginning-of-document token precedes the prompt, and the answer's last token is not fed.
+    key, last = prompt.key_again + 1, len(prompt) + answer.n_tokens - 1
+    return {
+        "length": answer.question.length,
+        "depth": answer.question.depth,
+        "index": answer.question.index,
+        "key": prompt.key,
+        "answer": tokenizer.decode(answer.given).strip(),
+        "right": answer.n_right,
+        "tokens": answer.n_tokens,
+        "log_probability": round(answer.log_probability, 4),
+        "prompt_tokens": len(prompt),
+        "blocks": list(prompt.blocks),
+        "same_segment": key // segment_length == last // segment_length,
+        "seconds": round(answer.seconds, 3),
+        "generator_seconds": round(answer.generator_seconds, 4),
+        "tokens_read": answer.tokens_read,
+        "peak_memory_bytes": peak,
+    }
 
 
-class _Reader:
-    """Feeds tokens to a model and keeps count of time and tokens.
-
-    stands: where the rows that others begin from (`trunk`) and those of the lane being read (`rows`) are.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        bos_id: int,
-        tokens_per_call: int,
-        advance: Advance,
-        knock_out: bool = False,
-        points: Points | None = None,
-    ) -> None:
-        self.model, self.bos_id, self.tokens_per_call, self.advance = model, bos_id, tokens_per_call, advance
-        self.device = next(model.parameters()).device
-        self.knock_out, self.points = knock_out, points
-        self.stands: dict[str, _Progress] = {}
-
-    def taken_up(self) -> dict[str, _Progress]:
-        """The stands of the last point, where there is one."""
-        found = None if self.points is None else self.points.found()
-        if found is None:
-            return {}
-        stands = {}
-        for role, about in json.loads(bytes(found["about"].tolist())).items():
-            state = filled(self.model.init_state(len(about["names"]), self.device), found, f"{role}/")
-            run = _Run(state, torch.empty(0), **about["spent"])
-            stands[role] = _Progress(about["names"], about["position"], run)
-        return stands
-
-    def _clock(self) -> float:
-        # A GPU goes on working after a call has returned.
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-    def begin(self, n_rows: int) -> _Run:
-        """Rows that have read the mark before the first token."""
-        ids = np.full((n_rows, 1), self.bos_id)
-        return self._call(_Run(self.model.init_state(n_rows, self.device), torch.empty(0), 0.0, 0.0, 0), ids)
-
-    def _call(self, run: _Run, ids: np.ndarray, wanted: bool = True) -> _Run:
-        """One call; its output only where it is wanted."""
-        started = self._clock()
-        ids_BT = torch.from_numpy(ids.astype(np.int64)).to(self.device)
-        reset_BT = None
-        if self.knock_out:
-            column = torch.arange(run.tokens, run.tokens + ids.shape[1], device=self.device)
-            reset_BT = ((column % self.model.segment_length == 0) & (column > 0)).expand(ids_BT.shape)
-        if wanted:
-            out = self.model(ids_BT, run.state, reset_BT=reset_BT)
-            state, hidden_BD = out.state, out.hidden_BTD[:, -1]
-        else:
-            state, hidden_BD = self.model.prefill(ids_BT, run.state, reset_BT), torch.empty(len(ids), 0)
-        seconds = run.seconds + self._clock() - started
-        return _Run(state, hidden_BD, seconds, run.generator_seconds, run.tokens + ids.shape[1])
-
-    def read(self, run: _Run, cursor: _Cursor, stop: int, to_answer: bool = False, kept_as: str | None = None) -> _Run:
-        """Go on to token `stop` of the cursor's prompts; calls end on the model's segment grid.
-
-        to_answer: the answer follows, so the last call's output is wanted. kept_as: which of the stands it moves.
-        """
-        while cursor.position < stop:
-            # One token, the mark, stands before the prompt.
-            most = self.tokens_per_call - (cursor.position + 1) % self.tokens_per_call
-            started = time.perf_counter()
-            ids = cursor.take(stop, most)
-            making = time.perf_counter() - started
-            run = replace(run, seconds=run.seconds + making, generator_seconds=run.generator_seconds + making)
-            last = to_answer and cursor.position == stop
-            run = self._call(run, ids, last)
-            self.advance(ids.size)
-            # The last call's output, which a point has not, is what the answer begins from.
-            if kept_as and not last:
-                self.stands[kept_as] = _Progress(cursor.names, cursor.position, run)
-                if self.points is not None and self.points.due():
-                    self.points.put(_snapshot(self.stands))
-        return run
-
-    def _log_probabilities(self, hidden_BD: torch.Tensor) -> torch.Tensor:
-        # In float32 or better: in bfloat16 two tokens may tie.
-        with torch.autocast(self.device.type, enabled=False):
-            weight = self.model.output_weight.to(state_dtype(self.model.output_weight.dtype))
-            return (hidden_BD.to(weight.dtype) @ weight.T).log_softmax(-1)
-
-    def decode(self, run: _Run, questions: Sequence[Question]) -> list[Answer]:
-        """The most likely token, again and again, as many as the key has; each row its own key."""
-        longest = max(len(question.prompt.answer) for question in questions)
-        given: list[np.ndarray] = []
-        likely: list[np.ndarray] = []
-        for step in range(longest):
-            value_B, token_B = self._log_probabilities(run.hidden_BD).max(-1)
-            given.append(token_B.cpu().numpy())
-            likely.append(value_B.cpu().double().numpy())
-            if step + 1 < longest:
-                run = self._call(run, given[-1][:, None])
-        given_BT, likely_BT = np.stack(given, 1), np.stack(likely, 1)
-        answers = []
-        for row, question in enumerate(questions):
-            count = len(question.prompt.answer)
-            value = float(likely_BT[row, :count].sum())
-            answers.append(
-                Answer(question, given_BT[row, :count], value, run.seconds, run.generator_seconds, run.tokens)
-            )
-        return answers
+def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    n = len(entries)
+    accuracy = sum(entry["right"] for entry in entries) / sum(entry["tokens"] for entry in entries)
+    exact = sum(entry["right"] == entry["tokens"] for entry in entries)
+    # The tokens of an answer depend on each other, so the interval counts prompts.
+    low, high = proportion_interval(accuracy * n, n)
+    exact_low, exact_high = proportion_interval(exact, n)
+    return {
+        "length": length,
+        "depth": depth,
+        "examples": n,
+        "tokens": sum(entry["tokens"] for entry in entries),
+        "token_accuracy": accuracy,
+        "low": low,
+        "high": high,
+        "exact_match": exact / n,
+        "exact_low": exact_low,
+        "exact_high": exact_high,
+        # Key and question in one segment: the answer needs no memory.
+        "same_segment": float(np.mean([entry["same_segment"] for entry in entries])),
+        "seconds": max(entry["seconds"] for entry in entries),
+        "generator_share": max(entry["generator_seconds"] / entry["seconds"] for entry in entries),
+        "tokens_per_second": float(np.median([entry["tokens_read"] / entry["seconds"] for entry in entries])),
+        "peak_memory_bytes": max(entry["peak_memory_bytes"] for entry in entries),
+    }
 
 
-def _answer_lane(reader: _Reader, run: _Run, position: int, lane: Lane) -> Iterator[Answer]:
-    """Read on from token `position` of a lane's prompts, which `run` has read up to there."""
-    cursor = _Cursor(lane.longest, position)
-    for column, stop in enumerate(lane.forks):
-        run = reader.read(run, cursor, stop, kept_as="rows")
-        asked = [row[column] for row in lane.rows]
-        aside = replace(run, state=fork(run.state))
-        yield from reader.decode(reader.read(aside, _Cursor(asked, stop), len(asked[0].prompt), True), asked)
-    yield from reader.decode(reader.read(run, cursor, len(lane.longest[0].prompt), True, "rows"), lane.longest)
-    reader.stands.pop("rows", None)
+def _line(cell: dict[str, Any]) -> str:
+    return (
+        f"{format_length(cell['length']):>6} {cell['depth']:<6} token accuracy {100 * cell['token_accuracy']:5.1f} % "
+        f"[{100 * cell['low']:.1f}, {100 * cell['high']:.1f}], exact match {100 * cell['exact_match']:5.1f} % "
+        f"[{100 * cell['exact_low']:.1f}, {100 * cell['exact_high']:.1f}], n = {cell['examples']}, "
+        f"slowest prompt read in {cell['seconds']:.1f} s"
+    )
+
+
+def _results(entries: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Accuracy over all cells, as a record's results."""
+    unit = {"unit": "fraction", "higher_is_better": True}
+    tokens = sum(entry["tokens"] for entry in entries)
+    right = sum(entry["right"] for entry in entries)
+    whole = sum(entry["right"] == entry["tokens"] for entry in entries)
+    return {
+        "token_accuracy": {"value": right / tokens, "n": tokens, **unit},
+        "exact_match": {"value": whole / len(entries), "n": len(entries), **unit},
+    }

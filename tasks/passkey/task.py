@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from infini.system.devices import autocast
+from infini.tasks.passkey.answers import answer_questions
 from infini.tasks.passkey.config import PasskeyConfig
 from infini.tasks.passkey.data import VALIDATION_STREAM, PasskeyBatches
-from infini.tasks.passkey.evaluation import answer_questions
-from infini.tasks.passkey.measure import evaluate
+from infini.tasks.passkey.evaluation import evaluate
 from infini.tasks.passkey.plan import Question
 from infini.tasks.passkey.template import make_template, revision_of, stages
 from infini.tasks.passkey.tokenizer import word_tokenizer

@@ -1,8 +1,11 @@
-"""The evaluation of a running-text task: perplexity over whole documents, and what the memory is worth."""
+"""The evaluation of a running-text task: perplexity over whole documents, and knock-outs of the memory."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from infini.evaluation.perplexity import (
     stream_documents,
     stream_with_foreign_memory,
 )
-from infini.evaluation.result_cache import EvalCheckpoint, ResultCache, cache_path
+from infini.evaluation.result_cache import ResultCache, cache_path
 from infini.nn.protocols import optional
 from infini.records import RunRecord
 from infini.system.devices import autocast
@@ -32,7 +35,7 @@ from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import documents_of, extents, tokenise
 
 DOCS_PER_BATCH = 16
-"""Documents that are read side by side."""
+"""Documents read in one batch. A stopped evaluation resumes after the last batch that was read to its end."""
 
 
 def evaluate(
@@ -40,11 +43,11 @@ def evaluate(
 ) -> tuple[dict[str, bytes], Callable[[], None]]:
     """Stream the report's split through the model and fill the record.
 
-    Returns what is to lie beside the record (nothing), and what to call when it is on the disk. Started again with the
-    same configuration, an evaluation that was stopped goes on from its last point, to the same numbers bit by bit.
-    Raises InputError when the data cannot be had.
+    Returns the files that belong beside the record (none), and a function to call once the record is on disk. An
+    evaluation that was stopped resumes when the same configuration is started again, with the same numbers bit for bit.
+    Raises InputError when the data cannot be loaded.
     """
-    split_name = _asked_split(cfg)
+    split_name = _split(cfg)
     documents = documents_of(cfg, split_name)
     split = tokenise(documents, tokenizer, cache_folder(cfg))
     console = Console(stderr=True)
@@ -56,24 +59,25 @@ def evaluate(
     knockouts = cfg.scale.knockouts and optional(model, "gates")() is not None and len(split) > 1
     total = int(np.minimum(split.n_tokens, limit or split.n_tokens.max()).sum())
     knocked = int(np.minimum(split.n_tokens, knock_limit).sum()) * knockouts
-    decides = (record.parent, N, cfg.parallel.precision, split.data_record(), split_name, limit, knock_limit)
-    # What an older version kept has other fields.
-    kept = ResultCache(cache_path(cfg.results_dir, cfg.task.name, *decides, _FIELDS), _FIELDS, record)
-    if kept.begun:
-        console.print("going on where it was stopped", markup=False, highlight=False)
+    identity = (record.parent, N, cfg.parallel.precision, split.data_record(), split_name, limit, knock_limit)
+    # Results of a version with other fields are in another file.
+    cache = ResultCache(cache_path(cfg.results_dir, cfg.task.name, *identity, _FIELDS), _FIELDS, record)
+    resumed = bool(cache.entries)
+    if resumed:
+        console.print("resuming where it was stopped", markup=False, highlight=False)
     call = cfg.scale.eval_segments_per_call * N
     with (
-        kept,
+        cache,
         progress_bar(f"{cfg.model['name']} on {split_name}", total + 4 * knocked, console.is_terminal) as advance,
         autocast(cfg.parallel.precision, device),
     ):
-        reading = _Reading(kept, model, split, tokenizer.bos_id, call, N, advance)
-        streamed = reading.documents("read", limit)
+        passes = _Passes(cache, model, split, tokenizer.bos_id, call, N, advance)
+        streamed = passes.read("read", limit)
         if knockouts:
-            own, foreign = reading.foreign(knock_limit)
-            reset = reading.documents("reset", knock_limit, reset_every=N)
-            base = reading.documents("base", knock_limit)
-    seconds = sum(entry["seconds"] for name, entry in kept.entries.items() if name.startswith("read/"))
+            own, foreign = passes.read_with_foreign_memory(knock_limit)
+            reset = passes.read("reset", knock_limit, reset_every=N)
+            base = passes.read("base", knock_limit)
+    seconds = sum(entry["seconds"] for name, entry in cache.entries.items() if name.startswith("read/"))
 
     n_words, n_bytes = extents(documents, split, tokenizer, streamed.tokens)
     record.data = split.data_record()
@@ -93,126 +97,106 @@ def evaluate(
         "tokens_per_second": total / seconds,
         "tokens_seen": int(streamed.tokens.sum()),
         "state_floats": model.state_floats(int(max(split.n_tokens)) // N),
-        "resumed": reading.resumed,
+        "resumed": resumed,
     }
-    kept.tell(record, list(kept.entries))
-    return {}, lambda: kept.drop(list(kept.entries))
+    cache.record_commits(record, list(cache.entries))
+    return {}, lambda: cache.drop(list(cache.entries))
 
 
 _FIELDS = ("seconds", "by_position", "by_place", "growth")
 
 
-def _asked_split(cfg: Config) -> str:
+def _split(cfg: Config) -> str:
+    """The split that the report evaluates."""
     if "split" not in cfg.report:
         name, task = cfg.report.get("name"), cfg.task.name
-        raise InputError(f"report={name}: names no split of task={task} to evaluate; take one that does, as table2_lm")
+        raise InputError(f"report={name}: names no split of task={task} to evaluate; choose one that does: table2_lm")
     return str(cfg.report["split"])
 
 
-class _Reading:
-    """Passes over the documents of a split, a group at a time; what `kept` has is not read again."""
+@dataclass
+class _Passes:
+    """Passes over the documents of a split; results that the cache holds are not computed again."""
 
-    def __init__(
-        self,
-        kept: ResultCache,
-        model: Any,
-        split: Any,
-        bos_id: int,
-        tokens_per_call: int,
-        segment_length: int,
-        advance: Advance,
-    ) -> None:
-        self.kept, self.model, self.split, self.bos_id = kept, model, split, bos_id
-        self.tokens_per_call, self.segment_length, self.advance = tokens_per_call, segment_length, advance
-        self.resumed = bool(kept.entries)
+    cache: ResultCache
+    model: Any
+    split: Any
+    bos_id: int
+    tokens_per_call: int
+    segment_length: int
+    advance: Advance
 
-    def documents(self, name: str, max_tokens: int | None, reset_every: int | None = None) -> Streamed:
-        """stream_documents over all of them, longest first, so that those side by side are about as long."""
+    def read(self, name: str, max_tokens: int | None, reset_every: int | None = None) -> Streamed:
+        """stream_documents over all documents, longest first, so that those of a batch have similar lengths."""
         n_tokens = np.minimum(self.split.n_tokens, max_tokens or self.split.n_tokens.max())
         edges = position_edges(int(n_tokens.max()))
         n_documents = len(n_tokens)
-        whole = Streamed(_nothing(n_documents, edges), _nothing(n_documents, place_edges(self.segment_length)))
+        whole = Streamed(_zeros(n_documents, edges), _zeros(n_documents, place_edges(self.segment_length)))
         order = np.argsort(-n_tokens, kind="stable")
         for first in range(0, len(order), DOCS_PER_BATCH):
-            group = order[first : first + DOCS_PER_BATCH]
-
-            def read(point: EvalCheckpoint, group: np.ndarray = group) -> list[Streamed]:
-                return [
-                    stream_documents(
-                        self.model,
-                        DocumentSubset(self.split, group.tolist()),
-                        self.bos_id,
-                        tokens_per_call=self.tokens_per_call,
-                        max_tokens=max_tokens,
-                        reset_every=reset_every,
-                        edges=edges,
-                        segment_length=self.segment_length,
-                        advance=self.advance,
-                        points=point,
-                    )
-                ]
-
-            (part,) = self._once(f"{name}/{first}", int(n_tokens[group].sum()), read)
-            for of, its in ((whole.by_position, part.by_position), (whole.by_place, part.by_place)):
-                of.nll[group], of.tokens[group] = its.nll, its.tokens
+            batch = order[first : first + DOCS_PER_BATCH]
+            read = partial(
+                stream_documents,
+                self.model,
+                DocumentSubset(self.split, batch.tolist()),
+                self.bos_id,
+                tokens_per_call=self.tokens_per_call,
+                max_tokens=max_tokens,
+                reset_every=reset_every,
+                edges=edges,
+                segment_length=self.segment_length,
+                advance=self.advance,
+            )
+            (part,) = self._once(f"{name}/{first}", int(n_tokens[batch].sum()), lambda read=read: [read()])
+            for target, source in ((whole.by_position, part.by_position), (whole.by_place, part.by_place)):
+                target.nll[batch], target.tokens[batch] = source.nll, source.tokens
         return whole
 
-    def foreign(self, max_tokens: int) -> tuple[Streamed, Streamed]:
-        """stream_with_foreign_memory, in one piece: every document reads another's memory."""
+    def read_with_foreign_memory(self, max_tokens: int) -> tuple[Streamed, Streamed]:
+        """stream_with_foreign_memory over all documents at once: every document reads another's memory."""
         lengths = np.minimum(self.split.n_tokens, max_tokens)
         # The longest is read as far as the second longest.
         lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
-
-        def read(point: EvalCheckpoint) -> list[Streamed]:
-            found = stream_with_foreign_memory(
-                self.model,
-                self.split,
-                self.bos_id,
-                max_tokens=max_tokens,
-                advance=lambda n: self.advance(2 * n),
-                points=point,
-            )
-            return list(found)
-
-        own, foreign = self._once("foreign", 2 * int(lengths.sum()), read)
+        read = partial(stream_with_foreign_memory, self.model, self.split, self.bos_id, max_tokens=max_tokens)
+        own, foreign = self._once(
+            "foreign", 2 * int(lengths.sum()), lambda: [*read(advance=lambda n: self.advance(2 * n))]
+        )
         return own, foreign
 
-    def _once(self, name: str, work: int, read: Callable[[EvalCheckpoint], list[Streamed]]) -> list[Streamed]:
-        """What `read` gives, or gave before it was stopped; stopped in the middle, it goes on from its last point."""
-        entry = self.kept.entries.get(name)
+    def _once(self, name: str, work: int, read: Callable[[], list[Streamed]]) -> list[Streamed]:
+        """The result of `read`, from the cache where it is there. work: tokens that `read` reports to `advance`."""
+        entry = self.cache.entries.get(name)
         if entry is None:
-            point = EvalCheckpoint(self.kept, name)
-            parts = read(point)
-            self.resumed |= point.before > 0
-            self.kept.add(
+            started = time.perf_counter()
+            parts = read()
+            self.cache.add(
                 name,
                 {
-                    "seconds": point.seconds,
-                    "by_position": [_plain(part.by_position) for part in parts],
-                    "by_place": [_plain(part.by_place) for part in parts],
+                    "seconds": time.perf_counter() - started,
+                    "by_position": [_to_json(part.by_position) for part in parts],
+                    "by_place": [_to_json(part.by_place) for part in parts],
                     "growth": parts[0].growth,
                 },
             )
-            point.drop()
             return parts
         self.advance(work)
-        # JSON gives back the very floats.
+        # JSON returns exactly the same floats.
         return [
-            Streamed(_binned(positions), _binned(places), entry["growth"])
+            Streamed(_from_json(positions), _from_json(places), entry["growth"])
             for positions, places in zip(entry["by_position"], entry["by_place"], strict=True)
         ]
 
 
-def _nothing(n_documents: int, edges: list[int]) -> Binned:
+def _zeros(n_documents: int, edges: list[int]) -> Binned:
     shape = (n_documents, len(edges) - 1)
     return Binned(edges, np.zeros(shape), np.zeros(shape, dtype=np.int64))
 
 
-def _plain(binned: Binned) -> list[Any]:
+def _to_json(binned: Binned) -> list[Any]:
     return [binned.edges, binned.nll.tolist(), binned.tokens.tolist()]
 
 
-def _binned(stored: list[Any]) -> Binned:
+def _from_json(stored: list[Any]) -> Binned:
     edges, nll, tokens = stored
     return Binned(edges, np.array(nll), np.array(tokens))
 

@@ -18,7 +18,7 @@ from infini.cli import main as cli
 from infini.evaluation import result_cache as kept
 from infini.records import RunRecord
 from infini.runs import reproduce_passkey
-from infini.tasks.passkey import measure
+from infini.tasks.passkey import evaluation
 from infini.training.module import LanguageModelModule
 
 SETTINGS = [
@@ -115,7 +115,7 @@ def test_examples_of_a_larger_evaluation_that_was_stopped_do_not_count(
 ) -> None:
     infini(capfd, "train", *PASSKEY)
     with monkeypatch.context() as patch:
-        patch.setattr(measure, "_results", lambda entries: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(evaluation, "_results", lambda entries: (_ for _ in ()).throw(KeyboardInterrupt))
         infini(capfd, "eval", *PASSKEY, "task.examples=3", code=cli.INTERRUPTED)
     infini(capfd, "eval", *PASSKEY)
     evaluated = runs("eval")[-1]

@@ -19,7 +19,7 @@ from infini.config.schema import Config
 from infini.models import build_model, registered
 from infini.nn.attention import FeedForward, InfiniAttention
 from infini.nn.ops import memory
-from infini.tasks.passkey.evaluation import Answer
+from infini.tasks.passkey.answers import Answer
 from infini.tasks.text.hub import JSON_LINES
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -9,8 +9,8 @@ from helpers import SEGMENT, make_model, random_ids, tiny_dims
 from infini.evaluation.dilution import half_dilution
 from infini.models import build_model
 from infini.nn.ops.reference import sigma
-from infini.tasks.passkey import measure
-from infini.tasks.passkey.measure import measure_dilution
+from infini.tasks.passkey import evaluation
+from infini.tasks.passkey.evaluation import measure_dilution
 from infini.tasks.passkey.prompt import PasskeyTemplate
 from infini.tasks.passkey.tokenizer import word_tokenizer
 
@@ -55,7 +55,7 @@ def test_filler_that_saw_the_key_is_not_filler(segment, monkeypatch):
         masks.update(needle=needle_BT, filler=filler_BT, query=query_BT)
         return []
 
-    monkeypatch.setattr(measure, "half_dilution", keep_masks)
+    monkeypatch.setattr(evaluation, "half_dilution", keep_masks)
     tokenizer = word_tokenizer()
     template = PasskeyTemplate(tokenizer.encode, digits=5)
     model = build_model({"name": "infini_linear"}, tiny_dims(segment_length=segment), tokenizer.vocab_size)

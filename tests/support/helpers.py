@@ -23,7 +23,6 @@ from infini.nn.attention import InfiniAttention, LocalAttention
 from infini.nn.decoder import Decoder
 from infini.nn.ops import reference
 from infini.nn.state import leaves
-from infini.nn.tensor_file import read_tensors, write_tensors
 
 # Rounding of the dtype times the length of the sums, with an order of magnitude to spare; the same on every machine.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -243,24 +242,3 @@ def assert_same_gradients(
     ours, theirs = (torch.autograd.grad((y * probe).sum(), list(of.values())) for y in (got, expected))
     for name, a, b in zip(of, ours, theirs, strict=True):
         assert_close(a, b, tolerance, name)
-
-
-class PointsOnDisk:
-    """Points after every call; the reading is stopped at the last of `stops` of them, and then goes through."""
-
-    def __init__(self, path: Path, stops: int) -> None:
-        self.path, self.left = path, stops
-        self.put_down: list[dict[str, torch.Tensor]] = []
-
-    def due(self) -> bool:
-        return True
-
-    def put(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.put_down.append(tensors)
-        write_tensors(self.path, tensors, {})
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-    def found(self) -> dict[str, torch.Tensor] | None:
-        return read_tensors(self.path)[0] if self.path.exists() else None

@@ -36,7 +36,6 @@ OF_EVALUATIONS = (
     "in the record's write",
     "before answers are dropped",
 )
-OF_READINGS = ("in a reading point's write", "before a reading point's rename", "after a reading point")
 ELSEWHERE = "between these"
 
 
@@ -127,18 +126,6 @@ def arm(moment: str, occurrence: int) -> None:
         from infini.evaluation.result_cache import ResultCache
 
         before(ResultCache, "add" if moment == "before an answer is kept" else "drop")
-    elif moment in OF_READINGS:
-        from infini.evaluation import result_cache as kept
-
-        # A point after every call of the model.
-        setattr(kept, "POINT_SECONDS", -1.0)  # noqa: B010
-        setattr(kept, "WRITE_SHARE", 1e9)  # noqa: B010
-        if moment == "before a reading point's rename":
-            before(os, "replace", renamed(".safetensors"))
-        elif moment == "after a reading point":
-            before(kept.EvalCheckpoint, "due")
-        else:
-            half_synced_below("unfinished", ".safetensors.", 2)
     elif moment == "after the record":
         from infini.training.resume import UnfinishedRun
 

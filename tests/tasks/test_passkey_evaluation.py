@@ -1,4 +1,4 @@
-"""The passkey evaluator: what it shares changes nothing, it decodes greedily, and it goes on where it was stopped."""
+"""The passkey evaluator: shared prefixes change no answer, decoding is greedy, a stopped evaluation resumes."""
 
 import json
 from functools import partial
@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import PointsOnDisk, tiny_dims, variant_id, variants
+from helpers import tiny_dims, variant_id, variants
 from report_runs import make_train
 
 from infini.errors import InputError
 from infini.evaluation.result_cache import ResultCache
 from infini.models import build_model
 from infini.report.intervals import proportion_interval
-from infini.tasks.passkey.evaluation import Answer, answer_alone, answer_questions
-from infini.tasks.passkey.measure import _FIELDS, _cell, _entry
+from infini.tasks.passkey.answers import Answer, answer_alone, answer_questions
+from infini.tasks.passkey.evaluation import _FIELDS, _cell, _entry
 from infini.tasks.passkey.plan import make_questions, tokens_to_read
 from infini.tasks.passkey.prompt import PasskeyTemplate
 from infini.tasks.passkey.tokenizer import word_tokenizer
@@ -78,35 +78,33 @@ def models_alone():
 
 @models_alone()
 @pytest.mark.parametrize("prompts", [{}, {"longest_training": 100}], ids=["plain", "one-place"])
-def test_prompts_go_on_from_any_point(options, prompts, tmp_path):
-    """Stopped at every point in turn, it gives the same answers, and reads no call twice."""
+def test_the_remaining_prompts_get_the_answers_they_would_have_got(options, prompts):
+    """Stopped before every answer in turn, and again at the next: no answer differs, and each is given once."""
     model = passkey_model(options)
     questions = questions_of(examples=3, **prompts)
     read = partial(answer_questions, model, bos_id=TOKENIZER.bos_id, tokens_per_call=48, rows_per_call=2)
-    path = tmp_path / "straight"
-    whole = PointsOnDisk(path, 0)
-    straight = by_name(read(questions, points=whole))
-    assert len(whole.put_down) > 20
+    straight = by_name(read(questions))
     answers: dict[str, Answer] = {}
-    stops = 0
-    path = tmp_path / "stopped"
-    while len(answers) < len(questions):
-        points = PointsOnDisk(path, 1)
-        missing = [question for question in questions if question.name not in answers]
-        told: list[int] = []
-        try:
-            for answer in read(missing, points=points, advance=told.append):
-                answers[answer.question.name] = answer
-            assert sum(told) == tokens_to_read(missing, 2)
-        except KeyboardInterrupt:
-            stops += 1
-        assert sum(told) <= tokens_to_read(missing, 2)
-    assert stops == len(whole.put_down)
+    while missing := [question for question in questions if question.name not in answers]:
+        answer = next(read(missing))
+        assert answer.question.name not in answers
+        answers[answer.question.name] = answer
     for answer in answers.values():
         expected = straight[answer.question.length, answer.question.depth, answer.question.index]
         assert np.array_equal(answer.given, expected.given)
         assert answer.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
         assert answer.tokens_read == expected.tokens_read
+
+
+def test_the_progress_bar_ends_at_the_announced_number_of_tokens():
+    model = passkey_model({"name": "infini_linear"})
+    questions = questions_of(examples=3)
+    for missing in (questions, questions[5:]):
+        seen: list[int] = []
+        list(
+            answer_questions(model, missing, TOKENIZER.bos_id, tokens_per_call=48, rows_per_call=2, advance=seen.append)
+        )
+        assert sum(seen) == tokens_to_read(missing, 2)
 
 
 def test_the_prompts_of_these_tests_matter_to_the_models():
@@ -351,16 +349,16 @@ def test_entries_of_two_commits_are_told_apart(tmp_path, capfd):
     second = at("second")
     with ResultCache(path, _FIELDS, second) as kept:
         kept.add("b", whole_entry())
-    kept.tell(second, ["b"])
+    kept.record_commits(second, ["b"])
     assert second.environment == {"git_revision": "second", "git_dirty": False} and capfd.readouterr().err == ""
-    kept.tell(second, ["b", "a"])
+    kept.record_commits(second, ["b", "a"])
     assert second.environment["git_revisions"] == ["second", "first"] and second.environment["git_dirty"]
-    assert "was begun at another commit" in capfd.readouterr().err
+    assert "was started at another commit: no single commit reproduces it" in capfd.readouterr().err
     # With changes in between, or from before entries said their commit.
     third = at("first", dirty=True)
     kept = ResultCache(path, _FIELDS, third)
-    kept.tell(third, ["a"])
+    kept.record_commits(third, ["a"])
     assert third.environment["git_revisions"] == ["first"]
     del kept.entries["a"]["commit"]
-    kept.tell(third, ["a"])
+    kept.record_commits(third, ["a"])
     assert third.environment["git_revisions"] == [None, "first"]

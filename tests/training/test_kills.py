@@ -96,7 +96,7 @@ def answers(results: Path) -> list[dict[str, Any]]:
     return [{key: entry[key] for key in told} for entry in map(json.loads, beside.splitlines())]
 
 
-def test_an_evaluation_that_is_killed_asks_on(corpus: Path, tmp_path: Path) -> None:
+def test_an_evaluation_that_is_killed_asks_the_remaining_prompts(corpus: Path, tmp_path: Path) -> None:
     asked = [*words(corpus, tmp_path / "results", "passkey"), "length=256", "depth=start,end", "task.examples=3"]
     asked.remove("logger=none")
     assert kill("in a step", 10**6, words(corpus, tmp_path / "results", "passkey")) == 0
@@ -106,8 +106,7 @@ def test_an_evaluation_that_is_killed_asks_on(corpus: Path, tmp_path: Path) -> N
     (record,) = (tmp_path / "results" / "runs").glob("*-eval-*.json")
     for path in (record, record.with_suffix(".jsonl")):
         path.unlink()
-    in_readings = zip(killed.OF_READINGS, (1, 1, 2), strict=True)
-    for moment, occurrence in [*in_readings, *zip(killed.OF_EVALUATIONS, (1, 3, 1, 1, 1), strict=True)]:
+    for moment, occurrence in zip(killed.OF_EVALUATIONS, (1, 3, 1, 1, 1), strict=True):
         code, errors = run(moment, occurrence, asked, "eval")
         assert code == -signal.SIGKILL, (moment, errors)
     code, errors = run("before the record", 10**6, asked, "eval")
@@ -116,19 +115,26 @@ def test_an_evaluation_that_is_killed_asks_on(corpus: Path, tmp_path: Path) -> N
     assert not list((tmp_path / "results" / "unfinished").glob("*"))
 
 
-@pytest.mark.slow
-def test_an_evaluation_of_books_that_is_killed_reads_on(corpus: Path, tmp_path: Path) -> None:
-    """Killed while a point of its reading is written, before it is renamed, and behind it, in every pass."""
+def test_an_evaluation_of_books_that_is_killed_resumes(corpus: Path, tmp_path: Path) -> None:
+    """Killed before the result of a pass is written, and in the middle of its line, in every pass but the last."""
     asked = [*words(corpus, tmp_path / "results"), "scale.eval_segments_per_call=16"]
     asked.remove("logger=none")
     assert kill("in a step", 10**6, words(corpus, tmp_path / "results")) == 0
     assert run("before the record", 10**6, asked, "eval")[0] == 0
     (straight,) = (found for found in records.load_records(tmp_path / "results") if found.verb == "eval")
     records.record_path(tmp_path / "results", straight.run_id).unlink()
-    # There are 119 calls with foreign memory and 8 or so in each other pass.
-    for occurrence in (3, 38, 6):
-        for moment in killed.OF_READINGS:
-            assert run(moment, occurrence, asked, "eval")[0] == -signal.SIGKILL, (moment, occurrence)
+    # Passes: read, foreign, reset, base. A process first repeats the pass in which the one before it was killed.
+    for moment, occurrence in (
+        ("before an answer is kept", 1),
+        ("in an answer's line", 1),
+        ("before an answer is kept", 2),
+        ("in an answer's line", 2),
+        ("before answers are dropped", 1),
+    ):
+        assert run(moment, occurrence, asked, "eval")[0] == -signal.SIGKILL, (moment, occurrence)
+        records_left = [found for found in records.load_records(tmp_path / "results") if found.verb == "eval"]
+        for record in records_left:
+            records.record_path(tmp_path / "results", record.run_id).unlink()
     assert run("before the record", 10**6, asked, "eval")[0] == 0
     (resumed,) = (found for found in records.load_records(tmp_path / "results") if found.verb == "eval")
     assert resumed.cost["resumed"] and resumed.documents == straight.documents

@@ -1,0 +1,54 @@
+"""An evaluation of books that is stopped resumes after the last batch of documents, with the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from command_runner import Runner
+
+from infini.cli import main as cli
+from infini.evaluation.result_cache import ResultCache
+from infini.tasks.text import document_evaluation
+
+
+@pytest.mark.usefixtures("elsewhere", "clock")
+@pytest.mark.parametrize("documents_per_batch", [1, 16])
+def test_an_evaluation_stopped_in_every_pass_gives_the_same_record(
+    with_model: Runner, monkeypatch: pytest.MonkeyPatch, documents_per_batch: int
+) -> None:
+    monkeypatch.setattr(document_evaluation, "DOCS_PER_BATCH", documents_per_batch)
+    short_calls = "scale.eval_segments_per_call=8"
+    with_model("eval", short_calls)
+    (straight,) = with_model.records("eval")
+    real_add, real_read = ResultCache.add, document_evaluation.stream_documents
+    added: list[str] = []
+    reads = 0
+
+    def add(self: ResultCache, name: str, entry: dict[str, Any]) -> None:
+        """Stops once before each entry is on disk."""
+        if name not in added:
+            added.append(name)
+            raise KeyboardInterrupt
+        real_add(self, name, entry)
+
+    def read(*arguments: Any, **options: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return real_read(*arguments, **options)
+
+    monkeypatch.setattr(ResultCache, "add", add)
+    monkeypatch.setattr(document_evaluation, "stream_documents", read)
+    batches = [0] if documents_per_batch == 16 else [0, 1, 2]
+    passes = [*(f"read/{first}" for first in batches), "foreign"]
+    passes += [f"{name}/{first}" for name in ("reset", "base") for first in batches]
+    for _ in passes:
+        with_model("eval", short_calls, code=cli.INTERRUPTED)
+    with_model("eval", short_calls)
+    assert added == passes
+    assert reads == 2 * 3 * len(batches), "every batch is read twice: when it was stopped, and once more"
+    resumed = with_model.records("eval")[-1]
+    assert resumed.cost["resumed"] and not straight.cost["resumed"]
+    assert resumed.results == straight.results and resumed.documents == straight.documents
+    assert resumed.series == straight.series
+    assert not list((with_model.results / "unfinished").glob("*"))
