@@ -1,14 +1,17 @@
-"""Optimizers. The gates have their own group: at the model's rate, or under decay, they do not move (so a well-known
-reproduction failed), and Adafactor scales a step by the size of the parameter, which for a gate at 0 is nothing."""
+"""Optimizers. The gates have a parameter group of their own.
+
+At the model's learning rate, or under weight decay, gates do not move; a well-known reproduction failed on that.
+Adafactor scales a step by the size of the parameter, so that a gate at 0 would never move.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from infini.config.schema import OptimizerConfig
 from infini.system.devices import has_fast_bfloat16
@@ -17,15 +20,15 @@ from infini.training.adafactor import Adafactor
 GATE = "beta"
 POSITION_BIAS = "bucket_bias"
 BIAS_FACTOR = 10.0
-"""How much faster T5's position biases learn than embeddings do with Muon and AdamW. They are added to scores and begin
-at 0; at the model's rate Transformer-XL was worse than local attention after 300 steps (results/LOG.md, 105)."""
+"""Learning rate of T5's position biases over the model's, with Muon and AdamW. They are added to scores and start at 0;
+at the model's rate Transformer-XL was worse than local attention after 300 steps (results/LOG.md, 105)."""
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Matrices (decayed), embeddings and norms (not), T5's position biases (faster, not decayed), gates (own rate, not
     decayed). No parameter is in two."""
     groups: dict[str, list[nn.Parameter]] = {"matrices": [], "others": [], "biases": [], "gates": []}
-    # Also where the library that a model is of calls them otherwise.
+    # By type too: pretrained models give embeddings other names.
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, parameter in model.named_parameters():
         if name.split(".")[-1] == GATE:
@@ -37,7 +40,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         else:
             groups["matrices"].append(parameter)
     decay = {"matrices": config.weight_decay}
-    # Adafactor's steps are fractions of the parameter: see build_optimizer.
+    # Adafactor's steps are fractions of the parameter; see build_optimizer.
     rates = {"gates": config.gate_lr, "biases": config.lr * (1.0 if config.name == "adafactor" else BIAS_FACTOR)}
     return [
         {
@@ -60,31 +63,78 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         return torch.optim.AdamW(groups, betas=(config.betas[0], config.betas[1]), eps=1e-8)
     for group in groups:
         if group["name"] in ("gates", "biases"):
-            # Steps of the rate times max(1, size of the parameter), not times max(1e-3, size of the parameter).
+            # A step is the rate times max(1, size of the parameter) instead of max(1e-3, size of the parameter).
             group["smallest_scale"] = 1.0
     return Adafactor(groups)
 
 
-class MuonBesideAdamW(torch.optim.Optimizer):
-    """torch's Muon for the group "matrices", AdamW for the others, stepped and scheduled as one.
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon with Nesterov momentum 0.95 and AdamW's step size, in a format that the device multiplies fast.
 
-    Muon makes all singular values of a matrix's step equal. A memory is read as a mean over a long past, large in the
-    direction all books share and small in those that tell books apart; Adam's step goes by the large one.
+    torch's runs the Newton-Schulz iterations in bfloat16. A processor without bfloat16 arithmetic takes more than fifty
+    times as long for such a product, a quarter of a training step of the passkey models (results/LOG.md, 67), so there
+    the iterations run in float32. With bfloat16 both take the same steps bit for bit (a test checks it).
+
+    params: matrices, or groups of them.
+    """
+
+    COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+    ITERATIONS = 5
+    MOMENTUM = 0.95
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-3, weight_decay: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - self.MOMENTUM)
+                update = self._orthogonal(parameter.grad.lerp(momentum, self.MOMENTUM))
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                # The factor gives the update the root mean square of AdamW's.
+                parameter.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
+        return loss
+
+    def _orthogonal(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The matrix with all singular values moved close to 1, by Newton-Schulz iterations."""
+        a, b, c = self.COEFFICIENTS
+        x = matrix.to(torch.bfloat16 if has_fast_bfloat16(matrix.device) else torch.float32)
+        tall = x.shape[0] > x.shape[1]
+        x = x.T if tall else x
+        x = x / x.norm().clamp(min=1e-7)
+        for _ in range(self.ITERATIONS):
+            gram = x @ x.T
+            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        return x.T if tall else x
+
+
+class MuonBesideAdamW(torch.optim.Optimizer):
+    """Muon for the group "matrices", AdamW for the others, stepped and scheduled as one.
+
+    Muon makes all singular values of a matrix's step equal. A memory read averages over a long past: that average is
+    large in the direction that all books share and small in the directions that tell books apart, and Adam's step
+    follows the large one.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
         matrices = [group for group in groups if group["name"] == "matrices"]
         others = [group for group in groups if group["name"] != "matrices"]
-        muon = torch.optim.Muon(matrices, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-        self.parts: list[torch.optim.Optimizer] = [muon, torch.optim.AdamW(others, betas=betas, eps=1e-8)]
+        self.parts: list[torch.optim.Optimizer] = [Muon(matrices), torch.optim.AdamW(others, betas=betas, eps=1e-8)]
         super().__init__([group for part in self.parts for group in part.param_groups], {})
-        # The same dictionaries, so that what a schedule or a checkpoint sets here is set there.
-        self._share()
-
-    def _share(self) -> None:
-        rest = list(self.param_groups)
-        for part in self.parts:
-            part.param_groups, rest = rest[: len(part.param_groups)], rest[len(part.param_groups) :]
+        # Both hold the same dictionaries, so that a schedule or a checkpoint sets the rates of the parts.
+        first, rest = self.param_groups[: len(matrices)], self.param_groups[len(matrices) :]
+        self.parts[0].param_groups, self.parts[1].param_groups = first, rest
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -93,32 +143,16 @@ class MuonBesideAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        device = self.param_groups[0]["params"][0].device
-        with contextlib.nullcontext() if has_fast_bfloat16(device) else _Float32Iterations():
-            for part in self.parts:
-                part.step()
+        for part in self.parts:
+            part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Both states."""
+        """The states of both."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What state_dict gave."""
+        """Restore a state_dict."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-
-class _Float32Iterations(TorchFunctionMode):
-    """What torch's Muon turns into bfloat16, its Newton-Schulz iterations, is done in float32.
-
-    A processor that does not multiply bfloat16 itself takes more than fifty times as long over a product of such
-    matrices: a quarter of a training step of the passkey models (results/LOG.md, 67).
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.bfloat16:
-            # A copy, as the conversion would be: the iterations begin in place.
-            return args[0].to(torch.float32, copy=True)
-        return func(*args, **(kwargs or {}))

@@ -79,6 +79,22 @@ def test_a_restored_optimizer_goes_on_exactly(steps_before: int) -> None:
     assert restored.parts[0].param_groups[0]["lr"] == 0.5
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (12, 5), (5, 12)])
+def test_in_bfloat16_the_steps_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
+    monkeypatch.setattr(optimizers, "has_fast_bfloat16", lambda device: True)
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.nn.Parameter(torch.randn(shape, generator=generator))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    options = {"lr": 0.02, "weight_decay": 0.1}
+    both = optimizers.Muon([ours], **options), torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **options)
+    for _ in range(3):
+        ours.grad = torch.randn(shape, generator=generator)
+        theirs.grad = ours.grad.clone()
+        for optimizer in both:
+            optimizer.step()
+    assert torch.equal(ours, theirs)
+
+
 def test_without_fast_bfloat16_the_step_is_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The iterations are then done in float32: in bfloat16 they take a quarter of a training step."""
     moved, formats = {}, {}
