@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from infini.config.schema import evaluation_keys
+
 TRAINING_GROUPS = ("task", "model", "dims", "scale", "optimizer", "recipe", "parallel")
 """Groups that decide a training."""
 TRAINED = (*(f"{group}.*" for group in TRAINING_GROUPS), "tuned", "init_from")
@@ -17,12 +19,15 @@ OF_REPORTS = ("report.*", "experiment")
 """What chooses a report and changes it."""
 PLACES = ("results_dir", "cache_dir")
 """Root keys that say where files go."""
-EVALUATION_ONLY = (
-    *("scale.eval_max_tokens", "scale.knockouts", "scale.knockout_max_tokens"),
-    *("task.knockout", "task.examples", "task.rows_per_call", "task.split", "task.input_length"),
-    *("task.references", "task.reference", "task.reference_words"),
+IN_VALIDATION = ("scale.eval_segments_per_call",)
+"""Keys of evaluations that the validation at the end of a training reads too."""
+EVALUATION_ONLY = tuple(
+    f"{group}.{key}"
+    for group in ("scale", "task")
+    for key in sorted(evaluation_keys(group))
+    if f"{group}.{key}" not in IN_VALIDATION
 )
-"""Keys that verbs which evaluate nothing do not read."""
+"""Keys that only evaluations read; see `evaluation=True` in the fields of the configuration."""
 
 
 def reads(patterns: Sequence[str], key: str) -> bool:

@@ -35,10 +35,18 @@ OPTIONAL_GROUPS = ("tuned", "experiment")
 
 @dataclass
 class TaskConfig:
-    """What is learned and measured."""
+    """What is learned and measured. The class variables declare what commands need to know of a task."""
 
     evaluation_reads: ClassVar[tuple[str, ...]] = ("scale.eval_max_tokens",)
-    """Keys and groups outside `task` that the evaluation of this task reads and that of some other task does not."""
+    """Keys and groups outside `task` that its evaluation reads and those of some other tasks do not."""
+    evaluation_changes: ClassVar[tuple[str, ...]] = ()
+    """Keys that a training reads and an evaluation may still change: no weight depends on their value."""
+    evaluation_inherits: ClassVar[tuple[str, ...]] = ()
+    """Keys of `task` whose values an evaluation takes from the training, unless they are set."""
+    evaluates_any_model: ClassVar[bool] = False
+    """Whether models that were trained on other tasks can be evaluated."""
+    has_long_history: ClassVar[bool] = False
+    """Whether its training batches can hold a history (recipe.long_history)."""
 
     name: str = setting("Task name; also the name of its folder below the data directory.")
     kind: str = setting("Kind of models that it takes: `language_model`; or `any`, encoder-decoders too.")
@@ -399,8 +407,8 @@ class Config:
         require(0 <= self.seed < 2**32, "seed", self.seed, "must be at least 0 and below 2**32")
         parse_lengths(self.length)
         parse_depths(self.depth)
-        history, asks = self.recipe.long_history, self.task.name == "passkey"
-        require(asks or history is None, "recipe.long_history", history, f"must be null for task={self.task.name}")
+        history, allowed = self.recipe.long_history, self.task.has_long_history
+        require(allowed or history is None, "recipe.long_history", history, f"must be null for task={self.task.name}")
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
 
 

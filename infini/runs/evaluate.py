@@ -154,14 +154,13 @@ def _as_trained(
     name = held["model"]["name"]
     if name != cfg.model["name"]:
         raise InputError(f"checkpoint={str(folder)!r}: holds {name}; add model={name}")
-    # Any language model can be asked for a pass key; what was trained on prompts has no words for a book.
-    if held["task"]["name"] != cfg.task.name != "passkey":
+    same_task = held["task"]["name"] == cfg.task.name
+    if not (same_task or cfg.task.evaluates_any_model):
         raise InputError(f"checkpoint={str(folder)!r}: was trained on task={held['task']['name']}")
     asked = asdict(cfg)
-    # Nothing that was trained depends on the segment length, and how far a model goes with another is a question.
-    free = {"dims.segment_length"} if cfg.task.name == "passkey" else set()
-    free |= {f"model.{key}" for key in anew}
     keys = keys_of(overrides)
+    changed = set(cfg.task.evaluation_changes) & set(keys)
+    free = changed | {f"model.{key}" for key in anew}
     for key in keys:
         if key in free:
             continue
@@ -176,12 +175,13 @@ def _as_trained(
     except TypeError as error:
         raise InputError(f"checkpoint={str(folder)!r}: made by another version of infini ({error})") from error
     trained["model"] = trained["model"] | anew
-    if "dims.segment_length" in free & set(keys):
-        trained["dims"] = replace(trained["dims"], segment_length=cfg.dims.segment_length)
+    for key in changed:
+        group, _, field = key.partition(".")
+        trained[group] = replace(trained[group], **{field: value_at(asked, key)})
     task = cfg.task
-    if held["task"]["name"] == task.name == "passkey" and "task.digits" not in keys:
-        # Asked for fewer digits than it learned, a model would be judged by half an answer.
-        task = replace(task, digits=held["task"]["digits"])  # type: ignore[call-arg]
+    if same_task:
+        inherited = [key for key in task.evaluation_inherits if f"task.{key}" not in keys]
+        task = replace(task, **{key: held["task"][key] for key in inherited})
     return replace(cfg, task=task, **trained)
 
 

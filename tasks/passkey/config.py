@@ -14,6 +14,13 @@ class PasskeyConfig(TaskConfig):
     """A number hidden in a long text and asked for at its end."""
 
     evaluation_reads = ("length", "depth")
+    # Generalization to other segment lengths is measured.
+    evaluation_changes = ("dims.segment_length",)
+    # With fewer digits than it was trained on, a model would be scored on half an answer.
+    evaluation_inherits = ("digits",)
+    # Any language model can answer a prompt; a model of prompts cannot read books.
+    evaluates_any_model = True
+    has_long_history = True
 
     tokenizer: str = setting(
         "`words`, the word-level tokenizer of the prompt; or `scale`, the one that the scale names. A training "

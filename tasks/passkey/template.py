@@ -44,7 +44,7 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
     the training always fill their length exactly: whole blocks would put questions on few places of the segment grid.
     """
     task = cast(PasskeyConfig, cfg.task)
-    book, data = None, {"name": "passkey", "source": "generated", "revision": APPENDIX, "split": split}
+    book, data = None, {"name": cfg.task.name, "source": "generated", "revision": APPENDIX, "split": split}
     if task.filler == "book":
         if tokenizer.hash == word_tokenizer().hash:
             raise InputError(

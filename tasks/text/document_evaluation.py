@@ -147,7 +147,7 @@ class _Passes:
                 segment_length=self.segment_length,
                 advance=self.advance,
             )
-            (part,) = self._once(f"{name}/{first}", int(n_tokens[batch].sum()), lambda read=read: [read()])
+            (part,) = self._once(f"{name}/{first}", int(n_tokens[batch].sum()), read)
             for target, source in ((whole.by_position, part.by_position), (whole.by_place, part.by_place)):
                 target.nll[batch], target.tokens[batch] = source.nll, source.tokens
         return whole
@@ -157,18 +157,26 @@ class _Passes:
         lengths = np.minimum(self.split.n_tokens, max_tokens)
         # The longest is read as far as the second longest.
         lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
-        read = partial(stream_with_foreign_memory, self.model, self.split, self.bos_id, max_tokens=max_tokens)
-        own, foreign = self._once(
-            "foreign", 2 * int(lengths.sum()), lambda: [*read(advance=lambda n: self.advance(2 * n))]
+        read = partial(
+            stream_with_foreign_memory,
+            self.model,
+            self.split,
+            self.bos_id,
+            max_tokens=max_tokens,
+            advance=lambda n: self.advance(2 * n),
         )
+        own, foreign = self._once("foreign", 2 * int(lengths.sum()), read)
         return own, foreign
 
-    def _once(self, name: str, work: int, read: Callable[[], list[Streamed]]) -> list[Streamed]:
+    def _once(
+        self, name: str, work: int, read: Callable[[], Streamed | tuple[Streamed, Streamed]]
+    ) -> tuple[Streamed, ...]:
         """The result of `read`, from the cache where it is there. work: tokens that `read` reports to `advance`."""
         entry = self.cache.entries.get(name)
         if entry is None:
             started = time.perf_counter()
-            parts = read()
+            result = read()
+            parts = result if isinstance(result, tuple) else (result,)
             self.cache.add(
                 name,
                 {
@@ -181,10 +189,10 @@ class _Passes:
             return parts
         self.advance(work)
         # JSON returns exactly the same floats.
-        return [
+        return tuple(
             Streamed(_from_json(positions), _from_json(places), entry["growth"])
             for positions, places in zip(entry["by_position"], entry["by_place"], strict=True)
-        ]
+        )
 
 
 def _zeros(n_documents: int, edges: list[int]) -> Binned:
