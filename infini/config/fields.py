@@ -1,4 +1,4 @@
-"""Fields of configuration dataclasses, which carry their own documentation."""
+"""Fields of configuration dataclasses that carry their documentation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ def setting(doc: str, *, evaluation: bool = False) -> Any:
     """A field without a default.
 
     doc: what the field means; `infini <verb> --help` prints it.
-    evaluation: whether only evaluations read the field. Such a field is no part of the identity of a training.
+    evaluation: whether only evaluations read the field. Such a field is not part of the identity of a training.
     """
     return dataclasses.field(metadata={"doc": doc, "evaluation": evaluation})

@@ -1,6 +1,6 @@
 """Sets of keys that several verbs read.
 
-A pattern is a key, a group by its name (its choice alone), or `group.*` (its choice and all of its keys).
+A pattern is a key, the name of a group (its choice), or `group.*` (its choice and all of its keys).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from infini.config.schema import evaluation_keys
 TRAINING_GROUPS = ("task", "model", "dims", "scale", "optimizer", "recipe", "parallel")
 """Groups that decide a training."""
 TRAINED = (*(f"{group}.*" for group in TRAINING_GROUPS), "tuned", "init_from")
-"""What decides a training; a search finds its trainings by it."""
+"""What decides a training; a search identifies its trainings by these."""
 COMPARED = ("dims.*", "optimizer.*", "recipe.*")
-"""Settings of a trained model that are compared with what was asked, and choose among several models."""
+"""Settings that select a trained model, and must agree with it."""
 OF_REPORTS = ("report.*", "experiment")
-"""What chooses a report and changes it."""
+"""What selects a report and changes it."""
 PLACES = ("results_dir", "cache_dir")
 """Root keys that say where files go."""
 IN_VALIDATION = ("scale.eval_segments_per_call",)

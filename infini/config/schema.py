@@ -1,9 +1,9 @@
 """The typed configuration: one dataclass for each group of `conf/`, checked when it is built.
 
-Each field carries its documentation, which `infini <verb> --help` prints. The keys of a task are in the task's own
-folder: see task_schema.
+Each field carries its documentation, which `infini <verb> --help` prints. The keys of a task are in the folder of that
+task; see task_schema.
 
-This module needs only the standard library and PyYAML, so that help and error messages are quick.
+This module imports only the standard library and PyYAML, so that help and error messages are fast.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from infini.config.lengths import parse_depths, parse_lengths
 from infini.errors import at_least, one_of, require
 
 MAX_ROWS = 2**20
-"""Of a batch, examples of a cell and words of a vocabulary: more fill any memory before anything is said of it."""
+"""Most rows of a batch, examples of a cell and entries of a vocabulary: more would exhaust the memory unannounced."""
 LISTS = ("length", "depth")
-"""Root keys that are lists; one value is a list of one."""
+"""Root keys that are lists; a single value is a list of one."""
 TEXTS = ("prompt", "save_state", "load_state", "output")
-"""Root keys of `infini generate` whose values are taken as they are typed, without the grammar of the others."""
+"""Root keys whose values are taken as they are typed, without Hydra's grammar."""
 OPTIONAL_GROUPS = ("tuned", "experiment")
-"""Groups that may be absent and have no dataclass: their files set values of the other groups."""
+"""Groups that may be absent. They have no dataclass: their files set values of other groups."""
 
 
 @dataclass
@@ -49,19 +49,19 @@ class TaskConfig:
     """Whether its training batches can hold a history (recipe.long_history)."""
 
     name: str = setting("Task name; also the name of its folder below the data directory.")
-    kind: str = setting("Kind of models that it takes: `language_model`; or `any`, encoder-decoders too.")
+    kind: str = setting("Kind of model: `language_model`, or `any` for encoder-decoders too.")
     data_dir: str | None = setting(
-        "Folder of the data; None means $INFINI_DATA_DIR/<name> when that variable is set, else the hub."
+        "Folder of the data; null: $INFINI_DATA_DIR/<name> where that variable is set, else the hub."
     )
-    hub_id: str = setting("Data set on the Hugging Face hub, used when there is no folder.")
+    hub_id: str = setting("Data set on the Hugging Face hub, used where there is no folder.")
     carry_state: bool = setting(
-        "Whether a training row's state lives on into its next sequence while the document lasts."
+        "Whether a row's state is carried into its next training sequence, as long as the document lasts."
     )
-    positions: str = setting("What models whose attention can have either take (model.positions): rotary, or t5.")
+    positions: str = setting("Position encoding of models that have both (model.positions): rotary or t5.")
 
     @property
     def corpus(self) -> str:
-        """Name of the task whose documents are read."""
+        """Name of the task whose documents this one reads."""
         return self.name
 
     def __post_init__(self) -> None:
@@ -71,10 +71,7 @@ class TaskConfig:
 
 @cache
 def task_schema(name: str) -> type[TaskConfig]:
-    """The dataclass of a task's keys: `Config` of `infini.tasks.<name>.config`; TaskConfig where that module is absent.
-
-    A name that is no task gives TaskConfig, too.
-    """
+    """The dataclass of a task's keys: `Config` of `infini.tasks.<name>.config`, or TaskConfig where there is none."""
     module = f"infini.tasks.{name}.config"
     try:
         found = importlib.util.find_spec(module)
@@ -88,7 +85,7 @@ def task_schema(name: str) -> type[TaskConfig]:
 
 @cache
 def evaluation_keys(group: str) -> frozenset[str]:
-    """The keys of a group that only evaluations read; of `task`, those of every task."""
+    """The keys of a group that only evaluations read; for `task`, those of all tasks."""
     schemas = [task_schema(name) for name in groups()["task"]] if group == "task" else [ScaleConfig]
     fields = (field for schema in schemas for field in dataclasses.fields(schema))
     return frozenset(field.name for field in fields if field.metadata.get("evaluation"))
@@ -101,12 +98,12 @@ class DimsConfig:
     name: str = setting("Name of these sizes.")
     d_model: int = setting("Width of the residual stream.")
     n_layers: int = setting("Number of blocks.")
-    n_heads: int = setting("Query heads a layer.")
-    n_kv_heads: int | None = setting("Key-value heads a layer, a divisor of n_heads; None means n_heads.")
+    n_heads: int = setting("Query heads per layer.")
+    n_kv_heads: int | None = setting("Key-value heads per layer, a divisor of n_heads; null: n_heads.")
     d_key: int = setting("Size of a head's keys and queries; even, for the rotary embedding.")
-    d_value: int | None = setting("Size of a head's values; None means d_key.")
+    d_value: int | None = setting("Size of a head's values; null: d_key.")
     d_ff: int = setting("Width of the feed-forward layer.")
-    segment_length: int = setting("Tokens a segment.")
+    segment_length: int = setting("Tokens per segment.")
 
     def __post_init__(self) -> None:
         positive = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_key", "d_value", "d_ff", "segment_length")
@@ -119,28 +116,28 @@ class DimsConfig:
 
 @dataclass
 class ScaleConfig:
-    """How large a vocabulary and how much evaluation this machine can take."""
+    """Size of the vocabulary and of evaluations, by the machine."""
 
     name: str = setting("laptop (two processor cores, minutes), gpu (one GPU, minutes) or paper (as printed).")
     tokenizer: str = setting("`bpe`, trained on the train split, or the id of a tokenizer on the hub.")
     vocab_size: int = setting("Entries of the vocabulary; for `bpe`, the size to train.")
     hub_train_documents: int | None = setting(
-        "Documents of the hub's train split that are used; None means all. A folder is always used whole."
+        "Documents of the hub's train split to use; null: all. A folder is always used whole."
     )
-    eval_max_tokens: int | None = setting("Tokens evaluated a document; None means all.", evaluation=True)
+    eval_max_tokens: int | None = setting("Tokens to evaluate per document; null: all.", evaluation=True)
     eval_segments_per_call: int = setting(
-        "Segments a call of the streamed evaluation; decides memory and speed, not the result.",
+        "Segments per call of the streamed evaluation; changes memory use and speed, not the result.",
         evaluation=True,
     )
     knockouts: bool = setting(
-        "Whether an evaluation also measures what memory is worth by resetting and by exchanging it.",
+        "Whether an evaluation also measures the loss with the memory reset and with another document's memory.",
         evaluation=True,
     )
-    knockout_max_tokens: int = setting("Tokens of each document that the knock-outs read.", evaluation=True)
+    knockout_max_tokens: int = setting("Tokens per document that these knock-outs read.", evaluation=True)
 
     def __post_init__(self) -> None:
         require(bool(self.tokenizer), "scale.tokenizer", self.tokenizer, "must be bpe or a tokenizer id on the hub")
-        # A byte-level vocabulary holds every byte and the end-of-document token.
+        # A byte-level vocabulary holds all 256 bytes and two special tokens.
         require(258 <= self.vocab_size <= MAX_ROWS, "scale.vocab_size", self.vocab_size, f"must be 258 to {MAX_ROWS}")
         positive = ("hub_train_documents", "eval_max_tokens", "eval_segments_per_call", "knockout_max_tokens")
         at_least("scale", self, 1, *positive)
@@ -148,14 +145,14 @@ class ScaleConfig:
 
 @dataclass
 class OptimizerConfig:
-    """The rule that changes the weights."""
+    """Optimizer and learning rates."""
 
-    name: str = setting("adamw, adafactor, or muon (matrices; the rest by AdamW).")
-    lr: float = setting("Highest learning rate of the schedule.")
-    betas: list[float] = setting("AdamW's two averaging coefficients.")
-    weight_decay: float = setting("Decay of matrices; gates, norms and embeddings have none.")
-    gate_lr: float = setting("Highest learning rate of the gates, which need their own to move at all; 0 freezes them.")
-    clip_norm: float | None = setting("Global gradient norm above which gradients are scaled down; None means never.")
+    name: str = setting("adamw, adafactor, or muon (for matrices; AdamW for all else).")
+    lr: float = setting("Peak learning rate of the schedule.")
+    betas: list[float] = setting("AdamW's two coefficients of its running averages.")
+    weight_decay: float = setting("Weight decay of matrices; gates, norms and embeddings have none.")
+    gate_lr: float = setting("Peak learning rate of the gates, which hardly move at lr; 0 freezes them.")
+    clip_norm: float | None = setting("Global gradient norm to which gradients are clipped; null: never.")
 
     def __post_init__(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "adafactor", "muon"))
@@ -170,54 +167,56 @@ class OptimizerConfig:
 
 @dataclass
 class RecipeConfig:
-    """How a training runs."""
+    """Batch size, sequence length, number of steps, and schedule."""
 
     name: str = setting("`<task>_<scale>`.")
-    batch_size: int = setting("Documents side by side.")
-    segments_per_sequence: int = setting("Segments a training sequence; gradients flow through all of them.")
+    batch_size: int = setting("Sequences per optimizer step.")
+    segments_per_sequence: int = setting("Segments per training sequence; gradients flow through all of them.")
     excerpt_tokens: int | None = setting(
-        "Documents longer than this are read in excerpts, so that a short training meets many; None reads them whole."
+        "Longer documents are read in excerpts of this length, so that a short training sees many; null: whole."
     )
     steps: int = setting("Optimizer steps.")
-    warmup_steps: int = setting("Steps of linear warm-up.")
-    schedule: str = setting("After the warm-up: cosine or constant.")
-    final_lr_fraction: float = setting("Where the cosine ends, as a fraction of the highest rate.")
+    warmup_steps: int = setting("Steps of linear learning-rate warm-up.")
+    schedule: str = setting("Learning rate after the warm-up: cosine or constant.")
+    final_lr_fraction: float = setting("Final learning rate of the cosine, as a fraction of the peak.")
     checkpoint_activations: bool = setting(
-        "Whether activations are computed again in the backward pass instead of kept: less memory, same gradients."
+        "Activation checkpointing: recompute activations in the backward pass; less memory, same gradients."
     )
     checkpoint_segments: int | None = setting(
-        "The same, this many segments at a time: memory then grows with them instead of with the sequence. None: never."
+        "Activation checkpointing by groups of this many segments: memory grows with the group instead of the "
+        "sequence. null: never."
     )
-    loss_chunk: int = setting("Tokens whose logits exist at the same time.")
+    loss_chunk: int = setting("Tokens whose logits are computed at a time.")
     save_every: int | None = setting(
-        "Steps between the points from which a stopped training goes on; None means about a minute between them."
+        "Steps between the checkpoints from which a stopped training resumes; null: about a minute."
     )
     curriculum: list[list[int]] | None = setting(
-        "Easier stages before the training proper, each [segment length, tokens a sequence] or [segment length, "
-        "tokens a sequence, steps]: of so many steps at most. Passkey: a batch keeps its number of tokens by "
-        "having more rows. Books and mathematics: all segments are dims.segment_length long, and no gradient goes "
-        "from one sequence of so many tokens into the one before. None means none."
+        "Easier stages before the main training, each [segment length, tokens per sequence] or [segment length, "
+        "tokens per sequence, maximum steps]. Prompts: a batch has the same number of tokens in more rows. Running "
+        "text: every segment has dims.segment_length tokens, and gradients stop at the boundaries of these "
+        "sequences. null: no stages."
     )
     advance_below: float = setting(
-        "Smoothed loss, nats a token, below which the next stage begins (text never gets there: its stages need steps)."
+        "Smoothed loss in nats per token below which the next stage begins. Text never gets there: its stages need "
+        "maximum steps."
     )
     length_extension: float | None = setting(
-        "Not the paper's: at a random segment boundary of a sequence the memory is multiplied by a random factor "
-        "between 1 and this, as if that much more had been read. None means never."
+        "Not in the paper: at a random segment boundary of a sequence, multiply the memory by a random factor between "
+        "1 and this, as if that many times as much had been read. null: never."
     )
-    length_extension_share: float = setting("Share of the training steps in which that happens.")
+    length_extension_share: float = setting("Fraction of training steps with length extension.")
     long_history: list[int] | None = setting(
-        "Passkey, and a part of length extension: [pieces, steps]: in so many last steps half of the rows begin "
-        "after a history of filler alone, in so many pieces at most (see infini.training.additions.long_history). "
-        "None means none."
+        "Not in the paper, prompts with length extension only: [pieces, steps]. In the last `steps` steps half of the "
+        "rows start after a history of filler, of at most `pieces` pieces (see "
+        "infini.training.additions.long_history). null: no histories."
     )
     loss_temperature: float | None = setting(
-        "Not the paper's: divides the logits in the last stage's loss. Above 1 the loss goes on asking for larger "
-        "margins when every answer is right. None means 1."
+        "Not in the paper: divides the logits in the loss of the last stage. Above 1, larger margins still lower the "
+        "loss when every answer is right. null: 1."
     )
     sparse_writes: float | None = setting(
-        "Not the paper's: weight in the last stage's loss of what tokens write to memory, the mean logarithm in "
-        "nats (see infini.training.additions.sparse_writes). None means 0."
+        "Not in the paper: weight of a penalty on memory writes in the loss of the last stage, their mean logarithm in "
+        "nats (see infini.training.additions.sparse_writes). null: 0."
     )
 
     def __post_init__(self) -> None:
@@ -247,7 +246,7 @@ class RecipeConfig:
         require(not alone, "recipe.long_history", pair, "needs recipe.length_extension; or null")
 
     def rate_factor(self, step: int) -> float:
-        """Fraction of the highest learning rate at optimizer step `step` (1 is the first, `steps` the last)."""
+        """Fraction of the peak learning rate at optimizer step `step`, counted from 1."""
         if step < self.warmup_steps:
             return step / self.warmup_steps
         if self.schedule == "constant":
@@ -261,16 +260,14 @@ class RecipeConfig:
 class ParallelConfig:
     """Devices and precision."""
 
-    name: str = setting("Name of this arrangement.")
+    name: str = setting("Name of this setup.")
     accelerator: str = setting("auto, cpu or gpu.")
     devices: int = setting("Number of devices.")
-    strategy: str = setting("Lightning's name of the strategy.")
-    precision: str = setting(
-        "Compute type of matrix products: fp32, bf16, or auto (bf16 where the hardware multiplies it fast)."
-    )
+    strategy: str = setting("Name of a Lightning strategy.")
+    precision: str = setting("Format of matrix products: fp32, bf16, or auto (bf16 where the hardware is fast at it).")
     compile: str = setting(
-        "Whether models that read segments one after the other with gradients through all of them (rmt) train by "
-        "compiled code: always, never, or auto (long trainings on a processor)."
+        "Whether to compile the layers of models that read segments one after the other with gradients through all "
+        "of them (rmt): always, never, or auto (long trainings on a CPU)."
     )
 
     def __post_init__(self) -> None:
@@ -282,9 +279,9 @@ class ParallelConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where training curves go."""
+    """Where training curves are logged."""
 
-    name: str = setting("csv, wandb (offline where nobody is logged in), tensorboard, or none.")
+    name: str = setting("csv, wandb (offline unless logged in), tensorboard, or none.")
 
     def __post_init__(self) -> None:
         one_of("logger.name", self.name, ("csv", "wandb", "tensorboard", "none"))
@@ -295,29 +292,27 @@ class SuiteConfig:
     """What `infini bench` measures."""
 
     name: str = setting("train, models, stream, decode, sources, lengths, all, paper or paper_models.")
-    models: list[str] = setting(
-        "Models whose training step is measured; `local`, with which the others are compared, is one."
-    )
-    repeats: int = setting("Interleaved repeats of a training step of each model; 0 leaves the training step out.")
-    stream_short_tokens: int = setting("Length of the short stream that the long one is compared with.")
-    stream_tokens: int = setting("Length of the long stream, a multiple of the short one; 0 leaves streaming out.")
-    checkpointing: bool = setting(
-        "Whether training steps are also measured with activations computed again in the backward pass."
-    )
+    models: list[str] = setting("Models whose training step is measured. They include `local`, the baseline.")
+    repeats: int = setting("Interleaved repeats of each model's training step; 0: not measured.")
+    stream_short_tokens: int = setting("Tokens of the short stream that the long one is compared with.")
+    stream_tokens: int = setting("Tokens of the long stream, a multiple of the short one; 0: not measured.")
+    checkpointing: bool = setting("Whether training steps are also measured with activation checkpointing.")
     oracle_tokens: int = setting(
-        "Tokens on which one layer is compared with the slow reference in float64; 0 leaves the comparison out."
+        "Tokens on which one layer is compared with the slow reference in float64; 0: not compared."
     )
     agreement_tokens: int = setting(
-        "Tokens on which every model on this device is compared with itself on the processor; 0 leaves that out."
+        "Tokens on which every model on this device is compared with itself on the CPU; 0: not compared."
     )
-    decode_tokens: int = setting("Tokens read one by one after a short and after a long text; 0 leaves decoding out.")
-    decode_short_tokens: int = setting("Length of the short text.")
-    decode_long_tokens: int = setting("Length of the long one.")
-    source_tokens: list[int] = setting("Lengths of sources that an encoder-decoder reads; none leaves that out.")
+    decode_tokens: int = setting("Tokens decoded after a short and after a long text; 0: not measured.")
+    decode_short_tokens: int = setting("Tokens of the short text.")
+    decode_long_tokens: int = setting("Tokens of the long text.")
+    source_tokens: list[int] = setting("Source lengths in tokens that an encoder-decoder reads; empty: not measured.")
     training_segments: list[int] = setting(
-        "Lengths of training sequences, in segments, whose step's peak memory is measured; none leaves that out."
+        "Training sequence lengths in segments whose peak memory is measured; empty: not measured."
     )
-    training_group: int = setting("Segments whose activations are kept at a time, beside all of them.")
+    training_group: int = setting(
+        "Group size of activation checkpointing that these are also measured with, in segments."
+    )
 
     def __post_init__(self) -> None:
         at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens", "agreement_tokens", "decode_tokens")
@@ -342,13 +337,13 @@ class SuiteConfig:
 
 @dataclass
 class DecodingConfig:
-    """How `infini generate` draws tokens."""
+    """How tokens are sampled."""
 
     name: str
-    max_new_tokens: int = setting("Tokens that are drawn, unless the model ends the text before.")
-    temperature: float = setting("Logits are divided by it; 0 takes the likeliest token each time.")
+    max_new_tokens: int = setting("Most tokens to generate; the model may end the text before.")
+    temperature: float = setting("Divides the logits; 0: greedy decoding.")
     top_p: float = setting(
-        "Only the likeliest tokens whose probabilities first reach this sum can be drawn; 1 is all of them."
+        "Nucleus sampling: only the likeliest tokens whose probabilities first add up to this; 1: all tokens."
     )
 
     def __post_init__(self) -> None:
@@ -358,48 +353,47 @@ class DecodingConfig:
 
 @dataclass
 class Config:
-    """Everything a command needs to know."""
+    """The configuration of a command."""
 
     task: TaskConfig = setting("What is learned and measured.")
-    model: dict[str, Any] = setting(
-        "The system, by name, and its options: the fields of its own dataclass, which validates them."
-    )
+    model: dict[str, Any] = setting("The model, by name, and its options, the fields of the model's own dataclass.")
     dims: DimsConfig = setting("Sizes.")
     scale: ScaleConfig = setting("Vocabulary and evaluation.")
     optimizer: OptimizerConfig = setting("Optimizer and rates.")
     parallel: ParallelConfig = setting("Devices and precision.")
     recipe: RecipeConfig = setting("Batch, steps and schedule.")
-    report: dict[str, Any] = setting("Rows and columns of a table, read by the report.")
+    report: dict[str, Any] = setting("Rows and columns of a table.")
     logger: LoggerConfig = setting("Training curves.")
     suite: SuiteConfig = setting("What `infini bench` measures.")
-    decoding: DecodingConfig = setting("How `infini generate` draws.")
+    decoding: DecodingConfig = setting("How tokens are sampled.")
     variant: str | None = setting(
-        "Name of the report whose variant of a model this is: the run fills that report's cells and no other's. "
-        "None: a run of the model as it is."
+        "Report whose variant of a model this run is: it fills cells of that report only. null: the model as it is."
     )
-    seed: int = setting("Decides initial values, data order and what is drawn.")
-    checkpoint: str | None = setting("Run id or folder of a trained model; None means the newest matching run.")
-    init_from: str | None = setting("Run id or folder whose weights a training starts from; None means fresh weights.")
+    seed: int = setting("Seed of initial weights, data order and sampling.")
+    checkpoint: str | None = setting("Run id or folder of a trained model; null: the newest matching run.")
+    init_from: str | None = setting(
+        "Run id or folder whose weights a training starts from; null: training from scratch."
+    )
     length: list[str | int] = setting(
-        "Tokens that an evaluation covers, as 32K or 1M: of prompts of the passkey task; of a book to sum up, "
-        "where it is given (otherwise task.input_length)."
+        "Lengths in tokens that an evaluation covers, as 32K or 1M: of prompts; of books to summarize, where it is "
+        "set (otherwise task.input_length)."
     )
     depth: list[str | float] = setting(
-        "Places of the key in the prompt: start, middle, end, or a number from 0 to 1; `grid` means 0, 0.05, ... 1."
+        "Positions of the key in the prompt: start, middle, end, a number from 0 to 1, or `grid` (0, 0.05, ... 1)."
     )
     prompt: str | None = setting(
-        "What `infini generate` goes on from: a text, @ and the name of a file, or - for standard input."
+        "Text that `infini generate` continues: the text itself, @ and the name of a file, or - for standard input."
     )
     save_state: str | None = setting(
-        "File that takes the state of a prompt that was read, to go on from as often as one likes."
+        "File to save the state after the prompt in; load_state continues from it as often as wanted."
     )
-    load_state: str | None = setting("File of such a state; a prompt is read after it.")
-    output: str | None = setting("File that takes what `infini summarize` says; None prints it.")
+    load_state: str | None = setting("File of a saved state; the prompt is read after it.")
+    output: str | None = setting("File for the summary of `infini summarize`; null: print it.")
     results_dir: str = setting(
-        "Where records and checkpoints go. Here and in every other name of a file or a folder ~ at the beginning "
-        "is the home folder."
+        "Folder of records and checkpoints. Here and in all other names of files and folders, ~ at the beginning is "
+        "the home folder."
     )
-    cache_dir: str | None = setting("Where tokenised data goes; None means $INFINI_CACHE_DIR, else ~/.cache/infini.")
+    cache_dir: str | None = setting("Folder of tokenized data; null: $INFINI_CACHE_DIR, else ~/.cache/infini.")
 
     def __post_init__(self) -> None:
         require("name" in self.model, "model", self.model, "must have a name")
@@ -413,13 +407,13 @@ class Config:
 
 
 def groups() -> dict[str, list[str]]:
-    """Config groups and the names each can take, as the files of the `conf` package give them."""
+    """Configuration groups and their choices, from the files of the `conf` package."""
     folders = sorted((f for f in resources.files("infini.conf").iterdir() if f.is_dir()), key=lambda f: f.name)
     found = {f.name: sorted(p.name[:-5] for p in f.iterdir() if p.name.endswith(".yaml")) for f in folders}
     return {name: choices for name, choices in found.items() if choices}
 
 
 def root_defaults() -> dict[str, Any]:
-    """The root keys that are no group, with their defaults."""
+    """The root keys that are not groups, with their defaults."""
     text = resources.files("infini.conf").joinpath("config.yaml").read_text(encoding="utf-8")
     return {key: value for key, value in yaml.safe_load(text).items() if key not in ("defaults", "hydra")}

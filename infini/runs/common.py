@@ -1,4 +1,4 @@
-"""What several commands share: data of a task, devices, the checkpoint a user means, and the head of a record."""
+"""Shared by several commands: a task's data, the checkpoint that a command line selects, and new records."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def catch_divergence(make: Callable[[], T]) -> T | DivergedError:
 
 
 def diverged_before(cfg: Config) -> RunRecord | None:
-    """The newest training of exactly this configuration, on the data as it is now, that is on record as diverged.
+    """The newest recorded training of exactly this configuration, on the current data, that diverged.
 
-    Raises InputError when there is one of this configuration and the data cannot be had.
+    Raises InputError when there is one of this configuration and the data cannot be loaded.
     """
     runs = []
     for path in sorted((Path(cfg.results_dir) / "runs").glob("*-train-*.json")):
-        # A training does not depend on the others: a damaged record of one is not what stops it.
+        # A damaged record of another training does not stop this one.
         with contextlib.suppress(InputError):
             runs.append(records.read_record(path))
     runs = [run for run in runs if run.diverged is not None and config_hash(run.config) == config_hash(cfg)]
@@ -53,23 +53,20 @@ def diverged_before(cfg: Config) -> RunRecord | None:
 
 
 def describe_divergence(record: RunRecord, results_dir: str, newest: str = "") -> str:
-    """What happened to a training that is on record as diverged, and how to have it made again.
-
-    newest: a sentence on its newest checkpoint.
-    """
+    """How a recorded training diverged, and how to repeat it. newest: a sentence on its newest checkpoint."""
     rate, reason = value_at(record.config, KEY), (record.diverged or {}).get("reason")
     again = f"To try this one again, remove {records.record_path(results_dir, record.run_id)}"
     return f"{KEY}={rate}: {reason}; a lower one starts from the beginning. {newest}{'. ' * bool(newest)}{again}"
 
 
 def name_diverged(cells: Sequence[str]) -> None:
-    """Raises DivergedError that names the cells of a report whose training diverged; does nothing where none did."""
+    """Raises DivergedError that names the cells of a report whose training diverged, if there are any."""
     if cells:
         raise DivergedError(f"{KEY}: too high for {'; '.join(cells)}; the other cells are filled")
 
 
 def load_task(name: str) -> Any:
-    """The module `infini.tasks.<name>.task`: DataModule and evaluate. InputError where the task has no such module."""
+    """The module `infini.tasks.<name>.task`, with DataModule and evaluate; InputError where it does not exist."""
     module = f"infini.tasks.{name}.task"
     try:
         return importlib.import_module(module)
@@ -85,7 +82,7 @@ def load_data_module(cfg: Config) -> Any:
 
 
 def keep_large_buffers() -> None:
-    """Tell glibc to keep freed buffers: given back and faulted in again every step they cost a third of the time."""
+    """Make glibc keep freed buffers. Returned to the system and faulted in again, they cost a third of every step."""
     if sys.platform.startswith("linux"):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
@@ -94,17 +91,17 @@ def keep_large_buffers() -> None:
 
 
 def check_kind(cfg: Config) -> None:
-    """Raise InputError where the task does not take models of this kind."""
+    """Raise InputError where the task does not support models of this kind."""
     kind = kind_of(cfg.model["name"])
     if kind is not None and cfg.task.kind not in (kind, "any"):
         raise InputError(f"model={cfg.model['name']}: is a {kind}, and task={cfg.task.name} takes a {cfg.task.kind}")
 
 
 def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) -> Path:
-    """The folder of the trained model that `cfg.checkpoint` names, or of the newest run of this task, model and scale.
+    """The folder of the trained model `cfg.checkpoint`, or of the newest run of this task, model and scale.
 
-    A seed or a recipe given on the command line must match too; of several runs those are taken that were trained with
-    the settings given. any_model: one that is not named may be any. Raises InputError when there is none.
+    A seed or a recipe on the command line must match. Runs that were trained with the given settings are preferred.
+    any_model: without a model on the command line, any model matches. Raises InputError when there is none.
     """
     if cfg.checkpoint is not None:
         return named_folder("checkpoint", cfg.checkpoint, cfg.results_dir)
@@ -127,35 +124,35 @@ def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) 
         )
     asked, groups = asdict(cfg), ("model", "dims", "recipe", "optimizer")
     settings = {key: value_at(asked, key) for key in keys if "." in key and key.partition(".")[0] in groups}
-    # An option may be asked anew of a model that was trained with another: then the newest will do.
-    as_asked = [run for run in runs if all(value_at(run.config, key) == value for key, value in settings.items())]
-    return checkpoint_folder(cfg.results_dir, (as_asked or runs)[-1].run_id)
+    # An evaluation may change an option of the model: then no run matches, and the newest is used.
+    matching = [run for run in runs if all(value_at(run.config, key) == value for key, value in settings.items())]
+    return checkpoint_folder(cfg.results_dir, (matching or runs)[-1].run_id)
 
 
-def eval_overrides(cfg: Config, overrides: list[str], held: dict[str, Any]) -> dict[str, Any]:
-    """What an evaluation may set otherwise than the training did, for it changes no weight: how an encoder-decoder
-    looks at its source. held: the options of the model in the checkpoint. InputError where that would name a training
-    that was another."""
-    if kind_of(cfg.model["name"]) != "seq2seq" or held["name"] != cfg.model["name"]:
+def eval_overrides(cfg: Config, overrides: list[str], trained: dict[str, Any]) -> dict[str, Any]:
+    """Model options on the command line that an evaluation may change, because no weight depends on them: how an
+    encoder-decoder reads its source. trained: the options in the checkpoint. InputError where a change needs another
+    training."""
+    if kind_of(cfg.model["name"]) != "seq2seq" or trained["name"] != cfg.model["name"]:
         return {}
-    asked = keys_of(overrides)
-    anew = {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in asked}
-    was, now = held.get("unlimiformer"), anew.get("unlimiformer")
+    keys = keys_of(overrides)
+    changes = {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in keys}
+    was, now = trained.get("unlimiformer"), changes.get("unlimiformer")
     if now == "alternating" and was != now:
         raise InputError(
-            f"model.unlimiformer={now!r}: is another training, and the checkpoint was trained with {was!r}; train it, "
-            "or take test, the whole source in evaluations"
+            f"model.unlimiformer={now!r}: needs another training, the checkpoint was trained with {was!r}; train it, "
+            "or use test, the whole source in evaluations"
         )
     if now == "test" and was == "alternating":
-        # In an evaluation the two are one.
-        anew["unlimiformer"] = was
-    return anew
+        # They are the same in an evaluation.
+        changes["unlimiformer"] = was
+    return changes
 
 
 def settle_contradictions(rows: Mapping[str, Sequence[str]], asked: Sequence[str], console: Console) -> None:
-    """Say for which rows of a report a setting that is asked is not used, for they have their own.
+    """Print the rows of a report that override a setting of the command line.
 
-    rows: row -> what is set for it alone. Raises InputError where that is so for all rows.
+    rows: row -> its own settings. Raises InputError where all rows override the setting.
     """
     for text in asked:
         own = {row: own_setting(settings, text) for row, settings in rows.items()}
@@ -168,54 +165,50 @@ def settle_contradictions(rows: Mapping[str, Sequence[str]], asked: Sequence[str
 
 
 def own_setting(settings: Sequence[str], asked: str) -> str | None:
-    """What a row has of its own in place of a setting that is asked; None where it has nothing, or the same."""
+    """The row's own setting of the same key; None where it has none, or the same."""
     own = {key_of(text): text for text in settings}.get(key_of(asked))
     return None if own == asked.lstrip("+") else own
 
 
 def keys_of(overrides: list[str]) -> list[str]:
-    """The keys that a command line sets, in its order."""
+    """The keys that a command line sets, in order."""
     return [override.lstrip("+").partition("=")[0] for override in overrides]
 
 
-def asked_of_model(cfg: Config, overrides: list[str], folder: Path) -> dict[str, Any]:
-    """The options of a checkpoint's model that a command line sets otherwise than its training did, and may.
+def model_changes(cfg: Config, overrides: list[str], folder: Path) -> dict[str, Any]:
+    """The model options on the command line that replace those of the checkpoint in `folder`.
 
-    Raises InputError where it names another model, or an option that the weights were trained with.
+    Raises InputError for another model, for an option on which the weights depend, and for settings of task, scale,
+    sizes, recipe or optimizer that differ from the training, because they would have no effect.
     """
     description = read_description(folder)
-    _refuse_other_training(cfg, overrides, folder, description.get("config") or {})
-    named = [key for key in keys_of(overrides) if key == "model" or key.startswith("model.")]
-    if not named:
-        return {}
-    held = description["model"]
-    if held["name"] != cfg.model["name"]:
-        raise InputError(f"checkpoint={str(folder)!r}: holds {held['name']}; add model={held['name']}")
-    anew = eval_overrides(cfg, overrides, held)
-    for key in named:
-        option = key.removeprefix("model.")
-        if key != option and option not in anew and cfg.model[option] != held.get(option):
-            raise InputError(f"{key}={cfg.model[option]!r}: the checkpoint was trained with {held.get(option)!r}")
-    return anew
-
-
-def _refuse_other_training(cfg: Config, overrides: list[str], folder: Path, held: Any) -> None:
-    """Raise InputError where a command line names a task, a scale, sizes, a recipe or an optimizer that the checkpoint
-    was not trained with: nothing of them would be read."""
-    asked = asdict(cfg)
-    for key in keys_of(overrides):
+    training, values, keys = description.get("config") or {}, asdict(cfg), keys_of(overrides)
+    for key in keys:
         group = key.partition(".")[0]
-        # Where the texts lie is no property of a model.
+        # The location of the texts is not a property of a model.
         if group not in ("task", "scale", "dims", "recipe", "optimizer") or key in ("task.data_dir", "task.hub_id"):
             continue
         name = f"{key}.name" if key == group else key
-        was, now = value_at(held, name), value_at(asked, name)
+        was, now = value_at(training, name), value_at(values, name)
         if was is not None and now != was:
             raise InputError(f"{key}={now!r}: checkpoint={str(folder)!r} was trained with {was!r}")
+    options = [key.removeprefix("model.") for key in keys if key.startswith("model.")]
+    if not options and "model" not in keys:
+        return {}
+    trained = description["model"]
+    if trained["name"] != cfg.model["name"]:
+        raise InputError(f"checkpoint={str(folder)!r}: holds {trained['name']}; add model={trained['name']}")
+    changes = eval_overrides(cfg, overrides, trained)
+    for option in options:
+        if option not in changes and cfg.model[option] != trained.get(option):
+            raise InputError(
+                f"model.{option}={cfg.model[option]!r}: the checkpoint was trained with {trained.get(option)!r}"
+            )
+    return changes
 
 
 def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:
-    """The tokenizer of a checkpoint; InputError where it is not the one the model was trained with."""
+    """The tokenizer of a checkpoint; InputError where it is not that of the training."""
     from infini.tasks.text.documents import TextTokenizer
 
     tokenizer = TextTokenizer.load(folder / TOKENIZER)
@@ -224,22 +217,21 @@ def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:
     return tokenizer
 
 
-def trained_on(description: dict[str, Any]) -> str:
-    """What is to be said with the run id of a model that has seen nothing but made-up text; nothing of any other."""
-    made_up = description["config"]["task"].get("data_dir") == "synthetic"
-    return " (trained on made-up text: it shows that this runs, and nothing else)" if made_up else ""
+def synthetic_note(description: dict[str, Any]) -> str:
+    """A note after the run id of a model that was trained on synthetic text; empty for other models."""
+    synthetic = description["config"]["task"].get("data_dir") == "synthetic"
+    return " (trained on made-up text: it shows that this runs, and nothing else)" if synthetic else ""
 
 
 def names_a_task(overrides: list[str]) -> bool:
-    """Whether a task is named, or something of it set: what is said of one task's data is said of no other's."""
+    """Whether a command line chooses a task or sets one of its keys, which then apply to that task only."""
     return any(text.startswith(("task=", "task.")) for text in overrides)
 
 
 def find_training(cfg: Config, with_model: bool = True) -> RunRecord | None:
-    """The newest training run of exactly this configuration, on the data as it is now, whose model is still there.
+    """The newest training run of exactly this configuration, on the current data, that did not diverge.
 
-    with_model: whether it must be; a training that diverged has none, and is not taken in any case. Raises InputError
-    when the data cannot be had.
+    with_model: only runs whose model still exists. Raises InputError when the data cannot be loaded.
     """
     runs = [
         run
@@ -248,30 +240,30 @@ def find_training(cfg: Config, with_model: bool = True) -> RunRecord | None:
         and run.diverged is None
         and config_hash(run.config) == config_hash(cfg)
         and (not with_model or checkpoint_folder(cfg.results_dir, run.run_id).is_dir())
-        # What was trained as a variant of another report fills no cell of a report without it.
+        # A variant of another report fills no cell of this one.
         and (cfg.variant is not None or not run.config.get("variant"))
     ]
     return newest_on_the_data(cfg, runs, "train")
 
 
 def newest_on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> RunRecord | None:
-    """Of runs, oldest first, the newest that read a split of the task as it is now; None where none did."""
+    """The newest of `runs` (oldest first) that read the current texts of a split; None where none did."""
     return next(on_the_data(cfg, runs, split), None)
 
 
 def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Iterator[RunRecord]:
-    """Of runs, oldest first, those that read a split of the task as it is now, newest first.
+    """Those of `runs` (oldest first) that read the current texts of a split, newest first.
 
-    Raises InputError when there are any and the data cannot be had.
+    Raises InputError when there are any and the data cannot be loaded.
     """
     if runs:
         data = load_data_module(cfg)
         yield from (run for run in reversed(runs) if data.has_read(run.data, split))
 
 
-def _to_be_pasted(verb: str, overrides: Sequence[str]) -> list[str]:
-    """The settings of a command line that the verb takes: `infini reproduce` also hands on those of other verbs, and
-    some several times, of which the last holds."""
+def _settings_of(verb: str, overrides: Sequence[str]) -> list[str]:
+    """The settings that the verb reads, each once. `infini reproduce` also passes those of other verbs, and may set a
+    key several times; the last one counts."""
     last = {key_of(text): text for text in overrides}
     return [text for key, text in last.items() if verbs()[verb].reads(key)]
 
@@ -279,9 +271,9 @@ def _to_be_pasted(verb: str, overrides: Sequence[str]) -> list[str]:
 def start_record(
     verb: str, cfg: Config, overrides: list[str], parent: str | None = None, model: str | None = None
 ) -> RunRecord:
-    """A record with everything that is known when a run starts. model: what it is of, where not of cfg.model.
+    """A record with everything known when a run starts. model: replaces the name of cfg.model.
 
-    Raises InputError when results_dir cannot be written: better known now than after the run.
+    Raises InputError when results_dir cannot be written, before the run and not after it.
     """
     records.check_writable(cfg.results_dir)
     model = model or str(cfg.model["name"])
@@ -291,7 +283,7 @@ def start_record(
     running = {
         "threads": torch.get_num_threads(),
         "device": device.type,
-        # What `auto` came to.
+        # The choice that `auto` made.
         "bfloat16": uses_bfloat16(cfg.parallel.precision, device),
     }
     return RunRecord(
@@ -302,7 +294,7 @@ def start_record(
         scale=cfg.scale.name,
         seed=cfg.seed,
         parent=parent,
-        command=shlex.join(["infini", verb, *_to_be_pasted(verb, overrides)]),
+        command=shlex.join(["infini", verb, *_settings_of(verb, overrides)]),
         overrides=list(overrides),
         config=asdict(cfg),
         config_hash=config_hash(cfg),

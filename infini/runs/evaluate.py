@@ -35,7 +35,7 @@ from infini.system.memory_use import peak_memory_bytes
 from infini.training.checkpoint import load_model, read_description
 
 OF_A_MODEL = ("model", "checkpoint")
-"""Keys and groups that name a model: summaries without one have no use for them."""
+"""Keys and groups that select a model; evaluations without a model do not read them."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -44,7 +44,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     if (reference := getattr(cfg.task, "reference", None)) is not None:
         for key in keys_of(overrides):
             if key.partition(".")[0] in OF_A_MODEL:
-                raise InputError(f"{key}: task.reference={reference} needs no model, and reads nothing of one")
+                raise InputError(f"{key}: task.reference={reference} evaluates no model, so this key has no effect")
         record = evaluate_reference(cfg, overrides, reference)
     else:
         record = evaluate(cfg, overrides, find_checkpoint(cfg, overrides))
@@ -59,8 +59,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
     for cell in record.series.get("cells", ()):
         if "overall" in cell and cell.get("length") and cell["books"]:
             read = statistics.fmean(book["tokens_read"] for book in cell["books"])
-            told = f"{format_length(cell['length'])} of a book at most ({read:,.0f} tokens on the average)"
-            console.print(f"{told}: overall {_shown(cell['overall'])}", highlight=False)
+            span = f"at most {format_length(cell['length'])} of a book ({read:,.0f} tokens on average)"
+            console.print(f"{span}: overall {_shown(cell['overall'])}", highlight=False)
     if record.synthetic:
         console.print("measured on made-up text: it shows that this runs, and nothing else", highlight=False)
     path = records.record_path(cfg.results_dir, record.run_id)
@@ -70,7 +70,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
 
 
 def _refuse_keys_of_other_tasks(cfg: Config, overrides: list[str]) -> None:
-    """Raise InputError for a key that the evaluation of some task reads, but not that of this one."""
+    """Raise InputError for a key that evaluations of other tasks read and this task's does not."""
     readers: dict[str, list[str]] = {}
     for task in groups()["task"]:
         for key in task_schema(task).evaluation_reads:
@@ -83,22 +83,22 @@ def _refuse_keys_of_other_tasks(cfg: Config, overrides: list[str]) -> None:
 
 
 def _shown(value: float | None) -> str:
-    """A number, or a dash for a measure that does not exist."""
+    """A number, or a dash for a missing one."""
     return DASH if value is None or not math.isfinite(value) else f"{value:.4f}"
 
 
 def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunRecord:
-    """Measure the model in `folder` by the evaluation of its task, and write the record and what lies beside it.
+    """Run the task's evaluation of the model in `folder`, and write the record and the files beside it.
 
-    Raises InputError when the checkpoint is damaged or another model's, or the data cannot be had.
+    Raises InputError when the checkpoint is damaged or of another model, or the data cannot be loaded.
     """
     check_kind(cfg)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    anew = eval_overrides(cfg, overrides, read_description(folder)["model"])
-    model, description = load_model(folder, device, anew)
+    changes = eval_overrides(cfg, overrides, read_description(folder)["model"])
+    model, description = load_model(folder, device, changes)
     try:
-        cfg = _as_trained(cfg, overrides, description, folder, anew)
+        cfg = _as_trained(cfg, overrides, description, folder, changes)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"checkpoint={str(folder)!r}: does not say how it was trained ({error!r})") from error
     tokenizer = load_tokenizer(folder, description)
@@ -106,7 +106,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
     record = start_record("eval", cfg, overrides, parent=description["run_id"])
     started = time.perf_counter()
     task = load_task(cfg.task.name)
-    # Before anything is read: what fails must not do so behind hours of reading.
+    # First: an error here must not follow hours of reading.
     gates = optional(model, "gates")()
     beside, finish = task.evaluate(cfg, model, tokenizer, record, device)
     if gates is not None:
@@ -120,7 +120,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunReco
 
 
 def evaluate_reference(cfg: Config, overrides: list[str], reference: str) -> records.RunRecord:
-    """Measure what needs no model, as its task makes it, and write the record under the name of the reference."""
+    """Run an evaluation without a model, and write the record under the name of the reference."""
     record = start_record("eval", cfg, overrides, model=reference)
     started = time.perf_counter()
     task = load_task(cfg.task.name)
@@ -143,12 +143,12 @@ def _write(
 
 
 def _as_trained(
-    cfg: Config, overrides: list[str], description: dict[str, Any], folder: Path, anew: dict[str, Any]
+    cfg: Config, overrides: list[str], description: dict[str, Any], folder: Path, changes: dict[str, Any]
 ) -> Config:
-    """`cfg` with model, sizes, optimizer, recipe and seed of the checkpoint, but for what is asked `anew` of the model:
-    its record must describe what was run.
+    """`cfg` with model, sizes, optimizer, recipe and seed of the checkpoint, so that the record describes the run.
 
-    Raises InputError when the command line asks for anything else.
+    changes: options of the model that replace those of the checkpoint. Raises InputError for any other setting on the
+    command line that differs from the training.
     """
     held = description["config"]
     name = held["model"]["name"]
@@ -157,16 +157,16 @@ def _as_trained(
     same_task = held["task"]["name"] == cfg.task.name
     if not (same_task or cfg.task.evaluates_any_model):
         raise InputError(f"checkpoint={str(folder)!r}: was trained on task={held['task']['name']}")
-    asked = asdict(cfg)
+    values = asdict(cfg)
     keys = keys_of(overrides)
-    changed = set(cfg.task.evaluation_changes) & set(keys)
-    free = changed | {f"model.{key}" for key in anew}
+    own = set(cfg.task.evaluation_changes) & set(keys)
+    allowed = own | {f"model.{key}" for key in changes}
     for key in keys:
-        if key in free:
+        if key in allowed:
             continue
         # A group is chosen by its name; its other keys may have been set one by one.
         chosen = f"{key}.name" if isinstance(value_at(held, key), dict) else key
-        was, now = value_at(held, chosen), value_at(asked, chosen)
+        was, now = value_at(held, chosen), value_at(values, chosen)
         if key.partition(".")[0] in _TRAINED and now != was:
             raise InputError(f"{key}={now!r}: the checkpoint was trained with {was!r}")
     groups = {"dims": DimsConfig, "optimizer": OptimizerConfig, "recipe": RecipeConfig}
@@ -174,10 +174,10 @@ def _as_trained(
         trained = {name: _group(groups[name], held[name]) if name in groups else held[name] for name in _TRAINED}
     except TypeError as error:
         raise InputError(f"checkpoint={str(folder)!r}: made by another version of infini ({error})") from error
-    trained["model"] = trained["model"] | anew
-    for key in changed:
+    trained["model"] = trained["model"] | changes
+    for key in own:
         group, _, field = key.partition(".")
-        trained[group] = replace(trained[group], **{field: value_at(asked, key)})
+        trained[group] = replace(trained[group], **{field: value_at(values, key)})
     task = cfg.task
     if same_task:
         inherited = [key for key in task.evaluation_inherits if f"task.{key}" not in keys]
@@ -186,7 +186,7 @@ def _as_trained(
 
 
 def _group(schema: Any, held: dict[str, Any]) -> Any:
-    """A group of a checkpoint's configuration; what may be None, and did not exist yet when it was trained, was off."""
+    """A group of a checkpoint's configuration. Optional fields that did not exist when it was trained are None."""
     newer = {field.name: None for field in fields(schema) if field.name not in held and "None" in str(field.type)}
     return schema(**newer, **held)
 

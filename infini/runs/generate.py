@@ -1,4 +1,4 @@
-"""`infini generate`: a prompt of any length is streamed through a trained model, which then goes on."""
+"""`infini generate`: streams a prompt of any length through a trained model, and prints its continuation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate, load_reader, save_reader, saved_by
 from infini.models import kind_of
-from infini.runs.common import asked_of_model, find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
+from infini.runs.common import find_checkpoint, keep_large_buffers, load_tokenizer, model_changes, synthetic_note
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import check_name, home_expanded, is_file, is_folder
 from infini.system.progress import progress_bar
@@ -25,16 +25,16 @@ from infini.training.checkpoint import checkpoint_folder, load_model
 
 TOKENS_PER_CALL = 4096
 _BYTES = 1 << 20
-"""Of the prompt, held at the same time."""
+"""Bytes of the prompt that are read at a time."""
 _NAMES_A_MODEL = ("checkpoint=", "task=", "model=", "recipe=", "scale=")
-"""How overrides begin that say which model is to go on."""
+"""Beginnings of settings that select the model."""
 
 
 def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None = None) -> int:
-    """Print the continuation of `cfg.prompt`, token by token; what was read and how fast goes to standard error.
+    """Print the continuation of `cfg.prompt`, token by token; progress and speed go to standard error.
 
     texts: prompt, save_state and load_state as they were typed. Raises InputError when prompt, state or checkpoint
-    cannot be read, or there is nothing to go on from.
+    cannot be read, or when there is neither prompt nor state.
     """
     for key, value in (texts or {}).items():
         setattr(cfg, key, value)
@@ -50,11 +50,11 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     folder = _find_model(cfg, overrides, load_state)
-    model, description = load_model(folder, device, asked_of_model(cfg, overrides, folder))
+    model, description = load_model(folder, device, model_changes(cfg, overrides, folder))
     if kind_of(description["model"]["name"]) == "seq2seq":
-        raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder goes on from no text; use infini summarize")
+        raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder does not continue text; use infini summarize")
     tokenizer = load_tokenizer(folder, description)
-    print(f"{description['run_id']}{trained_on(description)} goes on", file=sys.stderr)
+    print(f"{description['run_id']}{synthetic_note(description)} continues", file=sys.stderr)
     about = {"model": str(description["run_id"]), "tokenizer": tokenizer.hash}
     with autocast(cfg.parallel.precision, device):
         reader = Reader.begin(model, tokenizer.bos_id)
@@ -91,26 +91,26 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
 
 
 def _find_model(cfg: Config, overrides: list[str], load_state: Path | None) -> Path:
-    """The checkpoint's folder: a saved state's own model, where nothing on the command line names one."""
+    """The checkpoint's folder: the model of a saved state, unless the command line selects a model."""
     if load_state is not None and not any(text.startswith(_NAMES_A_MODEL) for text in overrides):
         run_id = saved_by(load_state)
         if run_id and Path(run_id).name == run_id and is_folder(checkpoint_folder(cfg.results_dir, run_id)):
             return checkpoint_folder(cfg.results_dir, run_id)
-    # Here the seed decides what is drawn, not which model goes on.
+    # The seed is for sampling; it does not select the model.
     return find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
 
 
 def _open(prompt: str | None) -> tuple[Iterator[str], int | None]:
-    """The prompt in pieces, and its bytes, None where nobody knows them beforehand. InputError for a bad file."""
+    """The prompt in pieces, and its size in bytes, None for standard input. InputError for a bad file."""
     if prompt is None:
         return iter(()), 0
     if prompt == "-":
-        # Python's own standard input may let bytes pass that are no text, and turns line ends into others.
+        # Not through sys.stdin, which may accept bytes that are not UTF-8, and converts line ends.
         raw = getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
         return _pieces(raw, "prompt=-"), None
     if not prompt.startswith("@"):
         if is_file(prompt):
-            print(f"prompt={prompt!r} is taken for a text; the file of that name is @{prompt}", file=sys.stderr)
+            print(f"prompt={prompt!r} is taken as text; to read the file, write @{prompt}", file=sys.stderr)
         try:
             return iter((prompt,)), len(prompt.encode())
         except UnicodeEncodeError as error:
@@ -119,8 +119,10 @@ def _open(prompt: str | None) -> tuple[Iterator[str], int | None]:
 
 
 def open_text(path: Path, where: str) -> tuple[Iterator[str], int]:
-    """A UTF-8 file in pieces, and its bytes. where: what messages call it. Raises InputError for a file that cannot be
-    read, and while it is read for one that is no text or has nothing in it."""
+    """A UTF-8 file in pieces, and its size in bytes. where: its name in messages.
+
+    Raises InputError for a file that cannot be read; while it is read, for one that is empty or not text.
+    """
     try:
         size = path.stat().st_size
         file = open(path, "rb")  # noqa: SIM115 - it is read while it is streamed
@@ -130,21 +132,22 @@ def open_text(path: Path, where: str) -> tuple[Iterator[str], int]:
 
 
 def check_writable(key: str, path: Path) -> None:
-    """Before a long text is read: raises InputError where the file that `key` names cannot be made, or would replace
-    something that is no file, as a device."""
+    """Raises InputError where the file that `key` names cannot be created, or exists and is not a regular file."""
     check_name(key, path)
-    standing = next(folder for folder in path.absolute().parents if folder.exists())
-    if (path.exists() and not path.is_file()) or not standing.is_dir():
-        raise InputError(f"{key}={str(path)!r}: {path if standing.is_dir() else standing} is in the way; name a file")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise InputError(f"{key}={str(path)!r}: {folder} is not a folder; name another file")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{key}={str(path)!r}: exists and is not a regular file; name another file")
     try:
-        with tempfile.TemporaryFile(dir=standing):
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(f"{key}={str(path)!r}: {standing} may not be written ({error.strerror})") from error
+        raise InputError(f"{key}={str(path)!r}: {folder} is not writable ({error.strerror})") from error
 
 
 def _pieces(file: BinaryIO, where: str) -> Iterator[str]:
-    """The text of UTF-8 bytes, line ends as they are, without a mark of the order of bytes before it."""
+    """The text of UTF-8 bytes, with unchanged line ends and without a byte-order mark."""
     decoder, first = codecs.getincrementaldecoder("utf-8")(), 0
     begun = filled = False
     while True:
@@ -157,7 +160,7 @@ def _pieces(file: BinaryIO, where: str) -> Iterator[str]:
             piece = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             raise InputError(f"{where}: is not UTF-8 text (byte {first - held + error.start})") from error
-        # UTF-16 of plain English is UTF-8 too, by its letter; no text has zeros.
+        # UTF-16 of plain English is also valid UTF-8, with zero bytes.
         if (zero := block.find(b"\0")) >= 0:
             raise InputError(f"{where}: is not text (byte {first + zero} is zero)")
         first += len(block)
@@ -168,4 +171,4 @@ def _pieces(file: BinaryIO, where: str) -> Iterator[str]:
         if not block:
             break
     if not filled:
-        raise InputError(f"{where}: there is nothing in it")
+        raise InputError(f"{where}: is empty")

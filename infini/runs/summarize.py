@@ -1,4 +1,4 @@
-"""`infini summarize`: a book of the user's own, of any length, is streamed through a trained model and summed up."""
+"""`infini summarize`: streams a book of any length through a trained model, and prints its summary."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from infini.commands import verbs
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import write_atomically
-from infini.runs.common import asked_of_model, find_checkpoint, keep_large_buffers, load_tokenizer, trained_on
+from infini.runs.common import find_checkpoint, keep_large_buffers, load_tokenizer, model_changes, synthetic_note
 from infini.runs.generate import TOKENS_PER_CALL, check_writable, open_text
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import home_expanded
@@ -28,10 +29,10 @@ EPUB = ".epub"
 
 
 def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, str | None]) -> int:
-    """Print the summary of a book, or write it to a file; what was read goes to standard error.
+    """Print the summary of a book, or write it to a file; progress goes to standard error.
 
-    paths: the book. texts: `output` as it was typed.
-    Raises InputError when there is not one book, or it, the checkpoint or the output cannot be had.
+    paths: the book. texts: `output` as it was typed. Raises InputError when there is not exactly one book, when book or
+    checkpoint cannot be read, or when the output cannot be written.
     """
     if len(paths) != 1:
         given = f"{' '.join(paths)!r}" if paths else "no book"
@@ -45,14 +46,13 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     if written is not None:
         check_writable("output", written)
         if written.exists() and written.samefile(path):
-            raise InputError(f"output={output!r}: is the book itself, which would be lost; name another file")
+            raise InputError(f"output={output!r}: is the book itself, which would be overwritten; name another file")
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    # Here the seed decides what is drawn, not which model it is.
+    # The seed is for sampling; it does not select the model.
     folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")], any_model=True)
-    model, description = load_model(
-        folder, device, asked_of_model(cfg, [text for text in overrides if text != "task=booksum"], folder)
-    )
+    settings = [text for text in overrides if text not in verbs()["summarize"].fixed]
+    model, description = load_model(folder, device, model_changes(cfg, settings, folder))
     tokenizer = load_tokenizer(folder, description)
     reader: Reader | SourceReader
     read, total, shown = 0, 0, sys.stderr.isatty()
@@ -78,9 +78,9 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
                 reader = SourceReader.begin(model, book, tokenizer.bos_id, advance)
         options, generator = cfg.decoding, torch.Generator().manual_seed(cfg.seed)
         speak, said = tokenizer.stream_decoder(), []
-        # What is printed shows by itself how far it is.
+        # A printed summary needs no progress bar.
         silent: Any = nullcontext(lambda tokens: None)
-        bar = silent if written is None else progress_bar("summing up", max(options.max_new_tokens, 1), shown)
+        bar = silent if written is None else progress_bar("summarizing", max(options.max_new_tokens, 1), shown)
         with bar as advance:
             for token, _ in generate(
                 reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id
@@ -95,15 +95,17 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
         write_atomically(written, ("".join(said).strip() + "\n").encode())
     where = f"; summary in {written}" if written is not None else ""
     of_all = f" of {total:,}" if total > read else ""
-    print(f"{read:,}{of_all} tokens read by {description['run_id']}{trained_on(description)}{where}", file=sys.stderr)
+    print(
+        f"{read:,}{of_all} tokens read by {description['run_id']}{synthetic_note(description)}{where}", file=sys.stderr
+    )
     return 0
 
 
 def _book(path: Path) -> tuple[Iterator[str], int]:
-    """The text of a book in pieces, and its bytes as far as they are known. Raises InputError for a bad file."""
+    """The text of a book in pieces, and its size in bytes. Raises InputError for a bad file."""
     if path.suffix.lower() != EPUB:
         return open_text(path, repr(str(path)))
     text = epub_text(path)
     if not text:
-        raise InputError(f"{str(path)!r}: there is nothing in it")
+        raise InputError(f"{str(path)!r}: is empty")
     return iter([text]), len(text.encode())

@@ -48,15 +48,15 @@ from infini.training.checkpoint import (
 from infini.training.compiled import check_compiler, compile_layers
 from infini.training.loggers import check_logger, close_loggers, make_logger
 from infini.training.module import LanguageModelModule
-from infini.training.resume import PlainFiles, SavePoints, UnfinishedRun, newest_point
+from infini.training.resume import PlainFiles, SaveCheckpoints, UnfinishedRun, describe_checkpoint
 from infini.training.trainer import ignored_variables, make_trainer, usr1_as_interrupt, without_launcher
 
 HIGHEST_LOSS = math.log(sys.float_info.max)
-"""In nats a token: a float holds the perplexity of no higher one."""
+"""In nats a token; the perplexity of a higher loss overflows a float."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
-    """Train, write model and record, and say where they are."""
+    """Train, write model and record, and print their paths."""
     record = train(cfg, overrides)
     places = checkpoint_folder(cfg.results_dir, record.run_id), records.record_path(cfg.results_dir, record.run_id)
     print(f"model: {places[0]}\nrecord: {places[1]}", file=sys.stderr)
@@ -67,14 +67,14 @@ def run(cfg: Config, overrides: list[str]) -> int:
 def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
 
-    A training that was stopped goes on from its last checkpoint when the same configuration is started again.
-    Raises InputError when the data cannot be had or the configuration does not fit. Raises DivergedError when the
-    training diverges, with its record, or is on record as one that did.
+    A training that was stopped resumes from its last checkpoint when the same configuration is started again.
+    Raises InputError when the data cannot be loaded or the configuration does not fit. Raises DivergedError, with the
+    record, when the training diverges, or when a record says that it did.
     """
     if cfg.parallel.devices != 1:
         raise InputError(f"parallel.devices={cfg.parallel.devices}: a training takes one device")
     check_kind(cfg)
-    # Before an hour of tokenising, not behind it.
+    # Checked before an hour of tokenization, not after it.
     records.check_writable(cfg.results_dir)
     if (before := diverged_before(cfg)) is not None:
         raise DivergedError(describe_divergence(before, cfg.results_dir), record=before)
@@ -95,7 +95,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     if cfg.init_from is None and cfg.recipe.name.endswith("_finetune"):
         _warn(
             console,
-            f"recipe={cfg.recipe.name} is made for a trained model, and init_from names none: fresh weights it is",
+            f"recipe={cfg.recipe.name} is made for a trained model, and init_from is not set: training from scratch",
         )
     if cfg.init_from is not None:
         _start_from(cfg, model, data.tokenizer.hash)
@@ -106,20 +106,20 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
         console.print(what, markup=False, highlight=False, soft_wrap=True)
     module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed)
 
-    # The corpus is part of the name: a training never goes on with other books or another vocabulary.
+    # The corpus is part of the name: a training never resumes with other books or another vocabulary.
     unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}")
     try:
         resumed = _fit(cfg, module, data, device, unfinished, record, console)
         try:
             return _keep(cfg, module, data, device, unfinished, record, resumed, console)
         except KeyboardInterrupt as stopped:
-            raise KeyboardInterrupt("stopped after the last step: the same command goes on from there") from stopped
+            raise KeyboardInterrupt("stopped after the last step: the same command resumes from there") from stopped
     except DivergedError as error:
         _keep_diverged(cfg, module, data, device, record, error)
         newest = unfinished.newest_step()
         if newest is None:
             unfinished.clear()
-        said = describe_divergence(record, cfg.results_dir, newest_point(newest))
+        said = describe_divergence(record, cfg.results_dir, describe_checkpoint(newest))
         raise DivergedError(said, error.step, record) from error
     finally:
         close_loggers()
@@ -135,17 +135,17 @@ def _fit(
     record: records.RunRecord,
     console: Console,
 ) -> bool:
-    """Train to the end, from where an earlier sitting stopped if there was one; whether there was."""
+    """Train to the end, from the last checkpoint if there is one; returns whether there is."""
     if unfinished.claim(record):
-        _warn(console, f"{record.run_id} was begun at another commit: no one commit repeats it")
+        _warn(console, f"{record.run_id} was started at another commit: no single commit reproduces it")
     point, damaged = unfinished.newest()
     for path in damaged:
-        _warn(console, f"{path}: damaged, passed over")
+        _warn(console, f"{path}: damaged, skipped")
     if point is not None:
-        console.print(f"going on from {point}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"resuming from {point}", markup=False, highlight=False, soft_wrap=True)
     if variables := ignored_variables():
-        _warn(console, f"{', '.join(variables)}: ignored; a training is what its configuration says")
-    saving = SavePoints(unfinished, cfg.recipe.save_every, point)
+        _warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
+    saving = SaveCheckpoints(unfinished, cfg.recipe.save_every, point)
     trainer = _trainer(cfg, device, record.run_id, saving)
     try:
         with without_launcher():
@@ -157,7 +157,7 @@ def _fit(
     except DivergedError:
         raise
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        if point is None or saving.begun:
+        if point is None or saving.started:
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
@@ -165,11 +165,11 @@ def _fit(
             "start this training again"
         ) from error
     if trainer.interrupted:
-        raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.where_to_go_on()}")
+        raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.describe_resume()}")
     if not trainer.global_step == len(module.loss_curve) == cfg.recipe.steps:
         raise InputError(
             f"recipe.steps={cfg.recipe.steps}: the training ended after {trainer.global_step} optimizer steps on "
-            f"{len(module.loss_curve)} batches, so nothing is recorded. {saving.newest()}"
+            f"{len(module.loss_curve)} batches, so nothing is recorded. {saving.describe_newest()}"
         )
     return point is not None
 
@@ -184,7 +184,7 @@ def _keep(
     resumed: bool,
     console: Console,
 ) -> records.RunRecord:
-    """Validate, save the model, write the record; then nothing is unfinished any more."""
+    """Validate, save the model, write the record, and remove the checkpoints of the training."""
     seconds = module.seconds
     model = module.model.to(device).eval()
     record.data = data.data_record("train")
@@ -236,7 +236,7 @@ def _keep(
 
 
 def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
-    """Raises DivergedError for a result that is not finite, or a loss whose perplexity no float holds."""
+    """Raises DivergedError for a result that is not finite, or a loss whose perplexity overflows a float."""
     for name, entry in results.items():
         value = math.inf if entry["value"] is None else entry["value"]
         if not math.isfinite(value) or (entry["unit"].startswith("nats") and value > HIGHEST_LOSS):
@@ -252,8 +252,8 @@ def _keep_diverged(
     record: records.RunRecord,
     error: DivergedError,
 ) -> None:
-    """Write the record of a training that diverged, so that it is known and not made again. Its points stay: without
-    the record, the same command goes on from the last."""
+    """Write the record of a training that diverged, so that it is not repeated. Its checkpoints stay: if the record is
+    removed, the same command resumes from the last one."""
     record.data = data.data_record("train")
     record.results = {}
     record.cost = {
@@ -280,7 +280,7 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> Non
 
 
 def _place(cfg: Config, device: torch.device) -> dict[str, Any]:
-    """Where a training runs, in a Trainer's words."""
+    """Where a training runs, as arguments of a Trainer."""
     return {
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
         "devices": cfg.parallel.devices,
@@ -289,14 +289,14 @@ def _place(cfg: Config, device: torch.device) -> dict[str, Any]:
 
 
 def _check_strategy(cfg: Config, device: torch.device) -> None:
-    """Raises InputError where Lightning has no such strategy, or not here: before the data is read."""
+    """Raises InputError for a strategy that Lightning does not have, or that does not work here."""
     if cfg.parallel.strategy == "auto":
         return
     one_of("parallel.strategy", cfg.parallel.strategy, ("auto", *StrategyRegistry.available_strategies()))
     try:
         made = make_trainer(**_place(cfg, device), logger=False, enable_checkpointing=False, enable_model_summary=False)
         if isinstance(made.strategy.launcher, _MultiProcessingLauncher):
-            raise ValueError("it starts processes of its own, and a training is one process")
+            raise ValueError("it starts processes, and a training is one process")
     except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
@@ -304,7 +304,7 @@ def _check_strategy(cfg: Config, device: torch.device) -> None:
         ) from error
 
 
-def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints) -> lightning.Trainer:
+def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SaveCheckpoints) -> lightning.Trainer:
     callbacks: list[Callback] = [saving, TrainingProgress(cfg.recipe.steps, Console(stderr=True))]
     return make_trainer(
         **_place(cfg, device),
@@ -325,7 +325,7 @@ def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SavePoints)
 class TrainingProgress(Callback):
     """Step, loss, tokens a second and time left: a bar on a terminal, elsewhere a line now and then.
 
-    A training that goes on after a stop begins where it was, and its rate is that of this sitting.
+    A training that resumes starts at its step; the rate is that of this process.
     """
 
     def __init__(self, steps: int, console: Console) -> None:
@@ -347,7 +347,7 @@ class TrainingProgress(Callback):
     ) -> None:
         now, step = time.perf_counter(), trainer.global_step
         if step == self.first + 1 < self.steps and now - self.started > 5:
-            # What was prepared at the first step says nothing of the others.
+            # The first step includes preparations, as compiling.
             self.started, self.first, self.first_tokens = now, step, module.tokens_seen
             return
         if now - self.printed < (15 if self.bar is None else 0.5) and step < self.steps:
@@ -374,9 +374,9 @@ class TrainingProgress(Callback):
 
 
 def _quiet() -> None:
-    # Lightning's hints about workers and loggers are not for the user of a command.
+    # Lightning's hints about workers and loggers address programmers, not users of a command.
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    # The tables of rotary positions are the same whether they were kept or made again.
+    # The cached tables of rotary positions are constants.
     warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")

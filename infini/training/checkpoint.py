@@ -1,4 +1,4 @@
-"""A trained model on disk: weights as safetensors, what built it as JSON, its tokenizer. Nothing is unpickled.
+"""A trained model on disk: weights as safetensors, a description as JSON, its tokenizer. Nothing is unpickled.
 
 The description carries the SHA-256 of the weights and of itself; both are verified when they are read.
 """
@@ -26,14 +26,14 @@ WEIGHTS, DESCRIPTION, TOKENIZER = "model.safetensors", "config.json", "tokenizer
 
 
 def checkpoint_folder(results_dir: str | Path, run_id: str) -> Path:
-    """Where a training run keeps its model."""
+    """The folder of a training run's model."""
     return Path(results_dir) / "checkpoints" / run_id
 
 
 def named_folder(key: str, name: str, results_dir: str | Path) -> Path:
-    """The folder that `name`, the value of the configuration's `key`, means: itself, or that of a run id.
+    """The folder `name`, or the checkpoint of the run id `name`; InputError when neither exists.
 
-    Raises InputError when there is none.
+    key: the key of the configuration whose value `name` is.
     """
     if not name:
         raise InputError(f"{key}='': must be a run id or a folder, or null")
@@ -48,8 +48,8 @@ def named_folder(key: str, name: str, results_dir: str | Path) -> Path:
 
 
 def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]) -> None:
-    """Write weights and description (run_id, model, dims, vocab_size, tokenizer_hash), each aside and renamed; the
-    description last, so that a folder without it is no checkpoint."""
+    """Write weights and description (run_id, model, dims, vocab_size, tokenizer_hash), each to a temporary file that is
+    renamed. The description comes last: a folder without it is not a checkpoint."""
     from safetensors import SafetensorError
     from safetensors.torch import save_model as save_weights
 
@@ -77,12 +77,14 @@ def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]
 
 
 _KINDS: dict[str, type] = {"run_id": str, "model": dict, "dims": dict, "vocab_size": int}
-"""What every description holds, and of which kind it is."""
+"""Keys of every description, and the types of their values."""
 
 
 def read_description(folder: Path, setting: str = "checkpoint") -> dict[str, Any]:
-    """What save_model was told, and weights_sha256. setting: the key that names the folder. InputError when it is not a
-    checkpoint or is damaged."""
+    """The description that save_model wrote, with weights_sha256. setting: the key that names the folder.
+
+    Raises InputError when the folder is not a checkpoint or is damaged.
+    """
     path = folder / DESCRIPTION
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
@@ -92,9 +94,9 @@ def read_description(folder: Path, setting: str = "checkpoint") -> dict[str, Any
         if stated is None or "weights_sha256" not in description:
             raise ValueError("it has no checksum")
         if stated != checksum(description):
-            raise ValueError("its checksum is another")
+            raise ValueError("checksum mismatch")
         if wrong := [name for name, kind in _KINDS.items() if not isinstance(description[name], kind)]:
-            raise ValueError(f"its {wrong[0]} is no {_KINDS[wrong[0]].__name__}")
+            raise ValueError(f"its {wrong[0]} is not of type {_KINDS[wrong[0]].__name__}")
         if not isinstance(description["model"].get("name"), str):
             raise ValueError("its model has no name")
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -104,7 +106,7 @@ def read_description(folder: Path, setting: str = "checkpoint") -> dict[str, Any
 
 
 def checksum(description: dict[str, Any]) -> str:
-    """Of a description without its own checksum."""
+    """SHA-256 of a description without its own checksum."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
@@ -117,17 +119,19 @@ def sha256_of(path: Path) -> str:
 def load_model(
     folder: Path, device: torch.device, changes: Mapping[str, Any] | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """The model in evaluation mode, and its description. changes: options of the model that are to be others than it
-    was trained with. InputError when weights and description do not fit, or the latter describes no model."""
+    """The model in evaluation mode, and its description. changes: options that replace those of the training.
+
+    Raises InputError when weights and description do not fit, or the description does not describe a model.
+    """
     description = read_description(folder)
     try:
         options = description["model"] | dict(changes or {})
         model = build_model(options, SimpleNamespace(**description["dims"]), description["vocab_size"])
     except InputError:
         raise
-    except Exception as error:  # sizes that are none, of the wrong kind, or such as no memory holds
+    except Exception as error:  # wrong types, or sizes that are impossible or too large
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"checkpoint={str(folder)!r}: {DESCRIPTION} describes no model ({reason})") from error
+        raise InputError(f"checkpoint={str(folder)!r}: {DESCRIPTION} does not describe a model ({reason})") from error
     _load_weights(model, folder, description)
     return model.to(device).eval(), description
 
@@ -150,10 +154,10 @@ def _load_weights(
     except OSError as error:
         raise InputError(f"{where}: {WEIGHTS} cannot be read ({error.strerror})") from error
     if damaged:
-        raise InputError(f"{where}: {WEIGHTS} is damaged: its checksum is another than {DESCRIPTION} says")
+        raise InputError(f"{where}: {WEIGHTS} is damaged: its checksum is not the one in {DESCRIPTION}")
     try:
         load_weights(model, str(path))
     except Exception as error:
-        # Of several lines the first says no more than that something differs.
+        # The first of several lines only says that something differs.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise InputError(f"{where}: {WEIGHTS} does not fit this model ({lines[min(1, len(lines) - 1)]})") from error

@@ -1,4 +1,4 @@
-"""Points from which a training that was stopped goes on: written aside, named after their content, then proven."""
+"""Checkpoints from which a stopped training resumes. Each is named after its content and checked before it is used."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from infini.errors import InputError
 from infini.training.checkpoint import sha256_of
 
 KEPT = 2
-"""Points that stay: the newest, and the one before it in case the newest is damaged."""
+"""Checkpoints that are kept: the newest, and the one before it in case the newest is damaged."""
 DAMAGED = ".damaged"
-"""Suffix of points that were passed over."""
+"""Suffix of checkpoints that were skipped."""
 SECONDS_BETWEEN = 60.0
-"""Between two points, where the recipe does not count steps."""
+"""Seconds between two checkpoints where the recipe does not count steps."""
 
 
 class UnfinishedRun:
-    """The folder of a training that has not written its record yet.
+    """The folder of a training whose record is not written yet.
 
-    A point is a Lightning checkpoint named `step-<step>-<SHA-256 of its bytes>.ckpt`, so that one rename puts content
-    and checksum in place together. Beside them: which run it is, and a lock that a killed process gives back.
+    A checkpoint is Lightning's, named `step-<step>-<SHA-256 of its bytes>.ckpt`, so that one rename publishes content
+    and checksum together. The folder also holds the identity of the run, and a lock that ends with its process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,43 +43,39 @@ class UnfinishedRun:
         self._lock: Any = None
 
     def claim(self, record: records.RunRecord) -> bool:
-        """Take the folder for this process. A run that was begun here before lends its id and start to `record`.
+        """Lock the folder for this process. If a run was started here before, `record` gets its id and start time.
 
-        Returns whether it was begun before at another commit, or with changes to it: no one commit repeats it then, and
-        the record names those that it was made at.
-        Raises InputError when another process is at it.
+        Returns whether parts of the run were made at another commit or with uncommitted changes: no single commit
+        reproduces it then, and `record` lists the commits. Raises InputError when another process holds the lock.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.folder / "lock")
         for partial in self.folder.glob(".*.partial"):
-            # Of a process that was killed.
-            partial.unlink(missing_ok=True)
-        path = self.folder / "run.json"
-        begun = self._begun()
-        if begun.get("ended"):
-            # Killed while it removed the rest: the record is there, and this is another training.
-            for point in self._points():
-                point.unlink(missing_ok=True)
-        # Without a point there is nothing to go on from.
-        if not self._points():
-            begun = {}
+            partial.unlink(missing_ok=True)  # of a killed process
+        run = self._read_run()
+        if run.get("ended"):
+            # The process was killed in `clear`: its record is written, and this is another training.
+            for path in self._checkpoints():
+                path.unlink(missing_ok=True)
+        if not self._checkpoints():
+            run = {}
         now = {key: record.environment.get(key) for key in ("git_revision", "git_dirty")}
-        if not {"run_id", "started", "mixed", *now} <= set(begun):
-            begun = {"run_id": record.run_id, "started": record.started, "mixed": False, **now}
-            records.write_atomically(path, json.dumps(begun).encode())
-        record.run_id, record.started = begun["run_id"], begun["started"]
-        revisions = begun.setdefault("git_revisions", [begun["git_revision"]])
-        if {key: begun[key] for key in now} != now and not (begun["mixed"] and now["git_revision"] in revisions):
-            # Kept, for the next sitting may be at the first one's commit again.
-            begun["mixed"] = True
-            begun["git_revisions"] = list(dict.fromkeys([*revisions, now["git_revision"]]))
-            records.write_atomically(path, json.dumps(begun).encode())
-        if begun["mixed"]:
-            record.environment |= {"git_revisions": begun["git_revisions"], "git_dirty": True}
-        return bool(begun["mixed"])
+        if not {"run_id", "started", "mixed", *now} <= set(run):
+            run = {"run_id": record.run_id, "started": record.started, "mixed": False, **now}
+            self._write_run(run)
+        record.run_id, record.started = run["run_id"], run["started"]
+        revisions = run.setdefault("git_revisions", [run["git_revision"]])
+        if {key: run[key] for key in now} != now and not (run["mixed"] and now["git_revision"] in revisions):
+            # Written to disk: the next process may be at the first commit again.
+            run["mixed"] = True
+            run["git_revisions"] = list(dict.fromkeys([*revisions, now["git_revision"]]))
+            self._write_run(run)
+        if run["mixed"]:
+            record.environment |= {"git_revisions": run["git_revisions"], "git_dirty": True}
+        return bool(run["mixed"])
 
     def save(self, step: int, write: Callable[[str], None]) -> Path:
-        """Make a point: `write` puts it into the file it is given. Points but the newest two go once it is proven."""
+        """Write a checkpoint: `write` is given the path. Once it is verified, only the newest KEPT stay."""
         partial = self.folder / f".step-{step:08d}.partial"
         try:
             write(str(partial))
@@ -94,63 +90,68 @@ class UnfinishedRun:
             raise
         _sync_folder(self.folder)
         if sha256_of(path) == digest:
-            for old in self._points()[:-KEPT]:
+            for old in self._checkpoints()[:-KEPT]:
                 if old != path:
                     old.unlink(missing_ok=True)
         return path
 
     def newest(self) -> tuple[Path | None, list[Path]]:
-        """The newest point whose content is what its name says and can be read; and those passed over on the way, which
-        get another name: a point of fewer steps would else count as the older one."""
+        """The newest checkpoint that is intact, and the damaged ones that are newer.
+
+        Damaged ones are renamed: a checkpoint of a later save with fewer steps would count as older.
+        """
         damaged: list[Path] = []
-        for path in reversed(self._points()):
-            if _whole(path):
+        for path in reversed(self._checkpoints()):
+            if _is_intact(path):
                 return path, damaged
             damaged.append(path)
             path.rename(path.with_suffix(DAMAGED))
         return None, damaged
 
     def newest_step(self) -> int | None:
-        """Step of the newest point, by its name; None where there is none."""
-        points = self._points()
-        return _step_of(points[-1]) if points else None
+        """Step of the newest checkpoint, by its name; None where there is none."""
+        paths = self._checkpoints()
+        return _step_of(paths[-1]) if paths else None
 
     def clear(self) -> None:
         """Remove the folder: the training has its record."""
-        # Said first, for whoever is killed between two of the files; a disk that is full does not undo the training.
+        # Marked as ended first, in case of a kill between two removals. A full disk does not undo the training.
         with contextlib.suppress(OSError):
-            records.write_atomically(self.folder / "run.json", json.dumps({"ended": True}).encode())
+            self._write_run({"ended": True})
         self.release()
         made = [path for pattern in ("*.ckpt", f"*{DAMAGED}", ".*.partial") for path in self.folder.glob(pattern)]
         for path in (*made, self.folder / "run.json", self.folder / "lock"):
             path.unlink(missing_ok=True)
-        # Unless something of the user's lies there too.
+        # A folder that also holds files of the user stays.
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
     def release(self) -> None:
-        """Give the folder back."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def _begun(self) -> dict[str, Any]:
-        """What run.json says; nothing where there is none, or none that can be read."""
+    def _read_run(self) -> dict[str, Any]:
+        """The content of run.json; empty where it is missing or damaged."""
         try:
             found = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _points(self) -> list[Path]:
-        """All points, oldest step first."""
+    def _write_run(self, run: dict[str, Any]) -> None:
+        records.write_atomically(self.folder / "run.json", json.dumps(run).encode())
+
+    def _checkpoints(self) -> list[Path]:
+        """All checkpoints, oldest step first."""
         found = self.folder.glob("step-*-*.ckpt")
         return sorted(found, key=lambda path: (path.name.split("-")[1], path.stat().st_mtime))
 
 
 class PlainFiles(TorchCheckpointIO):
-    """Checkpoints written to the path that is given. Lightning's own writer goes by the system's folder for temporary
-    files, which may be small, or another disk, and where a killed process leaves them."""
+    """Writes checkpoints to the given path. Lightning's own class first writes to the system's temporary folder, which
+    may be small or on another disk, and where killed processes leave files behind."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         content = io.BytesIO()
@@ -159,33 +160,31 @@ class PlainFiles(TorchCheckpointIO):
             file.write(content.getbuffer())
 
 
-class SavePoints(Callback):
-    """Makes a point every so many steps, or about once a minute, and one after the last step.
+class SaveCheckpoints(Callback):
+    """Saves a checkpoint every `every` steps, or about once a minute where it is None, and after the last step.
 
-    point: what the training goes on from, if it does.
+    checkpoint: the one from which the training resumes.
     """
 
-    def __init__(self, unfinished: UnfinishedRun, every: int | None, point: Path | None = None) -> None:
+    def __init__(self, unfinished: UnfinishedRun, every: int | None, checkpoint: Path | None = None) -> None:
         self.unfinished, self.every = unfinished, every
-        self.newest_step = None if point is None else _step_of(point)
-        """Step of the newest point."""
-        self.begun = False
-        """Whether everything that a point holds was put back."""
+        self.newest_step = None if checkpoint is None else _step_of(checkpoint)
+        self.started = False
+        """Whether the training has started, with everything restored from the checkpoint."""
         self._saved = time.monotonic()
 
-    def newest(self) -> str:
-        """A sentence on the newest point, without its full stop, for who stops a training."""
-        return newest_point(self.newest_step)
+    def describe_newest(self) -> str:
+        """A sentence on the newest checkpoint, without its full stop."""
+        return describe_checkpoint(self.newest_step)
 
-    def where_to_go_on(self) -> str:
-        """The same, and what starting again does."""
-        return (
-            f"{self.newest()}: the same command {'starts again' if self.newest_step is None else 'goes on from there'}"
-        )
+    def describe_resume(self) -> str:
+        """The same, and the effect of starting the command again."""
+        effect = "starts again" if self.newest_step is None else "resumes from it"
+        return f"{self.describe_newest()}: the same command {effect}"
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self._saved = time.monotonic()
-        self.begun = True
+        self.started = True
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -197,14 +196,13 @@ class SavePoints(Callback):
             self.newest_step, self._saved = step, time.monotonic()
 
 
-def newest_point(step: int | None) -> str:
-    """A sentence on the newest point, that of a step, without its full stop."""
+def describe_checkpoint(step: int | None) -> str:
+    """A sentence on the newest checkpoint, saved after `step`, without its full stop."""
     return "No checkpoint was due yet" if step is None else f"The last good checkpoint is of step {step}"
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
-    """The state of every random number generator that a training on `device` draws from, as weights_only=True reads
-    it."""
+    """The states of all random number generators that a training on `device` uses, as weights_only=True loads them."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, gauss_next = random.getstate()
     states: dict[str, Any] = {
@@ -218,7 +216,7 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Put back what random_states gave; on a GPU the state of that GPU, whichever number it has here."""
+    """Restore random_states; a GPU's state goes to `device`, whatever its number was."""
     torch.set_rng_state(states["torch"].cpu())
     kind, keys, position, has_gauss, gauss = states["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
@@ -237,30 +235,29 @@ def _lock(path: Path) -> Any:
     except BlockingIOError as error:
         file.close()
         raise InputError(
-            f"{path.parent}: another process is at this very training; let it end, or set results_dir or seed"
+            f"{path.parent}: another process runs this training; wait until it has ended, or set results_dir or seed"
         ) from error
     except (ImportError, OSError):
-        # A system or a disk without file locks: two processes of one configuration are the user's to keep apart.
+        # The system or the disk has no file locks: the user keeps two processes of one configuration apart.
         pass
     return file
 
 
-def _step_of(point: Path) -> int:
-    return int(point.name.split("-")[1])
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
 
 
-def _whole(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     try:
         if path.stem.rpartition("-")[2] != sha256_of(path):
             return False
         return "infini" in torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError):
-        # A bad disk, a foreign or a hostile file: it is no point of ours.
         return False
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in it last through a power cut, where the system can."""
+    """Flush renames in a folder to disk, where the system can."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -20,25 +20,25 @@ class BooksumConfig(TaskConfig):
     evaluation_reads = ("length", "decoding")
 
     split: str = setting(
-        "Books that an evaluation summarises: test, or validation, on which choices are made.",
+        "Books that an evaluation summarizes: test, or validation, on which choices are made.",
         evaluation=True,
     )
     input_length: str | int = setting(
-        "Tokens of a book that an evaluation reads, as 500K, where no `length` is given; the rest of it is left out.",
+        "Tokens of a book that an evaluation reads, as 500K, where `length` is not set; the rest is left out.",
         evaluation=True,
     )
-    summary_tokens: int = setting("Tokens of a summary at most in training; longer ones are cut.")
+    summary_tokens: int = setting("Most tokens of a training summary; longer ones are cut.")
     references: str = setting(
-        "Of several summaries of a book: mean, the mean of the scores against each; or max.",
+        "Score of a book with several human summaries: mean or max of the scores against each.",
         evaluation=True,
     )
     reference: str | None = setting(
-        "An evaluation of summaries without a model: lead, the book's first words; random, sentences of it; "
-        "oracle, sentences picked with a person's summary at hand; human, a second person's summary against the "
-        "first's. None: a model's.",
+        "Evaluate summaries without a model: lead, the first words of the book; random, random sentences; oracle, "
+        "the sentences closest to a human summary; human, a second human summary against the first. null: evaluate a "
+        "model.",
         evaluation=True,
     )
-    reference_words: int = setting("Words of such a summary (but for human) at most.", evaluation=True)
+    reference_words: int = setting("Most words of such a summary; human ones are not cut.", evaluation=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class BooksumConfig(TaskConfig):
         at_least("task", self, 1, "reference_words")
         parse_lengths([self.input_length], "task.input_length")
         at_least("task", self, 1, "summary_tokens")
-        require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every book stands alone")
+        require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: books are independent")
 
 
 Config = BooksumConfig

@@ -11,7 +11,7 @@ from infini.errors import at_least, one_of, require
 
 @dataclass
 class PasskeyConfig(TaskConfig):
-    """A number hidden in a long text and asked for at its end."""
+    """Retrieve a number that is hidden in a long text."""
 
     evaluation_reads = ("length", "depth")
     # Generalization to other segment lengths is measured.
@@ -23,31 +23,32 @@ class PasskeyConfig(TaskConfig):
     has_long_history = True
 
     tokenizer: str = setting(
-        "`words`, the word-level tokenizer of the prompt; or `scale`, the one that the scale names. A training "
-        "that starts from another model takes that model's."
+        "`words`, the word-level tokenizer of the prompt, or `scale`, the tokenizer of the scale. A training that "
+        "starts from another model uses that model's."
     )
-    digits: int = setting("Digits of a key.")
+    digits: int = setting("Digits of the key.")
     fill: str = setting(
-        "blocks: whole blocks of filler, a little less than `length`; exact: the first is trimmed. In evaluation only."
+        "Evaluation prompts: blocks, whole blocks of filler and slightly fewer tokens than `length`; or exact, with "
+        "the first block trimmed."
     )
     as_printed: bool = setting("Whether the filler after the key has the misprint of the paper's appendix.")
     distractors: int = setting('Other keys ("The green key is ...") in the filler of a prompt.')
-    filler: str = setting("block: the paper's five sentences, repeated; book: text of PG19 books, of its own split.")
+    filler: str = setting("block, the paper's five sentences repeated; or book, text of PG19 books of the same split.")
     lm_loss_weight: float = setting(
-        "Weight of the loss on all other tokens beside the loss on the key; 0 asks for the key only."
+        "Weight of the loss on all other tokens, added to the loss on the key; 0: the key only."
     )
     few_digit_share: float = setting(
-        "Share of the last stage's training keys that have two, three or four different digits at most, where "
-        "looking up what follows a digit is not enough. Keys of the evaluation are always uniform."
+        "Fraction of the last stage's training keys with at most two, three or four distinct digits, for which it is "
+        "not enough to look up what follows a digit. Evaluation keys are always uniform."
     )
     knockout: str = setting(
-        "none; or reset: evaluated with the memory emptied before every segment, which must leave chance where key"
-        " and question lie in different segments.",
+        "none, or reset: the evaluation empties the memory before every segment. Accuracy must then be at chance where "
+        "key and question are in different segments.",
         evaluation=True,
     )
-    examples: int = setting("Prompts a cell of the evaluation (one length and depth).", evaluation=True)
+    examples: int = setting("Evaluation prompts per cell, one length and depth.", evaluation=True)
     rows_per_call: int = setting(
-        "Prompts read side by side in the evaluation; decides memory and speed, not the result.",
+        "Prompts per batch of the evaluation; changes memory use and speed, not the result.",
         evaluation=True,
     )
 
@@ -65,7 +66,7 @@ class PasskeyConfig(TaskConfig):
         at_least("task", self, 1, "examples", "rows_per_call")
         at_least("task", self, 0, "distractors", "lm_loss_weight")
         require(0 <= self.few_digit_share <= 1, "task.few_digit_share", self.few_digit_share, "must be between 0 and 1")
-        require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: every prompt stands alone")
+        require(not self.carry_state, "task.carry_state", self.carry_state, "must be false: prompts are independent")
 
 
 Config = PasskeyConfig

@@ -373,7 +373,7 @@ def test_an_evaluation_that_went_on_at_another_commit_says_so(
     with_model("eval")
     mixed = with_model.records("eval")[-1]
     assert mixed.environment["git_revisions"] == ["a" * 40, "b" * 40] and mixed.environment["git_dirty"]
-    assert f"{mixed.run_id} was begun at another commit" in with_model.err
+    assert f"{mixed.run_id} was started at another commit" in with_model.err
     assert commit_of(mixed) == f"{'a' * 12} and {'b' * 12}, begun at one and ended at another"
     with_model("eval")
     straight = with_model.records("eval")[-1]
@@ -389,4 +389,4 @@ def test_what_is_made_from_made_up_text_says_so(infini: Runner, tmp_path: Path) 
     assert "(made-up text)" in infini.err
     assert "measured on made-up text: it shows that this runs, and nothing else" in infini("eval", made_up)
     infini("generate", made_up, "prompt=once", "decoding.max_new_tokens=2")
-    assert "(trained on made-up text: it shows that this runs, and nothing else) goes on" in infini.err
+    assert "(trained on made-up text: it shows that this runs, and nothing else) continues" in infini.err

@@ -61,8 +61,8 @@ def test_an_epub_and_its_text_have_one_summary(summarizer: Runner, tmp_path: Pat
     [
         ("none.txt", None, "cannot be read (No such file or directory)"),
         ("none.epub", None, "cannot be read (No such file or directory)"),
-        ("empty.txt", b"", "there is nothing in it"),
-        ("blank.txt", b" \n\n", "there is nothing in it"),
+        ("empty.txt", b"", "is empty"),
+        ("blank.txt", b" \n\n", "is empty"),
         ("zero.txt", b"abc\0", "is not text (byte 3 is zero)"),
         ("bad.txt", b"abc\xff\xfe", "is not UTF-8 text (byte 3)"),
         ("bad.epub", b"PK no archive", "cannot be read as an EPUB"),
@@ -88,7 +88,7 @@ def test_a_book_shorter_than_a_segment_and_one_with_a_mark_are_read(summarizer: 
 
 def test_an_epub_without_text_is_one_line(infini: Runner, tmp_path: Path) -> None:
     infini("summarize", str(write_epub(tmp_path / "book.epub", ["<p> </p>"])), code=2)
-    assert "book.epub': there is nothing in it" in infini.err
+    assert "book.epub': is empty" in infini.err
 
 
 def test_one_book_is_asked_for(infini: Runner, tmp_path: Path) -> None:

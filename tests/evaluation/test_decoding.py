@@ -275,13 +275,13 @@ def test_generate_says_what_is_wrong(trained: tuple[Path, list[str]], capfd: pyt
         ([f"prompt=@{folder}/none"], "none': cannot be read (No such file"),
         ([f"prompt=@{folder}"], "cannot be read (Is a directory)"),
         ([f"prompt=@{folder}/utf16.txt"], "is not UTF-8 text (byte 0)"),
-        ([f"prompt=@{folder}/blank.txt"], "blank.txt': there is nothing in it"),
+        ([f"prompt=@{folder}/blank.txt"], "blank.txt': is empty"),
         ([f"prompt=@{folder}/zero.txt"], "zero.txt': is not text (byte 1 is zero)"),
         (["prompt=x", "decoding.top_p=0"], "decoding.top_p=0.0: must be above 0"),
         (["prompt=x", "decoding.temperature=-1"], "decoding.temperature=-1.0: must be at least 0"),
         (["prompt=x", f"load_state={folder}/none"], "cannot be read as a saved state"),
-        (["prompt=x", f"save_state={folder}"], "is in the way; name a file"),
-        (["prompt=x", f"save_state={folder}/utf16.txt/state"], "is in the way; name a file"),
+        (["prompt=x", f"save_state={folder}"], "exists and is not a regular file; name another file"),
+        (["prompt=x", f"save_state={folder}/utf16.txt/state"], "utf16.txt is not a folder; name another file"),
         (["prompt=\udce9"], "is not UTF-8 text"),
     ):
         out, err = said(capfd, settings, *words, code=2)
@@ -314,9 +314,9 @@ def test_bytes_become_text_however_they_come(
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "there is nothing in it"),
-        (b" \n\t \r\n", "there is nothing in it"),
-        (b"\xef\xbb\xbf", "there is nothing in it"),
+        (b"", "is empty"),
+        (b" \n\t \r\n", "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),
         (b"0123456789\0", "is not text (byte 10 is zero)"),
         ("A book.".encode("utf-16-le"), "is not text (byte 1 is zero)"),
         (b"0123456789\xff", "is not UTF-8 text (byte 10)"),

@@ -299,7 +299,7 @@ def test_train_and_summarise(infini: Runner, tmp_path: Path, name: str) -> None:
     assert "\n201 tokens read by" in f"\n{infini.err}"
     message = infini.error("summarize", str(book), f"model={name}", "model.window=64")
     assert message == "model.window=64: the checkpoint was trained with 32"
-    assert "an encoder-decoder goes on from no text" in infini.error(
+    assert "an encoder-decoder does not continue text" in infini.error(
         "generate", "prompt=x", f"model={name}", "task=booksum"
     )
 

@@ -135,7 +135,9 @@ def test_no_variable_of_lightning_changes_a_training(
     assert cli.main(["train", *words(corpus, tmp_path)]) == 0
     assert outcome(tmp_path) == straight
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "PL_TRAINER_" in line]
-    assert all(name in line for name in TRAINER) and line.endswith("ignored; a training is what its configuration says")
+    assert all(name in line for name in TRAINER) and line.endswith(
+        "ignored; the configuration alone decides a training"
+    )
 
 
 def test_every_argument_of_a_trainer_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +211,7 @@ def test_a_signal_of_slurm_stops_a_training_like_ctrl_c(
         patch.setattr(LanguageModelModule, "training_step", told)
         assert cli.main(["train", *words(corpus, results)]) == cli.INTERRUPTED
     assert signal.getsignal(number) is before
-    assert "The last good checkpoint is of step 4: the same command goes on from there" in capfd.readouterr().err
+    assert "The last good checkpoint is of step 4: the same command resumes from it" in capfd.readouterr().err
     assert not list((tmp_path / "here").iterdir()) and not (tmp_path / "requeued").exists()
     assert cli.main(["train", *words(corpus, results)]) == 0
     assert outcome(results) == straight

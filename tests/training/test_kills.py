@@ -81,7 +81,7 @@ def test_ctrl_c_behind_the_last_step_says_where_it_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr("infini.runs.train.save_model", stopped)
         assert cli.main(["train", *words(corpus, tmp_path)]) == cli.INTERRUPTED
-    assert "stopped after the last step: the same command goes on from there" in capfd.readouterr().err
+    assert "stopped after the last step: the same command resumes from there" in capfd.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(LanguageModelModule, "training_step", stopped)
         assert cli.main(["train", *words(corpus, tmp_path)]) == 0

@@ -79,7 +79,10 @@ def test_a_stop_before_the_first_step_knows_the_point(corpus: Path, tmp_path: Pa
     # A shell starts what runs in the background with Ctrl-C ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt, match="goes on from there"):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises(KeyboardInterrupt, match="the same command resumes from it"),
+        ):
             patch.setattr(LanguageModelModule, "on_load_checkpoint", lambda *_: signal.raise_signal(signal.SIGINT))
             train(corpus, tmp_path)
     finally:
@@ -119,7 +122,7 @@ def empty(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip, truncate, empty])
 @pytest.mark.parametrize("how_many", [1, 2])
-def test_a_damaged_point_is_passed_over(
+def test_a_damaged_checkpoint_is_skipped(
     corpus: Path,
     tmp_path: Path,
     straight: tuple[Any, bytes],
@@ -133,7 +136,7 @@ def test_a_damaged_point_is_passed_over(
     record = train(corpus, tmp_path)
     err = capsys.readouterr().err.replace("\n", "")
     assert [path.name in err for path in points] == [True, True]
-    assert err.count("damaged, passed over") == how_many
+    assert err.count("damaged, skipped") == how_many
     assert record.cost["resumed"] is (how_many == 1)
     assert outcome(tmp_path) == straight
 
