@@ -24,10 +24,12 @@ from infini.nn.grid import Grid, Piece
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.relative import biased_attention
 from infini.nn.protocols import Dimensions
+from infini.nn.state import state_class
 
 Compression = Literal["mean", "max", "convolution", "dilated", "most_used"]
 
 
+@state_class
 class Memories(NamedTuple):
     """Layer inputs of the last segments [B, m N, D], and compressed ones of before them [B, c, D]; the newest last."""
 
@@ -35,6 +37,7 @@ class Memories(NamedTuple):
     compressed_BCD: torch.Tensor
 
 
+@state_class
 class CompressiveLeaves(NamedTuple):
     """One layer's share of the state."""
 
@@ -51,6 +54,8 @@ class CompressiveAttention(XLAttention):
     3, dilation and stride `rate`; "most_used", the memories that the segment at whose end they fall out paid most
     attention to.
     """
+
+    plain_projections = True
 
     def __init__(
         self,
@@ -170,7 +175,7 @@ class CompressiveAttention(XLAttention):
                 one = replace(piece, n_segments=1, index_BS=piece.index_BS[:, s : s + 1])
                 both = torch.cat([*self._memories_of(line, chunks, first, one), o_BSND[:, s : s + 1]], 2)
                 q, bias = self.queries(o_BSND[:, s : s + 1], both.shape[2])
-                k = self._keys_values(both)[0]
+                k = self.project_keys_values(both)[0]
                 # With unit vectors for the values of the oldest segment, attention reads its own weights.
                 begin = self.chunks * (N // self.rate)
                 unit = torch.eye(both.shape[2], dtype=q.dtype, device=q.device)[:, begin : begin + N]

@@ -21,8 +21,10 @@ from infini.nn.grid import Grid, Piece
 from infini.nn.ops.dtypes import for_products
 from infini.nn.ops.memory import Memory
 from infini.nn.protocols import Dimensions
+from infini.nn.state import state_class
 
 
+@state_class
 class CachedMemory(NamedTuple):
     """The segment before, and the compressive memory of all of them."""
 
@@ -30,6 +32,7 @@ class CachedMemory(NamedTuple):
     compressive: Memory
 
 
+@state_class
 class InfiniXLLeaves(NamedTuple):
     """A layer's share of the state."""
 
@@ -63,7 +66,7 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
 
     def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
         x_BTD = for_products(x_BTD)
-        new = self._keys_values(x_BTD)
+        new = self.project_keys_values(x_BTD)
         mem: Any = leaves.memory.compressive
 
         def mix(a_BSQHV: torch.Tensor, q_BSQHK: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -76,7 +79,7 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
         return y, InfiniXLLeaves(after.window, CachedMemory(after.memory, mem))
 
     def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
-        new = self._keys_values(for_products(x_BTD))
+        new = self.project_keys_values(for_products(x_BTD))
         mem: Any = leaves.memory.compressive
         for piece in grid.pieces:
             k, v = (segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))

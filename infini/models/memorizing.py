@@ -25,8 +25,10 @@ from infini.nn.grid import Grid, Piece
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.nearest import Search, nearest
 from infini.nn.protocols import Dimensions
+from infini.nn.state import state_class
 
 
+@state_class
 class LargeMemory(NamedTuple):
     """The segment before, and keys [B, M, G, K] and values [B, M, G, V] of the last M tokens; the newest last."""
 
@@ -34,6 +36,7 @@ class LargeMemory(NamedTuple):
     entries: Window
 
 
+@state_class
 class MemorizingLeaves(NamedTuple):
     """The share of the state of the layer with the memory."""
 
@@ -49,8 +52,8 @@ class NormalisedAttention(XLAttention):
         self.head_scale = nn.Parameter(torch.ones(self.n_heads))
         self.scale = 1.0
 
-    def _keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        k, v = super()._keys_values(x)
+    def project_keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = super().project_keys_values(x)
         return F.normalize(k.to(state_dtype(k.dtype)), dim=-1).to(k.dtype), v
 
     def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +94,7 @@ class MemorizingAttention(NormalisedAttention):
 
     def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
         x_BTD = for_products(x_BTD)
-        new = self._keys_values(x_BTD)
+        new = self.project_keys_values(x_BTD)
         line, kept = self._line(new, leaves, grid)
         first = 0
 
@@ -107,7 +110,7 @@ class MemorizingAttention(NormalisedAttention):
         return y, MemorizingLeaves(after.window, LargeMemory(after.memory, kept))
 
     def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
-        new = self._keys_values(for_products(x_BTD))
+        new = self.project_keys_values(for_products(x_BTD))
         after = self._leaves_after(XLLeaves(leaves.window, leaves.memory.cache), new, grid)
         return MemorizingLeaves(after.window, LargeMemory(after.memory, self._line(new, leaves, grid)[1]))
 

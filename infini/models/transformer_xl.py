@@ -22,14 +22,17 @@ from infini.nn.grid import Grid, Piece
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.relative import biased_attention, distances, relative_shift, sinusoids, t5_bias
 from infini.nn.protocols import Dimensions
+from infini.nn.state import state_class
 
 
+@state_class
 class Hidden(NamedTuple):
     """A segment's layer inputs [B, N, D]."""
 
     x_BND: torch.Tensor
 
 
+@state_class
 class XLLeaves(NamedTuple):
     """The unfinished segment, and the last whole one, detached: layer inputs (Hidden) or keys and values (Window)."""
 
@@ -102,11 +105,7 @@ class XLAttention(LocalAttention):
 
     def _kept(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of each token, what the state keeps."""
-        return (x_BTD,) if self.positions == "dai2019" else self._keys_values(x_BTD)
-
-    def _keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        k = self.k_proj(x).unflatten(-1, (self.n_kv_heads, self.d_key))
-        return k, self.v_proj(x).unflatten(-1, (self.n_kv_heads, self.d_value))
+        return (x_BTD,) if self.positions == "dai2019" else self.project_keys_values(x_BTD)
 
     @staticmethod
     def _leaves_after(leaves: XLLeaves, new: tuple[torch.Tensor, ...], grid: Grid) -> XLLeaves:
@@ -132,14 +131,14 @@ class XLAttention(LocalAttention):
         seen_BSL: which of them a segment may read (None: all).
         """
         # dai2019: no gradient for the cached states, but one for the weights they go through.
-        k, v = self._keys_values(both[0]) if self.positions == "dai2019" else both
+        k, v = self.project_keys_values(both[0]) if self.positions == "dai2019" else both
         q, bias = self.queries(x_BSQD, k.shape[2])
         return biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias, seen_BSL, self.scale), q
 
     def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [B, S, Q, H, K], and what the distance of each of L keys adds to the score, [B, S, H, Q, L] or 1s."""
         heads = (self.n_heads, self.d_key)
-        q = self.q_proj(x_BSQD).unflatten(-1, heads)
+        q = self.project_queries(x_BSQD)
         if self.positions == "dai2019":
             r = self.r_proj(sinusoids(n_keys, self.d_model, q.device, q.dtype)).unflatten(-1, heads)
             with_u, with_v = ((q + bias.view(heads)).to(q.dtype) for bias in (self.u, self.v))

@@ -1,4 +1,4 @@
-"""Blocks with two or more users: attention inside segments, Infini-attention, the feed-forward layer.
+"""Layers: attention inside segments, Infini-attention, and the feed-forward layer.
 
 Letters: B rows, T tokens of a call, S segments, N segment length, Q query tokens of a piece, H query heads,
 G key-value heads, K d_key, V d_value, D d_model.
@@ -17,12 +17,14 @@ from infini.nn.ops import attention, memory
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
 from infini.nn.ops.relative import T5_BUCKETS, t5_attention
-from infini.nn.state import State, reset_rows
+from infini.nn.state import State, reset_rows, state_class
 
 Positions = Literal["rotary", "t5"]
+QK_NORM_EPS = 1e-6
 GateInit = Literal["specialised", "local", "zeros", "normal", "spread"]
 
 
+@state_class
 class Window(NamedTuple):
     """Keys [B, N, G, K] (before the rotary embedding) and values [B, N, G, V] of the unfinished segment."""
 
@@ -30,30 +32,46 @@ class Window(NamedTuple):
     v_BNGV: torch.Tensor
 
 
+@state_class
 class AttentionLeaves(NamedTuple):
-    """One layer's share of the state: the window, and the compressive memory where the layer has one."""
+    """The state of one layer: the window, and the compressive memory if the layer has one."""
 
     window: Window
     memory: Memory | tuple[()]
 
 
 class LocalAttention(nn.Module):
-    """Causal attention inside segments of N tokens; nothing crosses a boundary.
+    """Causal attention inside segments of N tokens. No information crosses a segment boundary.
 
-    d_key, d_value: sizes of one head. n_kv_heads: key-value heads, each shared by n_heads / n_kv_heads query heads.
-    attention_scale: "d_key" is 1 / sqrt(d_key); "d_model" is what the paper prints.
+    Args:
+        d_model: size D of the input and output vectors.
+        n_heads: number H of query heads.
+        d_key: size K of the queries and keys of a head; even.
+        segment_length: tokens N in a segment.
+        d_value: size V of the values of a head. Default: d_key.
+        n_kv_heads: number G of key-value heads, a divisor of n_heads. Query head h uses key-value head
+            h // (n_heads / n_kv_heads). Default: n_heads.
+        positions: "rotary" (counted from the segment's start) or "t5" (learned biases by distance).
+        rope_base: base of the rotary wavelengths, at least 1.
+        attention_scale: "d_key" multiplies scores by 1 / sqrt(d_key), "d_model" by 1 / sqrt(d_model), as the paper
+            prints.
+        qkv_bias: whether the projections to queries, keys and values have biases.
+        out_bias: whether the output projection has a bias.
+        qk_norm: whether each head's queries and keys are normalised to root mean square 1 (RMSNorm with a learned
+            weight [K] each), before positions are applied.
     """
 
-    # Without a memory to commit, a document may begin anywhere inside another's segment.
+    # A layer without memory allows a reset anywhere inside a segment.
     inner_resets = True
     gradient_horizon: int | None = 0
-    """Segments before its own that a gradient goes back to through this layer; None: all."""
+    """Segments before its own that a gradient reaches through this layer. None: all."""
     look_back: int | None = 0
-    """Segments before its own that this layer's output depends on, by what it is given there; None: all."""
+    """Segments before its own that the layer's output depends on through its inputs there. None: all."""
+    plain_projections = False
+    """Whether the layer also uses its projections' matrices by themselves, and so allows neither qkv_bias nor qk_norm."""
     memory_is_a_sum = False
-    """Whether all that the layer's memory leaves hold are sums over tokens, which can be scaled (see
-    infini.nn.state.scale_memory). A decoder's memory can be scaled where that holds for any of its layers; then every
-    sum is scaled, those that a layer has beside a cache too."""
+    """Whether every memory leaf of the layer is a sum over tokens, so that infini.nn.state.scale_memory applies. A
+    decoder supports it if at least one layer does."""
 
     def __init__(
         self,
@@ -67,6 +85,9 @@ class LocalAttention(nn.Module):
         positions: Positions = "rotary",
         rope_base: float = 10000.0,
         attention_scale: Literal["d_key", "d_model"] = "d_key",
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         d_value = d_key if d_value is None else d_value
@@ -91,20 +112,28 @@ class LocalAttention(nn.Module):
             raise ValueError(f"rope_base={rope_base}: must be a finite number from 1 on")
         if attention_scale not in ("d_key", "d_model"):
             raise ValueError(f"attention_scale={attention_scale!r}: must be 'd_key' or 'd_model'")
+        if self.plain_projections and (qkv_bias or qk_norm):
+            raise ValueError(f"qkv_bias={qkv_bias}, qk_norm={qk_norm}: {type(self).__name__} has neither")
         self.d_model, self.n_heads, self.n_kv_heads = d_model, n_heads, n_kv_heads
         self.d_key, self.d_value, self.segment_length = d_key, d_value, segment_length
         self.rope_base = rope_base
         self.positions: str = positions
         self.scale = 1 / math.sqrt(d_key if attention_scale == "d_key" else d_model)
-        self.q_proj = nn.Linear(d_model, n_heads * d_key, bias=False)
-        self.k_proj = nn.Linear(d_model, n_kv_heads * d_key, bias=False)
-        self.v_proj = nn.Linear(d_model, n_kv_heads * d_value, bias=False)
-        self.o_proj = nn.Linear(n_heads * d_value, d_model, bias=False)
+        self.q_proj = nn.Linear(d_model, n_heads * d_key, bias=qkv_bias)
+        self.k_proj = nn.Linear(d_model, n_kv_heads * d_key, bias=qkv_bias)
+        self.v_proj = nn.Linear(d_model, n_kv_heads * d_value, bias=qkv_bias)
+        self.o_proj = nn.Linear(n_heads * d_value, d_model, bias=out_bias)
+        self.q_norm = nn.RMSNorm(d_key, eps=QK_NORM_EPS) if qk_norm else None
+        self.k_norm = nn.RMSNorm(d_key, eps=QK_NORM_EPS) if qk_norm else None
         if positions == "t5":
             self.bucket_bias = nn.Parameter(torch.zeros(T5_BUCKETS * n_heads))
 
+    def extra_repr(self) -> str:
+        sizes = ("d_model", "n_heads", "n_kv_heads", "d_key", "d_value", "segment_length")
+        return ", ".join([*(f"{name}={getattr(self, name)}" for name in sizes), f"positions={self.positions!r}"])
+
     def memory_floats(self) -> int:
-        """Numbers a row carries in this layer's memory leaves."""
+        """Numbers per row in this layer's memory leaves."""
         return 0
 
     def init_leaves(self, batch_size: int, device: torch.device) -> Any:
@@ -118,7 +147,7 @@ class LocalAttention(nn.Module):
         return AttentionLeaves(window, ())
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
-        """A state of this layer alone, for rows that have read nothing."""
+        """The state of rows that have read nothing, for this layer alone. device: by default the weights'."""
         device = self.q_proj.weight.device if device is None else torch.device(device)
         clock = fresh_clock(batch_size, self.segment_length, device, state_dtype(self.q_proj.weight.dtype))
         return State(clock, (self.init_leaves(batch_size, device),))
@@ -131,10 +160,20 @@ class LocalAttention(nn.Module):
         reset_BT: torch.Tensor | None = None,
         write_weight_BT: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, State]:
-        """x [B, T, D] and the state before it -> y [B, T, D] and the state after it; any T >= 1.
+        """Read T more tokens of each of B rows. One call gives the same outputs as many calls on parts of it.
 
-        mask_BT: false is padding (before a row's first or after its last token). reset_BT: the row forgets before that
-        token, which must stand on a segment boundary. write_weight_BT: how much a token writes to memory, 1 normally.
+        Args:
+            x_BTD: inputs [B, T, D]; any T >= 1.
+            state: the state that the previous call returned. Default: init_state(B), rows that have read nothing.
+            mask_BT: bool [B, T], false at padding, which may precede a row's first token or follow its last.
+            reset_BT: bool [B, T]; before a token where it is true the row's state is cleared. With a compressive
+                memory such a token must begin a segment.
+            write_weight_BT: float [B, T], a factor on what a token adds to the compressive memory. Default: 1.
+
+        Returns:
+            The outputs [B, T, D] and the state after them. The state keeps its gradient history; see State.detach.
+
+        Raises ValueError, naming row and column, for masks and resets that do not fit the segments.
         """
 
         def body(x: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
@@ -146,12 +185,22 @@ class LocalAttention(nn.Module):
             body, x_BTD, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, self.inner_resets
         )
 
+    def project_queries(self, x: torch.Tensor) -> torch.Tensor:
+        """Queries [..., H, K] of inputs [..., D], without positions."""
+        q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_key))
+        return q if self.q_norm is None else self.q_norm(q).to(q.dtype)
+
+    def project_keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [..., G, K], without positions, and values [..., G, V] of inputs [..., D]."""
+        k = self.k_proj(x).unflatten(-1, (self.n_kv_heads, self.d_key))
+        k = k if self.k_norm is None else self.k_norm(k).to(k.dtype)
+        return k, self.v_proj(x).unflatten(-1, (self.n_kv_heads, self.d_value))
+
     def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
-        """One call on a grid that was already planned."""
+        """Outputs [B, T, D] and leaves after a call whose grid is planned."""
         x_BTD = for_products(x_BTD)
-        q_BTHK = self.q_proj(x_BTD).unflatten(-1, (self.n_heads, self.d_key))
-        k_BTGK = self.k_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_key))
-        v_BTGV = self.v_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_value))
+        q_BTHK = self.project_queries(x_BTD)
+        k_BTGK, v_BTGV = self.project_keys_values(x_BTD)
         old, mem = leaves.window, leaves.memory
         outputs = []
         for piece in grid.pieces:
@@ -170,14 +219,12 @@ class LocalAttention(nn.Module):
     def attend_with_loss(
         self, x_BTD: torch.Tensor, leaves: Any, grid: Grid
     ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
-        """attend(), and what the layer adds to the training loss; here nothing."""
+        """attend(), and the layer's term of the training loss; None here."""
         return (*self.attend(x_BTD, leaves, grid), None)
 
     def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
-        """The leaves that attend() would return, without its output: no queries, no attention."""
-        x_BTD = for_products(x_BTD)
-        k_BTGK = self.k_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_key))
-        v_BTGV = self.v_proj(x_BTD).unflatten(-1, (self.n_kv_heads, self.d_value))
+        """The leaves that attend() returns, computed without queries, attention and outputs."""
+        k_BTGK, v_BTGV = self.project_keys_values(for_products(x_BTD))
         old, mem = leaves.window, leaves.memory
         for piece in grid.pieces:
             k, v = self._whole_segments(old, k_BTGK, v_BTGV, piece)
@@ -189,7 +236,7 @@ class LocalAttention(nn.Module):
     def _whole_segments(
         old: Window, k_BTGK: torch.Tensor, v_BTGV: torch.Tensor, piece: Piece
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A piece's keys and values [B, S, N, ...], what the window holds of its first segment included."""
+        """A piece's keys and values [B, S, N, ...], including the tokens of its first segment that are in the window."""
         columns = slice(piece.start, piece.stop)
         k, v = k_BTGK[:, columns], v_BTGV[:, columns]
         if piece.offset:
@@ -200,7 +247,7 @@ class LocalAttention(nn.Module):
     def write_memory(
         self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece
     ) -> tuple[Memory | tuple[()], Memory | tuple[()]]:
-        """What each segment of the piece reads, and the memory after it; here nothing."""
+        """The memory that each segment of the piece reads, and the memory after it. Empty here."""
         return (), ()
 
     def mix_memory(
@@ -212,19 +259,54 @@ class LocalAttention(nn.Module):
         mem: Memory | tuple[()],
         piece: Piece,
     ) -> tuple[torch.Tensor, Memory | tuple[()]]:
-        """What a layer with a memory adds; here nothing."""
+        """The piece's attention mixed with its memory reads, and the memory after it. Unchanged here."""
         return a_dot, mem
 
 
 class InfiniAttention(LocalAttention):
-    """Infini-attention: local attention and a compressive memory of everything before the segment, mixed by a gate.
+    """Infini-attention (arXiv 2404.07143): attention inside segments of N tokens, and a compressive memory of all
+    earlier segments. A learned gate per head mixes the two (Eq. 6).
 
-    update_rule: "linear" (Eq. 4) or "delta" (Eq. 5). first_segment: what a row reads before anything was written:
-    "local" bypasses the gate, "zero" reads 0. gate_init: "specialised" (one head in four reads the memory, 3,
-    the others do not, -3), "local" (-2: the memory weighs 0.12), "zeros", "normal" (standard deviation 1) or "spread"
-    (evenly from -2 to 2 over the heads). delta_normaliser: "previous" is the
-    paper's; "current" bounds the update.
-    `beta`, one a query head, float32: sigmoid(beta) is the weight of the memory.
+    A call takes inputs [B, T, D] with any T >= 1 and the state of the previous call; it returns outputs [B, T, D] and
+    the next state. The module keeps no state. The state's size does not depend on the number of tokens read: per row
+    and key-value head it holds a memory [K, V] and a normaliser [K] in float32 (float64 in float64), and the keys and
+    values of the unfinished segment. Gradients flow through the state until State.detach cuts them.
+
+    Args:
+        d_model: size D of the input and output vectors.
+        n_heads: number H of query heads.
+        d_key: size K of the queries and keys of a head; even.
+        segment_length: tokens N in a segment.
+        update_rule: "linear" adds sigma(k)^T v of every token to the memory (Eq. 4). "delta" first subtracts the value
+            that the memory already returns for the key (Eq. 5).
+        d_value: size V of the values of a head. Default: d_key.
+        n_kv_heads: number G of key-value heads, a divisor of n_heads. Query head h uses key-value head
+            h // (n_heads / n_kv_heads). Default: n_heads.
+        first_segment: output in a row's first segment, before anything is in memory. "local" is attention alone, as if
+            the gate were closed. "zero" mixes attention with a read of 0.
+        gate_init: initial values of `beta`. "specialised": 3 for every fourth head, -3 for the others. "local": -2.
+            "zeros": 0. "normal": samples with mean 0 and standard deviation 1. "spread": evenly spaced from -2 to 2.
+        delta_normaliser: divisor of the value that "delta" subtracts. "previous": sigma(k) z of the past segments, as
+            in the paper. "current": this segment included, which bounds the update.
+        positions: positions inside a segment, "rotary" (counted from its start) or "t5" (learned biases by distance).
+            The memory has no positions.
+        rope_base: base of the rotary wavelengths, at least 1.
+        attention_scale: "d_key" multiplies scores by 1 / sqrt(d_key), "d_model" by 1 / sqrt(d_model), as the paper
+            prints.
+        qkv_bias: whether the projections to queries, keys and values have biases.
+        out_bias: whether the output projection has a bias.
+        qk_norm: whether each head's queries and keys are normalised to root mean square 1 (RMSNorm with a learned
+            weight [K] each), before positions are applied and before the memory is read and written.
+
+    Attributes:
+        q_proj, k_proj, v_proj, o_proj: torch.nn.Linear.
+        q_norm, k_norm: torch.nn.RMSNorm, or None without qk_norm.
+        beta: [H], float32. sigmoid(beta) is the weight of the memory, 1 - sigmoid(beta) that of attention.
+
+    Example:
+        layer = InfiniAttention(d_model=512, n_heads=8, d_key=64, segment_length=256, update_rule="delta")
+        y, state = layer(x)  # x: [B, T, 512]
+        y2, state = layer(x2, state)
     """
 
     inner_resets = False
@@ -248,6 +330,9 @@ class InfiniAttention(LocalAttention):
         positions: Positions = "rotary",
         rope_base: float = 10000.0,
         attention_scale: Literal["d_key", "d_model"] = "d_key",
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__(
             d_model,
@@ -259,6 +344,9 @@ class InfiniAttention(LocalAttention):
             positions=positions,
             rope_base=rope_base,
             attention_scale=attention_scale,
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
+            qk_norm=qk_norm,
         )
         for name, value, allowed in (
             ("update_rule", update_rule, ("linear", "delta")),
@@ -275,13 +363,13 @@ class InfiniAttention(LocalAttention):
 
     @torch.no_grad()
     def reset_gate(self) -> None:
-        """(Re)initialise beta as gate_init says."""
+        """Set beta to its initial values; see gate_init."""
         if self.gate_init == "zeros":
             self.beta.zero_()
         elif self.gate_init == "local":
             self.beta.fill_(-2.0)
         elif self.gate_init == "specialised":
-            # Every fourth head; the last one at least. Its weights then learn from the memory alone.
+            # Every fourth head, counted back from the last one: its weights learn from the memory almost alone.
             self.beta.fill_(-3.0)
             self.beta[range(self.n_heads - 1, -1, -4)] = 3.0
         elif self.gate_init == "normal":
@@ -289,8 +377,11 @@ class InfiniAttention(LocalAttention):
         else:
             self.beta.copy_(torch.linspace(-2, 2, self.n_heads))
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, update_rule={self.update_rule!r}, first_segment={self.first_segment!r}"
+
     def memory_floats(self) -> int:
-        """Table 1: d_key (d_value + 1) for each key-value head, whatever the number of segments."""
+        """d_key (d_value + 1) per key-value head (Table 1), for any number of segments."""
         return self.n_kv_heads * self.d_key * (self.d_value + 1)
 
     def init_leaves(self, batch_size: int, device: torch.device) -> AttentionLeaves:
@@ -340,14 +431,16 @@ class InfiniAttention(LocalAttention):
         def by_token(x: torch.Tensor) -> torch.Tensor:
             return x.unflatten(3, (H // G, Q)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
 
-        first = piece.first_BS[:, :, None, None, None] if bool(piece.first_BS.any()) else None
+        # A compiled graph masks in any case: whether a segment is a document's first is not known while it is traced.
+        masked = torch.compiler.is_compiling() or bool(piece.first_BS.any())
+        first = piece.first_BS[:, :, None, None, None] if masked else None
         g = torch.sigmoid(self.beta.to(denominator.dtype))[:, None]
         a = memory.gate(a_dot, by_token(numerator), by_token(denominator), g, first, self.first_segment)
         return a, mem
 
 
 class FeedForward(nn.Module):
-    """Two matrices with an activation between them ("gelu" or "relu"), no bias."""
+    """Two linear layers without biases and an activation, "gelu" or "relu", between them."""
 
     def __init__(self, d_model: int, d_ff: int, activation: Literal["gelu", "relu"] = "gelu") -> None:
         super().__init__()

@@ -1,7 +1,10 @@
-"""How a call of any length falls onto the segment grid, worked out once for all layers.
+"""The segment grid: how a call of any length divides into segments. Planned once for all layers.
 
-The grid belongs to the document: a row's segment ends N tokens after it began, however the calls were cut. A call is
-split into pieces: the rest of an unfinished segment, whole segments, and a new unfinished one.
+The grid belongs to the document: a segment has N tokens, however the document is cut into calls. A call is split into
+pieces: the rest of an unfinished segment, whole segments, and a new unfinished segment.
+
+No value is read back from the device while `Clock.slot` is known and a call has neither mask nor resets: the grid then
+depends on sizes alone, and torch.compile traces a call into one graph.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from infini.nn.state import Clock, State, place_rows, reset_rows, select_rows
 
 
 class OffGridError(ValueError):
-    """Padding or a reset that does not fit the grid, at a row and column of the call as it was planned."""
+    """Padding or a reset that does not fit the grid, at a row and column of the planned call."""
 
     def __init__(self, row: int, column: int, what: str) -> None:
         super().__init__(f"row {row}, column {column}: {what}")
@@ -25,11 +28,14 @@ class OffGridError(ValueError):
 
 @dataclass(frozen=True)
 class Piece:
-    """Columns [start, stop) of a call, as n_segments segments of which the first `offset` tokens came before the call.
+    """Columns [start, stop) of a call, divided into n_segments segments.
 
-    first_BS: the segment is the first since the row's reset. index_BS: how many of its document come before it.
-    reset_BS: the row forgets before it (None: no row does). weight_BSN: write weights over whole segments (None: all
-    1). commits: the piece completes its segment(s).
+    offset: tokens of the first segment that an earlier call has read.
+    first_BS: bool, whether the segment is the first since the row's last reset.
+    index_BS: int64, segments of the same document before this one.
+    reset_BS: bool, whether the row is reset before the segment; None if no row is.
+    weight_BSN: write weights of whole segments; None if all are 1.
+    commits: whether the piece completes its segments.
     """
 
     start: int
@@ -45,28 +51,33 @@ class Piece:
 
 @dataclass(frozen=True)
 class Grid:
-    """A call's pieces, and where each row stands after it.
+    """A call's pieces, and the clock after the call.
 
-    offset: filled slots before the call (the same in every row). window_B: the column, counted from the start of the
-    unfinished segment, at which each row's new unfinished segment begins. uniform: that is the same in every row.
+    Columns are counted from the start of the segment that is unfinished before the call.
+    offset: tokens of that segment that earlier calls have read, the same in every row.
+    window_B: the column at which each row's new unfinished segment begins.
+    window: the same as a number if all rows agree on it and on the slot after the call, otherwise None.
     """
 
     pieces: tuple[Piece, ...]
     offset: int
     window_B: torch.Tensor
-    uniform: bool
+    window: int | None
     clock: Clock
 
     def new_window(self, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
-        """The unfinished segment's tokens [B, N, ...] after the call; slots not filled yet are 0."""
+        """The tokens [B, N, ...] of the unfinished segment after the call; free slots are 0.
+
+        old_BN: the same before the call. new_BT: the call's tokens [B, T, ...].
+        """
         N = old_BN.shape[1]
         slot_B = self.clock.slot_B
-        if self.uniform and not self.offset and not int(slot_B[0]):
-            return old_BN  # empty before and after: whole segments cost no window
+        if not self.offset and self.clock.slot == 0:
+            return old_BN  # empty before and after the call
         new_BT = new_BT.to(old_BN.dtype)
         window = torch.zeros_like(old_BN)
-        if self.uniform:
-            begin, filled = int(self.window_B[0]), int(slot_B[0])
+        if self.window is not None and self.clock.slot is not None:
+            begin, filled = self.window, self.clock.slot
             carried = max(0, min(self.offset - begin, filled))
             if carried:
                 window[:, :carried] = old_BN[:, begin : begin + carried]
@@ -82,18 +93,17 @@ class Grid:
         return picked * kept.to(picked.dtype)
 
     def last_segment(self, cache_BN: torch.Tensor, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
-        """The last whole segment [B, N, ...] of each row's document after the call; zeros where there is none yet.
+        """The last whole segment [B, N, ...] of each row's document after the call; zeros if it has none yet.
 
         cache_BN: the same before the call. old_BN, new_BT: as for new_window.
         """
         N = old_BN.shape[1]
         whole_B = self.clock.position_B // N
         line = torch.cat([old_BN[:, : self.offset], new_BT.to(old_BN.dtype)], 1)
-        if self.uniform and bool((whole_B > 0).all()):
-            begin = int(self.window_B[0])
+        if self.window is not None and bool((whole_B > 0).all()):
             # A copy: a slice would keep the whole call alive.
-            return line[:, begin - N : begin].clone() if begin else cache_BN
-        # Before the line stands the cache: a segment that ended with the last call is read from there.
+            return line[:, self.window - N : self.window].clone() if self.window else cache_BN
+        # The cache precedes the line: it holds the segment that ended with the previous call.
         line = torch.cat([cache_BN, line], 1)
         index = self.window_B[:, None] + torch.arange(N, device=line.device)
         picked = line[torch.arange(line.shape[0], device=line.device)[:, None], index]
@@ -108,14 +118,14 @@ def plan(
     reset_BT: torch.Tensor | None,
     write_weight_BT: torch.Tensor | None,
 ) -> Grid:
-    """The grid of a call of n_tokens columns. All rows must stand at the same slot.
+    """The grid of a call of n_tokens columns. All rows must be at the same slot.
 
-    Padding (mask false) must end its row, or its document before a reset; a reset must begin a segment. Raises
-    OffGridError naming row and column of what does not fit.
+    Padding (mask false) must end its row, or its document before a reset. A reset must begin a segment. Raises
+    OffGridError with the row and column of the first violation.
     """
     N, T = segment_length, n_tokens
     B, device = clock.slot_B.shape[0], clock.slot_B.device
-    offset = int(clock.slot_B[0])
+    offset = int(clock.slot_B[0]) if clock.slot is None else clock.slot
     real = torch.ones(B, T, dtype=torch.bool, device=device) if mask_BT is None else mask_BT
     resets = reset_BT is not None and bool(reset_BT.any())
     column = torch.arange(T, device=device)
@@ -125,7 +135,7 @@ def plan(
         _refuse(reset_BT & ~real, "a reset at a padding token")
         off_grid = ((offset + column) % N != 0) & (column > 0)
         _refuse(reset_BT & off_grid, f"a reset inside a segment of {N} tokens")
-        # Columns since the row's last reset; before the first one the row goes on from its clock.
+        # The column of the row's last reset; -1 before the first one, where the row continues from its clock.
         last_reset = torch.where(reset_BT, column, -1).cummax(1).values
     else:
         last_reset = torch.full((B, 1), -1, device=device).expand(B, T)
@@ -137,7 +147,7 @@ def plan(
             follows_gap &= ~reset_BT
         _refuse(follows_gap, "a token after padding in the same document")
 
-    # Positions count real tokens only; trailing padding leaves the row where its last token left it.
+    # Positions count real tokens only; trailing padding does not move the row.
     end = last_reset[:, -1]
     since = real & (column >= end[:, None])
     position_B = torch.where(end < 0, clock.position_B, 0) + since.sum(1)
@@ -147,10 +157,15 @@ def plan(
     stop_B = offset + T - trailing
     window_B = stop_B // N * N
     slot_B = stop_B - window_B
-    uniform = mask_BT is None or bool((stop_B == stop_B[0]).all())
+    stop: int | None = offset + T
+    if mask_BT is not None:
+        stop = int(stop_B[0]) if bool((stop_B == stop_B[0]).all()) else None
+    window, slot = (None, None) if stop is None else (stop // N * N, stop % N)
 
     weight = None
-    if write_weight_BT is not None or mask_BT is not None or bool((clock.weight_BN[:, :offset] != 1).any()):
+    # A compiled graph multiplies by weights of 1 instead of asking for them.
+    carried = offset > 0 and (torch.compiler.is_compiling() or bool((clock.weight_BN[:, :offset] != 1).any()))
+    if write_weight_BT is not None or mask_BT is not None or carried:
         weight = real.to(clock.weight_BN.dtype)
         if write_weight_BT is not None:
             weight = weight * write_weight_BT.to(weight.dtype)
@@ -169,16 +184,16 @@ def plan(
                 own = torch.cat([clock.weight_BN[:, :begin], own], 1)
             piece_weight = own.unflatten(1, (n, -1))
             if mask_BT is not None:
-                # A segment that padding cut short is not complete: it stays in the window and is not committed.
+                # A segment that padding cuts short is not complete: it stays in the window and is not committed.
                 complete = stop_B[:, None] >= offset + head_column + N
                 piece_weight = piece_weight * complete[..., None].to(weight.dtype)
         commits = begin + stop - start == n * N
         pieces.append(Piece(start, stop, begin, n, first, index, restarts if resets else None, piece_weight, commits))
 
-    grid = Grid(tuple(pieces), offset, window_B, uniform, Clock(position_B, slot_B, clock.weight_BN))
+    grid = Grid(tuple(pieces), offset, window_B, window, Clock(position_B, slot_B, clock.weight_BN, slot))
     token_weight = torch.ones(B, T, dtype=clock.weight_BN.dtype, device=device) if weight is None else weight
-    new_clock = Clock(position_B, slot_B, grid.new_window(clock.weight_BN, token_weight))
-    return Grid(grid.pieces, offset, window_B, uniform, new_clock)
+    weight_BN = grid.new_window(clock.weight_BN, token_weight)
+    return Grid(grid.pieces, offset, window_B, window, Clock(position_B, slot_B, weight_BN, slot))
 
 
 def _split(offset: int, n_tokens: int, N: int) -> list[tuple[int, int, int, int]]:
@@ -205,9 +220,9 @@ def _refuse(wrong_BT: torch.Tensor, what: str) -> None:
 def fresh_clock(
     batch_size: int, segment_length: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Clock:
-    """The clock of rows that have read nothing. dtype: of the write weights; the state's."""
+    """The clock of rows that have read nothing. dtype: of the write weights, the state's dtype."""
     zero = torch.zeros(batch_size, dtype=torch.long, device=device)
-    return Clock(zero, zero.clone(), torch.zeros(batch_size, segment_length, dtype=dtype, device=device))
+    return Clock(zero, zero.clone(), torch.zeros(batch_size, segment_length, dtype=dtype, device=device), 0)
 
 
 Body = Callable[[torch.Tensor, tuple[Any, ...], Grid], tuple[torch.Tensor, tuple[Any, ...]]]
@@ -223,11 +238,11 @@ def run_on_grid(
     write_weight_BT: torch.Tensor | None = None,
     inner_resets: bool = False,
 ) -> tuple[torch.Tensor, State]:
-    """body(x, layer leaves, grid) on a call of any length, rows standing anywhere.
+    """Run body(x, layer leaves, grid) on a call of any length, with each row at any slot of its segment.
 
-    Left padding is rolled to the right before and rolled back after; a row that resets at its first column forgets and
-    starts at slot 0; rows that stand at different slots of their segments are run group by group. Raises ValueError for
-    an empty call, a batch size unlike the state's, or padding and resets that do not fit the grid.
+    Left padding is rolled to the right before the call and back after it. A row with a reset at its first column is
+    cleared and starts at slot 0. Rows at different slots run in groups. Raises ValueError for an empty call, a batch
+    size that differs from the state's, or padding and resets that do not fit the grid.
     """
     B, T = x_BT.shape[:2]
     if B != state.clock.slot_B.shape[0]:
@@ -239,7 +254,7 @@ def run_on_grid(
             raise ValueError(f"{name} has shape {tuple(extra.shape)}, the call {(B, T)}")
 
     extras = (mask_BT, reset_BT, write_weight_BT)
-    lead_B = torch.zeros(B, dtype=torch.long, device=x_BT.device)
+    lead_B = None
     if mask_BT is not None and not bool(mask_BT[:, 0].all()):
         lead_B = mask_BT.long().argmax(1)
         x_BT, *extras = (None if e is None else _roll(e, lead_B) for e in (x_BT, *extras))  # type: ignore[assignment]
@@ -249,7 +264,7 @@ def run_on_grid(
     while start < T:
         span = slice(start, T)
         if inner_resets and extras[1] is not None:
-            # A document begins its own grid: the call is cut there, and the row goes on from slot 0.
+            # A document begins its own grid: the call is cut there, and the row continues at slot 0.
             column = torch.arange(T - start, device=x_BT.device)
             inside = (state.clock.slot_B[:, None] * ~extras[1][:, start : start + 1] + column) % segment_length != 0
             cuts = (extras[1][:, start:] & inside & (column > 0)).any(0)
@@ -259,7 +274,7 @@ def run_on_grid(
         parts.append(part)
         start = span.stop
     y_BT = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    return (_roll(y_BT, -lead_B) if bool(lead_B.any()) else y_BT), state
+    return (y_BT if lead_B is None else _roll(y_BT, -lead_B)), state
 
 
 def _run_span(
@@ -269,34 +284,38 @@ def _run_span(
     segment_length: int,
     extras: Sequence[torch.Tensor | None],
     span: slice,
-    lead_B: torch.Tensor,
+    lead_B: torch.Tensor | None,
     n_columns: int,
 ) -> tuple[torch.Tensor, State]:
-    """Columns `span` of a call in which no reset falls inside a segment; rows at different slots group by group."""
+    """Run columns `span` of a call, with no reset inside a segment. Rows at different slots run in groups."""
     x_BT = x_BT[:, span]
     mask, reset, weight = (None if e is None else e[:, span] for e in extras)
     if reset is not None and bool(reset[:, 0].any()):
         state = reset_rows(state, reset[:, 0])
 
-    def call(rows_B: torch.Tensor, state: State, everything: bool) -> tuple[torch.Tensor, State]:
-        x, *picked = (e if everything or e is None else e[rows_B] for e in (x_BT, mask, reset, weight))
+    def call(state: State, rows_B: torch.Tensor | None = None) -> tuple[torch.Tensor, State]:
+        x, *picked = (e if rows_B is None or e is None else e[rows_B] for e in (x_BT, mask, reset, weight))
         assert x is not None
         try:
             grid = plan(state.clock, x.shape[1], segment_length, *picked)
         except OffGridError as error:
-            row = int(rows_B[error.row])
-            column = (span.start + error.column + int(lead_B[row])) % n_columns
-            raise ValueError(f"row {row}, column {column}: {error.what}") from None
+            row = error.row if rows_B is None else int(rows_B[error.row])
+            lead = 0 if lead_B is None else int(lead_B[row])
+            raise ValueError(
+                f"row {row}, column {(span.start + error.column + lead) % n_columns}: {error.what}"
+            ) from None
         y, layers = body(x, state.layers, grid)
         return y, State(grid.clock, layers)
 
+    if state.clock.slot is not None:
+        return call(state)
     slots = state.clock.slot_B.tolist()
     if len(set(slots)) == 1:
-        return call(torch.arange(len(slots), device=x_BT.device), state, True)
+        return call(state)
     new_state, parts, order = state, [], []
     for slot in sorted(set(slots)):
         rows = torch.tensor([b for b, s in enumerate(slots) if s == slot], device=x_BT.device)
-        part, part_state = call(rows, select_rows(state, rows), False)
+        part, part_state = call(select_rows(state, rows), rows)
         new_state = place_rows(new_state, rows, part_state)
         parts.append(part)
         order.append(rows)
@@ -304,7 +323,7 @@ def _run_span(
 
 
 def _roll(x_BT: torch.Tensor, left_B: torch.Tensor) -> torch.Tensor:
-    """Each row rolled left by its own number of columns."""
+    """Roll each row left by its own number of columns."""
     T = x_BT.shape[1]
     column = (torch.arange(T, device=x_BT.device) + left_B[:, None]) % T
     return x_BT[torch.arange(x_BT.shape[0], device=x_BT.device)[:, None], column]

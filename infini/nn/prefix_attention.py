@@ -34,6 +34,7 @@ class PrefixAttention(LocalAttention):
     """Causal attention over [prefix; tokens; write tokens] of a segment; positions count from the prefix."""
 
     inner_resets = False
+    plain_projections = True
 
     def projections(self) -> torch.Tensor:
         """The matrices of queries, keys and values as one: for many short segments, read one by one, one product costs

@@ -24,10 +24,11 @@ from infini.nn.grid import Grid, Piece, run_on_grid
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.prefix_attention import PrefixAttention, SegmentShape, read_layers
 from infini.nn.protocols import Dimensions, ModelOutput
-from infini.nn.state import State
+from infini.nn.state import State, state_class
 from infini.nn.truncated_bptt import MAX_NUMEL, read_groups
 
 
+@state_class
 class RecurrentLeaves(NamedTuple):
     """Keys and values of the unfinished segment, a layer each; the memory [B, M, D]; how often a document wrote [B]."""
 
@@ -222,7 +223,7 @@ class Recurrence(Decoder, ABC):
         if len(reads) <= self.gradient_horizon + 1 or B * N * self.embedding.weight.shape[1] > MAX_NUMEL:
             return False
         # Nor does any row end in padding: it would have a segment that it has not ended.
-        ends_whole = grid.uniform and int(grid.window_B[0]) == len(reads) * N
+        ends_whole = grid.window == len(reads) * N
         return ends_whole and all((read.begin, read.stop) == (0, N) for read in reads)
 
     def _reads(self, grid: Grid) -> Iterator[_Read]:

@@ -1,8 +1,8 @@
-"""Generic functions over state trees: detach, move, select rows, save, load and measure, written once for every model.
+"""States of layers and models, and generic functions over them: detach, move, select rows, save, load and measure.
 
-A state is a tree of NamedTuples, tuples and tensors, every tensor with the row (batch) dimension first. It goes into a
-call and comes out of it; modules never keep it. Leaves below a field called `memory` are what the paper's Table 1
-counts; the others are the window of the unfinished segment.
+A state is a tree of NamedTuples, tuples and tensors. Every tensor has the row (batch) dimension first. A call takes a
+state and returns the next one; modules never keep it. Leaves below a field called `memory` are the numbers that the
+paper's Table 1 counts; the others are the window of the unfinished segment.
 """
 
 from __future__ import annotations
@@ -14,52 +14,87 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 Tree = TypeVar("Tree")
+Kind = TypeVar("Kind", bound=type)
 
 
+def state_class(kind: Kind) -> Kind:
+    """Class decorator of the NamedTuples in a state: torch.load(weights_only=True) accepts them."""
+    torch.serialization.add_safe_globals([kind])
+    return kind
+
+
+@state_class
 class Clock(NamedTuple):
-    """Where each row stands.
+    """Where each row is in its document.
 
     position_B: int64, tokens since the row's last reset.
     slot_B: int64, tokens in the row's unfinished segment, in [0, segment_length).
     weight_BN: float32 (float64 in float64), write weights of the unfinished segment's tokens, 0 beyond slot_B.
+    slot: slot_B as one number if all rows are known to agree on it, otherwise None. It saves a read from the device.
+        Functions that change leaves drop it (map_state), so that it never contradicts slot_B.
     """
 
     position_B: torch.Tensor
     slot_B: torch.Tensor
     weight_BN: torch.Tensor
+    slot: int | None = None
 
 
+@state_class
 class State(NamedTuple):
-    """A language model's state: its clock and the leaves of every layer."""
+    """The state of a layer or a model: a clock, and the leaves of every layer.
+
+    A call returns it with the history of its gradients. Training over successive chunks of a document cuts that
+    history between the chunks:
+
+        y, state = layer(chunk, state)
+        loss(y).backward()
+        state = state.detach()
+    """
 
     clock: Clock
     layers: tuple[Any, ...]
 
+    def detach(self) -> State:
+        """The same values without gradient history. They share memory with this state."""
+        return self._map(torch.Tensor.detach)
+
+    def to(self, device: torch.device | str) -> State:
+        """The state on another device."""
+        return self._map(lambda leaf: leaf.to(device))
+
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> State:
+        """function of every leaf, for functions that leave every row at its slot."""
+        mapped = map_state(function, self)
+        return State(mapped.clock._replace(slot=self.clock.slot), mapped.layers)
+
 
 def map_state(function: Callable[..., torch.Tensor], tree: Tree, *others: Tree) -> Tree:
-    """The tree of function(leaf, leaf of the others, ...)."""
+    """The tree of function(leaf, leaf of the others, ...). Clock.slot becomes None."""
     if isinstance(tree, torch.Tensor):
         return function(tree, *others)  # type: ignore[return-value]
+    if tree is None or isinstance(tree, int):
+        return None  # type: ignore[return-value]
     children = [map_state(function, *branches) for branches in zip(tree, *others, strict=True)]  # type: ignore[call-overload]
     return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)  # type: ignore[call-arg]
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """(dotted path, tensor) for every leaf, in a fixed order."""
+    """(dotted path, tensor) of every leaf, in a fixed order."""
     if isinstance(tree, torch.Tensor):
         yield path, tree
-        return
-    for name, child in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
-        yield from leaves(child, f"{path}.{name}" if path else str(name))
+    elif tree is not None and not isinstance(tree, int):
+        for name, child in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
+            yield from leaves(child, f"{path}.{name}" if path else str(name))
 
 
 def detach(tree: Tree) -> Tree:
-    """The same values without their history."""
+    """The same values without gradient history."""
     return map_state(torch.Tensor.detach, tree)
 
 
 def fork(tree: Tree) -> Tree:
-    """A copy that shares nothing."""
+    """A copy that shares no memory with the tree."""
     return map_state(torch.Tensor.clone, tree)
 
 
@@ -69,17 +104,17 @@ def move(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def select_rows(tree: Tree, rows_B: torch.Tensor) -> Tree:
-    """The rows named, in that order."""
+    """The tree with only these rows, in this order."""
     return map_state(lambda leaf: leaf[rows_B.to(leaf.device)], tree)
 
 
 def place_rows(tree: Tree, rows_B: torch.Tensor, part: Tree) -> Tree:
-    """The tree with the rows named taken from `part`; differentiable in both."""
+    """The tree with these rows replaced by the rows of `part`. Differentiable in both."""
     return map_state(lambda leaf, new: leaf.index_copy(0, rows_B.to(leaf.device), new.to(leaf.dtype)), tree, part)
 
 
 def reset_rows(tree: Tree, rows_B: torch.Tensor) -> Tree:
-    """The tree with the rows where rows_B (bool) is true forgotten: every leaf starts at zero."""
+    """The tree with all leaves set to 0, their initial value, in the rows for which rows_B (bool) is true."""
     return map_state(lambda leaf: leaf.masked_fill(rows_B.to(leaf.device).view(-1, *[1] * (leaf.dim() - 1)), 0), tree)
 
 
@@ -89,13 +124,12 @@ def is_memory(path: str) -> bool:
 
 
 def scale_memory(tree: Tree, factor_B: torch.Tensor) -> Tree:
-    """The tree with each row's sums over tokens multiplied by a number of its own, as if every token of the row had
-    written so many times as much; differentiable.
+    """The tree with the sums over tokens of each row multiplied by that row's factor. Differentiable.
 
-    Sums are the leaves of NamedTuples that say so, by a property `is_a_sum`. Caches, and all else that
-    tokens replace instead of add to, stay as they are.
+    The result is the state in which every token of the row has written `factor` times as much. Sums are the leaves of
+    NamedTuples with a true property `is_a_sum`. Other leaves, such as caches, are unchanged.
     """
-    if isinstance(tree, torch.Tensor):
+    if tree is None or isinstance(tree, torch.Tensor | int):
         return tree
     if getattr(tree, "is_a_sum", False):
         return map_state(lambda leaf: leaf * factor_B.to(leaf).view(-1, *[1] * (leaf.dim() - 1)), tree)
@@ -104,7 +138,7 @@ def scale_memory(tree: Tree, factor_B: torch.Tensor) -> Tree:
 
 
 def memory_floats(tree: Any) -> int:
-    """Numbers a row carries in its memory leaves: what the paper's Table 1 counts."""
+    """Numbers per row in the memory leaves: the count of the paper's Table 1."""
     return sum(leaf[0].numel() for path, leaf in leaves(tree) if is_memory(path))
 
 
@@ -114,14 +148,15 @@ def state_bytes(tree: Any) -> int:
 
 
 def stored_leaves(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Dotted path behind the prefix -> a tensor that can be written: contiguous, without history, on the CPU."""
+    """Prefix and dotted path -> a tensor that can be written to a file: contiguous, detached, on the CPU."""
     return {prefix + name: leaf.detach().cpu().contiguous() for name, leaf in leaves(tree)}
 
 
 def filled(like: Tree, stored: dict[str, torch.Tensor], prefix: str = "") -> Tree:
-    """What stored_leaves gave, in the shape of `like` (a fresh state of the same model and batch size).
+    """The tree with the structure of `like` and the tensors that stored_leaves returned.
 
-    prefix: of the leaves among others. Raises ValueError when these are not the leaves of such a state.
+    like: a fresh state of the same model and batch size. prefix: selects the tensors of this tree among others. Raises
+    ValueError if names or shapes differ from those of `like`.
     """
     stored = {name.removeprefix(prefix): leaf for name, leaf in stored.items() if name.startswith(prefix)}
     wanted = {name: tuple(leaf.shape) for name, leaf in leaves(like)}
@@ -131,18 +166,25 @@ def filled(like: Tree, stored: dict[str, torch.Tensor], prefix: str = "") -> Tre
     return map_state(lambda leaf: next(loaded).to(leaf.device, leaf.dtype), like)
 
 
-def save_state(tree: Any, path: str | Path) -> None:
-    """Write every leaf to a safetensors file."""
-    from safetensors.torch import save_file
+def save_state(state: Any, path: str | Path) -> None:
+    """Write a state to a file: its tensors by name, detached, on the CPU.
 
-    save_file(stored_leaves(tree), str(path))
+    The file is torch.save's. load_state reads it on any device. torch.save(state, path) works too; it also keeps the
+    device, and torch.load reads it with weights_only=True, its default.
+    """
+    torch.save({name: leaf.clone() for name, leaf in stored_leaves(state).items()}, path)
 
 
 def load_state(like: Tree, path: str | Path) -> Tree:
-    """Read what save_state wrote into the shape of `like`; ValueError when the file's leaves are not those of one."""
-    from safetensors.torch import load_file
+    """Read a state that save_state wrote.
 
+    like: a fresh state of the same layer or model and batch size, layer.init_state(batch_size); the result has its
+    devices and dtypes. Raises ValueError if the file has no state of these sizes.
+    """
+    stored = torch.load(path, map_location="cpu", weights_only=True)
     try:
-        return filled(like, load_file(str(path)))
+        if not isinstance(stored, dict) or not all(isinstance(leaf, torch.Tensor) for leaf in stored.values()):
+            raise ValueError("was not written by save_state")
+        return filled(like, stored)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

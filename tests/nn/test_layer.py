@@ -17,7 +17,7 @@ from infini.errors import InputError
 from infini.models import build_model
 from infini.nn.attention import GateInit, LocalAttention
 from infini.nn.ops import attention
-from infini.nn.state import detach, fork, leaves, load_state, move, place_rows, save_state, select_rows
+from infini.nn.state import detach, fork, leaves, move, place_rows, select_rows
 
 WITHOUT = """
 import importlib.abc, sys
@@ -181,21 +181,6 @@ def test_attention_scale(scale: Any) -> None:
     turn = torch.stack([torch.stack([one.cos(), -one.sin()]), torch.stack([one.sin(), one.cos()])])
     score = torch.stack([turn @ q[1] @ k[0], q[1] @ k[1]]) / {"d_key": 2, "d_model": 4}[scale] ** 0.5
     assert_close(layer(x)[0][0, 1], layer.o_proj(torch.softmax(score, 0) @ v), 1e-12, "y")
-
-
-@pytest.mark.parametrize("rule", ["linear", "delta"])
-def test_state_is_saved_and_loaded(rule: str, tmp_path: Path) -> None:
-    layer = make_layer(update_rule=rule)
-    # A whole number of segments leaves the windows as they were made.
-    for rows, n_tokens in ((1, 21), (2, 21), (1, 2 * layer.segment_length)):
-        _, state = layer(inputs(rows, n_tokens))
-        save_state(state, tmp_path / "state.safetensors")
-        loaded = load_state(layer.init_state(rows), tmp_path / "state.safetensors")
-        assert_same_state(loaded, state, 0.0)
-        more = inputs(rows, 13, seed=1)
-        assert torch.equal(layer(more, loaded)[0], layer(more, state)[0])
-    with pytest.raises(ValueError, match="not a state of this model, segment length and batch size"):
-        load_state(layer.init_state(3), tmp_path / "state.safetensors")
 
 
 def test_state_is_forked_selected_and_detached() -> None:

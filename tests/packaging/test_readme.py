@@ -47,7 +47,8 @@ def test_targets_of_the_readme_are_in_the_makefile() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_layers_example_runs() -> None:
+def test_the_layers_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "InfiniAttention" in block)
     names: dict[str, object] = {}
     exec(compile(code.replace("10_000", "2_500"), "README.md", "exec"), names)

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from infini.nn.ops.dtypes import scaled
+from infini.nn.state import state_class
 
 UpdateRule = Literal["linear", "delta"]
 DeltaNormaliser = Literal["previous", "current"]
@@ -26,6 +27,7 @@ FirstSegment = Literal["local", "zero"]
 SMALLEST_NORMALISER = 1e-30
 
 
+@state_class
 class Memory(NamedTuple):
     """The compressive memory of one layer.
 

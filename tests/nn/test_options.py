@@ -1,0 +1,183 @@
+"""Options and surface of the layer: biases and norms against the oracle, help, repr, states and torch.compile."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import TOLERANCE, assert_close, assert_same_state, layer_in_calls, make_layer
+from torch import nn
+
+import infini
+from infini import InfiniAttention, LocalAttention, load_state, save_state
+from infini.nn.ops import reference
+from infini.nn.prefix_attention import PrefixAttention
+from infini.nn.state import leaves
+
+EXACT = TOLERANCE[torch.float64]
+
+
+def inputs(n_rows: int, n_tokens: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n_rows, n_tokens, 12, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def oracle(layer: Any, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """y, M and z by the oracle, with biases and norms written out."""
+
+    def heads(projection: nn.Linear, size: int, norm: nn.RMSNorm | None = None) -> torch.Tensor:
+        x = x_BTD @ projection.weight.T
+        x = (x if projection.bias is None else x + projection.bias).unflatten(-1, (-1, size))
+        return x if norm is None else x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight
+
+    a_BTHV, m, z = reference.infini_attention(
+        heads(layer.q_proj, layer.d_key, layer.q_norm),
+        heads(layer.k_proj, layer.d_key, layer.k_norm),
+        heads(layer.v_proj, layer.d_value),
+        layer.beta,
+        segment_length=layer.segment_length,
+        update_rule=layer.update_rule,
+    )
+    y = a_BTHV.flatten(2) @ layer.o_proj.weight.T
+    return (y if layer.o_proj.bias is None else y + layer.o_proj.bias), m, z
+
+
+@pytest.mark.parametrize("rule", ["linear", "delta"])
+@pytest.mark.parametrize(
+    "options",
+    [{"qkv_bias": True}, {"out_bias": True}, {"qk_norm": True}, {"qkv_bias": True, "out_bias": True, "qk_norm": True}],
+    ids=lambda options: "-".join(options),
+)
+def test_biases_and_norms_are_those_of_the_oracle(options: dict[str, bool], rule: str) -> None:
+    """Outputs, gradients of inputs and parameters, and state, in one call and in several."""
+    layer = make_layer(update_rule=rule, n_kv_heads=1, d_value=5, **options)
+    x = inputs(1, 29).requires_grad_()
+    y, m, z = oracle(layer, x)
+    parameters = [x, *layer.parameters()]
+    assert len(parameters) == 6 + 3 * ("qkv_bias" in options) + ("out_bias" in options) + 2 * ("qk_norm" in options)
+    probes = [inputs(1, 29, seed=1), *(torch.randn(t.shape).double() for t in (m, z))]
+    wanted = torch.autograd.grad([y, m, z], parameters, probes)
+    for lengths in ([29], [3, 11, 1]):
+        got_TD, state = layer_in_calls(layer, x[0], lengths)
+        memory = state.layers[0].memory
+        for name, got, right in (("y", got_TD[None], y), ("M", memory.m_BGKV, m), ("z", memory.z_BGK, z)):
+            assert_close(got, right, EXACT, name)
+        grads = torch.autograd.grad([got_TD[None], *memory], parameters, probes, retain_graph=True)
+        for number, (got, right) in enumerate(zip(grads, wanted, strict=True)):
+            assert_close(got, right, EXACT, f"gradient {number}")
+
+
+def test_a_layer_that_uses_plain_matrices_refuses_biases_and_norms() -> None:
+    with pytest.raises(ValueError, match="qkv_bias=True, qk_norm=False: PrefixAttention has neither"):
+        PrefixAttention(12, 2, 6, 8, qkv_bias=True)
+
+
+@pytest.mark.parametrize("kind", [InfiniAttention, LocalAttention])
+def test_help_explains_every_argument(kind: type) -> None:
+    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    arguments = text.split("Args:")[1]
+    for name in inspect.signature(kind).parameters:
+        assert re.search(rf"^ \|\s+{name}: \S", arguments, re.MULTILINE), name
+    assert "[B, T, D]" in text and "state: the state that the previous call returned" in text
+
+
+def test_repr_shows_sizes_and_options() -> None:
+    first, *_ = repr(InfiniAttention(12, 4, 6, 8, "delta", n_kv_heads=2)).splitlines()[1:]
+    assert first.strip() == (
+        "d_model=12, n_heads=4, n_kv_heads=2, d_key=6, d_value=6, segment_length=8, positions='rotary', "
+        "update_rule='delta', first_segment='local'"
+    )
+    assert "update_rule" not in repr(LocalAttention(12, 4, 6, 8))
+
+
+def test_public_names_are_loaded_when_they_are_used() -> None:
+    assert {"InfiniAttention", "State", "load_state", "save_state"} <= set(infini.__all__) <= set(dir(infini))
+    for name in infini.__all__:
+        assert getattr(infini, name).__doc__, name
+
+
+def test_a_detached_state_cuts_gradients_and_keeps_values() -> None:
+    """Training over chunks: each chunk's gradient is that of a call from a state without history."""
+    layer = make_layer(update_rule="delta")
+    x = inputs(2, 40).requires_grad_()
+    _, state = layer(x[:, :21])
+    cut = state.detach()
+    assert_same_state(cut, state, 0.0)
+    assert any(leaf.requires_grad for _, leaf in leaves(state))
+    assert not any(leaf.requires_grad for _, leaf in leaves(cut))
+    assert cut.clock.slot == state.clock.slot == 21 % layer.segment_length
+    y, _ = layer(x[:, 21:], cut)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert not grad[:, :21].any() and bool(grad[:, 21:].any())
+    assert {leaf.device.type for _, leaf in leaves(state.to("meta"))} == {"meta"}
+
+
+@pytest.mark.parametrize("rule", ["linear", "delta"])
+def test_state_is_saved_and_loaded(rule: str, tmp_path: Path) -> None:
+    layer, path = make_layer(update_rule=rule), tmp_path / "state.pt"
+    # A whole number of segments leaves the windows as they were made.
+    for rows, n_tokens in ((1, 21), (2, 21), (1, 2 * layer.segment_length)):
+        _, state = layer(inputs(rows, n_tokens))
+        save_state(state, path)
+        more = inputs(rows, 13, seed=1)
+        wanted = layer(more, state)[0]
+        torch.save(state, tmp_path / "tree.pt")
+        for loaded in (load_state(layer.init_state(rows), path), torch.load(tmp_path / "tree.pt", weights_only=True)):
+            assert_same_state(loaded, state, 0.0)
+            assert torch.equal(layer(more, loaded)[0], wanted)
+    with pytest.raises(ValueError, match=r"state.pt: not a state of this model, segment length and batch size"):
+        load_state(layer.init_state(3), path)
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match=r"state.pt: was not written by save_state"):
+        load_state(layer.init_state(1), path)
+
+
+def test_a_slot_that_rows_may_not_share_is_not_kept() -> None:
+    """Clock.slot saves a read from the device; where rows differ, or may, it is None and the tensor is read."""
+    layer = make_layer()
+    _, state = layer(inputs(2, 21))
+    assert state.clock.slot == 5 and layer(inputs(2, 11), state)[1].clock.slot == 0
+    mask = torch.ones(2, 21, dtype=torch.bool)
+    mask[1, 19:] = False
+    _, ragged = layer(inputs(2, 21), mask_BT=mask)
+    assert ragged.clock.slot is None and ragged.clock.slot_B.tolist() == [5, 3]
+    reset = torch.zeros(2, 9, dtype=torch.bool)
+    reset[1, 0] = True
+    assert layer(inputs(2, 9), state, reset_BT=reset)[1].clock.slot is None
+
+
+COMPILED = [
+    ({"update_rule": "linear"}, 16, "eager"),
+    pytest.param({"update_rule": "linear"}, 16, "aot_eager", marks=pytest.mark.slow),
+    ({"update_rule": "delta", "qkv_bias": True, "qk_norm": True}, 16, "eager"),
+    ({"update_rule": "delta"}, 11, "eager"),
+    ({"positions": "t5"}, 8, "eager"),
+]
+
+
+@pytest.mark.parametrize(("options", "n_tokens", "backend"), COMPILED)
+def test_the_layer_compiles_to_one_graph(options: dict[str, Any], n_tokens: int, backend: str) -> None:
+    """fullgraph=True, from no state and from a carried one: outputs, state and gradients of the plain layer. Chunks of
+    11 tokens leave segments of 8 unfinished: each slot gets a graph of its own."""
+    torch._dynamo.reset()
+    layer = make_layer(**options)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend=backend)
+    x, probe = inputs(2, 2 * n_tokens), inputs(2, 2 * n_tokens, seed=1)
+
+    def run(call: Any) -> tuple[torch.Tensor, Any, list[torch.Tensor]]:
+        outputs, state = [], None
+        for chunk in x.split(n_tokens, 1):
+            y, state = call(chunk, state)
+            outputs.append(y)
+        y = torch.cat(outputs, 1)
+        return y, state, list(torch.autograd.grad((y * probe).sum(), list(layer.parameters())))
+
+    (y, state, grads), (wanted, wanted_state, wanted_grads) = run(compiled), run(layer)
+    assert_close(y, wanted, EXACT, "y")
+    assert_same_state(state, wanted_state, EXACT)
+    for number, (got, right) in enumerate(zip(grads, wanted_grads, strict=True)):
+        assert_close(got, right, EXACT, f"gradient {number}")
