@@ -283,10 +283,20 @@ def source_root() -> Path:
     return Path(__file__).resolve().parents[1]
 
 
+def in_checkout() -> bool:
+    """Whether this package is imported from a checkout of the project, not from where it is installed."""
+    return (source_root() / "pyproject.toml").is_file()
+
+
 def published_dir() -> Path:
     """The folder of published results: `results` of the checkout, or of the working directory outside one."""
-    root = source_root()
-    return (root if (root / "pyproject.toml").is_file() else Path.cwd()) / "results"
+    return (source_root() if in_checkout() else Path.cwd()) / "results"
+
+
+WHERE_PUBLISHED = (
+    "published records: not part of the installed package; they are in the project's repository, folder results/runs "
+    "(copied to ./results/runs, they fill the rows `published`)"
+)
 
 
 def _git(root: Path, *arguments: str) -> str | None:

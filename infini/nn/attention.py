@@ -68,7 +68,7 @@ class LocalAttention(nn.Module):
     look_back: int | None = 0
     """Segments before its own that the layer's output depends on through its inputs there. None: all."""
     plain_projections = False
-    """Whether the layer also uses its projections' matrices by themselves, and so allows neither qkv_bias nor qk_norm."""
+    """Whether the layer also uses the matrices of its projections alone. It then allows neither qkv_bias nor qk_norm."""
     memory_is_a_sum = False
     """Whether every memory leaf of the layer is a sum over tokens, so that infini.nn.state.scale_memory applies. A
     decoder supports it if at least one layer does."""
@@ -236,7 +236,7 @@ class LocalAttention(nn.Module):
     def _whole_segments(
         old: Window, k_BTGK: torch.Tensor, v_BTGV: torch.Tensor, piece: Piece
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A piece's keys and values [B, S, N, ...], including the tokens of its first segment that are in the window."""
+        """A piece's keys and values [B, S, N, ...], with those of its first segment that are in the window."""
         columns = slice(piece.start, piece.stop)
         k, v = k_BTGK[:, columns], v_BTGV[:, columns]
         if piece.offset:

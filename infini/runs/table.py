@@ -46,6 +46,8 @@ def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
     if not console.is_terminal:
         console = Console(width=WIDTH_WITHOUT_TERMINAL)
     print_report(rendered, console)
+    if not records.in_checkout() and not is_folder(records.published_dir() / "runs"):
+        console.print(records.WHERE_PUBLISHED, markup=False, highlight=False, soft_wrap=True)
     paths = write_report(rendered, Path(cfg.results_dir) / "tables", links={"yours": "../runs"})
     console.print(f"written: {', '.join(map(str, paths))}", markup=False, highlight=False, soft_wrap=True)
 

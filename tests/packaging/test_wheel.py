@@ -1,4 +1,4 @@
-"""What is installed is enough: the wheel away from the checkout, and the packages that it asks for."""
+"""The wheel and the sdist install `infini` alone, and it works away from the checkout."""
 
 from __future__ import annotations
 
@@ -9,55 +9,164 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from tiny_runs import TINY
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+USERS = {"tasks/__init__.py": "", "conf/__init__.py": "", "conf/config.yaml": "mine: 1\n", "cli.py": ""}
+"""A user's own modules, of the names that our folders have in a checkout."""
+TRAIN_THE_LAYER = """
+import importlib.util, torch
+from infini import InfiniAttention, load_state, save_state
+for name in ("hydra", "lightning", "wandb", "datasets", "transformers", "yaml", "safetensors", "rich", "scipy"):
+    assert importlib.util.find_spec(name) is None, name
+torch.manual_seed(0)
+layer = InfiniAttention(d_model=16, n_heads=2, d_key=8, segment_length=8, update_rule="delta")
+optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
+x, state, losses = torch.randn(2, 160, 16), None, []
+for chunk in x.split(40, 1):
+    y, state = layer(chunk, state)
+    loss = (y - chunk.roll(1, 1)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    state = state.detach()
+    losses.append(float(loss.detach()))
+assert losses[-1] < losses[0]
+save_state(state, "state.pt")
+y, _ = layer(x[:, :5], load_state(layer.init_state(2), "state.pt"))
+assert torch.equal(y, layer(x[:, :5], state)[0])
+"""
+
+
+def packages_of_the_checkout() -> set[str]:
+    """Every folder with modules or YAML, under the name that it is installed as."""
+    places = {"infini": "infini", "tasks": "infini.tasks", "conf": "infini.conf"}
+    found = set()
+    for top, name in places.items():
+        for path in (ROOT / top).rglob("*.py"):
+            found.add(".".join([name, *path.parent.relative_to(ROOT / top).parts]))
+    return found
+
+
+def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+
+
+def checked(*command: object, cwd: Path) -> str:
+    done = run(*command, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist, and the wheel that is built from it."""
+    # Built from a copy: a build leaves folders in its source that a later build would pack.
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "outputs"))
+    checked(sys.executable, "-m", "build", "--outdir", folder, source, cwd=folder)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+def environment_with(wheel: Path, home: Path) -> Path:
+    """A new environment with nothing but the wheel; its site-packages."""
+    venv.create(home, with_pip=False)
+    pip = (sys.executable, "-m", "pip", "--python", home / "bin" / "python")
+    checked(*pip, "install", "--quiet", "--no-deps", wheel, cwd=home)
+    (site,) = home.glob("lib/python*/site-packages")
+    return site
+
+
+def with_requirements(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
+    """The installed distributions of these names, and of all that they require."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    open_names = list(names)
+    while open_names:
+        name = open_names.pop()
+        if name in found:
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        required = [Requirement(text) for text in found[name].requires or []]
+        open_names += [each.name for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_wheel_works_away_from_the_checkout(project_root: Path, tmp_path: Path) -> None:
-    """Built and installed without its dependencies, which this environment has."""
-    # Built from a copy: a build leaves folders in its source that a later build would pack.
-    source, wheels = tmp_path / "source", tmp_path / "wheels"
-    unpacked = shutil.ignore_patterns(".*", "build", "*.egg-info", "outputs", "tests", "results")
-    shutil.copytree(project_root, source, ignore=unpacked)
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels), str(source)]
-    subprocess.run(build, check=True, timeout=300)
-    (wheel,) = wheels.glob("*.whl")
-    home = tmp_path / "env"
-    venv.create(home, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True, timeout=300)
-    (site,) = home.glob("lib/python*/site-packages")
-    # The packages it needs are those of this environment; the checkout's own is found only where it lies first.
-    here = next(path for path in sys.path if path.endswith("site-packages"))
-    (site / "needed.pth").write_text(f"{here}\n", encoding="utf-8")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    empty = tmp_path / "empty"
-    empty.mkdir()
+def test_the_wheel_and_the_sdist_hold_infini_alone(built: tuple[Path, Path]) -> None:
+    sdist, wheel = built
+    names = [Path(name) for name in zipfile.ZipFile(wheel).namelist()]
+    assert {name.parts[0].partition("-")[0] for name in names} == {"infini", "infini_attention_suite"}
+    held = {".".join(name.parent.parts) for name in names if name.suffix == ".py"}
+    assert held == packages_of_the_checkout()
+    configuration = {name.relative_to("infini/conf") for name in names if name.suffix == ".yaml"}
+    assert configuration == {path.relative_to(ROOT / "conf") for path in (ROOT / "conf").rglob("*.yaml")}
+    with tarfile.open(sdist) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    assert {"infini", "tasks", "conf", "README.md", "LICENSE", "pyproject.toml"} <= tops
+    assert not {"results", "outputs", "build"} & tops
 
-    def infini(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(home / "bin" / "infini"), *arguments]
-        return subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=300)
 
-    found = [str(home / "bin" / "python"), "-c", "import cli, conf, infini; print(infini.__file__)"]
-    where = subprocess.run(found, cwd=empty, env=environment, capture_output=True, text=True, check=True)
-    assert str(site) in where.stdout
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_wheel_works_beside_modules_of_the_same_names(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """From another folder, with its requirements taken from this environment."""
+    home, elsewhere = tmp_path / "env", tmp_path / "elsewhere"
+    site = environment_with(built[1], home)
+    elsewhere.mkdir()
+    # Only named folders go on the path, so that an editable installation in them is not followed.
+    folders = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "needed.pth").write_text("\n".join(folders), encoding="utf-8")
+    for folder in (site, elsewhere):
+        for name, text in USERS.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    show = "import cli, conf, infini, tasks\nfor module in (cli, conf, tasks, infini): print(module.__file__)"
+    *users, ours = checked(home / "bin" / "python", "-c", show, cwd=elsewhere).splitlines()
+    assert all(Path(path).is_relative_to(elsewhere) for path in users) and Path(ours).is_relative_to(site)
     for arguments, code, said in (
         (["--help"], 0, "infini train task=pg19"),
         (["train", "--help"], 0, "infini_linear"),
         (["train", "model=locl"], 2, "did you mean 'local'"),
         (["train", *TINY, "task.data_dir=synthetic"], 0, "trained"),
-        (["table"], 0, "Infini-Transformer"),
+        (["table"], 0, "published records: not part of the installed package"),
         (["eval", "task.data_dir=synthetic"], 0, "perplexity"),
     ):
-        done = infini(*arguments)
+        done = run(home / "bin" / "infini", *arguments, cwd=elsewhere)
         assert done.returncode == code and said in done.stdout + done.stderr, done
-    assert len(list((empty / "outputs" / "results" / "runs").glob("*.json"))) == 2
+    assert len(list((elsewhere / "outputs" / "results" / "runs").glob("*.json"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_layer_trains_where_torch_and_numpy_are_all_there_is(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """An environment of links to torch, numpy and what torch requires."""
+    home = tmp_path / "env"
+    site = environment_with(built[1], home)
+    for distribution in with_requirements(["torch", "numpy"]).values():
+        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(distribution.locate_file(top))
+    checked(home / "bin" / "python", "-W", "error::UserWarning", "-c", TRAIN_THE_LAYER, cwd=tmp_path)
+
+
+def test_every_package_folder_is_declared() -> None:
+    """setuptools installs the packages that [tool.setuptools] lists, and silently leaves out the others."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    assert sorted(declared) == declared and set(declared) == packages_of_the_checkout()
 
 
 def test_what_is_imported_is_declared(project_root: Path) -> None:

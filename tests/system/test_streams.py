@@ -100,5 +100,6 @@ def test_a_full_disk_below_standard_output_is_one_line_and_work_goes_on(project_
 def test_a_working_folder_that_was_removed_is_one_line(project_root: Path, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = shell("cd gone; rmdir ../gone; $INFINI table; $INFINI --version", project_root, tmp_path)
-    assert done.stderr.count(b"\n") == 1 and done.stderr.startswith(b"infini: error: the working folder no longer exists")
+    said = b"infini: error: the working folder no longer exists"
+    assert done.stderr.count(b"\n") == 1 and done.stderr.startswith(said)
     assert done.returncode == 0 and done.stdout.startswith(b"infini ")
