@@ -1,0 +1,38 @@
+"""Infini-attention inside pretrained language models of transformers.
+
+    from transformers import AutoModelForCausalLM
+    from infini.pretrained.llm import inject
+
+    model = inject(AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B"), segment_length=2048)
+    model.generate(**tokenizer(book, return_tensors="pt"), prefill_chunk_size=8192, max_new_tokens=100)
+    model.save_pretrained("folder")
+
+`inject` gives the layers with global attention a compressive memory; the rest of the model, its saving, its generation
+and its training stay what transformers users know. Importing this module makes saved models known to
+AutoModelForCausalLM: `import infini.pretrained.llm`, then `AutoModelForCausalLM.from_pretrained("folder")`.
+
+Needs transformers: pip install infini-attention-suite[llm].
+"""
+
+from __future__ import annotations
+
+try:
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError("infini.pretrained.llm needs transformers: pip install infini-attention-suite[llm]") from error
+
+from infini.pretrained.llm.cache import InfiniCache
+from infini.pretrained.llm.inject import inject
+from infini.pretrained.llm.saving import model_card
+from infini.pretrained.llm.settings import InfiniSettings, settings_of
+from infini.pretrained.llm.training import GATE_MODULES, parameter_groups
+
+__all__ = [
+    "GATE_MODULES",
+    "InfiniCache",
+    "InfiniSettings",
+    "inject",
+    "model_card",
+    "parameter_groups",
+    "settings_of",
+]

@@ -1,0 +1,555 @@
+"""Infini-attention on queries, keys and values as a family's own attention makes them, before their rotary embedding.
+
+One mechanism for every family. What a family adds (biases, norms, fused projections, scales, soft caps) is done before
+or inside the stock attention kernel that is called here; the mathematics of the memory are `infini.nn.ops`. The memory
+is computed in float32 (float64 in float64), whatever the model's dtype and autocast say.
+
+Rotary positions count within the segment, so scores are the base model's for any two tokens that see each other, and no
+position grows with the document.
+
+Letters: B rows, S segments, N segment length, T tokens, X sinks, H query heads, G key-value heads, K d_key, V d_value,
+R rotary width.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from infini.nn.ops import memory as ops
+from infini.nn.ops.dtypes import state_dtype
+from infini.nn.ops.memory import Memory
+from infini.nn.state import map_state, place_rows, select_rows
+from infini.pretrained.llm.plan import Group, Piece, SingleTokens, pieces
+from infini.pretrained.llm.settings import InfiniSettings
+
+NAME = "infini"
+"""Under which the attention is registered with transformers."""
+
+
+class Window(NamedTuple):
+    """Rotated keys [B, G, N, K] and values [B, G, N, V] of the unfinished segment; beyond the row's slot: anything."""
+
+    k_BGNK: torch.Tensor
+    v_BGNV: torch.Tensor
+
+
+class Before(NamedTuple):
+    """The segment before (window=previous), and the memory of what is older than it.
+
+    k_BGNK, v_BGNV: as this segment sees them. next_k_BGNK: the unfinished segment's keys as the next one will see them.
+    """
+
+    memory: Memory
+    k_BGNK: torch.Tensor
+    v_BGNV: torch.Tensor
+    next_k_BGNK: torch.Tensor
+
+
+class Sinks(NamedTuple):
+    """Rotated keys [B, G, X, K] and values [B, G, X, V] of the document's first tokens (sinks=X)."""
+
+    k_BGXK: torch.Tensor
+    v_BGXV: torch.Tensor
+
+
+class LayerState(NamedTuple):
+    """What a layer carries from call to call: the same size whatever the document's length.
+
+    memory: M and z of all finished segments (Eq. 4 and 5). pending: the same with the unfinished segment's tokens, as
+    both rules read only what was there when the segment began.
+    """
+
+    window: Window
+    memory: Memory
+    pending: Memory
+    before: Before | tuple[()]
+    sinks: Sinks | tuple[()]
+
+
+@dataclass
+class Call:
+    """One forward pass: the work of the host's plan, the state that each layer begins with, and what comes of it."""
+
+    groups: list[Group | SingleTokens]
+    columns: int
+    tables: dict[str | None, tuple[torch.Tensor, torch.Tensor]]
+    """Cosines and sines [positions, R] by layer type."""
+    keep: bool
+    """Whether states are asked for."""
+    states: dict[int, LayerState | None] = field(default_factory=dict)
+    results: dict[int, LayerState] = field(default_factory=dict)
+    written: dict[int, tuple[Layer, torch.Tensor, torch.Tensor]] | None = None
+    """With a dictionary, what each layer wrote (keys before their rotary embedding, values), for a rollback."""
+
+
+@dataclass
+class Layer:
+    """How one layer computes."""
+
+    module: Any
+    settings: InfiniSettings
+    cos_PR: torch.Tensor
+    sin_PR: torch.Tensor
+    kernel_options: dict[str, Any]
+
+    def rotate(
+        self, q_BHTK: torch.Tensor, k_BGTK: torch.Tensor, positions: slice | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both with the family's own rotary embedding; positions: a slice for all rows, or [B, T]."""
+        if not getattr(self.module, "use_rope", True):
+            return q_BHTK, k_BGTK
+        cos, sin = self.cos_PR[positions], self.sin_PR[positions]
+        if isinstance(positions, slice):
+            cos, sin = cos[None], sin[None]
+        return _stock(self.module).apply_rotary_pos_emb(q_BHTK, k_BGTK, cos, sin)  # type: ignore[no-any-return]
+
+    def rotate_keys(self, k_BGTK: torch.Tensor, positions: slice | torch.Tensor) -> torch.Tensor:
+        """As `rotate`, for keys alone."""
+        return self.rotate(k_BGTK[:, :1], k_BGTK, positions)[1]
+
+    def attend(
+        self, q_BHTK: torch.Tensor, k_BGYK: torch.Tensor, v_BGYV: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """A_dot of Eq. 2 by the stock kernel -> [B, H, T, V]. The queries are the last T of the Y keys; mask (bool,
+        true: visible) where a row sees fewer."""
+        T, Y = q_BHTK.shape[2], k_BGYK.shape[2]
+        eager = self.settings.local_attention == "eager"
+        if mask is None and T > 1 and (eager or T < Y):
+            # Without a mask the stock kernel would take the first T keys.
+            mask = torch.ones(T, Y, dtype=torch.bool, device=q_BHTK.device).tril(Y - T)[None, None]
+        if eager and mask is not None:
+            shut = torch.finfo(q_BHTK.dtype).min
+            mask = torch.zeros_like(mask, dtype=q_BHTK.dtype).masked_fill(~mask, shut)
+        a_BTHV, _ = _kernel(self.module, self.settings)(
+            self.module, q_BHTK, k_BGYK, v_BGYV, mask, **self.kernel_options
+        )
+        return a_BTHV.transpose(1, 2)  # type: ignore[no-any-return]
+
+    def mix(
+        self, a_BSHTV: torch.Tensor, q_BSHTK: torch.Tensor, read: Memory, first: torch.Tensor | bool | None
+    ) -> torch.Tensor:
+        """Eq. 3 and 6: what the queries read of the memory [B, S, G, ...], mixed with A_dot by the gate.
+
+        first: true where there is nothing to read yet, broadcastable to [B, S, H, T, 1].
+        """
+        B, S, H, T, K = q_BSHTK.shape
+        G = read.m_BGKV.shape[2]
+        with torch.autocast(q_BSHTK.device.type, enabled=False):
+            # Query head h reads the memory of key-value head h // (H / G): its queries are further rows of a product.
+            sq = ops.sigma(_exact(q_BSHTK).unflatten(2, (G, H // G)).flatten(3, 4))
+            found = ops.retrieve(sq, read.m_BGKV, read.z_BGK)
+            numerator, denominator = (x.unflatten(3, (H // G, T)).flatten(2, 3) for x in found)
+            g = self.module.infini_gate(denominator)
+            if isinstance(first, bool):
+                first = torch.ones((), dtype=torch.bool, device=g.device) if first else None
+            mixed: torch.Tensor = ops.gate(a_BSHTV, numerator, denominator, g, first, self.settings.first_segment)
+        return mixed
+
+    def scan(self, k_BSGNK: torch.Tensor, v_BSGNV: torch.Tensor, before: Memory) -> tuple[Memory, Memory]:
+        """Eq. 4 or 5: the memory that each segment begins with, and the one after the last."""
+        with torch.autocast(k_BSGNK.device.type, enabled=False):
+            return ops.scan(ops.sigma(_exact(k_BSGNK)), _exact(v_BSGNV), before, rule=self.settings.update_rule)
+
+    def add(self, k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, began: Memory, pending: Memory) -> Memory:
+        """`pending` with further tokens of a segment that began with the memory `began`: Eq. 4 or 5, token by token."""
+        with torch.autocast(k_BGTK.device.type, enabled=False):
+            sk, v = ops.sigma(_exact(k_BGTK))[:, None], _exact(v_BGTV)[:, None]
+            if self.settings.update_rule == "delta":
+                numerator, denominator = ops.retrieve(sk, began.m_BGKV[:, None], began.z_BGK[:, None])
+                # From an empty memory 0 / 0 is read, which counts as 0.
+                empty = (began.z_BGK.sum(-1) <= 0)[:, None, :, None, None]
+                v = v - numerator / denominator.masked_fill(empty, 1.0)
+            return ops.scan(sk, v, pending, rule="linear")[1]
+
+
+def _exact(x: torch.Tensor) -> torch.Tensor:
+    return x.to(state_dtype(x.dtype))
+
+
+def _stock(module: Any) -> Any:
+    """The module of transformers that a family's attention class is from."""
+    return sys.modules[getattr(type(module), "family_module", type(module).__module__)]
+
+
+def _kernel(module: Any, settings: InfiniSettings) -> Callable[..., Any]:
+    eager = _stock(module).eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS.get_interface(settings.local_attention, eager)  # type: ignore[no-any-return]
+
+
+def empty_state(k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, settings: InfiniSettings, keep: bool) -> LayerState:
+    """The state of rows that have read nothing; without `keep` no room for what only later calls would need."""
+    B, G, _, K = k_BGTK.shape
+    V, exact = v_BGTV.shape[-1], state_dtype(k_BGTK.dtype)
+
+    def keys(tokens: int) -> torch.Tensor:
+        return k_BGTK.new_zeros(B, G, tokens, K)
+
+    def values(tokens: int) -> torch.Tensor:
+        return v_BGTV.new_zeros(B, G, tokens, V)
+
+    N, X = settings.segment_length, settings.sinks
+    room = N if keep else 0
+    memory = Memory(k_BGTK.new_zeros(B, G, K, V, dtype=exact), k_BGTK.new_zeros(B, G, K, dtype=exact))
+    before = Before(memory, keys(N), values(N), keys(room)) if settings.depth == 2 else ()
+    return LayerState(Window(keys(room), values(room)), memory, memory, before, Sinks(keys(X), values(X)) if X else ())
+
+
+def _writable(buffer: torch.Tensor) -> torch.Tensor:
+    """The buffer itself where nothing else may need what it holds; else a copy."""
+    frozen = buffer.is_inference() and not torch.is_inference_mode_enabled()
+    return buffer.clone() if torch.is_grad_enabled() or frozen else buffer
+
+
+def _write(buffer_BGNK: torch.Tensor, slot: int, x_BGTK: torch.Tensor) -> torch.Tensor:
+    buffer_BGNK = _writable(buffer_BGNK)
+    buffer_BGNK[:, :, slot : slot + x_BGTK.shape[2]] = x_BGTK.to(buffer_BGNK.dtype)
+    return buffer_BGNK
+
+
+def _next_segment(state: LayerState) -> LayerState:
+    """The state at a boundary: what was pending is the memory, the finished segment is the one before."""
+    before, window = state.before, state.window
+    if before:
+        # The older buffers are taken over to be written next.
+        fresh = Before(state.memory, before.next_k_BGNK, window.v_BGNV, before.k_BGNK)
+        before, window = fresh, Window(window.k_BGNK, before.v_BGNV)
+    return state._replace(window=window, memory=state.pending, before=before)
+
+
+def _with_new_sinks(
+    layer: Layer, state: LayerState, slot: int, k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, keep: bool
+) -> LayerState:
+    """The state with the sinks among the tokens of a document's first segment, from `slot` on."""
+    n = min(layer.settings.sinks - slot, k_BGTK.shape[2])
+    if not state.sinks or n <= 0:
+        return state
+    k = layer.rotate_keys(k_BGTK[:, :, :n], slice(slot, slot + n))
+    v = v_BGTV[:, :, :n]
+    if keep:
+        k, v = (_write(old, slot, new) for old, new in zip(state.sinks, (k, v), strict=True))
+    return state._replace(sinks=Sinks(k, v))
+
+
+def _whole_segments(
+    layer: Layer,
+    q_BHTK: torch.Tensor | None,
+    k_BGTK: torch.Tensor,
+    v_BGTV: torch.Tensor,
+    state: LayerState,
+    piece: Piece,
+    keep: bool,
+) -> tuple[torch.Tensor | None, LayerState]:
+    """`piece.whole` segments at once, folded into the rows -> [B, H, T, V] and the state behind them."""
+    settings = layer.settings
+    S, N, depth = piece.whole, settings.segment_length, settings.depth
+    if piece.segment == 0:
+        state = _with_new_sinks(layer, state, 0, k_BGTK, v_BGTV, keep)
+    k_BSGNK, v_BSGNV = (x.unflatten(2, (S, N)).transpose(1, 2) for x in (k_BGTK, v_BGTV))
+    began, last = layer.scan(k_BSGNK, v_BSGNV, state.memory)
+    read, before = began, state.before
+    k_before_BSGNK, v_before_BSGNV = k_BSGNK, v_BSGNV
+    if before:
+        seen = layer.rotate_keys(k_BSGNK.flatten(0, 1), slice(settings.sinks, settings.sinks + N))
+        seen_BSGNK = seen.unflatten(0, (-1, S))
+        k_before_BSGNK, v_before_BSGNV = (
+            _shifted(old, new) for old, new in ((before.k_BGNK, seen_BSGNK), (before.v_BGNV, v_BSGNV))
+        )
+        read = map_state(_shifted, before.memory, began)
+        next_k = before.next_k_BGNK
+        # Copies: a view would keep what all segments hold.
+        before = Before(map_state(_last, began), _last(seen_BSGNK), _last(v_BSGNV), next_k)
+    a_BHTV = None
+    if q_BHTK is not None:
+        q_BSHNK = q_BHTK.unflatten(2, (S, N)).transpose(1, 2)
+        own = slice(settings.own_position, settings.own_position + N)
+        q, k = layer.rotate(q_BSHNK.flatten(0, 1), k_BSGNK.flatten(0, 1), own)
+        keys, values = [k], [v_BSGNV.flatten(0, 1)]
+        if before and piece.segment >= 1:
+            keys.insert(0, k_before_BSGNK.flatten(0, 1))
+            values.insert(0, v_before_BSGNV.flatten(0, 1))
+        if state.sinks and piece.segment >= depth:
+            keys.insert(0, state.sinks.k_BGXK.repeat_interleave(S, 0))
+            values.insert(0, state.sinks.v_BGXV.repeat_interleave(S, 0))
+        a_BSHNV = layer.attend(q, _joined(keys), _joined(values), None).unflatten(0, (-1, S))
+        first_S = torch.arange(piece.segment, piece.segment + S, device=q.device) < depth
+        a_BSHNV = layer.mix(a_BSHNV, q_BSHNK, read, first_S[:, None, None, None])
+        a_BHTV = a_BSHNV.transpose(1, 2).flatten(2, 3)
+    return a_BHTV, state._replace(memory=last, pending=last, before=before)
+
+
+def _shifted(before: torch.Tensor, x_BS: torch.Tensor) -> torch.Tensor:
+    """What was there before each segment: x of the one before it, `before` for the first."""
+    return torch.cat([before[:, None].to(x_BS.dtype), x_BS[:, :-1]], 1)
+
+
+def _last(x_BS: torch.Tensor) -> torch.Tensor:
+    return x_BS[:, -1].clone()
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([part.to(parts[-1].dtype) for part in parts], 2)
+
+
+def _part_of_a_segment(
+    layer: Layer,
+    q_BHTK: torch.Tensor | None,
+    k_BGTK: torch.Tensor,
+    v_BGTV: torch.Tensor,
+    state: LayerState,
+    piece: Piece,
+    keep: bool,
+) -> tuple[torch.Tensor | None, LayerState]:
+    """Tokens of one segment from `piece.slot` on, at the same place for all rows -> [B, H, T, V] and the state."""
+    settings = layer.settings
+    slot, stop = piece.slot, piece.slot + k_BGTK.shape[2]
+    if piece.segment == 0:
+        state = _with_new_sinks(layer, state, slot, k_BGTK, v_BGTV, keep)
+    own = slice(settings.own_position + slot, settings.own_position + stop)
+    q_own, k_own = layer.rotate(k_BGTK[:, :1] if q_BHTK is None else q_BHTK, k_BGTK, own)
+    before, window = state.before, state.window
+    k_seen, v_seen = k_own, v_BGTV
+    if keep:
+        window = Window(_write(window.k_BGNK, slot, k_own), _write(window.v_BGNV, slot, v_BGTV))
+        k_seen, v_seen = (x[:, :, :stop] for x in window)
+        if before:
+            seen = layer.rotate_keys(k_BGTK, slice(settings.sinks + slot, settings.sinks + stop))
+            before = before._replace(next_k_BGNK=_write(before.next_k_BGNK, slot, seen))
+    a_BHTV = None
+    if q_BHTK is not None:
+        keys, values = [k_seen], [v_seen]
+        if before and piece.segment >= 1:
+            keys.insert(0, before.k_BGNK)
+            values.insert(0, before.v_BGNV)
+        if state.sinks and piece.segment >= settings.depth:
+            keys.insert(0, state.sinks.k_BGXK)
+            values.insert(0, state.sinks.v_BGXV)
+        a = layer.attend(q_own, _joined(keys), _joined(values), None)[:, None]
+        read = map_state(lambda x: x[:, None], before.memory if before else state.memory)
+        a_BHTV = layer.mix(a, q_BHTK[:, None], read, piece.segment < settings.depth)[:, 0]
+    if slot == 0:
+        pending = layer.scan(k_BGTK[:, None], v_BGTV[:, None], state.memory)[1]
+    else:
+        pending = layer.add(k_BGTK, v_BGTV, state.memory, state.pending)
+    state = state._replace(window=window, pending=pending, before=before)
+    return a_BHTV, _next_segment(state) if stop == settings.segment_length else state
+
+
+def _attend_group(
+    layer: Layer,
+    q_BHTK: torch.Tensor | None,
+    k_BGTK: torch.Tensor,
+    v_BGTV: torch.Tensor,
+    state: LayerState,
+    group: Group,
+    keep: bool,
+) -> tuple[torch.Tensor | None, LayerState]:
+    settings, outputs = layer.settings, []
+    alike = settings.depth == 1 and not settings.sinks
+    for piece in pieces(group, settings.segment_length, settings.depth, alike):
+        span = slice(piece.start, piece.stop)
+        q = None if q_BHTK is None else q_BHTK[:, :, span]
+        step = _whole_segments if piece.whole else _part_of_a_segment
+        a, state = step(layer, q, k_BGTK[:, :, span], v_BGTV[:, :, span], state, piece, keep)
+        outputs.append(a)
+    if q_BHTK is None:
+        return None, state
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)), state  # type: ignore[arg-type]
+
+
+def _attend_single(
+    layer: Layer,
+    q_BH1K: torch.Tensor | None,
+    k_BG1K: torch.Tensor,
+    v_BG1V: torch.Tensor,
+    state: LayerState,
+    rows: SingleTokens,
+    keep: bool,
+) -> tuple[torch.Tensor | None, LayerState]:
+    """One token a row, each at a place of its own -> [B, H, 1, V] and the state."""
+    settings, device = layer.settings, k_BG1K.device
+    N, X, depth = settings.segment_length, settings.sinks, settings.depth
+    slot_B, segment_B = (torch.tensor(x, device=device) for x in (rows.slots, rows.segments))
+    row_B = torch.arange(len(rows.slots), device=device)
+    most = max(rows.slots) + 1
+
+    def put(buffer: torch.Tensor, x_BG1K: torch.Tensor, at: torch.Tensor = row_B) -> torch.Tensor:
+        buffer = _writable(buffer)
+        buffer[at, :, slot_B[at]] = x_BG1K[at, :, 0].to(buffer.dtype)
+        return buffer
+
+    places = enumerate(zip(rows.slots, rows.segments, strict=True))
+    early = [i for i, (slot, segment) in places if segment == 0 and slot < X]
+    if early:
+        at = torch.tensor(early, device=device)
+        k_sink = layer.rotate_keys(k_BG1K, slot_B[:, None].clamp(max=X - 1))
+        state = state._replace(sinks=Sinks(put(state.sinks[0], k_sink, at), put(state.sinks[1], v_BG1V, at)))
+    own_B1 = settings.own_position + slot_B[:, None]
+    q_own, k_own = layer.rotate(k_BG1K[:, :1] if q_BH1K is None else q_BH1K, k_BG1K, own_B1)
+    window = Window(put(state.window.k_BGNK, k_own), put(state.window.v_BGNV, v_BG1V))
+    before = state.before
+    if before:
+        seen = layer.rotate_keys(k_BG1K, X + slot_B[:, None])
+        before = before._replace(next_k_BGNK=put(before.next_k_BGNK, seen))
+    a_BH1V = None
+    if q_BH1K is not None:
+        keys, values = [window.k_BGNK[:, :, :most]], [window.v_BGNV[:, :, :most]]
+        visible = [torch.arange(most, device=device) <= slot_B[:, None]]
+        if before:
+            keys.insert(0, before.k_BGNK)
+            values.insert(0, before.v_BGNV)
+            visible.insert(0, (segment_B >= 1)[:, None].expand(-1, N))
+        if state.sinks:
+            keys.insert(0, state.sinks.k_BGXK)
+            values.insert(0, state.sinks.v_BGXV)
+            visible.insert(0, (segment_B >= depth)[:, None].expand(-1, X))
+        mask = torch.cat(visible, 1)[:, None, None]
+        a = layer.attend(q_own, _joined(keys), _joined(values), mask)[:, None]
+        read = map_state(lambda x: x[:, None], before.memory if before else state.memory)
+        first_B = segment_B < depth
+        a_BH1V = layer.mix(a, q_BH1K[:, None], read, first_B.view(-1, 1, 1, 1, 1))[:, 0]
+    pending = layer.add(k_BG1K, v_BG1V, state.memory, state.pending)
+    state = state._replace(window=window, pending=pending, before=before)
+    finished = [i for i, slot in enumerate(rows.slots) if slot + 1 == N]
+    if finished:
+        at = torch.tensor(finished, device=device)
+        state = place_rows(state, at, _next_segment(select_rows(state, at)))
+    return a_BH1V, state
+
+
+def _attend_rows(
+    layer: Layer,
+    q: torch.Tensor | None,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: LayerState,
+    group: Group | SingleTokens,
+    keep: bool,
+) -> tuple[torch.Tensor | None, LayerState]:
+    if isinstance(group, Group):
+        return _attend_group(layer, q, k, v, state, group, keep)
+    return _attend_single(layer, q, k, v, state, group, keep)
+
+
+def attend(
+    layer: Layer,
+    q_BHTK: torch.Tensor | None,
+    k_BGTK: torch.Tensor,
+    v_BGTV: torch.Tensor,
+    state: LayerState | None,
+    groups: list[Group | SingleTokens],
+    keep: bool,
+) -> tuple[torch.Tensor | None, LayerState]:
+    """A of Eq. 6 for all rows [B, H, T, V], 0 at padding, and the state after them.
+
+    q None: only the state is wanted. state None: the rows have read nothing.
+    """
+    if state is None:
+        state = empty_state(k_BGTK, v_BGTV, layer.settings, keep)
+    if len(groups) == 1 and groups[0].everything:
+        return _attend_rows(layer, q_BHTK, k_BGTK, v_BGTV, state, groups[0], keep)
+    a_BHTV = None if q_BHTK is None else q_BHTK.new_zeros(*q_BHTK.shape[:-1], v_BGTV.shape[-1])
+    for group in groups:
+        at = torch.tensor(group.rows, device=k_BGTK.device)
+        tokens = group.tokens if isinstance(group, Group) else 1
+        span = slice(group.start, group.start + tokens)
+        q, k, v = (None if x is None else x[at][:, :, span] for x in (q_BHTK, k_BGTK, v_BGTV))
+        a, part = _attend_rows(layer, q, k, v, select_rows(state, at), group, keep)  # type: ignore[arg-type]
+        if keep:
+            state = place_rows(state, at, part)
+        if a_BHTV is not None and a is not None:
+            before, after = a_BHTV[at][:, :, : span.start], a_BHTV[at][:, :, span.stop :]
+            a_BHTV = a_BHTV.index_copy(0, at, torch.cat([before, a.to(a_BHTV.dtype), after], 2))
+    return a_BHTV, state
+
+
+class InfiniGate(nn.Module):
+    """beta [H], float32: sigmoid(beta) is the weight of the memory, one a query head (Eq. 6).
+
+    A module and not a bare parameter, so that peft's modules_to_save can name it. Casting the model leaves it in
+    float32: in bfloat16 an optimizer's steps would be rounded away.
+    """
+
+    def __init__(self, n_heads: int, gate_init: float, device: torch.device) -> None:
+        super().__init__()
+        self.gate_init = gate_init
+        self.beta = nn.Parameter(torch.full((n_heads,), float(gate_init), dtype=torch.float32, device=device))
+
+    def forward(self, like: torch.Tensor) -> torch.Tensor:
+        """sigmoid(beta) [H, 1, 1], on the device and in the dtype of `like`."""
+        return torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        def kept(x: torch.Tensor) -> torch.Tensor:
+            moved: torch.Tensor = fn(x)
+            narrow = moved.dtype in (torch.bfloat16, torch.float16)
+            return x.to(moved.device) if narrow else moved
+
+        return super()._apply(kept, recurse)
+
+
+def infini_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    infini: Call | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers calls: query [B, H, T, K], key [B, G, T, K], value [B, G, T, V] ->
+    [B, T, H, V]. Layers without a gate run their own kernel."""
+    if not hasattr(module, "infini_gate"):
+        stock = _kernel(module, module.infini_settings)
+        return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)  # type: ignore[no-any-return]
+    if infini is None:
+        raise RuntimeError("a layer with a memory was called outside of its model's forward")
+    kinds = [name for name in (getattr(module, "layer_type", None), None) if name in infini.tables]
+    cos_PR, sin_PR = (x.to(query.device) for x in infini.tables[kinds[0]])
+    kernel_options = {"scaling": scaling, "dropout": dropout}
+    kernel_options |= {name: options[name] for name in ("softcap",) if options.get(name) is not None}
+    layer = Layer(module, module.infini_settings, cos_PR, sin_PR, kernel_options)
+    index = module.layer_idx
+    a, state = attend(layer, query, key, value, infini.states.get(index), infini.groups, infini.keep)
+    assert a is not None
+    if infini.keep:
+        infini.results[index] = state
+    if infini.written is not None:
+        infini.written[index] = (layer, key, value)
+    return a.transpose(1, 2), None
+
+
+def infini_mask(*args: Any, **options: Any) -> Any:
+    """The mask function that transformers calls: what a stock layer's kernel wants; nothing where no layer asks, as the
+    plan is made from the model's own attention_mask."""
+    config = options["config"]
+    sliding = options.get("local_size") is not None
+    if ("sliding" if sliding else "full") not in kinds_without_memory(config):
+        return None
+    return ALL_MASK_ATTENTION_FUNCTIONS[config.infini["local_attention"]](*args, **options)
+
+
+def kinds_without_memory(config: Any) -> set[str]:
+    """Of the layers without a memory: "sliding" and "full"."""
+    types = layer_types(config)
+    left = set(range(len(types))) - set(config.infini["layers"])
+    return {"sliding" if types[i] == "sliding_attention" else "full" for i in left}
+
+
+def layer_types(config: Any) -> list[str]:
+    """Of each layer: full_attention, sliding_attention, or another name of transformers."""
+    return list(get_layer_types_and_kwargs(config)[0])
+
+
+AttentionInterface.register(NAME, infini_attention)
+AttentionMaskInterface.register(NAME, infini_mask)

@@ -1,0 +1,452 @@
+"""What an injected model carries from call to call: bounded, whatever the document's length.
+
+`generate()` and `model(..., use_cache=True)` make one. A book is read once and asked many times:
+
+    cache = InfiniCache(model.config)
+    model.generate(book, past_key_values=cache, max_new_tokens=1)
+    cache.save("book.safetensors")
+    cache = InfiniCache.load("book.safetensors", model)
+    model.generate(**cache.inputs(question), max_new_tokens=100)     # on a fork: the cache stays as it was
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.cache_utils import (
+    DYNAMIC_LAYER_TYPE_MAPPING,
+    Cache,
+    CacheLayerMixin,
+    get_layer_types_and_kwargs,
+)
+
+from infini.errors import InputError
+from infini.nn.state import detach, filled, fork, map_state, move, select_rows, state_bytes, stored_leaves
+from infini.nn.tensor_file import read_tensors, write_tensors
+from infini.pretrained.llm.attention import Call, Layer, LayerState, attend, empty_state
+from infini.pretrained.llm.plan import group_rows, spans
+from infini.pretrained.llm.settings import InfiniSettings, settings_of
+
+ROLLBACK = 1024
+"""Columns that `crop` can always take back while past recording is on (assisted decoding drafts a few dozen)."""
+FORMAT = "infini-cache-1"
+
+
+class InfiniLayer(CacheLayerMixin):
+    """One layer with a memory; its state is written by the model's attention, never by `update`."""
+
+    is_sliding = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: LayerState | None = None
+        self.columns = 0
+        self.record_past = False
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise InputError("an InfiniCache is written by an injected model: use model.generate or model.forward")
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Not for such a layer: its keys and values are no growing list."""
+        self.lazy_initialization(key_states, value_states)
+
+    def get_seq_length(self) -> int:
+        """Columns read so far, padding included: what `generate` counts."""
+        return self.columns
+
+    def get_max_length(self) -> int:
+        """-1: no limit."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(columns with the next call's, 0)."""
+        return self.columns + query_length, 0
+
+    def map(self, function: Callable[[Any], Any]) -> None:
+        """Replace the state by function(state), where there is one."""
+        if self.state is not None:
+            self.state = function(self.state)
+
+    def activate_past_recording(self) -> None:
+        """See InfiniCache."""
+        self.record_past = True
+
+    def reset(self) -> None:
+        """Nothing read."""
+        self.state, self.columns, self.is_initialized = None, 0, False
+
+    def offload(self) -> None:
+        """Not needed: the state is small."""
+
+    def prefetch(self) -> None:
+        """Not needed: the state is small."""
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """The rows named, in that order."""
+        self.map(lambda state: select_rows(state, beam_idx))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """The rows named, by index or by a mask."""
+        self.map(lambda state: select_rows(state, indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row so many times, side by side."""
+        self.map(lambda state: map_state(lambda leaf: leaf.repeat_interleave(repeats, 0), state))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """InfiniCache.crop does it for all layers with a memory at once."""
+
+
+@dataclass
+class _Written:
+    """One call's keys and values, of every layer with a memory, as they came."""
+
+    columns: int
+    mask_BT: torch.Tensor | None
+    layers: dict[int, tuple[Layer, torch.Tensor, torch.Tensor]]
+
+    def split(self, columns: int) -> tuple[_Written, _Written]:
+        def cut(span: slice) -> _Written:
+            # Copies, so that what is given up is freed.
+            mask = None if self.mask_BT is None else self.mask_BT[:, span]
+            layers = {i: (layer, k[:, :, span].clone(), v[:, :, span].clone()) for i, (layer, k, v) in self.layers.items()}
+            length = len(range(self.columns)[span])
+            return _Written(length, mask, layers)
+
+        return cut(slice(None, columns)), cut(slice(columns, None))
+
+
+@dataclass
+class _Past:
+    """The state at the last crop, and what was written since."""
+
+    states: dict[int, LayerState | None]
+    lengths: list[int]
+    leads: list[int]
+    columns: int
+    calls: list[_Written] = field(default_factory=list)
+
+    @property
+    def recorded(self) -> int:
+        return sum(call.columns for call in self.calls)
+
+    def advance(self, columns: int, settings: InfiniSettings) -> None:
+        """Write the oldest `columns` recorded columns into the state."""
+        while columns:
+            call = self.calls.pop(0)
+            if call.columns > columns:
+                call, rest = call.split(columns)
+                self.calls.insert(0, rest)
+            starts, counts = spans(call.mask_BT, len(self.lengths), call.columns)
+            N, depth = settings.segment_length, settings.depth
+            groups = group_rows(self.lengths, starts, counts, call.columns, N, depth)
+            with torch.no_grad():
+                for i, (layer, k, v) in call.layers.items():
+                    self.states[i] = attend(layer, None, k, v, self.states[i], groups, keep=True)[1]
+            self.lengths, self.leads = _counted(self.lengths, self.leads, starts, counts, call.columns)
+            self.columns += call.columns
+            columns -= call.columns
+
+
+def _counted(
+    lengths: list[int], leads: list[int], starts: list[int], counts: list[int], columns: int
+) -> tuple[list[int], list[int]]:
+    """(real tokens, columns of padding before the first) of each row after a call."""
+    leads = [
+        lead if length else lead + (start if count else columns)
+        for length, lead, start, count in zip(lengths, leads, starts, counts, strict=True)
+    ]
+    return [length + count for length, count in zip(lengths, counts, strict=True)], leads
+
+
+class InfiniCache(Cache):
+    """The cache of an injected model: for layers with a memory a state of fixed size, for others the base's own cache.
+
+    config: of the model, or the model. A layer's state is the window of the unfinished segment, M and z (and what the
+    options `window=previous` and `sinks` keep). Where all layers have a memory, or the others slide, the bytes do not
+    grow with the document.
+    """
+
+    def __init__(self, config: Any) -> None:
+        config = getattr(config, "config", config)
+        self.settings = settings_of(config)
+        self.model_type: str = config.model_type
+        types, options = get_layer_types_and_kwargs(config)
+        super().__init__(
+            layers=[
+                InfiniLayer() if i in self.settings.layers else DYNAMIC_LAYER_TYPE_MAPPING[kind](**option)
+                for i, (kind, option) in enumerate(zip(types, options, strict=True))
+            ]
+        )
+        self.lengths: list[int] = []
+        """Real tokens that each row has read."""
+        self._leads: list[int] = []
+        self._past: _Past | None = None
+        self._recording = False
+
+    @property
+    def memory_layers(self) -> dict[int, InfiniLayer]:
+        """The layers with a memory, by index."""
+        return {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, InfiniLayer)}
+
+    @property
+    def columns(self) -> int:
+        """Columns of all calls so far, padding included."""
+        return next(iter(self.memory_layers.values())).columns
+
+    @property
+    def batch_size(self) -> int:
+        """Rows; -1 before the first call."""
+        return len(self.lengths) or -1
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns of all calls so far, padding included: what `generate` counts."""
+        return self.columns
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        total = sum(state_bytes(layer.state) for layer in self.memory_layers.values() if layer.state is not None)
+        return total + sum(tensor.nbytes for _, tensor in self._stock_tensors())
+
+    # What the model does with it.
+
+    def begin(self, call: Call, batch: int) -> None:
+        """Give a call the states that it goes on from."""
+        call.states = {i: layer.state for i, layer in self.memory_layers.items()}
+        if not self.lengths:
+            self.lengths, self._leads = [0] * batch, [0] * batch
+        if self._recording:
+            call.written = {}
+            if self._past is None:
+                states = {i: None if s is None else fork(s) for i, s in call.states.items()}
+                self._past = _Past(states, list(self.lengths), list(self._leads), self.columns)
+
+    def commit(self, call: Call, starts: list[int], counts: list[int], mask_BT: torch.Tensor | None) -> None:
+        """Take what a call left."""
+        self.lengths, self._leads = _counted(self.lengths, self._leads, starts, counts, call.columns)
+        for i, layer in self.memory_layers.items():
+            layer.state, layer.is_initialized = call.results.pop(i, layer.state), True
+            layer.columns += call.columns
+        if call.written is not None and self._past is not None:
+            self._past.calls.append(_Written(call.columns, mask_BT, call.written))
+            if self._past.recorded > 2 * ROLLBACK:
+                self._past.advance(self._past.recorded - ROLLBACK, self.settings)
+
+    # What generate() does with it.
+
+    def activate_past_recording(self) -> None:
+        """Remember what is written from now on, so that `crop` can take it back (assisted decoding asks for it)."""
+        super().activate_past_recording()
+        self._recording = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last -tokens_to_remove columns; 0 settles what was recorded.
+
+        A memory cannot be unwritten: the state at the last crop is taken and what stays is written again. Raises
+        InputError for a positive number, without past recording, or beyond the last crop or ROLLBACK columns.
+        """
+        if tokens_to_remove > 0:
+            raise InputError(f"crop({tokens_to_remove}): pass a negative number, the columns to take back")
+        if not self._is_recording() and tokens_to_remove:
+            raise InputError("crop: call activate_past_recording() before the tokens that are to be taken back are read")
+        super().crop(tokens_to_remove)
+        past, self._past = self._past, None
+        if not tokens_to_remove or past is None:
+            return
+        kept = past.recorded + tokens_to_remove
+        if kept < 0:
+            raise InputError(f"crop({tokens_to_remove}): {past.recorded} columns were recorded, which is the most")
+        past.advance(kept, self.settings)
+        self.lengths, self._leads = past.lengths, past.leads
+        for i, layer in self.memory_layers.items():
+            layer.state, layer.columns = past.states[i], past.columns
+
+    def _is_recording(self) -> bool:
+        # generate() switches a layer's recording off when it gives the cache back.
+        self._recording = self._recording and all(layer.record_past for layer in self.memory_layers.values())
+        return self._recording
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """The rows named, in that order (beam search)."""
+        super().reorder_cache(beam_idx)
+        self._pick(beam_idx.tolist())
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """The rows named, by index or by a mask."""
+        super().batch_select_indices(indices)
+        self._pick(indices.nonzero()[:, 0].tolist() if indices.dtype == torch.bool else indices.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row so many times, side by side."""
+        super().batch_repeat_interleave(repeats)
+        self._pick([row for row in range(len(self.lengths)) for _ in range(repeats)])
+
+    def _pick(self, rows: list[int]) -> None:
+        if self.lengths:
+            self.lengths, self._leads = ([x[row] for row in rows] for x in (self.lengths, self._leads))
+        self._past = None
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.lengths, self._leads, self._past = [], [], None
+
+    # What a user does with it.
+
+    def fork(self, repeats: int = 1) -> InfiniCache:
+        """A copy that shares nothing, every row `repeats` times: for several questions about one text."""
+        if repeats < 1:
+            raise InputError(f"repeats={repeats}: must be at least 1")
+        other = copy.copy(self)
+        other._past, other._recording = None, False
+        other.layers = [copy.copy(layer) for layer in self.layers]
+        for layer in other.layers:
+            layer.record_past = False
+            if isinstance(layer, InfiniLayer):
+                layer.map(fork)
+            elif layer.is_initialized:
+                layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+        other.lengths, other._leads = list(self.lengths), list(self._leads)
+        if repeats > 1:
+            other.batch_repeat_interleave(repeats)
+        return other
+
+    def detach(self) -> InfiniCache:
+        """Without history, in place: between training sequences, where gradients are to end. Returns itself."""
+        return self._map(detach)
+
+    def to(self, device: torch.device | str) -> InfiniCache:
+        """On another device, in place. Returns itself."""
+        return self._map(lambda tree: move(tree, device))
+
+    def _map(self, function: Callable[[Any], Any]) -> InfiniCache:
+        for layer in self.layers:
+            if isinstance(layer, InfiniLayer):
+                layer.map(function)
+            elif layer.is_initialized:
+                layer.keys, layer.values = function((layer.keys, layer.values))
+                layer.device = layer.keys.device
+        self._past = None
+        return self
+
+    def inputs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:
+        """What `generate` takes to go on with `input_ids` [B, T], the new tokens alone, on a fork of this cache.
+
+        attention_mask [B, T]: 0 is padding. B rows: as many as were read, or a multiple of them, side by side.
+        """
+        rows, new = input_ids.shape
+        if not self.lengths or rows % len(self.lengths):
+            raise InputError(
+                f"input_ids has {rows} rows, the cache {len(self.lengths)}: pass as many, or so many questions for each"
+            )
+        if any(lead + length != self.columns for lead, length in zip(self._leads, self.lengths, strict=True)):
+            raise InputError("the cache has padding behind a row's first token: pass attention_mask for all columns")
+        cache = self.fork(rows // len(self.lengths))
+        lead_B = torch.tensor(cache._leads, device=input_ids.device)
+        read_BC = (torch.arange(self.columns, device=input_ids.device) >= lead_B[:, None]).to(torch.long)
+        mask = input_ids.new_ones(rows, new) if attention_mask is None else attention_mask.to(read_BC)
+        return {
+            "input_ids": input_ids,
+            "attention_mask": torch.cat([read_BC, mask], 1),
+            "past_key_values": cache,
+        }
+
+    # Files.
+
+    def _stock_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (f"{i}.{name}", getattr(layer, name))
+            for i, layer in enumerate(self.layers)
+            if not isinstance(layer, InfiniLayer) and layer.is_initialized
+            for name in ("keys", "values")
+        ]
+
+    def _described(self) -> dict[str, Any]:
+        """What another cache must be equal in to take this one's tensors."""
+        s = self.settings
+        return {
+            "model_type": self.model_type,
+            "n_layers": len(self.layers),
+            "segment_length": s.segment_length,
+            "update_rule": s.update_rule,
+            "layers": list(s.layers),
+            "window": s.window,
+            "sinks": s.sinks,
+            "base": s.base,
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to one safetensors file, whole or not at all. InputError for a cache that read nothing."""
+        if not self.lengths:
+            raise InputError("the cache is empty: nothing to save")
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self._stock_tensors()}
+        for i, layer in self.memory_layers.items():
+            assert layer.state is not None
+            # Clones: at a boundary `memory` and `pending` are one tensor, which a file cannot hold twice.
+            tensors |= {name: leaf.clone() for name, leaf in stored_leaves(layer.state, f"{i}.").items()}
+        about = {
+            "format": FORMAT,
+            "model": json.dumps(self._described()),
+            "lengths": json.dumps(self.lengths),
+            "leads": json.dumps(self._leads),
+            "columns": str(self.columns),
+        }
+        write_tensors(Path(path), tensors, about)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Any, device: torch.device | str | None = None) -> InfiniCache:
+        """What `save` wrote, for the model (or its config) that it was made by.
+
+        device: where to; without one, each layer's own device. InputError where the file is damaged or another model's.
+        The weights are not compared: a cache read by other weights of the same base is garbage.
+        """
+        try:
+            tensors, about = read_tensors(Path(path))
+        except ValueError as error:
+            raise InputError(f"{path}: {error}") from error
+        if about.get("format") != FORMAT:
+            raise InputError(f"{path}: format={about.get('format')!r} is not {FORMAT!r}, a saved InfiniCache")
+        cache = cls(model)
+        stored, own = json.loads(about["model"]), cache._described()
+        for key, value in own.items():
+            if stored.get(key) != value:
+                raise InputError(f"{path}: was saved with {key}={stored.get(key)!r}, the model has {key}={value!r}")
+        cache.lengths, cache._leads = json.loads(about["lengths"]), json.loads(about["leads"])
+        columns = int(about["columns"])
+        places = _layer_devices(model)
+        for i, layer in enumerate(cache.layers):
+            place = torch.device(device) if device is not None else places.get(i, torch.device("cpu"))
+            if isinstance(layer, InfiniLayer):
+                layer.columns, layer.is_initialized = columns, True
+                layer.state = _state_from(tensors, i, cache.settings, place)
+            elif f"{i}.keys" in tensors:
+                keys, values = (tensors[f"{i}.{name}"].to(place) for name in ("keys", "values"))
+                layer.lazy_initialization(keys, values)
+                layer.keys, layer.values = keys, values
+                if hasattr(layer, "cumulative_length"):
+                    layer.cumulative_length = columns
+        return cache
+
+
+def _state_from(
+    tensors: dict[str, torch.Tensor], index: int, settings: InfiniSettings, device: torch.device
+) -> LayerState:
+    prefix = f"{index}."
+    k, v = (tensors[f"{prefix}window.{name}"] for name in ("k_BGNK", "v_BGNV"))
+    like = empty_state(k.to(device), v.to(device), settings, keep=True)
+    return filled(like, {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}, prefix)
+
+
+def _layer_devices(model: Any) -> dict[int, torch.device]:
+    """The device of each layer's weights; empty for a config."""
+    inner = getattr(getattr(model, "model", None), "layers", [])
+    found = {i: next(layer.parameters()).device for i, layer in enumerate(inner)}
+    return {i: device for i, device in found.items() if device.type != "meta"}

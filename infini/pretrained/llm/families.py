@@ -1,0 +1,87 @@
+"""The families that can be injected, and why others cannot.
+
+Each has a model class and a config of its own, with a model_type of its own, registered with transformers: an injected
+checkpoint is never taken for its base.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from infini.errors import InputError, did_you_mean
+from infini.pretrained.llm.modeling import CausalLMMixin
+
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "SmolLM3", "Olmo2", "Phi3")
+"""As transformers names them, without ForCausalLM."""
+
+_REFUSED = {
+    "GptOssForCausalLM": "its attention sinks are parameters of the softmax, which the memory's gate does not know",
+    "Gemma3ForConditionalGeneration": "it is multimodal; load its text model as Gemma3ForCausalLM",
+    "MambaForCausalLM": "it has no attention",
+}
+
+CLASSES: dict[str, tuple[type, type]] = {}
+"""By the name of the stock class: (config class, model class)."""
+
+
+def _make(family: str) -> None:
+    stock: Any = getattr(transformers, f"{family}ForCausalLM")
+    stock_config = stock.config_class
+    config_class: Any = type(
+        f"Infini{stock_config.__name__}",
+        (stock_config,),
+        {
+            "__module__": __name__,
+            "__doc__": f"{stock_config.__name__} with the settings of its memory (`infini`).",
+            "__annotations__": {"infini": "dict | None"},
+            "infini": None,
+            "model_type": f"infini_{stock_config.model_type}",
+            "register_for_auto_class": classmethod(lambda cls, auto_class=None: None),
+        },
+    )
+    model_class: Any = type(
+        f"Infini{stock.__name__}",
+        (CausalLMMixin, stock),
+        {
+            "__module__": __name__,
+            "__doc__": f"{stock.__name__} with Infini-attention; made by `inject` or from_pretrained.",
+            "__annotations__": {"config": config_class},
+            "config_class": config_class,
+        },
+    )
+    for made in (config_class, model_class):
+        globals()[made.__name__] = made
+    AutoConfig.register(config_class.model_type, config_class)
+    AutoModelForCausalLM.register(config_class, model_class)
+    CLASSES[stock.__name__] = config_class, model_class
+
+
+for _family in FAMILIES:
+    _make(_family)
+
+
+def classes_for(model: Any) -> tuple[Any, Any]:
+    """(config class, model class) of an injected model of this family; InputError where there is none, saying why."""
+    name = type(model).__name__
+    known = f"these can be injected: {', '.join(CLASSES)}"
+    if hasattr(model, "peft_config") or name.startswith("Peft"):
+        raise InputError(f"{name}: inject the base model first, then give it to peft")
+    if name in CLASSES and type(model).__module__.startswith("transformers."):
+        if getattr(model.config, "use_bidirectional_attention", False) or not getattr(model.config, "is_causal", True):
+            raise InputError(f"{name}: its attention is bidirectional; a memory needs a causal model")
+        return CLASSES[name]
+    if isinstance(model, CausalLMMixin):
+        raise InputError(f"{name}: has a memory already; load the base to inject it otherwise")
+    reason = _REFUSED.get(name)
+    if reason is None and getattr(getattr(model, "config", None), "vision_config", None) is not None:
+        reason = "it is multimodal"
+    if reason is None:
+        return _refuse_unknown(name, known)
+    raise InputError(f"{name} cannot be injected: {reason}; {known}")
+
+
+def _refuse_unknown(name: str, known: str) -> tuple[Any, Any]:
+    raise InputError(f"{name} cannot be injected: the family is not known here{did_you_mean(name, CLASSES)}; {known}")

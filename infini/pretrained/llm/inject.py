@@ -1,0 +1,125 @@
+"""One call that puts the compressive memory into a pretrained causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from infini.errors import InputError
+from infini.nn.ops.memory import FirstSegment, UpdateRule
+from infini.pretrained.llm import saving
+from infini.pretrained.llm.attention import layer_types
+from infini.pretrained.llm.families import classes_for
+from infini.pretrained.llm.modeling import convert
+from infini.pretrained.llm.settings import InfiniSettings, Kernel, Window
+
+Model = TypeVar("Model")
+
+
+def inject(
+    model: Model,
+    segment_length: int = 2048,
+    update_rule: UpdateRule = "delta",
+    layers: Sequence[int] | None = None,
+    *,
+    gate_init: float = -4.0,
+    first_segment: FirstSegment = "local",
+    window: Window = "segment",
+    sinks: int = 0,
+    local_attention: Kernel | None = None,
+) -> Model:
+    """Infini-attention inside a ...ForCausalLM of transformers, in place; the same object is returned.
+
+    The weights stay the base's; one float32 beta a query head is added and nothing else. On any input of at most one
+    segment the model equals its base (with first_segment="local"). Gates start nearly shut, so a longer input is first
+    read by segment-local attention; training opens them.
+
+    segment_length: tokens of a segment, N. update_rule: "linear" (Eq. 4) or "delta" (Eq. 5).
+    layers: which have a memory; None: all layers with global attention, or, where none has, all. Layers with a sliding
+    window stay as they are, unless they are named; then the window must hold what a segment's attention sees.
+    gate_init: beta at the start; sigmoid(beta) is the weight of the memory. first_segment: what is read where nothing
+    was written: "local" (the gate is bypassed) or "zero".
+    Additions to the paper, off by default: window="previous" (local attention sees the segment before, too, and the
+    memory what is older), sinks=n (the document's first n tokens stay visible to local attention).
+    local_attention: the kernel, "sdpa" or "eager"; None: the model's, "eager" where it caps its scores.
+
+    Raises InputError (a ValueError) for a model that cannot be injected, with the list of those that can, and for
+    options out of range.
+    """
+    base: Any = model
+    config_class, model_class = classes_for(base)
+    config = base.config
+    kinds = layer_types(config)
+    chosen = _chosen_layers(layers, kinds)
+    settings = InfiniSettings(
+        segment_length=segment_length,
+        update_rule=update_rule,
+        layers=chosen,
+        gate_init=gate_init,
+        first_segment=first_segment,
+        window=window,
+        sinks=sinks,
+        local_attention=_kernel(config, local_attention),
+        base=str(getattr(config, "_name_or_path", "") or ""),
+    )
+    _check_positions(config, kinds, settings)
+    new = config_class(**{name: value for name, value in config.to_dict().items() if name != "model_type"})
+    # Also what to_dict leaves out.
+    new.__dict__.update({name: value for name, value in config.__dict__.items() if name != "model_type"})
+    new.infini = settings.stored()
+    new.architectures = [model_class.__name__]
+    new.auto_map = saving.auto_map(config_class, model_class)
+    for module in base.modules():
+        if getattr(module, "config", None) is config:
+            module.config = new
+    base.__class__ = model_class
+    convert(base, settings)
+    base._keep_in_fp32_modules_strict = {*(base._keep_in_fp32_modules_strict or ()), "infini_gate"}
+    return model
+
+
+def _chosen_layers(layers: Sequence[int] | None, kinds: list[str]) -> tuple[int, ...]:
+    everything = range(len(kinds))
+    if layers is None:
+        found = [i for i in everything if kinds[i] == "full_attention"]
+        return tuple(found or everything)
+    chosen = tuple(sorted({i + len(kinds) if -len(kinds) <= i < 0 else i for i in layers}))
+    if not chosen or any(i not in everything for i in chosen):
+        raise InputError(f"layers={list(layers)}: name at least one of 0 to {len(kinds) - 1}")
+    other = [i for i in chosen if kinds[i] not in ("full_attention", "sliding_attention")]
+    if other:
+        raise InputError(f"layers={list(layers)}: layer {other[0]} is {kinds[other[0]]}, which has no keys to remember")
+    return chosen
+
+
+def _kernel(config: Any, asked: Kernel | None) -> Kernel:
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    if asked == "sdpa" and capped:
+        raise InputError("local_attention='sdpa': this model caps its scores, which only 'eager' does")
+    if asked is not None:
+        return asked
+    return "eager" if capped or config._attn_implementation == "eager" else "sdpa"
+
+
+def _check_positions(config: Any, kinds: list[str], settings: InfiniSettings) -> None:
+    """InputError where a segment is longer than what its layers can see or than their rotary embedding is for."""
+    window = getattr(config, "sliding_window", None)
+    slides = any(kinds[i] == "sliding_attention" for i in settings.layers)
+    if slides and window is not None and settings.positions > window:
+        raise InputError(
+            f"segment_length={settings.segment_length}: with window={settings.window!r} and sinks={settings.sinks} a "
+            f"token sees {settings.positions}, and the layers slide over {window}: at most that"
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    for each in [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]:
+        if each.get("rope_type") not in ("longrope", "dynamic"):
+            continue
+        original = each.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        most = original or config.max_position_embeddings
+        if settings.positions > most:
+            raise InputError(
+                f"segment_length={settings.segment_length}: the model's rotary embedding ({each['rope_type']}) changes "
+                f"beyond {most} tokens, and a token sees {settings.positions}: at most {most}"
+            )

@@ -1,0 +1,270 @@
+"""What an injected model adds to the classes of its family, and what it changes in them.
+
+A family's three classes (causal model, inner model, attention) are subclassed at run time with the mixins below; their
+own forward passes run. Attention runs with the identity as rotary embedding and without a cache, so that queries and
+keys reach `infini.pretrained.llm.attention` after their norms and before rotation.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+import torch
+from transformers import GenerationMixin
+from transformers import initialization as hf_init
+
+from infini.errors import InputError
+from infini.pretrained.llm import saving
+from infini.pretrained.llm.attention import NAME, Call, InfiniGate, kinds_without_memory
+from infini.pretrained.llm.cache import InfiniCache
+from infini.pretrained.llm.plan import group_rows, spans
+from infini.pretrained.llm.settings import InfiniSettings, settings_of
+
+# The class that a mixin stands before; which one, only a family knows.
+Stock: Any = object
+
+
+class AttentionMixin(Stock):
+    """Before a family's attention class, in layers with a memory."""
+
+    family_module: str
+    """The module that the family's class is from."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: Any = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        **options: Any,
+    ) -> Any:
+        """The family's forward, with nothing rotated, masked or cached before the attention function."""
+        cos, _ = position_embeddings
+        one = cos.new_ones(1, 1, cos.shape[-1])
+        return super().forward(
+            hidden_states,
+            position_embeddings=(one, torch.zeros_like(one)),
+            attention_mask=None,
+            past_key_values=None,
+            **options,
+        )
+
+
+class _Initialised(Stock):
+    """What the inner and the causal model share."""
+
+    def get_correct_attn_implementation(self, requested_attention: Any, is_init_check: bool = False) -> str:
+        """Always ours; the kernel of local attention is an option of `inject`."""
+        return NAME
+
+    def _init_weights(self, module: Any) -> None:
+        # from_pretrained asks for gates that a checkpoint lacks.
+        super()._init_weights(module)
+        if isinstance(module, InfiniGate):
+            hf_init.constant_(module.beta, module.gate_init)
+
+
+class ModelMixin(_Initialised):
+    """Before a family's model without a head."""
+
+    infini_settings: InfiniSettings
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """The family's forward with a plan of the segments; the cache, if any, goes on from where it stands.
+
+        attention_mask: 2D, over all columns of the cache and the call; 0 is padding. In training no cache is made
+        unless use_cache says so or one is passed.
+        """
+        x = input_ids if input_ids is not None else inputs_embeds
+        if x is None:
+            raise InputError("pass input_ids or inputs_embeds")
+        settings, (B, T) = self.infini_settings, x.shape[:2]
+        again = self.training and getattr(self, "is_activation_checkpointing", False)
+        cache = self._cache_of(past_key_values, use_cache, again)
+        if options.get("output_attentions") or self.config.output_attentions:
+            raise InputError("output_attentions: local attention and memory are not one matrix; there is none to give")
+        mask_BT = self._checked_mask(attention_mask, position_ids, cache, T)
+        lengths = cache.lengths if cache is not None and cache.lengths else [0] * B
+        if len(lengths) != B:
+            raise InputError(
+                f"the batch has {B} rows, the cache {len(lengths)}: pass as many, or cache.fork(repeats=...) for more"
+            )
+        starts, counts = spans(mask_BT, B, T)
+        call = Call(
+            group_rows(lengths, starts, counts, T, settings.segment_length, settings.depth),
+            T,
+            self._tables(x.device if inputs_embeds is None else inputs_embeds.device),
+            keep=cache is not None,
+        )
+        if cache is not None:
+            cache.begin(call, B)
+        output = super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            # Recomputed layers must not see it: the plan has what they need.
+            past_key_values=None if again else cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=cache is not None and not again,
+            infini=call,
+            **options,
+        )
+        if cache is not None:
+            cache.commit(call, starts, counts, mask_BT)
+            if hasattr(output, "past_key_values"):
+                output.past_key_values = cache
+        return output
+
+    def _cache_of(self, given: Any, use_cache: bool | None, again: bool) -> InfiniCache | None:
+        if given is None:
+            if use_cache is None:
+                use_cache = self.config.use_cache and not self.training
+            return InfiniCache(self.config) if use_cache and not again else None
+        if not isinstance(given, InfiniCache):
+            raise InputError(
+                f"past_key_values is a {type(given).__name__}: an injected model takes an InfiniCache(model.config), or None"
+            )
+        if given.settings != self.infini_settings or len(given.layers) != len(self.layers):
+            raise InputError(f"the cache was made for {given.settings}, the model has {self.infini_settings}")
+        if again and kinds_without_memory(self.config):
+            raise InputError(
+                "gradient checkpointing and a cache go together only where every layer has a memory: "
+                f"layers={list(self.infini_settings.layers)} of {len(self.layers)}"
+            )
+        return given
+
+    def _checked_mask(self, mask: Any, position_ids: Any, cache: InfiniCache | None, T: int) -> torch.Tensor | None:
+        """The mask of this call's columns [B, T]; None where all are real."""
+        if mask is None:
+            if position_ids is not None and cache is None and T > 1 and bool((position_ids.diff(dim=-1) != 1).any()):
+                raise InputError("position_ids: packed sequences have no segments of their own; pad them instead")
+            return None
+        if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            raise InputError("attention_mask: only a 2D mask of padding [rows, columns] is understood")
+        before = cache.columns if cache is not None else 0
+        if mask.shape[1] != before + T and (mask.shape[1] != T or kinds_without_memory(self.config)):
+            raise InputError(
+                f"attention_mask has {mask.shape[1]} columns: the cache has {before} and the call {T}, so it must have "
+                f"{before + T}"
+            )
+        mask = mask[:, -T:]
+        return None if bool(mask.all()) else mask
+
+    def _tables(self, device: torch.device) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
+        """Cosines and sines of the positions in use [positions, R], by layer type; made once.
+
+        By a rotary embedding of their own: dynamic kinds change themselves as longer inputs come by.
+        """
+        dtype = self.embed_tokens.weight.dtype
+        found = self.__dict__.setdefault("_infini_tables", {})
+        if (device, dtype) not in found:
+            with torch.inference_mode(False), torch.no_grad():
+                rotary = type(self.rotary_emb)(copy.deepcopy(self.config)).to(device)
+                like = torch.zeros(1, 1, 1, dtype=dtype, device=device)
+                position = torch.arange(self.infini_settings.positions, device=device)[None]
+                kinds = getattr(rotary, "layer_types", None) or [None]
+                tables = {kind: rotary(like, position, *([kind] if kind else [])) for kind in kinds}
+            found[device, dtype] = {kind: (cos[0], sin[0]) for kind, (cos, sin) in tables.items()}
+        return found[device, dtype]  # type: ignore[no-any-return]
+
+
+class CausalLMMixin(_Initialised):
+    """Before a family's ...ForCausalLM."""
+
+    _keep_in_fp32_modules_strict = ("infini_gate",)
+
+    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+        settings = settings_of(config)
+        super().__init__(config, *args, **options)
+        convert(self, settings)
+        self.post_init()
+
+    # A family's own may throw a cache away that knows no length limit (Phi-3).
+    prepare_inputs_for_generation = GenerationMixin.prepare_inputs_for_generation
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **options: Any
+    ) -> None:
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise InputError(
+                f"cache_implementation={kind!r}: an injected model has a bounded cache of its own; leave it out"
+            )
+        cache = model_kwargs.get("past_key_values")
+        if cache is None:
+            if generation_config.use_cache is not False:
+                cache = model_kwargs["past_key_values"] = InfiniCache(self.config)
+                if generation_config.is_assistant:
+                    cache.activate_past_recording()
+            return
+        if not isinstance(cache, InfiniCache):
+            raise InputError(
+                f"past_key_values is a {type(cache).__name__}: an injected model takes an InfiniCache(model.config), or None"
+            )
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None and mask.shape[1] <= cache.columns:
+            raise InputError(
+                f"the cache has read {cache.columns} tokens, attention_mask has {mask.shape[1]} columns: pass all tokens "
+                "from the first on, or only the new ones by generate(**cache.inputs(input_ids))"
+            )
+        cache._is_user_defined = True
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Nothing: the file beside the weights says where the class is."""
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """As the base saves, and a model card, and the file by which processes find this class that never imported
+        `infini`."""
+        super().save_pretrained(save_directory, *args, **options)
+        saving.write_beside_weights(self, save_directory)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload what `save_pretrained` writes; a card that is there already stays. Options: see saving.push_to_hub."""
+        return saving.push_to_hub(self, repo_id, **options)
+
+
+def subclass(mixin: type, stock: type) -> type:
+    """The mixin before a class of transformers; one class for the same two."""
+    if (mixin, stock) not in _SUBCLASSES:
+        body = {"__module__": __name__, "__doc__": mixin.__doc__, "family_module": stock.__module__}
+        _SUBCLASSES[mixin, stock] = type(f"Infini{stock.__name__}", (mixin, stock), body)
+        # Where pickle looks for it.
+        globals()[f"Infini{stock.__name__}"] = _SUBCLASSES[mixin, stock]
+    return _SUBCLASSES[mixin, stock]
+
+
+_SUBCLASSES: dict[tuple[type, type], type] = {}
+
+
+def convert(model: Any, settings: InfiniSettings) -> None:
+    """Give the layers of a causal model their memory: subclasses in place, and one gate a layer."""
+    inner = model.model
+    _turn_into(inner, ModelMixin)
+    inner.infini_settings = settings
+    inner.__dict__.pop("_infini_tables", None)
+    for i, block in enumerate(inner.layers):
+        block.self_attn.infini_settings = settings
+        if i in settings.layers:
+            device = next(block.self_attn.parameters()).device
+            _turn_into(block.self_attn, AttentionMixin)
+            block.self_attn.infini_gate = InfiniGate(model.config.num_attention_heads, settings.gate_init, device)
+    model.config._attn_implementation = NAME
+
+
+def _turn_into(module: Any, mixin: type) -> None:
+    module.__class__ = subclass(mixin, type(module))
+    if hasattr(module, "_old_forward"):
+        # accelerate's hooks have kept the forward of the class before.
+        module._old_forward = types.MethodType(type(module).forward, module)

@@ -1,0 +1,113 @@
+"""What stands beside the weights of an injected model: a card, and a file that names its classes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from infini.pretrained.llm.settings import settings_of
+
+REMOTE_CODE = "modeling_infini"
+"""The file by which a process finds the classes that never imported `infini`, with trust_remote_code=True."""
+
+
+def auto_map(config_class: type, model_class: type) -> dict[str, str]:
+    """What the config says about that file."""
+    return {
+        "AutoConfig": f"{REMOTE_CODE}.{config_class.__name__}",
+        "AutoModelForCausalLM": f"{REMOTE_CODE}.{model_class.__name__}",
+    }
+
+
+def write_beside_weights(model: Any, folder: str | Path) -> None:
+    """Write both files; a README.md that is there already stays."""
+    path = Path(folder)
+    names = f"{type(model.config).__name__}, {type(model).__name__}"
+    code = (
+        "# The classes are in the package infini-attention-suite: pip install infini-attention-suite\n"
+        f"from infini.pretrained.llm.families import {names}  # noqa: F401\n"
+    )
+    (path / f"{REMOTE_CODE}.py").write_text(code, encoding="utf-8")
+    card = path / "README.md"
+    if not card.exists():
+        card.write_text(model_card(model), encoding="utf-8")
+
+
+def model_card(model: Any) -> str:
+    """Markdown with front matter: the base, the settings, the gates as they stand, the training, how to load it."""
+    settings = settings_of(model.config)
+    on_hub = settings.base.count("/") == 1 and not Path(settings.base).exists()
+    head = ["library_name: transformers", "tags: [infini-attention, long-context]"]
+    head += [f"base_model: {settings.base}"] if on_hub else []
+    gates = [gate for name, gate in model.named_parameters() if name.endswith("infini_gate.beta")]
+    shares = [float(x) for gate in gates for x in gate.detach().float().sigmoid().flatten()]
+    rows = {
+        "base": settings.base or "not recorded",
+        "segment length": f"{settings.segment_length} tokens",
+        "update rule": {"linear": "linear (Eq. 4)", "delta": "linear + delta (Eq. 5)"}[settings.update_rule],
+        "layers with a memory": f"{len(settings.layers)} of {model.config.num_hidden_layers}: "
+        + ", ".join(map(str, settings.layers)),
+        "gates, sigmoid(beta)": f"{len(shares)}, from {min(shares):.3f} to {max(shares):.3f}",
+        "first segment": settings.first_segment,
+        "window (an addition to the paper unless `segment`)": settings.window,
+        "sinks (an addition to the paper unless 0)": str(settings.sinks),
+        "training": settings.training or "none since the memory was put in",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    front = "\n".join(head)
+    return f"""---
+{front}
+---
+
+# {type(model).__name__}
+
+A pretrained model with the compressive memory of Infini-attention (arXiv 2404.07143): bounded cache, any length.
+
+| | |
+| --- | --- |
+{table}
+
+```python
+import infini.pretrained.llm  # makes the model's class known
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER_OR_ID")
+```
+
+Within a segment an untrained memory changes nothing: the model equals its base there if its weights do. Beyond it,
+quality depends on the training named above.
+"""
+
+
+def push_to_hub(
+    model: Any,
+    repo_id: str,
+    *,
+    commit_message: str = "Upload model",
+    private: bool | None = None,
+    token: bool | str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    max_shard_size: int | str = "50GB",
+) -> str:
+    """Upload what `save_pretrained` writes to the hub -> the commit's address. A README.md that is there stays.
+
+    Options are those of transformers' push_to_hub.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    has_card = api.file_exists(repo_id, "README.md", revision=revision)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            commit_message=commit_message,
+            revision=revision,
+            create_pr=create_pr,
+            ignore_patterns=["README.md"] if has_card else None,
+        )
+    return str(commit.commit_url)

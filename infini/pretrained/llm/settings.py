@@ -1,0 +1,94 @@
+"""What an injected model is, beside its base: the options of `inject`, kept in the model's config as `config.infini`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from infini.errors import InputError, one_of, require
+from infini.nn.ops.memory import FirstSegment, UpdateRule
+
+Window = Literal["segment", "previous"]
+Kernel = Literal["sdpa", "eager"]
+FORMAT = 1
+"""Of the stored settings; a newer one is refused."""
+
+
+@dataclass(frozen=True)
+class InfiniSettings:
+    """The options of an injected model; see `inject` for how they are chosen."""
+
+    segment_length: int
+    """Tokens of a segment, N."""
+    update_rule: UpdateRule
+    """How the memory is written: "linear" (Eq. 4) or "delta" (Eq. 5)."""
+    layers: tuple[int, ...]
+    """Layers that have a memory; the others are the base's."""
+    gate_init: float = -4.0
+    """What every beta begins at; sigmoid(beta) is the weight of the memory."""
+    first_segment: FirstSegment = "local"
+    """Where nothing can be read yet: "local" bypasses the gate, "zero" reads 0 (Eq. 6 to the letter)."""
+    window: Window = "segment"
+    """What local attention sees: "segment" (the paper), or "previous" (an addition): the segment before, too. The
+    memory then holds what is older than both."""
+    sinks: int = 0
+    """The document's first tokens that stay visible to every segment's local attention (an addition; the paper: 0)."""
+    local_attention: Kernel = "sdpa"
+    """The kernel of local attention."""
+    base: str = ""
+    """The model that was injected, by name or folder."""
+    training: str = ""
+    """What the model was trained on since, in words; for the model card."""
+
+    def __post_init__(self) -> None:
+        for name in ("segment_length", "sinks"):
+            value = getattr(self, name)
+            require(type(value) is int, name, value, "must be a whole number")
+        require(self.segment_length >= 1, "segment_length", self.segment_length, "must be at least 1")
+        for name, options in (
+            ("update_rule", get_args(UpdateRule)),
+            ("first_segment", get_args(FirstSegment)),
+            ("window", get_args(Window)),
+            ("local_attention", get_args(Kernel)),
+        ):
+            one_of(name, getattr(self, name), options)
+        is_number = isinstance(self.gate_init, int | float) and math.isfinite(self.gate_init)
+        require(is_number, "gate_init", self.gate_init, "must be a finite number; -10000 shuts the gates")
+        most = f"must be from 0 to segment_length={self.segment_length}"
+        require(0 <= self.sinks <= self.segment_length, "sinks", self.sinks, most)
+
+    @property
+    def depth(self) -> int:
+        """Segments that local attention sees, its own included; so many at a document's start read no memory."""
+        return 2 if self.window == "previous" else 1
+
+    @property
+    def own_position(self) -> int:
+        """Rotary position of a segment's first token: behind the sinks and the segment before."""
+        return self.sinks + (self.depth - 1) * self.segment_length
+
+    @property
+    def positions(self) -> int:
+        """Rotary positions in use, whatever the document's length."""
+        return self.own_position + self.segment_length
+
+    def stored(self) -> dict[str, Any]:
+        """As the config holds them."""
+        return {"format": FORMAT, **asdict(self), "layers": list(self.layers)}
+
+
+def settings_of(config: Any) -> InfiniSettings:
+    """The settings in a config; InputError where it has none, or some that this version does not know."""
+    stored = getattr(config, "infini", None)
+    if not stored:
+        raise InputError(f"{type(config).__name__} has no `infini` settings: make the model with inject(model, ...)")
+    stored = dict(stored)
+    version = stored.pop("format", None)
+    unknown = sorted(set(stored) - {field.name for field in fields(InfiniSettings)})
+    if version != FORMAT or unknown:
+        raise InputError(
+            f"config.infini has format={version!r} and unknown keys {unknown}: this version reads format {FORMAT}; "
+            "update infini, or inject the base again"
+        )
+    return InfiniSettings(**{**stored, "layers": tuple(stored["layers"])})
