@@ -105,9 +105,11 @@ FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3",
 """One variant of each family."""
 
 
-@functools.lru_cache(maxsize=None)
-def _base(name: str) -> Any:
+@functools.cache
+def _base(name: str, sliding_window: int | None) -> Any:
     family, options = VARIANTS[name]
+    if sliding_window is not None:
+        options = {**options, "sliding_window": sliding_window}
     config = getattr(transformers, f"{family}Config")(**{**_SIZES, **options})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
@@ -118,9 +120,9 @@ def _base(name: str) -> Any:
     return model
 
 
-def tiny_base(name: str = "llama", dtype: torch.dtype = torch.float64) -> Any:
-    """A stock model of a variant, the same weights every time."""
-    return copy.deepcopy(_base(name)).to(dtype)
+def tiny_base(name: str = "llama", dtype: torch.dtype = torch.float64, sliding_window: int | None = None) -> Any:
+    """A stock model of a variant, the same weights every time. sliding_window: another one."""
+    return copy.deepcopy(_base(name, sliding_window)).to(dtype)
 
 
 def tiny_llm(name: str = "llama", rule: Any = "delta", dtype: torch.dtype = torch.float64, **options: Any) -> Any:

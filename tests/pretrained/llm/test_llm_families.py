@@ -1,0 +1,202 @@
+"""Families by properties: every cell of the table is a test."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import TOLERANCE, assert_close
+from tiny_llms import (
+    FAMILIES,
+    VARIANTS,
+    N,
+    greedy,
+    greedy_by_hand,
+    logits,
+    logits_in_calls,
+    padded,
+    prompt,
+    tiny_base,
+    tiny_llm,
+)
+from transformers import AutoModelForCausalLM
+
+from infini.pretrained.llm import GATE_MODULES, inject
+
+ALL = pytest.mark.parametrize("name", VARIANTS)
+EACH = pytest.mark.parametrize("name", FAMILIES)
+RULES = pytest.mark.parametrize("rule", ["linear", "delta"])
+OPTIONS = pytest.mark.parametrize(
+    "options",
+    [{}, {"window": "previous"}, {"sinks": 2}, {"window": "previous", "sinks": 3}],
+    ids=["paper", "previous", "sinks", "both"],
+)
+
+
+def tolerance(name: str, dtype: torch.dtype = torch.float64) -> float:
+    """Gemma 2's own kernel takes the softmax in float32."""
+    return TOLERANCE[torch.float32 if name == "gemma2" else dtype]
+
+
+@ALL
+def test_equals_the_base_within_a_segment(name: str) -> None:
+    """Bit for bit in float64, and to 1e-5 in float32, whatever the gates say."""
+    ids = prompt(2, N)
+    for dtype, most in ((torch.float64, 0.0), (torch.float32, 1e-5)):
+        model, base = tiny_llm(name, dtype=dtype, gate_init=3.0), tiny_base(name, dtype)
+        for length in (1, N - 1, N):
+            ours, theirs = logits(model, ids[:, :length]), logits(base, ids[:, :length])
+            assert (ours - theirs).abs().max() <= most, f"{length} tokens in {dtype}"
+    assert (logits(model, prompt(2, 3 * N)) - logits(base, prompt(2, 3 * N)))[:, N:].abs().max() > 0.1
+
+
+@EACH
+@OPTIONS
+def test_options_equal_the_base_within_what_attention_sees(name: str, options: dict[str, Any]) -> None:
+    """One segment, or two with window=previous. The cosines of other positions differ by float32's rounding."""
+    ids = prompt(2, 2 * N if "window" in options else N)
+    ours, theirs = logits(tiny_llm(name, gate_init=3.0, **options), ids), logits(tiny_base(name), ids)
+    assert (ours - theirs).abs().max() < 1e-5
+
+
+@EACH
+@RULES
+def test_shut_gates_are_the_base_with_segment_local_attention(name: str, rule: str) -> None:
+    """Every segment as the base reads it alone, from position 0. Here every layer is local."""
+    base = tiny_base(name, sliding_window=4 * N) if "gemma" in name else tiny_base(name)
+    ids = prompt(2, 3 * N + 3)
+    alone = torch.cat([logits(base, part) for part in ids.split(N, 1)], 1)
+    layers = range(base.config.num_hidden_layers)
+    shut = inject(copy.deepcopy(base), N, rule, layers, gate_init=-1e4).eval()
+    assert_close(logits(shut, ids), alone, tolerance(name), "whole")
+    assert_close(logits_in_calls(shut, ids, [1] * ids.shape[1])[0], alone, tolerance(name), "token by token")
+
+
+@ALL
+@RULES
+def test_decode_equals_forward_at_every_position(name: str, rule: str) -> None:
+    """Token by token, and in calls that end before, on and behind boundaries."""
+    ids = prompt(2, 4 * N + 3)
+    for dtype in (torch.float64, torch.float32):
+        model = tiny_llm(name, rule, dtype)
+        whole = logits(model, ids)
+        for calls in ([1] * ids.shape[1], [N - 1, 1, N, 2 * N, 3], [N + 1, 2 * N + 1, 1, N]):
+            assert_close(logits_in_calls(model, ids, calls)[0], whole, tolerance(name, dtype), f"{calls} in {dtype}")
+
+
+@EACH
+@OPTIONS
+def test_options_decode_as_they_forward(name: str, options: dict[str, Any]) -> None:
+    ids = prompt(2, 4 * N + 3)
+    model = tiny_llm(name, **options)
+    whole = logits(model, ids)
+    for calls in ([1] * ids.shape[1], [1, N - 2, N + 3, 2 * N + 1]):
+        assert_close(logits_in_calls(model, ids, calls)[0], whole, tolerance(name), f"{calls}")
+
+
+@EACH
+@OPTIONS
+def test_padded_rows_are_as_alone(name: str, options: dict[str, Any]) -> None:
+    """In a batch of prompts of many lengths: what stock generate() draws, and the logits on either side's padding."""
+    model = tiny_llm(name, **options)
+    prompts, ids, mask = padded([3, N, 2 * N + 1, N - 1, 3 * N + 5])
+    drawn = greedy(model, ids, N + 3, attention_mask=mask)
+    for row, one in zip(drawn, prompts, strict=True):
+        alone = greedy(model, one[None], N + 3)[0]
+        assert torch.equal(row[-N - 3 :], alone[-N - 3 :]), f"{len(one)} tokens"
+    for side in ("left", "right"):
+        prompts, ids, mask = padded([5, 2 * N + 1, N], side=side)
+        together = logits(model, ids, attention_mask=mask)
+        # Layers that slide stay the base's, whose cosines of absolute positions have float32's rounding.
+        most = TOLERANCE[torch.float32] if name == "gemma3" else tolerance(name)
+        for row, real, one in zip(together, mask.bool(), prompts, strict=True):
+            assert_close(row[real], logits(model, one[None])[0], most, f"{side}, {len(one)} tokens")
+
+
+@EACH
+def test_beams_are_those_of_whole_forward_passes(name: str) -> None:
+    """The cache's rows are reordered, padded ones too."""
+    model = tiny_llm(name)
+    _, ids, mask = padded([N + 3, 2 * N])
+    options = {"attention_mask": mask, "num_beams": 3, "num_return_sequences": 2}
+    drawn, again = (greedy(model, ids, N + 3, use_cache=cached, **options) for cached in (True, False))
+    assert torch.equal(drawn, again)
+
+
+@EACH
+def test_prefill_in_chunks(name: str) -> None:
+    model = tiny_llm(name)
+    ids = prompt(1, 3 * N + 2)
+    expected = greedy(model, ids, 4)
+    for size in (3, N, N + 1, 100):
+        assert torch.equal(greedy(model, ids, 4, prefill_chunk_size=size), expected), f"chunks of {size}"
+
+
+@EACH
+def test_greedy_is_that_of_whole_forward_passes(name: str) -> None:
+    model = tiny_llm(name)
+    for tokens in (2 * N - 1, 2 * N, 2 * N + 1):
+        ids = prompt(2, tokens)
+        assert torch.equal(greedy(model, ids, N + 2), greedy_by_hand(model, ids, N + 2)), f"{tokens} tokens"
+
+
+@EACH
+def test_saved_and_loaded_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """By AutoModelForCausalLM, with its gates where they were moved to; the stock class finds the base's weights."""
+    model, ids = tiny_llm(name, "linear", torch.float32, sinks=1), prompt(1, 3 * N)
+    with torch.no_grad():
+        for parameter in (p for n, p in model.named_parameters() if n.endswith("beta")):
+            parameter.add_(torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is type(model) and loaded.config.infini == model.config.infini
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    base = tiny_base(name, torch.float32)
+    stock = type(base).from_pretrained(tmp_path, config=base.config)
+    assert torch.equal(logits(stock, ids), logits(base, ids))
+
+
+def gradients(model: Any, ids: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(ids, labels=ids, **options).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@EACH
+def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
+    """And every beta gets one."""
+    model, ids = tiny_llm(name).train(), prompt(2, 3 * N + 3)
+    expected = gradients(model, ids)
+    assert len([n for n in expected if n.endswith("beta")]) == len(model.config.infini["layers"])
+    model.activation_checkpointing_enable()
+    again = gradients(model, ids)
+    assert again.keys() == expected.keys()
+    for key, value in expected.items():
+        assert_close(again[key], value, 1e-10, key)
+
+
+@EACH
+def test_lora_trains_adapters_gates_and_norms_alone(name: str, tmp_path: Path) -> None:
+    """And what it saves gives the same logits again."""
+    peft = pytest.importorskip("peft")
+    base = tiny_llm(name, dtype=torch.float32)
+    projections = "qkv_proj" if name == "phi3" else "q_proj"
+    config = peft.LoraConfig(r=2, target_modules=[projections], modules_to_save=[*GATE_MODULES, "norm"])
+    model = peft.get_peft_model(copy.deepcopy(base), config)
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert all("lora" in n or "infini_gate.modules_to_save." in n or "norm.modules_to_save." in n for n in trained)
+    assert sum(n.endswith(".beta") for n in trained) == len(base.config.infini["layers"])
+    ids, optimizer = prompt(1, 3 * N), torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    moved = [p for n, p in model.named_parameters() if n in trained and n.endswith(".beta")]
+    assert all((p != -0.5).all() for p in moved)
+    model.eval().save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    assert not torch.equal(logits(loaded, ids), logits(base, ids))
