@@ -162,7 +162,9 @@ def logits_in_calls(model: Any, ids: torch.Tensor, calls: list[int], cache: Any 
 
 
 def greedy(model: Any, ids: torch.Tensor, new: int, **options: Any) -> torch.Tensor:
-    """What stock generate() draws, the prompt included."""
+    """What stock generate() draws, the prompt included; without a mask nothing is padding, the pad token neither."""
+    if "past_key_values" not in options:
+        options.setdefault("attention_mask", torch.ones_like(ids))
     return model.generate(ids, max_new_tokens=new, do_sample=False, **options)  # type: ignore[no-any-return]
 
 

@@ -458,16 +458,14 @@ def attend(
         return _attend_rows(layer, q_BHTK, k_BGTK, v_BGTV, state, groups[0], keep)
     a_BHTV = None if q_BHTK is None else q_BHTK.new_zeros(*q_BHTK.shape[:-1], v_BGTV.shape[-1])
     for group in groups:
-        at = torch.tensor(group.rows, device=k_BGTK.device)
-        tokens = group.tokens if isinstance(group, Group) else 1
-        span = slice(group.start, group.start + tokens)
-        q, k, v = (None if x is None else x[at][:, :, span] for x in (q_BHTK, k_BGTK, v_BGTV))
+        at, columns = (torch.tensor(list(x), device=k_BGTK.device) for x in (group.rows, group.columns))
+        q, k, v = (None if x is None else x[at].index_select(2, columns) for x in (q_BHTK, k_BGTK, v_BGTV))
         a, part = _attend_rows(layer, q, k, v, select_rows(state, at), group, keep)  # type: ignore[arg-type]
         if keep:
             state = place_rows(state, at, part)
         if a_BHTV is not None and a is not None:
-            before, after = a_BHTV[at][:, :, : span.start], a_BHTV[at][:, :, span.stop :]
-            a_BHTV = a_BHTV.index_copy(0, at, torch.cat([before, a.to(a_BHTV.dtype), after], 2))
+            rows = a_BHTV[at].index_copy(2, columns, a.to(a_BHTV.dtype))
+            a_BHTV = a_BHTV.index_copy(0, at, rows)
     return a_BHTV, state
 
 

@@ -30,7 +30,7 @@ from infini.errors import InputError
 from infini.nn.state import detach, filled, fork, map_state, move, select_rows, state_bytes, stored_leaves
 from infini.nn.tensor_file import read_tensors, write_tensors
 from infini.pretrained.llm.attention import Call, Layer, LayerState, attend, empty_state
-from infini.pretrained.llm.plan import group_rows, spans
+from infini.pretrained.llm.plan import Columns, group_rows, real_columns
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
 ROLLBACK = 1024
@@ -145,26 +145,26 @@ class _Past:
             if call.columns > columns:
                 call, rest = call.split(columns)
                 self.calls.insert(0, rest)
-            starts, counts = spans(call.mask_BT, len(self.lengths), call.columns)
+            columns_B = real_columns(call.mask_BT, len(self.lengths), call.columns)
             N, depth = settings.segment_length, settings.depth
-            groups = group_rows(self.lengths, starts, counts, call.columns, N, depth)
+            groups = group_rows(self.lengths, columns_B, call.columns, N, depth)
             with torch.no_grad():
                 for i, (layer, k, v) in call.layers.items():
                     self.states[i] = attend(layer, None, k, v, self.states[i], groups, keep=True)[1]
-            self.lengths, self.leads = _counted(self.lengths, self.leads, starts, counts, call.columns)
+            self.lengths, self.leads = _counted(self.lengths, self.leads, columns_B, call.columns)
             self.columns += call.columns
             columns -= call.columns
 
 
 def _counted(
-    lengths: list[int], leads: list[int], starts: list[int], counts: list[int], columns: int
+    lengths: list[int], leads: list[int], columns_B: list[Columns], columns: int
 ) -> tuple[list[int], list[int]]:
     """(real tokens, columns of padding before the first) of each row after a call."""
     leads = [
-        lead if length else lead + (start if count else columns)
-        for length, lead, start, count in zip(lengths, leads, starts, counts, strict=True)
+        lead if length else lead + (real[0] if real else columns)
+        for length, lead, real in zip(lengths, leads, columns_B, strict=True)
     ]
-    return [length + count for length, count in zip(lengths, counts, strict=True)], leads
+    return [length + len(real) for length, real in zip(lengths, columns_B, strict=True)], leads
 
 
 class InfiniCache(Cache):
@@ -229,9 +229,9 @@ class InfiniCache(Cache):
                 states = {i: None if s is None else fork(s) for i, s in call.states.items()}
                 self._past = _Past(states, list(self.lengths), list(self._leads), self.columns)
 
-    def commit(self, call: Call, starts: list[int], counts: list[int], mask_BT: torch.Tensor | None) -> None:
+    def commit(self, call: Call, columns_B: list[Columns], mask_BT: torch.Tensor | None) -> None:
         """Take what a call left."""
-        self.lengths, self._leads = _counted(self.lengths, self._leads, starts, counts, call.columns)
+        self.lengths, self._leads = _counted(self.lengths, self._leads, columns_B, call.columns)
         for i, layer in self.memory_layers.items():
             layer.state, layer.is_initialized = call.results.pop(i, layer.state), True
             layer.columns += call.columns

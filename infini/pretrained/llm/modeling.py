@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from transformers import GenerationMixin
 from transformers import initialization as hf_init
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from infini.errors import InputError
 from infini.pretrained.llm import saving
 from infini.pretrained.llm.attention import NAME, Call, InfiniGate, kinds_without_memory
 from infini.pretrained.llm.cache import InfiniCache
-from infini.pretrained.llm.plan import group_rows, spans
+from infini.pretrained.llm.plan import group_rows, real_columns
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
 # The class that a mixin stands before; which one, only a family knows.
@@ -100,9 +101,9 @@ class ModelMixin(_Initialised):
             raise InputError(
                 f"the batch has {B} rows, the cache {len(lengths)}: pass as many, or cache.fork(repeats=...) for more"
             )
-        starts, counts = spans(mask_BT, B, T)
+        columns_B = real_columns(mask_BT, B, T)
         call = Call(
-            group_rows(lengths, starts, counts, T, settings.segment_length, settings.depth),
+            group_rows(lengths, columns_B, T, settings.segment_length, settings.depth),
             T,
             self._tables(x.device if inputs_embeds is None else inputs_embeds.device),
             keep=cache is not None,
@@ -121,7 +122,7 @@ class ModelMixin(_Initialised):
             **options,
         )
         if cache is not None:
-            cache.commit(call, starts, counts, mask_BT)
+            cache.commit(call, columns_B, mask_BT)
             if hasattr(output, "past_key_values"):
                 output.past_key_values = cache
         return output
@@ -213,10 +214,12 @@ class CausalLMMixin(_Initialised):
                 f"past_key_values is a {type(cache).__name__}: an injected model takes an InfiniCache(model.config), or None"
             )
         mask = model_kwargs.get("attention_mask")
-        if mask is not None and mask.shape[1] <= cache.columns:
+        # generate() puts a mask of ones aside.
+        width = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", None)
+        if width is not None and width <= cache.columns:
             raise InputError(
-                f"the cache has read {cache.columns} tokens, attention_mask has {mask.shape[1]} columns: pass all tokens "
-                "from the first on, or only the new ones by generate(**cache.inputs(input_ids))"
+                f"the cache has read {cache.columns} tokens, the input has {width}: pass all tokens from the first on, or "
+                "only the new ones by generate(**cache.inputs(input_ids))"
             )
         cache._is_user_defined = True
 
@@ -254,6 +257,8 @@ def convert(model: Any, settings: InfiniSettings) -> None:
     _turn_into(inner, ModelMixin)
     inner.infini_settings = settings
     inner.__dict__.pop("_infini_tables", None)
+    # transformers keeps by class what output_hidden_states can give, and notes it where a model is made.
+    _CAN_RECORD_REGISTRY[inner] = inner._can_record_outputs
     for i, block in enumerate(inner.layers):
         block.self_attn.infini_settings = settings
         if i in settings.layers:

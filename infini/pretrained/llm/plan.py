@@ -1,7 +1,7 @@
 """Which tokens of a call go where: rows that stand alike are computed together. On the host, once a forward pass.
 
 A row's real tokens are counted from its own first one, so the segment grid is right for every row of a padded batch and
-padding reaches neither a window nor a memory.
+padding, wherever it stands, reaches neither a window nor a memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from infini.errors import InputError
+Columns = range | tuple[int, ...]
+"""Where a row's real tokens stand in a call; a range where there is no padding between them."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,8 @@ class Group:
     rows: tuple[int, ...]
     everything: bool
     """Whether that is the whole call: all rows, all columns."""
-    start: int
-    """First column with a real token."""
-    tokens: int
-    """Real tokens of each row."""
+    columns: Columns
+    """Those of the rows' real tokens."""
     slot: int
     """Tokens that the rows' unfinished segment had before, in [0, segment length)."""
     segment: int
@@ -37,7 +36,7 @@ class SingleTokens:
 
     rows: tuple[int, ...]
     everything: bool
-    start: int
+    columns: Columns
     slots: tuple[int, ...]
     segments: tuple[int, ...]
     """As Group.segment, a row."""
@@ -45,7 +44,7 @@ class SingleTokens:
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens [start, stop) of a group: `whole` segments, or, where that is 0, a part of one from `slot` on."""
+    """Tokens [start, stop) of a group's rows: `whole` segments, or, where that is 0, a part of one from `slot` on."""
 
     start: int
     stop: int
@@ -54,43 +53,39 @@ class Piece:
     segment: int
 
 
-def spans(mask_BT: torch.Tensor | None, batch: int, columns: int) -> tuple[list[int], list[int]]:
-    """(first real column, number of real tokens) of each row; InputError for padding between a row's tokens."""
+def real_columns(mask_BT: torch.Tensor | None, batch: int, columns: int) -> list[Columns]:
+    """Of each row, the columns of its real tokens. mask_BT: 0 is padding; None: all are real."""
     if mask_BT is None:
-        return [0] * batch, [columns] * batch
-    real_BT = mask_BT.bool()
-    starts_B, counts_B = real_BT.long().argmax(1), real_BT.sum(1)
-    column_T = torch.arange(columns, device=real_BT.device)
-    block_BT = (column_T >= starts_B[:, None]) & (column_T < (starts_B + counts_B)[:, None])
-    broken_B = (real_BT != block_BT).any(1)
-    starts, counts, broken = torch.stack([starts_B, counts_B, broken_B.long()]).tolist()
-    if any(broken):
-        raise InputError(
-            f"attention_mask: row {broken.index(1)} has padding between its tokens; it may stand before the first or "
-            "after the last of them"
-        )
-    return starts, counts
+        return [range(columns)] * batch
+    rows: list[Columns] = []
+    for real in mask_BT.bool().cpu():
+        found = real.nonzero()[:, 0].tolist()
+        block = range(found[0], found[-1] + 1) if found else range(0)
+        rows.append(block if len(block) == len(found) else tuple(found))
+    return rows
 
 
 def group_rows(
-    lengths: Sequence[int], starts: Sequence[int], counts: Sequence[int], columns: int, segment_length: int, depth: int
+    lengths: Sequence[int], columns_B: Sequence[Columns], columns: int, segment_length: int, depth: int
 ) -> list[Group | SingleTokens]:
-    """The work of one call. lengths: real tokens that each row has read before. Rows without a token are in no group."""
-    found: dict[tuple[int, int, int, int], list[int]] = {}
-    for row, (length, start, count) in enumerate(zip(lengths, starts, counts, strict=True)):
-        if count:
+    """The work of one call. lengths: real tokens that each row has read before; columns_B: those of the new ones.
+
+    Rows without a real token are in no group.
+    """
+    found: dict[tuple[Columns, int, int], list[int]] = {}
+    for row, (length, real) in enumerate(zip(lengths, columns_B, strict=True)):
+        if real:
             segment = min(length // segment_length, depth)
-            found.setdefault((start, count, length % segment_length, segment), []).append(row)
-    alike = {(start, count) for start, count, _, _ in found}
-    if len(found) > 1 and len(alike) == 1 and next(iter(alike))[1] == 1:
+            found.setdefault((real, length % segment_length, segment), []).append(row)
+    alike = {real for real, _, _ in found}
+    if len(found) > 1 and len(alike) == 1 and len(real := alike.pop()) == 1:
         # Decoding: one call for all rows, however their segments began.
-        by_row = sorted((row, slot, segment) for (_, _, slot, segment), rows in found.items() for row in rows)
+        by_row = sorted((row, slot, segment) for (_, slot, segment), rows in found.items() for row in rows)
         rows, slots, segments = zip(*by_row, strict=True)
-        everything = len(rows) == len(lengths) and columns == 1
-        return [SingleTokens(rows, everything, next(iter(alike))[0], slots, segments)]
+        return [SingleTokens(rows, len(rows) == len(lengths) and columns == 1, real, slots, segments)]
     return [
-        Group(tuple(rows), len(rows) == len(lengths) and columns == count, start, count, slot, segment)
-        for (start, count, slot, segment), rows in found.items()
+        Group(tuple(rows), len(rows) == len(lengths) and columns == len(real), real, slot, segment)
+        for (real, slot, segment), rows in found.items()
     ]
 
 
@@ -100,8 +95,9 @@ def pieces(group: Group, segment_length: int, depth: int, alike: bool) -> list[P
     alike: all segments see the same keys, but for the memory; else the first `depth` stand alone.
     """
     cut, start, slot, segment = [], 0, group.slot, group.segment
-    while start < group.tokens:
-        left = group.tokens - start
+    tokens = len(group.columns)
+    while start < tokens:
+        left = tokens - start
         whole = left // segment_length if slot == 0 else 0
         if whole and not alike and segment < depth:
             whole = 1

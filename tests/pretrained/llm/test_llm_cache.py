@@ -1,0 +1,195 @@
+"""The cache by itself: its size, its files, its forks, and what crop takes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_close, assert_same_state
+from tiny_llms import N, greedy, logits, logits_in_calls, padded, prompt, tiny_llm
+
+from infini.nn.tensor_file import read_tensors, write_tensors
+from infini.pretrained.llm import InfiniCache
+from infini.pretrained.llm import cache as cache_module
+
+KINDS = pytest.mark.parametrize("name", ["llama", "gemma3"])
+OPTIONS = pytest.mark.parametrize("options", [{}, {"window": "previous", "sinks": 2}], ids=["paper", "both"])
+
+
+@KINDS
+@OPTIONS
+def test_its_bytes_do_not_grow(name: str, options: dict[str, Any]) -> None:
+    """After hundreds of segments what it was after two, however they came; tensors and what they keep alive."""
+    model, cache = tiny_llm(name, **options), None
+    sizes = set()
+    for seed in range(12):
+        with torch.no_grad():
+            cache = model(prompt(1, [N, 40 * N, 1][seed % 3], seed), past_key_values=cache, use_cache=True).past_key_values
+        if seed > 1:
+            stored = [x for layer in cache.memory_layers.values() for _, x in cache_leaves(layer.state)]
+            kept = sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in stored}.values())
+            sizes.add((cache.nbytes(), kept <= cache.nbytes()))
+    assert len(sizes) == 1 and sizes.pop()[1]
+    assert cache.get_seq_length() == sum([N, 40 * N, 1]) * 4
+
+
+def cache_leaves(state: Any) -> Any:
+    from infini.nn.state import leaves
+
+    return leaves(state)
+
+
+@KINDS
+@OPTIONS
+def test_saved_and_loaded(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """A book read once, in another process asked; the file holds no code, and damage is seen."""
+    model, ids, more = tiny_llm(name, **options), prompt(2, 3 * N + 3), prompt(2, N + 4, seed=3)
+    cache = logits_in_calls(model, ids, [ids.shape[1]])[1]
+    cache.save(path := tmp_path / "book.safetensors")
+    loaded = InfiniCache.load(path, model)
+    assert loaded.nbytes() == cache.nbytes() and loaded.lengths == cache.lengths
+    for calls in ([N + 4], [1] * (N + 4)):
+        expected = logits_in_calls(model, more, calls, cache.fork())[0]
+        assert torch.equal(logits_in_calls(model, more, calls, loaded.fork())[0], expected)
+    assert_close(expected, logits(model, torch.cat([ids, more], 1))[:, ids.shape[1] :], 1e-10, "after the book")
+    path.write_bytes(path.read_bytes()[:-8] + b"12345678")
+    with pytest.raises(ValueError, match=r"book.safetensors: damaged"):
+        InfiniCache.load(path, model)
+
+
+def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    cache = logits_in_calls(tiny_llm(), prompt(1, 5), [5])[1]
+    cache.save(path := tmp_path / "c.safetensors")
+    for other, message in (
+        (tiny_llm("qwen2"), "model_type='infini_llama', the model has model_type='infini_qwen2'"),
+        (tiny_llm(sinks=1), "sinks=0, the model has sinks=1"),
+        (tiny_llm(rule="linear"), "update_rule='delta', the model has update_rule='linear'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            InfiniCache.load(path, other)
+    tensors, about = read_tensors(path)
+    write_tensors(path, tensors, {**about, "format": "another"})
+    with pytest.raises(ValueError, match="is not 'infini-cache-1'"):
+        InfiniCache.load(path, tiny_llm())
+    with pytest.raises(ValueError, match="cannot be read"):
+        InfiniCache.load(tmp_path / "none", tiny_llm())
+    with pytest.raises(ValueError, match="the cache is empty"):
+        InfiniCache(tiny_llm()).save(path)
+
+
+@KINDS
+@OPTIONS
+def test_forks_share_nothing(name: str, options: dict[str, Any]) -> None:
+    """Many questions about one book, one after the other and at once; the book's own cache stays as it was."""
+    model, book = tiny_llm(name, **options), prompt(1, 2 * N + 3)
+    cache = logits_in_calls(model, book, [book.shape[1]])[1]
+    questions = prompt(3, N + 1, seed=4)
+    expected = [greedy(model, torch.cat([book, q[None]], 1), N)[0, -N:] for q in questions]
+    for question, answer in zip(questions, expected, strict=True):
+        asked = cache.inputs(question[None])
+        assert torch.equal(greedy(model, asked.pop("input_ids"), N, **asked)[0, -N:], answer)
+    asked = cache.inputs(questions)
+    assert torch.equal(greedy(model, asked.pop("input_ids"), N, **asked)[:, -N:], torch.stack(expected))
+    assert cache.lengths == [book.shape[1]] and cache.columns == book.shape[1]
+
+
+def test_inputs_behind_padding() -> None:
+    """Prompts of two lengths, then a question to each."""
+    model = tiny_llm("gemma3")
+    prompts, ids, mask = padded([N + 1, 3])
+    with torch.no_grad():
+        cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
+    questions = prompt(2, 5, seed=4)
+    asked = cache.inputs(questions)
+    assert asked["attention_mask"].tolist()[1] == [0] * (N - 2) + [1] * 8
+    drawn = greedy(model, asked.pop("input_ids"), N, **asked)[:, -N:]
+    for row, one, question in zip(drawn, prompts, questions, strict=True):
+        assert torch.equal(row, greedy(model, torch.cat([one, question])[None], N)[0, -N:])
+    with pytest.raises(ValueError, match="input_ids has 3 rows, the cache 2"):
+        cache.inputs(prompt(3, 4))
+
+
+@KINDS
+@OPTIONS
+@pytest.mark.parametrize("read", [1, N - 1, 2 * N, 3 * N + 1])
+def test_crop_leaves_no_trace(name: str, options: dict[str, Any], read: int) -> None:
+    """Whatever was taken back, inside a segment or over boundaries, the state is that of the tokens that stayed."""
+    model, ids = tiny_llm(name, **options), prompt(1, 6 * N)
+    for removed in (1, N - 1, N, 2 * N + 1):
+        cache = logits_in_calls(model, ids[:, :read], [read])[1]
+        cache.activate_past_recording()
+        logits_in_calls(model, ids[:, read : read + 2 * N + 2], [1, 2 * N - 1, 2], cache)
+        cache.crop(-removed)
+        stayed = read + 2 * N + 2 - removed
+        plain = logits_in_calls(model, ids[:, :stayed], [stayed])[1]
+        assert cache.lengths == plain.lengths and cache.columns == plain.columns
+        for i, layer in cache.memory_layers.items():
+            assert_same_state(layer.state.memory, plain.layers[i].state.memory, 1e-10)
+            assert_same_state(layer.state.pending, plain.layers[i].state.pending, 1e-10)
+        after = prompt(1, N + 3, seed=8)
+        expected = logits_in_calls(model, after, [1] * (N + 3), plain)[0]
+        assert_close(logits_in_calls(model, after, [1] * (N + 3), cache)[0], expected, 1e-10, f"{removed} removed")
+
+
+def test_what_crop_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long prompt only the last columns stay recorded, and those can be taken back."""
+    monkeypatch.setattr(cache_module, "ROLLBACK", 2 * N)
+    model, ids = tiny_llm(), prompt(1, 20 * N + 3)
+    cache = InfiniCache(model)
+    cache.activate_past_recording()
+    logits_in_calls(model, ids, [12 * N, 1, 8 * N + 2], cache)
+    assert cache._past.recorded == 2 * N
+    cache.crop(-2 * N)
+    plain = logits_in_calls(model, ids[:, : -2 * N], [18 * N + 3])[1]
+    assert_same_state(cache.layers[0].state.pending, plain.layers[0].state.pending, 1e-10)
+    logits_in_calls(model, ids[:, :3], [3], cache)
+    with pytest.raises(ValueError, match=r"crop\(-4\): 3 columns were recorded"):
+        cache.crop(-4)
+
+
+def test_crop_without_recording_is_refused() -> None:
+    cache = logits_in_calls(tiny_llm(), prompt(1, 5), [5])[1]
+    cache.crop(0)
+    with pytest.raises(ValueError, match="activate_past_recording"):
+        cache.crop(-1)
+    with pytest.raises(ValueError, match="pass a negative number"):
+        cache.crop(3)
+
+
+def test_rows_are_picked_repeated_and_forgotten() -> None:
+    model, ids = tiny_llm(), prompt(3, N + 2)
+    cache, more = logits_in_calls(model, ids, [N + 2])[1], prompt(1, 3, seed=1)
+    whole = logits(model, torch.cat([ids, more.repeat(3, 1)], 1))[:, -3:]
+    for change, rows in (
+        (lambda c: c.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
+        (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
+        (lambda c: c.batch_select_indices(torch.tensor([True, False, True])), [0, 2]),
+        (lambda c: c.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+    ):
+        other = cache.fork()
+        change(other)
+        again = logits_in_calls(model, more.repeat(len(rows), 1), [3], other)[0]
+        assert_close(again, whole[rows], 1e-10, f"rows {rows}")
+        assert other.batch_size == len(rows)
+    cache.reset()
+    assert cache.columns == 0 and cache.nbytes() == 0
+    assert_close(logits_in_calls(model, ids, [N + 2], cache)[0], logits(model, ids), 1e-10, "anew")
+
+
+def test_written_by_models_alone() -> None:
+    cache = InfiniCache(tiny_llm())
+    with pytest.raises(ValueError, match="written by an injected model"):
+        cache.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8), 0)
+
+
+def test_inference_mode_and_no_grad_take_turns() -> None:
+    model, ids = tiny_llm(), prompt(1, 2 * N)
+    whole = logits(model, ids)
+    cache = InfiniCache(model)
+    parts = []
+    for i, part in enumerate(ids.split(3, 1)):
+        with torch.inference_mode() if i % 2 else torch.no_grad():
+            parts.append(model(part, past_key_values=cache).logits)
+    assert_close(torch.cat(parts, 1), whole, 1e-10, "logits")

@@ -1,0 +1,161 @@
+"""Stock generate() on injected models: how text is drawn, what goes in, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny_llms import N, greedy, greedy_by_hand, logits, padded, prompt, tiny_base, tiny_llm
+
+from infini.pretrained.llm import InfiniCache
+
+KINDS = pytest.mark.parametrize("name", ["llama", "gemma3"])
+OPTIONS = pytest.mark.parametrize("options", [{}, {"window": "previous", "sinks": 2}], ids=["paper", "both"])
+
+
+@KINDS
+@OPTIONS
+@pytest.mark.parametrize("tokens", [k * N + d for k in (1, 2, 3) for d in (-1, 0, 1)])
+def test_prompts_around_boundaries(name: str, options: dict[str, Any], tokens: int) -> None:
+    model, ids = tiny_llm(name, **options), prompt(1, tokens)
+    expected = greedy_by_hand(model, ids, N + 2)
+    assert torch.equal(greedy(model, ids, N + 2), expected)
+    assert torch.equal(greedy(model, ids, N + 2, prefill_chunk_size=5), expected)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True, "temperature": 0.8, "top_k": 20},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"do_sample": True, "num_beams": 3},
+    ],
+    ids=["sampling", "return_sequences", "beam_sampling"],
+)
+def test_drawn_as_without_a_cache(name: str, options: dict[str, Any]) -> None:
+    model, ids = tiny_llm(name), prompt(2, 2 * N + 5)
+    drawn = []
+    for use_cache in (True, False):
+        transformers.set_seed(7)
+        drawn.append(model.generate(ids, max_new_tokens=N + 3, use_cache=use_cache, **options))
+    assert torch.equal(*drawn)
+
+
+@KINDS
+def test_padded_prompts_in_chunks_and_with_beams(name: str) -> None:
+    """Also where a chunk is all padding for some row."""
+    model = tiny_llm(name)
+    prompts, ids, mask = padded([3, N, 2 * N + 1])
+    for options in ({"prefill_chunk_size": 5}, {"num_beams": 2}):
+        drawn = greedy(model, ids, N + 1, attention_mask=mask, **options)
+        alone = [greedy(model, one[None], N + 1, **options)[0, -N - 1 :] for one in prompts]
+        assert torch.equal(drawn[:, -N - 1 :], torch.stack(alone))
+
+
+@KINDS
+@OPTIONS
+def test_padding_between_tokens(name: str, options: dict[str, Any]) -> None:
+    """As turns of unequal length leave it: real tokens are counted, wherever they stand."""
+    model, ids = tiny_llm(name, **options), prompt(2, 3 * N)
+    mask = torch.ones_like(ids)
+    mask[0, N - 2 : N + 3] = mask[1, :1] = mask[1, 4:6] = mask[1, 2 * N : 2 * N + 3] = 0
+    together = greedy(model, ids, N, attention_mask=mask)[:, -N:]
+    for row, one, real in zip(together, ids, mask.bool(), strict=True):
+        assert torch.equal(row, greedy(model, one[real][None], N)[0, -N:])
+
+
+def repeating(tokens: int) -> torch.Tensor:
+    """A prompt whose continuation is often found in it."""
+    return prompt(1, tokens // 2).repeat(1, 2)
+
+
+@KINDS
+@OPTIONS
+def test_prompt_lookup(name: str, options: dict[str, Any]) -> None:
+    """What was drafted and rejected leaves no trace in window and memory."""
+    model, ids = tiny_llm(name, **options), repeating(4 * N + 2)
+    expected = greedy(model, ids, 2 * N + 3)
+    for drafted in (3, N + 2):
+        assert torch.equal(greedy(model, ids, 2 * N + 3, prompt_lookup_num_tokens=drafted), expected)
+
+
+@KINDS
+def test_assisted_by_an_injected_and_by_a_stock_model(name: str) -> None:
+    model, ids = tiny_llm(name), prompt(1, 2 * N + 3)
+    expected = greedy(model, ids, 2 * N + 3)
+    for assistant in (tiny_llm(name, gate_init=-1.5), tiny_base(name)):
+        assert torch.equal(greedy(model, ids, 2 * N + 3, assistant_model=assistant), expected)
+    base = tiny_base(name)
+    helped = greedy(base, ids, 2 * N + 3, assistant_model=tiny_llm(name))
+    assert torch.equal(helped, greedy(base, ids, 2 * N + 3))
+
+
+@KINDS
+def test_a_conversation_goes_on(name: str) -> None:
+    """With all tokens, as transformers' users do, and with the new ones alone."""
+    model, first = tiny_llm(name), prompt(1, N + 5)
+    out = greedy(model, first, 7, return_dict_in_generate=True)
+    cache, new = out.past_key_values, prompt(1, 2 * N + 3, seed=5)
+    turn = torch.cat([out.sequences, new], 1)
+    expected = greedy(model, turn, N)
+    whole = {"attention_mask": torch.ones_like(turn), "past_key_values": cache.fork()}
+    assert torch.equal(greedy(model, turn, N, **whole), expected)
+    # The last drawn token was not read yet.
+    asked = cache.inputs(turn[:, cache.columns :])
+    assert torch.equal(greedy(model, asked.pop("input_ids"), N, **asked)[:, -N:], expected[:, -N:])
+
+
+@KINDS
+def test_from_embeddings(name: str) -> None:
+    model, ids = tiny_llm(name), prompt(1, 2 * N + 3)
+    embeds = model.get_input_embeddings()(ids)
+    drawn = model.generate(inputs_embeds=embeds, max_new_tokens=N, do_sample=False)
+    assert torch.equal(drawn, greedy(model, ids, N)[:, ids.shape[1] :])
+
+
+def test_logits_to_keep_and_hidden_states() -> None:
+    model, ids = tiny_llm(), prompt(1, 2 * N + 3)
+    assert torch.equal(logits(model, ids, logits_to_keep=1), logits(model, ids)[:, -1:])
+    out = model(ids, output_hidden_states=True)
+    assert len(out.hidden_states) == 3 and isinstance(out.past_key_values, InfiniCache)
+
+
+def test_other_caches_are_one_clear_error() -> None:
+    model, ids = tiny_llm(), prompt(1, 5)
+    for kind in ("static", "offloaded", "quantized", "offloaded_static"):
+        with pytest.raises(ValueError, match=f"cache_implementation='{kind}': an injected model has a bounded cache"):
+            greedy(model, ids, 2, cache_implementation=kind)
+    stock = transformers.DynamicCache(config=model.config)
+    for call in (lambda: greedy(model, ids, 2, past_key_values=stock), lambda: model(ids, past_key_values=stock)):
+        with pytest.raises(ValueError, match="past_key_values is a DynamicCache: an injected model takes an InfiniCache"):
+            call()
+    with pytest.raises(ValueError, match="the cache was made for"):
+        model(ids, past_key_values=InfiniCache(tiny_llm(sinks=1)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output_attentions": True}, "output_attentions: "),
+        ({"attention_mask": torch.ones(1, 1, 5, 5)}, "only a 2D mask"),
+        ({"attention_mask": torch.ones(1, 7)}, "attention_mask has 7 columns: the cache has 0 and the call 5"),
+        ({"position_ids": torch.tensor([[0, 1, 0, 1, 2]]), "use_cache": False}, "packed sequences"),
+    ],
+    ids=["attentions", "4d", "width", "packed"],
+)
+def test_inputs_without_a_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_llm()(prompt(1, 5), **options)
+
+
+def test_a_question_that_would_be_cut_is_refused() -> None:
+    """The new tokens alone, without saying so, are taken for the whole text by generate()."""
+    model = tiny_llm()
+    cache = model(prompt(1, 20)).past_key_values
+    with pytest.raises(ValueError, match="the cache has read 20 tokens, the input has 4"):
+        greedy(model, prompt(1, 4), 2, past_key_values=cache)
+    with pytest.raises(ValueError, match="the batch has 2 rows, the cache 1"):
+        model(prompt(2, 4), past_key_values=cache)
