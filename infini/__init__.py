@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from infini.nn.state import State as State
     from infini.nn.state import load_state as load_state
     from infini.nn.state import save_state as save_state
+    from infini.pretrained.llm import inject as inject
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ _HOME = {
     "build_model": "infini.models",
     "load_state": "infini.nn.state",
     "save_state": "infini.nn.state",
+    "inject": "infini.pretrained.llm",
 }
 __all__ = sorted(_HOME)
 

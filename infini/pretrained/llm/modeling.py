@@ -262,10 +262,18 @@ def convert(model: Any, settings: InfiniSettings) -> None:
     for i, block in enumerate(inner.layers):
         block.self_attn.infini_settings = settings
         if i in settings.layers:
-            device = next(block.self_attn.parameters()).device
+            device = _device(block.self_attn)
             _turn_into(block.self_attn, AttentionMixin)
             block.self_attn.infini_gate = InfiniGate(model.config.num_attention_heads, settings.gate_init, device)
     model.config._attn_implementation = NAME
+
+
+def _device(module: Any) -> torch.device:
+    """Where a module's weights are, or, where accelerate fetches them for each call, where it brings them."""
+    device: torch.device = next(module.parameters()).device
+    hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
+    places = [hook.execution_device for hook in hooks if getattr(hook, "execution_device", None) is not None]
+    return torch.device(places[0]) if device.type == "meta" and places else device
 
 
 def _turn_into(module: Any, mixin: type) -> None:

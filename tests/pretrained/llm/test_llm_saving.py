@@ -1,0 +1,194 @@
+"""Files of injected models: what other programs of transformers' users find in them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_llms import N, logits, logits_in_calls, prompt, tiny_base, tiny_llm
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+
+from infini.pretrained.llm import inject, model_card, settings_of
+
+
+def betas(model: Any) -> list[torch.Tensor]:
+    return [p for name, p in model.named_parameters() if name.endswith("infini_gate.beta")]
+
+
+def test_inject_adds_one_float32_beta_a_query_head_and_nothing_else() -> None:
+    base = tiny_base("gemma3", torch.bfloat16)
+    names = {name: tuple(p.shape) for name, p in base.named_parameters()}
+    model = inject(base, N)
+    assert model is base
+    added = {name: p for name, p in model.named_parameters() if name not in names}
+    assert {name: (tuple(p.shape), p.dtype) for name, p in added.items()} == {
+        f"model.layers.{i}.self_attn.infini_gate.beta": ((4,), torch.float32) for i in (1, 2)
+    }
+    assert names.items() <= {name: tuple(p.shape) for name, p in model.named_parameters()}.items()
+    assert not [name for name, _ in model.named_buffers() if "infini" in name]
+
+
+def test_sharded(tmp_path: Path) -> None:
+    model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+def test_bfloat16_weights_with_float32_betas(tmp_path: Path) -> None:
+    """Cast, saved and loaded; the memory is float32's, the logits the base's within a segment."""
+    model, ids = tiny_llm(dtype=torch.float32, gate_init=-0.123456789), prompt(1, 3 * N)
+    kept = [beta.clone() for beta in betas(model)]
+    for cast in (model.bfloat16(), model.to(torch.float16), model.to(dtype=torch.bfloat16)):
+        assert cast.lm_head.weight.dtype != torch.float32
+        assert all(b.dtype == torch.float32 and torch.equal(b, k) for b, k in zip(betas(model), kept, strict=True))
+    model.save_pretrained(tmp_path)
+    for dtype in ("auto", torch.bfloat16):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        assert loaded.dtype == torch.bfloat16 and loaded.lm_head.weight.dtype == torch.bfloat16
+        assert all(b.dtype == torch.float32 and torch.equal(b, k) for b, k in zip(betas(loaded), kept, strict=True))
+        assert torch.equal(logits(loaded, ids), logits(model, ids))
+    cache = logits_in_calls(loaded, ids, [3 * N])[1]
+    state = cache.layers[0].state
+    assert state.memory.m_BGKV.dtype == torch.float32 and state.window.k_BGNK.dtype == torch.bfloat16
+    base = LlamaForCausalLM.from_pretrained(tmp_path, config=tiny_base().config, dtype=torch.bfloat16)
+    assert torch.equal(logits(loaded, ids[:, :N]), logits(base, ids[:, :N]))
+
+
+def test_device_map(tmp_path: Path) -> None:
+    """As accelerate places modules: all on one device, and with a layer on disk. Injected before and after."""
+    pytest.importorskip("accelerate")
+    model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
+    expected = logits(model, ids)
+    model.save_pretrained(tmp_path / "injected")
+    tiny_base(dtype=torch.float32).save_pretrained(tmp_path / "base")
+    parts = {
+        "model.embed_tokens": "cpu",
+        "model.layers.0": "cpu",
+        "model.layers.1": "disk",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+        "lm_head": "cpu",
+    }
+    for device_map in ("auto", parts):
+        options = {"device_map": device_map, "offload_folder": tmp_path / "offloaded"}
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "injected", **options)
+        assert torch.equal(logits(loaded, ids), expected)
+        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", **options)
+        assert torch.equal(logits(inject(base, N, gate_init=-0.5).eval(), ids), expected)
+        assert torch.allclose(logits_in_calls(base, ids, [N + 1, 2 * N - 1])[0], expected, atol=1e-5)
+
+
+def test_a_checkpoint_without_betas_begins_as_gate_init_says(tmp_path: Path) -> None:
+    """The base's own files, with the config of an injected model."""
+    model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
+    tiny_base(dtype=torch.float32).save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, config=model.config)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+def test_the_config_says_what_was_asked(tmp_path: Path) -> None:
+    model = tiny_llm(rule="linear", window="previous", sinks=2, first_segment="zero", layers=[-1])
+    model.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["model_type"] == "infini_llama" and stored["architectures"] == ["InfiniLlamaForCausalLM"]
+    assert stored["infini"]["layers"] == [1] and stored["infini"]["window"] == "previous"
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert settings_of(config) == model.model.infini_settings
+    assert not hasattr(model.model.layers[0].self_attn, "infini_gate")
+    stored["infini"]["format"] = 99
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="config.infini has format=99"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_process_that_never_imported_us(tmp_path: Path) -> None:
+    """By the file beside the weights, where the user trusts it; with a clear word where not."""
+    model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
+    model.save_pretrained(tmp_path / "saved")
+    torch.save(logits(model, ids), tmp_path / "expected.pt")
+    code = f"""
+import sys, torch
+from transformers import AutoModelForCausalLM
+assert not any(name.startswith("infini") for name in sys.modules)
+try:
+    AutoModelForCausalLM.from_pretrained({str(tmp_path / "saved")!r}, trust_remote_code=False)
+except ValueError as error:
+    assert "trust_remote_code" in str(error), error
+else:
+    raise AssertionError("loaded")
+for trust in (True, None):    # once loaded, the class is known
+    model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "saved")!r}, trust_remote_code=trust)
+    ids = torch.tensor({ids.tolist()})
+    with torch.no_grad():
+        assert torch.equal(model(ids, use_cache=False).logits, torch.load({str(tmp_path / "expected.pt")!r}))
+model.save_pretrained({str(tmp_path / "again")!r})
+"""
+    environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = [{path.name for path in (tmp_path / folder).iterdir()} for folder in ("saved", "again")]
+    assert names[0] == names[1] >= {"modeling_infini.py", "README.md", "model.safetensors", "config.json"}
+
+
+def test_model_card(tmp_path: Path) -> None:
+    """Names the base, the segment length, the rule and the training; one that the user wrote stays."""
+    base = tiny_base(dtype=torch.float32)
+    base.config._name_or_path = "someone/tiny-llama"
+    model = inject(base, N, "linear", sinks=1, gate_init=0.0)
+    model.config.infini["training"] = "3 steps on nothing"
+    card = model_card(model)
+    for line in (
+        "base_model: someone/tiny-llama",
+        "| base | someone/tiny-llama |",
+        "| segment length | 8 tokens |",
+        "| update rule | linear (Eq. 4) |",
+        "| gates, sigmoid(beta) | 8, from 0.500 to 0.500 |",
+        "| sinks (an addition to the paper unless 0) | 1 |",
+        "| training | 3 steps on nothing |",
+    ):
+        assert f"{line}\n" in card
+    (tmp_path / "README.md").write_text("mine")
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("has_card", [False, True])
+def test_push_to_hub(has_card: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads what is saved, the card too unless there is one. The hub is mocked."""
+    sent: dict[str, Any] = {}
+
+    class Hub:
+        def __init__(self, token: Any = None) -> None:
+            sent["token"] = token
+
+        def create_repo(self, repo_id: str, **options: Any) -> Any:
+            return type("Repo", (), {"repo_id": f"me/{repo_id}"})
+
+        def file_exists(self, repo_id: str, name: str, **options: Any) -> bool:
+            return has_card
+
+        def upload_folder(self, folder_path: str, **options: Any) -> Any:
+            sent.update(options, names={path.name for path in Path(folder_path).iterdir()})
+            return type("Commit", (), {"commit_url": "address"})
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert tiny_llm().push_to_hub("model", token="t", private=True) == "address"
+    assert sent["repo_id"] == "me/model" and sent["token"] == "t"
+    assert sent["names"] >= {"README.md", "modeling_infini.py", "model.safetensors"}
+    assert sent["ignore_patterns"] == (["README.md"] if has_card else None)
+
+
+def test_import_infini_stays_cheap() -> None:
+    """Neither torch nor transformers; `from infini import inject` brings both."""
+    code = (
+        "import sys, infini; assert not {'torch', 'transformers'} & set(sys.modules);"
+        "from infini import inject; from infini.pretrained import llm; assert inject is llm.inject"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,150 @@
+"""Training injected models: gradients, the Trainer, mixed precision, gates, and a state carried between sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_close, relative_error
+from tiny_llms import GATE, N, logits, padded, prompt, tiny_llm
+
+from infini.pretrained.llm import InfiniCache, parameter_groups
+
+RULES = pytest.mark.parametrize("rule", ["linear", "delta"])
+OPTIONS = pytest.mark.parametrize("options", [{}, {"window": "previous", "sinks": 2}], ids=["paper", "both"])
+
+
+def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def loss_in_calls(model: Any, ids: torch.Tensor, calls: list[int], detach: bool = False) -> torch.Tensor:
+    """Of all tokens, with the state carried from call to call."""
+    cache, parts = InfiniCache(model), []
+    for part in ids.split(calls, 1):
+        parts.append(model(part, past_key_values=cache, use_cache=True).logits)
+        if detach:
+            cache.detach()
+    return torch.cat(parts, 1).square().mean()
+
+
+@RULES
+@OPTIONS
+def test_a_carried_state_gives_the_gradients_of_one_call(rule: str, options: dict[str, Any]) -> None:
+    """Unless it is detached, where they end; the loss is the same."""
+    model, ids = tiny_llm(rule=rule, **options).train(), prompt(2, 4 * N + 3)
+    loss = model(ids).logits.square().mean()
+    expected = gradients(model, loss)
+    for calls in ([2 * N, 2 * N + 3], [N + 3, 1, 3 * N - 1]):
+        again = loss_in_calls(model, ids, calls)
+        assert_close(again, loss, 1e-10, "loss")
+        for name, gradient in gradients(model, again).items():
+            assert_close(gradient, expected[name], 1e-6 if "beta" in name else 1e-10, f"{calls}: {name}")
+        cut = loss_in_calls(model, ids, calls, detach=True)
+        assert_close(cut, loss, 1e-10, "loss")
+        assert relative_error(gradients(model, cut)["model.layers.0.self_attn.k_proj.weight"],
+                              expected["model.layers.0.self_attn.k_proj.weight"]) > 1e-3  # fmt: skip
+
+
+@OPTIONS
+def test_a_carried_state_and_checkpointed_activations(options: dict[str, Any]) -> None:
+    """The layers' second forward pass begins where the first did, and writes nothing twice."""
+    model, ids = tiny_llm(**options).train(), prompt(2, 4 * N + 3)
+    calls = [N + 3, 3 * N]
+    loss = loss_in_calls(model, ids, calls)
+    expected = gradients(model, loss)
+    model.activation_checkpointing_enable()
+    again = loss_in_calls(model, ids, calls)
+    assert_close(again, loss, 1e-10, "loss")
+    for name, gradient in gradients(model, again).items():
+        assert_close(gradient, expected[name], 1e-10, name)
+    cache = model(ids, past_key_values=InfiniCache(model), use_cache=True).past_key_values
+    assert cache.lengths == [4 * N + 3] * 2
+    with pytest.raises(ValueError, match="only where every layer has a memory"):
+        some = tiny_llm("gemma3").train()
+        some.activation_checkpointing_enable()
+        some(ids, past_key_values=InfiniCache(some))
+
+
+def test_training_keeps_no_state_unless_asked() -> None:
+    model, ids = tiny_llm().train(), prompt(1, N)
+    assert model(ids).past_key_values is None
+    assert isinstance(model(ids, use_cache=True).past_key_values, InfiniCache)
+    assert isinstance(model.eval()(ids).past_key_values, InfiniCache)
+
+
+def test_padded_rows_give_the_gradients_of_rows_apart() -> None:
+    model = tiny_llm().train()
+    for side in ("left", "right"):
+        prompts, ids, mask = padded([5, 2 * N + 1, 3 * N], side=side)
+        together = model(ids, attention_mask=mask).logits[mask.bool()]
+        apart = torch.cat([model(one[None]).logits[0] for one in prompts])
+        ours, theirs = (gradients(model, x.square().mean()) for x in (together, apart))
+        for name, gradient in ours.items():
+            assert_close(gradient, theirs[name], 1e-6 if "beta" in name else 1e-10, f"{side}: {name}")
+
+
+@RULES
+def test_mixed_precision(rule: str) -> None:
+    """Autocast to bfloat16: near float32, gates in float32, finite gradients, checkpointed or not."""
+    model, ids = tiny_llm(rule=rule, dtype=torch.float32).train(), prompt(2, 4 * N)
+    expected = gradients(model, model(ids, labels=ids).loss)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(ids, labels=ids).loss
+        found = gradients(model, loss)
+        assert found.keys() == expected.keys()
+        assert all(g.dtype == torch.float32 and g.isfinite().all() for g in found.values())
+        ours, theirs = (torch.cat([g.flatten() for g in x.values()]) for x in (found, expected))
+        assert relative_error(ours, theirs) < 0.1
+        model.activation_checkpointing_enable()
+
+
+def test_gates_have_a_rate_of_their_own_and_no_decay() -> None:
+    """1,000 gradients of one sign move every beta by more than 1, as no gate moves at the model's rate."""
+    model = tiny_llm("gemma3", dtype=torch.float32)
+    groups = parameter_groups(model, lr=1e-5, gate_lr=1e-2, weight_decay=0.1)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    gates = next(group for group in groups if group["name"] == "gates")
+    assert gates["lr"] == 1e-2 and gates["weight_decay"] == 0 and len(gates["params"]) == 2
+    optimizer = torch.optim.AdamW(groups)
+    for _ in range(1000):
+        for beta in gates["params"]:
+            beta.grad = torch.full_like(beta, -1e-4)
+        optimizer.step()
+    assert all((beta - GATE > 1).all() for beta in gates["params"])
+    model.requires_grad_(False)
+    gates["params"][0].requires_grad_()
+    assert [group["name"] for group in parameter_groups(model, lr=1e-5)] == ["gates"]
+
+
+def test_trainer_of_transformers(tmp_path: Path) -> None:
+    """Trains, saves, resumes; with checkpointed activations and gates in their own group."""
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    rows = [{"input_ids": row, "labels": row} for row in prompt(8, 3 * N)]
+
+    def trainer(model: Any, steps: int) -> Trainer:
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=steps, per_device_train_batch_size=2, report_to=[], save_steps=2, use_cpu=True,
+            gradient_checkpointing=True, disable_tqdm=True, logging_strategy="no", seed=1,
+        )  # fmt: skip
+        optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-3))
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+        return Trainer(model, arguments, train_dataset=rows, optimizers=(optimizer, schedule))
+
+    model = tiny_llm(dtype=torch.float32)
+    trainer(model, 4).train()
+    resumed = tiny_llm(dtype=torch.float32)
+    trainer(resumed, 4).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    ids = prompt(1, 4 * N)
+    assert_close(logits(resumed.eval(), ids), logits(model.eval(), ids), 1e-6, "resumed")
+    betas = [p for name, p in model.named_parameters() if name.endswith("beta")]
+    assert all((b - GATE).abs().max() > 0.01 for b in betas)
+    loaded = type(model).from_pretrained(tmp_path / "checkpoint-4")
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
