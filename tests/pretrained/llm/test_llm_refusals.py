@@ -1,0 +1,109 @@
+"""What cannot be injected, and options out of range: one line that says what can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny_llms import N, logits, logits_in_calls, prompt, tiny_base, tiny_llm
+
+from infini.pretrained.llm import inject
+
+KNOWN = (
+    "these can be injected: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
+    "Gemma2ForCausalLM, Gemma3ForCausalLM, SmolLM3ForCausalLM, Olmo2ForCausalLM, Phi3ForCausalLM"
+)
+SMALL: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 11, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def test_a_family_with_sinks_as_parameters_is_refused() -> None:
+    config = transformers.GptOssConfig(**SMALL, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+    with pytest.raises(ValueError, match="GptOssForCausalLM cannot be injected: its attention sinks are parameters") as e:
+        inject(transformers.GptOssForCausalLM(config), N)
+    assert KNOWN in str(e.value) and "\n" not in str(e.value)
+
+
+def test_an_unknown_family_is_refused() -> None:
+    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=11)
+    with pytest.raises(ValueError, match="GPT2LMHeadModel cannot be injected: the family is not known") as error:
+        inject(transformers.GPT2LMHeadModel(config), N)
+    assert KNOWN in str(error.value)
+    with pytest.raises(ValueError, match="LlamaModel cannot be injected.*did you mean 'LlamaForCausalLM'"):
+        inject(tiny_base().model, N)
+    with pytest.raises(ValueError, match="Linear cannot be injected"):
+        inject(torch.nn.Linear(1, 1), N)
+
+
+def test_a_multimodal_model_is_refused() -> None:
+    class Seer(torch.nn.Module):
+        config = type("Config", (), {"vision_config": object()})
+
+    with pytest.raises(ValueError, match="Seer cannot be injected: it is multimodal"):
+        inject(Seer(), N)
+
+
+def test_a_model_is_injected_once() -> None:
+    with pytest.raises(ValueError, match="InfiniLlamaForCausalLM: has a memory already"):
+        inject(tiny_llm(), N)
+
+
+def test_peft_comes_after() -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(tiny_base(), peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="inject the base model first"):
+        inject(model, N)
+
+
+def test_a_bidirectional_model_is_refused() -> None:
+    model = tiny_base("gemma3")
+    model.config.use_bidirectional_attention = True
+    with pytest.raises(ValueError, match="its attention is bidirectional"):
+        inject(model, N)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("llama", {"segment_length": 0}, "segment_length=0: must be at least 1"),
+        ("llama", {"segment_length": 8.0}, "segment_length=8.0: must be a whole number"),
+        ("llama", {"update_rule": "Delta"}, "update_rule='Delta': must be one of linear, delta; did you mean 'delta'?"),
+        ("llama", {"window": "both"}, "window='both': must be one of segment, previous"),
+        ("llama", {"first_segment": "none"}, "first_segment='none': must be one of local, zero"),
+        ("llama", {"sinks": 9}, "sinks=9: must be from 0 to segment_length=8"),
+        ("llama", {"gate_init": float("-inf")}, "gate_init=-inf: must be a finite number"),
+        ("llama", {"layers": [2]}, r"layers=\[2\]: name at least one of 0 to 1"),
+        ("llama", {"layers": []}, r"layers=\[\]: name at least one of 0 to 1"),
+        ("llama", {"local_attention": "flash"}, "local_attention='flash': must be one of sdpa, eager"),
+        ("gemma2", {"local_attention": "sdpa"}, "local_attention='sdpa': this model caps its scores"),
+        ("gemma2", {"layers": [0, 1]}, "a token sees 8, and the layers slide over 5: at most that"),
+        ("mistral_sliding", {"window": "previous", "segment_length": 17}, "a token sees 34, and the layers slide over 32"),
+        ("phi3_longrope", {"segment_length": 65}, r"\(longrope\) changes beyond 64 tokens, and a token sees 65"),
+        ("llama_dynamic", {"segment_length": 17}, r"\(dynamic\) changes beyond 16 tokens"),
+    ],
+)
+def test_options_out_of_range(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        inject(tiny_base(name), **{"segment_length": N, **options})
+
+
+def test_layers_that_slide_stay_unless_they_are_named() -> None:
+    """All are converted where none is global; named in the config."""
+    chosen = {name: tiny_llm(name).config.infini["layers"] for name in ("gemma2", "gemma3", "mistral_sliding")}
+    assert chosen == {"gemma2": [1], "gemma3": [1, 2], "mistral_sliding": [0, 1]}
+    assert tiny_llm("gemma3", layers=[2]).config.infini["layers"] == [2]
+    base = tiny_base("gemma2", sliding_window=3 * N)
+    assert inject(base, N, layers=[0]).config.infini["layers"] == [0]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3"])
+def test_a_global_layer_may_stay_the_bases(name: str) -> None:
+    """It then sees everything, and its cache grows."""
+    model, ids = tiny_llm(name, layers=[1]), prompt(2, 3 * N + 1)
+    found, cache = logits_in_calls(model, ids, [N + 1, 1, 2 * N - 1])
+    assert (found - logits(model, ids)).abs().max() < 1e-5
+    assert set(cache.memory_layers) == {1}
