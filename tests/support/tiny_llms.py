@@ -135,7 +135,9 @@ def prompt(rows: int, tokens: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(2, VOCABULARY, (rows, tokens), generator=torch.Generator().manual_seed(seed))
 
 
-def padded(lengths: list[int], seed: int = 0, side: str = "left") -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+def padded(
+    lengths: list[int], seed: int = 0, side: str = "left"
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """Prompts of these lengths apart, and together: (prompts, ids, attention mask)."""
     prompts = [prompt(1, n, seed + i)[0] for i, n in enumerate(lengths)]
     most = max(lengths)

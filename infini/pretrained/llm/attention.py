@@ -110,7 +110,7 @@ class Layer:
         cos, sin = self.cos_PR[positions], self.sin_PR[positions]
         if isinstance(positions, slice):
             cos, sin = cos[None], sin[None]
-        return _stock(self.module).apply_rotary_pos_emb(q_BHTK, k_BGTK, cos, sin)  # type: ignore[no-any-return]
+        return _stock(self.module).apply_rotary_pos_emb(q_BHTK, k_BGTK, cos, sin)
 
     def rotate_keys(self, k_BGTK: torch.Tensor, positions: slice | torch.Tensor) -> torch.Tensor:
         """As `rotate`, for keys alone."""
@@ -132,7 +132,7 @@ class Layer:
         a_BTHV, _ = _kernel(self.module, self.settings)(
             self.module, q_BHTK, k_BGYK, v_BGYV, mask, **self.kernel_options
         )
-        return a_BTHV.transpose(1, 2)  # type: ignore[no-any-return]
+        return a_BTHV.transpose(1, 2)
 
     def mix(
         self, a_BSHTV: torch.Tensor, q_BSHTK: torch.Tensor, read: Memory, first: torch.Tensor | bool | None
@@ -182,7 +182,7 @@ def _stock(module: Any) -> Any:
 
 def _kernel(module: Any, settings: InfiniSettings) -> Callable[..., Any]:
     eager = _stock(module).eager_attention_forward
-    return ALL_ATTENTION_FUNCTIONS.get_interface(settings.local_attention, eager)  # type: ignore[no-any-return]
+    return ALL_ATTENTION_FUNCTIONS.get_interface(settings.local_attention, eager)
 
 
 def empty_state(k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, settings: InfiniSettings, keep: bool) -> LayerState:
@@ -391,7 +391,9 @@ def _attend_single(
     if early:
         at = torch.tensor(early, device=device)
         k_sink = layer.rotate_keys(k_BG1K, slot_B[:, None].clamp(max=X - 1))
-        state = state._replace(sinks=Sinks(put(state.sinks[0], k_sink, at), put(state.sinks[1], v_BG1V, at)))
+        state = state._replace(
+            sinks=Sinks(*(put(*pair, at) for pair in zip(state.sinks, (k_sink, v_BG1V), strict=True)))
+        )
     own_B1 = settings.own_position + slot_B[:, None]
     q_own, k_own = layer.rotate(k_BG1K[:, :1] if q_BH1K is None else q_BH1K, k_BG1K, own_B1)
     window = Window(put(state.window.k_BGNK, k_own), put(state.window.v_BGNV, v_BG1V))
@@ -509,7 +511,7 @@ def infini_attention(
     [B, T, H, V]. Layers without a gate run their own kernel."""
     if not hasattr(module, "infini_gate"):
         stock = _kernel(module, module.infini_settings)
-        return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)  # type: ignore[no-any-return]
+        return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
     if infini is None:
         raise RuntimeError("a layer with a memory was called outside of its model's forward")
     kinds = [name for name in (getattr(module, "layer_type", None), None) if name in infini.tables]

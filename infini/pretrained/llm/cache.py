@@ -117,7 +117,9 @@ class _Written:
         def cut(span: slice) -> _Written:
             # Copies, so that what is given up is freed.
             mask = None if self.mask_BT is None else self.mask_BT[:, span]
-            layers = {i: (layer, k[:, :, span].clone(), v[:, :, span].clone()) for i, (layer, k, v) in self.layers.items()}
+            layers = {
+                i: (layer, k[:, :, span].clone(), v[:, :, span].clone()) for i, (layer, k, v) in self.layers.items()
+            }
             length = len(range(self.columns)[span])
             return _Written(length, mask, layers)
 
@@ -174,6 +176,10 @@ class InfiniCache(Cache):
     options `window=previous` and `sinks` keep). Where all layers have a memory, or the others slide, the bytes do not
     grow with the document.
     """
+
+    layers: list[Any]
+    _is_user_defined: bool
+    """Set by generate() where the user passed the cache."""
 
     def __init__(self, config: Any) -> None:
         config = getattr(config, "config", config)
@@ -256,7 +262,9 @@ class InfiniCache(Cache):
         if tokens_to_remove > 0:
             raise InputError(f"crop({tokens_to_remove}): pass a negative number, the columns to take back")
         if not self._is_recording() and tokens_to_remove:
-            raise InputError("crop: call activate_past_recording() before the tokens that are to be taken back are read")
+            raise InputError(
+                "crop: call activate_past_recording() before the tokens that are to be taken back are read"
+            )
         super().crop(tokens_to_remove)
         past, self._past = self._past, None
         if not tokens_to_remove or past is None:
@@ -274,7 +282,7 @@ class InfiniCache(Cache):
         self._recording = self._recording and all(layer.record_past for layer in self.memory_layers.values())
         return self._recording
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Any) -> None:
         """The rows named, in that order (beam search)."""
         super().reorder_cache(beam_idx)
         self._pick(beam_idx.tolist())

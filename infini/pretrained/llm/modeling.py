@@ -134,7 +134,7 @@ class ModelMixin(_Initialised):
             return InfiniCache(self.config) if use_cache and not again else None
         if not isinstance(given, InfiniCache):
             raise InputError(
-                f"past_key_values is a {type(given).__name__}: an injected model takes an InfiniCache(model.config), or None"
+                f"past_key_values is a {type(given).__name__}: an injected model takes an InfiniCache(model), or None"
             )
         if given.settings != self.infini_settings or len(given.layers) != len(self.layers):
             raise InputError(f"the cache was made for {given.settings}, the model has {self.infini_settings}")
@@ -177,7 +177,7 @@ class ModelMixin(_Initialised):
                 kinds = getattr(rotary, "layer_types", None) or [None]
                 tables = {kind: rotary(like, position, *([kind] if kind else [])) for kind in kinds}
             found[device, dtype] = {kind: (cos[0], sin[0]) for kind, (cos, sin) in tables.items()}
-        return found[device, dtype]  # type: ignore[no-any-return]
+        return found[device, dtype]
 
 
 class CausalLMMixin(_Initialised):
@@ -211,15 +211,15 @@ class CausalLMMixin(_Initialised):
             return
         if not isinstance(cache, InfiniCache):
             raise InputError(
-                f"past_key_values is a {type(cache).__name__}: an injected model takes an InfiniCache(model.config), or None"
+                f"past_key_values is a {type(cache).__name__}: an injected model takes an InfiniCache(model), or None"
             )
         mask = model_kwargs.get("attention_mask")
         # generate() puts a mask of ones aside.
         width = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", None)
         if width is not None and width <= cache.columns:
             raise InputError(
-                f"the cache has read {cache.columns} tokens, the input has {width}: pass all tokens from the first on, or "
-                "only the new ones by generate(**cache.inputs(input_ids))"
+                f"the cache has read {cache.columns} tokens, the input has {width}: pass all tokens from the first on, "
+                "or only the new ones by generate(**cache.inputs(input_ids))"
             )
         cache._is_user_defined = True
 
@@ -271,7 +271,7 @@ def convert(model: Any, settings: InfiniSettings) -> None:
 def _device(module: Any) -> torch.device:
     """Where a module's weights are, or, where accelerate fetches them for each call, where it brings them."""
     device: torch.device = next(module.parameters()).device
-    hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
+    hooks: Any = (getattr(part, "_hf_hook", None) for part in module.modules())
     places = [hook.execution_device for hook in hooks if getattr(hook, "execution_device", None) is not None]
     return torch.device(places[0]) if device.type == "meta" and places else device
 

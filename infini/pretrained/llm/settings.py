@@ -1,4 +1,4 @@
-"""What an injected model is, beside its base: the options of `inject`, kept in the model's config as `config.infini`."""
+"""What an injected model is beside its base: the options of `inject`, kept in its config as `config.infini`."""
 
 from __future__ import annotations
 

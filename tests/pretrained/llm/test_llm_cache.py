@@ -26,7 +26,9 @@ def test_its_bytes_do_not_grow(name: str, options: dict[str, Any]) -> None:
     sizes = set()
     for seed in range(12):
         with torch.no_grad():
-            cache = model(prompt(1, [N, 40 * N, 1][seed % 3], seed), past_key_values=cache, use_cache=True).past_key_values
+            cache = model(
+                prompt(1, [N, 40 * N, 1][seed % 3], seed), past_key_values=cache, use_cache=True
+            ).past_key_values
         if seed > 1:
             stored = [x for layer in cache.memory_layers.values() for _, x in cache_leaves(layer.state)]
             kept = sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in stored}.values())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, relative_error
-from tiny_llms import N, VOCABULARY, greedy, logits, logits_in_calls, padded, prompt, tiny_base, tiny_llm
+from tiny_llms import VOCABULARY, N, greedy, logits, logits_in_calls, padded, prompt, tiny_base, tiny_llm
 from transformers import AutoModelForCausalLM
 
 from infini.nn.ops import memory

@@ -130,7 +130,9 @@ def test_other_caches_are_one_clear_error() -> None:
             greedy(model, ids, 2, cache_implementation=kind)
     stock = transformers.DynamicCache(config=model.config)
     for call in (lambda: greedy(model, ids, 2, past_key_values=stock), lambda: model(ids, past_key_values=stock)):
-        with pytest.raises(ValueError, match="past_key_values is a DynamicCache: an injected model takes an InfiniCache"):
+        with pytest.raises(
+            ValueError, match="past_key_values is a DynamicCache: an injected model takes an InfiniCache"
+        ):
             call()
     with pytest.raises(ValueError, match="the cache was made for"):
         model(ids, past_key_values=InfiniCache(tiny_llm(sinks=1)))

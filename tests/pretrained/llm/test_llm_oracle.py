@@ -64,15 +64,11 @@ def oracle(
     return torch.cat(outputs), m, z
 
 
-def layer_by_oracle(
-    model: Any, embeds_BTD: torch.Tensor, rule: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def layer_by_oracle(model: Any, embeds_BTD: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What goes into the first layer's output projection [B, T, H K], and M, z by key-value head."""
     settings, layer = model.model.infini_settings, model.model.layers[0]
     x, attention = layer.input_layernorm(embeds_BTD), layer.self_attn
-    q, k, v = (
-        p(x).unflatten(-1, (-1, K)) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
+    q, k, v = (p(x).unflatten(-1, (-1, K)) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
     beta = attention.infini_gate.beta.double()
     rows, ms, zs = [], [], []
     for b in range(len(x)):

@@ -23,7 +23,9 @@ SMALL: dict[str, Any] = {
 
 def test_a_family_with_sinks_as_parameters_is_refused() -> None:
     config = transformers.GptOssConfig(**SMALL, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
-    with pytest.raises(ValueError, match="GptOssForCausalLM cannot be injected: its attention sinks are parameters") as e:
+    with pytest.raises(
+        ValueError, match="GptOssForCausalLM cannot be injected: its attention sinks are parameters"
+    ) as e:
         inject(transformers.GptOssForCausalLM(config), N)
     assert KNOWN in str(e.value) and "\n" not in str(e.value)
 
@@ -81,7 +83,11 @@ def test_a_bidirectional_model_is_refused() -> None:
         ("llama", {"local_attention": "flash"}, "local_attention='flash': must be one of sdpa, eager"),
         ("gemma2", {"local_attention": "sdpa"}, "local_attention='sdpa': this model caps its scores"),
         ("gemma2", {"layers": [0, 1]}, "a token sees 8, and the layers slide over 5: at most that"),
-        ("mistral_sliding", {"window": "previous", "segment_length": 17}, "a token sees 34, and the layers slide over 32"),
+        (
+            "mistral_sliding",
+            {"window": "previous", "segment_length": 17},
+            "a token sees 34, and the layers slide over 32",
+        ),
         ("phi3_longrope", {"segment_length": 65}, r"\(longrope\) changes beyond 64 tokens, and a token sees 65"),
         ("llama_dynamic", {"segment_length": 17}, r"\(dynamic\) changes beyond 16 tokens"),
     ],
