@@ -28,7 +28,7 @@ from infini.nn.ops import memory as ops
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.ops.memory import Memory
 from infini.nn.state import map_state, place_rows, select_rows
-from infini.pretrained.llm.plan import Group, Piece, SingleTokens, pieces
+from infini.pretrained.llm.plan import Columns, Group, Piece, SingleTokens, pieces
 from infini.pretrained.llm.settings import InfiniSettings
 
 NAME = "infini"
@@ -80,7 +80,10 @@ class Call:
     """One forward pass: the work of the host's plan, the state that each layer begins with, and what comes of it."""
 
     groups: list[Group | SingleTokens]
+    columns_B: list[Columns]
+    """Of each row, the columns of its real tokens."""
     columns: int
+    mask_BT: torch.Tensor | None
     tables: dict[str | None, tuple[torch.Tensor, torch.Tensor]]
     """Cosines and sines [positions, R] by layer type."""
     keep: bool
@@ -496,6 +499,7 @@ class InfiniGate(nn.Module):
         return super()._apply(kept, recurse)
 
 
+@torch.compiler.disable
 def infini_attention(
     module: Any,
     query: torch.Tensor,

@@ -224,25 +224,27 @@ class InfiniCache(Cache):
 
     # What the model does with it.
 
-    def begin(self, call: Call, batch: int) -> None:
+    @torch.compiler.disable
+    def begin(self, call: Call) -> None:
         """Give a call the states that it goes on from."""
         call.states = {i: layer.state for i, layer in self.memory_layers.items()}
         if not self.lengths:
-            self.lengths, self._leads = [0] * batch, [0] * batch
+            self.lengths, self._leads = ([0] * len(call.columns_B) for _ in range(2))
         if self._recording:
             call.written = {}
             if self._past is None:
                 states = {i: None if s is None else fork(s) for i, s in call.states.items()}
                 self._past = _Past(states, list(self.lengths), list(self._leads), self.columns)
 
-    def commit(self, call: Call, columns_B: list[Columns], mask_BT: torch.Tensor | None) -> None:
+    @torch.compiler.disable
+    def commit(self, call: Call) -> None:
         """Take what a call left."""
-        self.lengths, self._leads = _counted(self.lengths, self._leads, columns_B, call.columns)
+        self.lengths, self._leads = _counted(self.lengths, self._leads, call.columns_B, call.columns)
         for i, layer in self.memory_layers.items():
             layer.state, layer.is_initialized = call.results.pop(i, layer.state), True
             layer.columns += call.columns
         if call.written is not None and self._past is not None:
-            self._past.calls.append(_Written(call.columns, mask_BT, call.written))
+            self._past.calls.append(_Written(call.columns, call.mask_BT, call.written))
             if self._past.recorded > 2 * ROLLBACK:
                 self._past.advance(self._past.recorded - ROLLBACK, self.settings)
 

@@ -40,7 +40,10 @@ def inject(
     gate_init: beta at the start; sigmoid(beta) is the weight of the memory. first_segment: what is read where nothing
     was written: "local" (the gate is bypassed) or "zero".
     Additions to the paper, off by default: window="previous" (local attention sees the segment before, too, and the
-    memory what is older), sinks=n (the document's first n tokens stay visible to local attention).
+    memory what is older), sinks=n (the document's first n tokens stay visible to local attention). Pretrained models
+    rest on the first token that they see: with window="previous" no segment but the first has such a token of its own,
+    so give it sinks=1 (SmolLM2, 2,048 tokens of a book, segments of 512, gates shut: perplexity 42.8, and 32.6 with it;
+    the base with all of the text 32.4).
     local_attention: the kernel, "sdpa" or "eager"; None: the model's, "eager" where it caps its scores.
 
     Raises InputError (a ValueError) for a model that cannot be injected, with the list of those that can, and for

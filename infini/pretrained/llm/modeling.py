@@ -72,6 +72,7 @@ class ModelMixin(_Initialised):
 
     infini_settings: InfiniSettings
 
+    @torch.compiler.disable(recursive=False)
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -90,26 +91,10 @@ class ModelMixin(_Initialised):
         x = input_ids if input_ids is not None else inputs_embeds
         if x is None:
             raise InputError("pass input_ids or inputs_embeds")
-        settings, (B, T) = self.infini_settings, x.shape[:2]
-        again = self.training and getattr(self, "is_activation_checkpointing", False)
-        cache = self._cache_of(past_key_values, use_cache, again)
         if options.get("output_attentions") or self.config.output_attentions:
             raise InputError("output_attentions: local attention and memory are not one matrix; there is none to give")
-        mask_BT = self._checked_mask(attention_mask, position_ids, cache, T)
-        lengths = cache.lengths if cache is not None and cache.lengths else [0] * B
-        if len(lengths) != B:
-            raise InputError(
-                f"the batch has {B} rows, the cache {len(lengths)}: pass as many, or cache.fork(repeats=...) for more"
-            )
-        columns_B = real_columns(mask_BT, B, T)
-        call = Call(
-            group_rows(lengths, columns_B, T, settings.segment_length, settings.depth),
-            T,
-            self._tables(x.device if inputs_embeds is None else inputs_embeds.device),
-            keep=cache is not None,
-        )
-        if cache is not None:
-            cache.begin(call, B)
+        again = self.training and getattr(self, "is_activation_checkpointing", False)
+        call, cache = self._begin(x, attention_mask, position_ids, past_key_values, use_cache, again)
         output = super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -122,10 +107,30 @@ class ModelMixin(_Initialised):
             **options,
         )
         if cache is not None:
-            cache.commit(call, columns_B, mask_BT)
+            cache.commit(call)
             if hasattr(output, "past_key_values"):
                 output.past_key_values = cache
         return output
+
+    @torch.compiler.disable
+    def _begin(
+        self, x: torch.Tensor, mask: Any, position_ids: Any, given: Any, use_cache: bool | None, again: bool
+    ) -> tuple[Call, InfiniCache | None]:
+        """The plan of a call, and its cache if it has one. On the host, so nothing for a compiler."""
+        settings, (B, T) = self.infini_settings, x.shape[:2]
+        cache = self._cache_of(given, use_cache, again)
+        mask_BT = self._checked_mask(mask, position_ids, cache, T)
+        lengths = cache.lengths if cache is not None and cache.lengths else [0] * B
+        if len(lengths) != B:
+            raise InputError(
+                f"the batch has {B} rows, the cache {len(lengths)}: pass as many, or cache.fork(repeats=...) for more"
+            )
+        columns_B = real_columns(mask_BT, B, T)
+        groups = group_rows(lengths, columns_B, T, settings.segment_length, settings.depth)
+        call = Call(groups, columns_B, T, mask_BT, self._tables(x.device), keep=cache is not None)
+        if cache is not None:
+            cache.begin(call)
+        return call, cache
 
     def _cache_of(self, given: Any, use_cache: bool | None, again: bool) -> InfiniCache | None:
         if given is None:

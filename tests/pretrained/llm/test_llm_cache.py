@@ -115,7 +115,7 @@ def test_inputs_behind_padding() -> None:
 
 @KINDS
 @OPTIONS
-@pytest.mark.parametrize("read", [1, N - 1, 2 * N, 3 * N + 1])
+@pytest.mark.parametrize("read", [1, 2 * N, 3 * N + 1])
 def test_crop_leaves_no_trace(name: str, options: dict[str, Any], read: int) -> None:
     """Whatever was taken back, inside a segment or over boundaries, the state is that of the tokens that stayed."""
     model, ids = tiny_llm(name, **options), prompt(1, 6 * N)

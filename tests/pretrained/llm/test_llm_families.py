@@ -29,10 +29,18 @@ from infini.pretrained.llm import GATE_MODULES, inject
 ALL = pytest.mark.parametrize("name", VARIANTS)
 EACH = pytest.mark.parametrize("name", FAMILIES)
 RULES = pytest.mark.parametrize("rule", ["linear", "delta"])
-OPTIONS = pytest.mark.parametrize(
-    "options",
-    [{}, {"window": "previous"}, {"sinks": 2}, {"window": "previous", "sinks": 3}],
-    ids=["paper", "previous", "sinks", "both"],
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "previous": {"window": "previous"},
+    "sinks": {"sinks": 2},
+    "both": {"window": "previous", "sinks": 3},
+}
+# One family with each option, every family without and with both.
+_CHOICES = [(name, kind) for name in FAMILIES for kind in _OPTIONS if name == "llama" or kind in ("paper", "both")]
+EACH_WITH_OPTIONS = pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, _OPTIONS[kind]) for name, kind in _CHOICES],
+    ids=[f"{name}-{kind}" for name, kind in _CHOICES],
 )
 
 
@@ -53,8 +61,7 @@ def test_equals_the_base_within_a_segment(name: str) -> None:
     assert (logits(model, prompt(2, 3 * N)) - logits(base, prompt(2, 3 * N)))[:, N:].abs().max() > 0.1
 
 
-@EACH
-@OPTIONS
+@EACH_WITH_OPTIONS
 def test_options_equal_the_base_within_what_attention_sees(name: str, options: dict[str, Any]) -> None:
     """One segment, or two with window=previous. The cosines of other positions differ by float32's rounding."""
     ids = prompt(2, 2 * N if "window" in options else N)
@@ -80,15 +87,16 @@ def test_shut_gates_are_the_base_with_segment_local_attention(name: str, rule: s
 def test_decode_equals_forward_at_every_position(name: str, rule: str) -> None:
     """Token by token, and in calls that end before, on and behind boundaries."""
     ids = prompt(2, 4 * N + 3)
-    for dtype in (torch.float64, torch.float32):
+    one_by_one = [1] * ids.shape[1]
+    cuts = [one_by_one, [N - 1, 1, N, 2 * N, 3], [N + 1, 2 * N + 1, 1, N]]
+    for dtype, ways in ((torch.float64, cuts), (torch.float32, [one_by_one])):
         model = tiny_llm(name, rule, dtype)
         whole = logits(model, ids)
-        for calls in ([1] * ids.shape[1], [N - 1, 1, N, 2 * N, 3], [N + 1, 2 * N + 1, 1, N]):
+        for calls in ways:
             assert_close(logits_in_calls(model, ids, calls)[0], whole, tolerance(name, dtype), f"{calls} in {dtype}")
 
 
-@EACH
-@OPTIONS
+@EACH_WITH_OPTIONS
 def test_options_decode_as_they_forward(name: str, options: dict[str, Any]) -> None:
     ids = prompt(2, 4 * N + 3)
     model = tiny_llm(name, **options)
@@ -97,8 +105,7 @@ def test_options_decode_as_they_forward(name: str, options: dict[str, Any]) -> N
         assert_close(logits_in_calls(model, ids, calls)[0], whole, tolerance(name), f"{calls}")
 
 
-@EACH
-@OPTIONS
+@EACH_WITH_OPTIONS
 def test_padded_rows_are_as_alone(name: str, options: dict[str, Any]) -> None:
     """In a batch of prompts of many lengths: what stock generate() draws, and the logits on either side's padding."""
     model = tiny_llm(name, **options)
