@@ -34,14 +34,20 @@ def python(code: str, tmp_path: Path) -> str:
 def without(*packages: str) -> str:
     """Code after which these packages cannot be imported."""
     return f"""
-import importlib, sys
+import importlib, importlib.util, sys
+
+def is_blocked(name):
+    return name.partition(".")[0] in {packages!r}
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {packages!r}:
+        if is_blocked(name):
             raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
 
 sys.meta_path.insert(0, Blocker())
+# Libraries that ask whether a package is installed are told that it is not.
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if is_blocked(name) else find_spec(name, package)
 """
 
 
