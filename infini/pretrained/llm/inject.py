@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from infini.errors import InputError
@@ -27,6 +28,7 @@ def inject(
     window: Window = "segment",
     sinks: int = 0,
     local_attention: Kernel | None = None,
+    base: str | None = None,
 ) -> Model:
     """Infini-attention inside a ...ForCausalLM of transformers, in place; the same object is returned.
 
@@ -45,13 +47,14 @@ def inject(
     so give it sinks=1 (SmolLM2, 2,048 tokens of a book, segments of 512, gates shut: perplexity 42.8, and 32.6 with it;
     the base with all of the text 32.4).
     local_attention: the kernel, "sdpa" or "eager"; None: the model's, "eager" where it caps its scores.
+    base: the base's name for the model card and for caches on disk; None: the hub's, or the name of its folder.
 
     Raises InputError (a ValueError) for a model that cannot be injected, with the list of those that can, and for
     options out of range.
     """
-    base: Any = model
-    config_class, model_class = classes_for(base)
-    config = base.config
+    stock: Any = model
+    config_class, model_class = classes_for(stock)
+    config = stock.config
     kinds = layer_types(config)
     chosen = _chosen_layers(layers, kinds)
     settings = InfiniSettings(
@@ -63,7 +66,7 @@ def inject(
         window=window,
         sinks=sinks,
         local_attention=_kernel(config, local_attention),
-        base=str(getattr(config, "_name_or_path", "") or ""),
+        base=_name(config) if base is None else base,
     )
     _check_positions(config, kinds, settings)
     new = config_class(**{name: value for name, value in config.to_dict().items() if name != "model_type"})
@@ -72,13 +75,19 @@ def inject(
     new.infini = settings.stored()
     new.architectures = [model_class.__name__]
     new.auto_map = saving.auto_map(config_class, model_class)
-    for module in base.modules():
+    for module in stock.modules():
         if getattr(module, "config", None) is config:
             module.config = new
-    base.__class__ = model_class
-    convert(base, settings)
-    base._keep_in_fp32_modules_strict = {*(base._keep_in_fp32_modules_strict or ()), "infini_gate"}
+    stock.__class__ = model_class
+    convert(stock, settings)
+    stock._keep_in_fp32_modules_strict = {*(stock._keep_in_fp32_modules_strict or ()), "infini_gate"}
     return model
+
+
+def _name(config: Any) -> str:
+    """The base's name; of a folder its last part alone, as where it lay is nobody's business."""
+    name = str(getattr(config, "_name_or_path", "") or "")
+    return Path(name).name if Path(name).exists() else name
 
 
 def _chosen_layers(layers: Sequence[int] | None, kinds: list[str]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from infini.errors import InputError, one_of, require
@@ -36,10 +36,10 @@ class InfiniSettings:
     """The document's first tokens that stay visible to every segment's local attention (an addition; the paper: 0)."""
     local_attention: Kernel = "sdpa"
     """The kernel of local attention."""
-    base: str = ""
-    """The model that was injected, by name or folder."""
-    training: str = ""
-    """What the model was trained on since, in words; for the model card."""
+    base: str = field(default="", compare=False)
+    """The model that was injected, by its name on the hub or that of its folder."""
+    training: str = field(default="", compare=False)
+    """What the model was trained on since, in words, for the model card: `model.config.infini["training"] = ...`."""
 
     def __post_init__(self) -> None:
         for name in ("segment_length", "sinks"):
@@ -85,7 +85,7 @@ def settings_of(config: Any) -> InfiniSettings:
         raise InputError(f"{type(config).__name__} has no `infini` settings: make the model with inject(model, ...)")
     stored = dict(stored)
     version = stored.pop("format", None)
-    unknown = sorted(set(stored) - {field.name for field in fields(InfiniSettings)})
+    unknown = sorted(set(stored) - {known.name for known in fields(InfiniSettings)})
     if version != FORMAT or unknown:
         raise InputError(
             f"config.infini has format={version!r} and unknown keys {unknown}: this version reads format {FORMAT}; "

@@ -155,9 +155,18 @@ def test_model_card(tmp_path: Path) -> None:
         "| training | 3 steps on nothing |",
     ):
         assert f"{line}\n" in card
+    # That is no other model.
+    assert torch.equal(logits_in_calls(model, ids := prompt(1, 9), [9])[0], logits(model, ids))
     (tmp_path / "README.md").write_text("mine")
     model.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_the_base_is_named_without_its_place(tmp_path: Path) -> None:
+    tiny_base().save_pretrained(tmp_path / "tiny")
+    for given, base in ((None, "tiny"), ("mine", "mine")):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny")
+        assert settings_of(inject(loaded, N, base=given).config).base == base
 
 
 @pytest.mark.parametrize("has_card", [False, True])
