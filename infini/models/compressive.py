@@ -80,6 +80,7 @@ class CompressiveAttention(XLAttention):
         # A segment becomes one chunk of N / rate compressed memories.
         self.chunks = compressed_segments * rate
         self.look_back = memory_segments + self.chunks
+        self.cached_segments = memory_segments
         self._check_rate()
         taps = {"convolution": rate, "dilated": 3}.get(compression)
         self.compress_proj = None if taps is None else nn.Linear(taps * self.d_model, self.d_model, bias=False)

@@ -48,6 +48,7 @@ class XLAttention(LocalAttention):
 
     inner_resets = False
     look_back: int | None = 1
+    cached_segments = 1
 
     def __init__(self, *sizes: Any, positions: Literal["dai2019", "t5"] = "dai2019", **options: Any) -> None:
         super().__init__(*sizes, positions="t5" if positions == "t5" else "rotary", **options)

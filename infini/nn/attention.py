@@ -65,6 +65,8 @@ class LocalAttention(nn.Module):
     inner_resets = True
     gradient_horizon: int | None = 0
     """Segments before its own that a gradient reaches through this layer. None: all."""
+    cached_segments: int = 0
+    """Segments before the current one whose keys and values, or layer inputs, are kept uncompressed."""
     look_back: int | None = 0
     """Segments before its own that the layer's output depends on through its inputs there. None: all."""
     plain_projections = False

@@ -190,6 +190,11 @@ class Decoder(nn.Module):
         """Numbers a row carries in memory leaves, whatever the number of segments; 0 without a memory."""
         return sum(layer.memory_floats() for layer in self.attentions())
 
+    @property
+    def xl_cache(self) -> int:
+        """Tokens before the segment that every layer keeps; see infini.nn.protocols.OptionalMembers."""
+        return self.segment_length * min(layer.cached_segments for layer in self.attentions())
+
     def receptive_field(self, n_segments: int) -> int:
         """Table 1's context length: the own segment, and what each layer's memory adds to it."""
         back = [layer.look_back for layer in self.attentions()]

@@ -96,6 +96,8 @@ class OptionalMembers:
     what recipe.length_extension and recipe.long_history need."""
     summary_vectors: int = 0
     """Vectors that a segment writes (p of the paper's Table 1)."""
+    xl_cache: int = 0
+    """Tokens before the segment whose keys and values, or layer inputs, every layer keeps uncompressed."""
 
     def gates(self) -> list[list[float]] | None:
         """sigmoid(beta), the weight of the memory, by layer (of those that have gates) and head; None without gates.

@@ -1,6 +1,6 @@
-"""What the paper claims, measured on published runs. `conf/report/claims.yaml` has the claims, `verdicts.judge` judges.
+"""Measures the paper's claims on published runs. `conf/report/claims.yaml` lists them, `verdicts.judge` judges them.
 
-A claim about the passkey task is measured on rows whose inputs are no longer than the paper's, never on rows with
+A claim about the passkey task is measured on rows whose inputs are at most as long as the paper's, never on rows with
 length extension.
 """
 
@@ -30,9 +30,10 @@ from infini.report.training_tokens import equal_tokens
 from infini.report.verdicts import Claim, Measured, PValues, counted, judge
 
 SPECIALISED, MIXER, MOVED = (0.1, 0.9), (0.4, 0.6), 0.01
-"""Gates beyond the first pair are specialised, those within the second are mixers, if they have left 0.5 by so much."""
+"""Gates outside the first interval are specialised. Gates within the second are mixers if they differ from 0.5 by more
+than the third number."""
 MORE_SEEDS, MORE_DOCUMENTS, MORE_PROMPTS = (4, 5, 6, 8, 10, 15, 20), (2, 4, 8, 16), (2, 3, 4, 6, 8, 12, 16, 32, 64)
-"""Numbers of seeds, and multiples of documents and of prompts, that are tried for what it would take to decide."""
+"""Numbers of seeds, and multiples of documents and prompts, that are tried to find what would decide a claim."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Evidence:
     by_task: Mapping[str, Selection]
 
     def of(self, claim: Claim) -> Selection:
-        """The runs that a claim is about. InputError: the report has no such task or row."""
+        """The runs of a claim's task. InputError: the report has no such task or row."""
         if claim.task not in self.by_task:
             raise InputError(f"report.claims.{claim.name}.task={claim.task!r}: one of {', '.join(self.by_task)}")
         for row in claim.rows:
@@ -81,7 +82,7 @@ class Evidence:
 
 
 def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Evidence]) -> RenderedReport:
-    """Every claim with its test, what was measured, the verdict, and what it would take. evidence: by report name."""
+    """Every claim with its test, the measurement, the verdict, and what would decide it. evidence: by report name."""
     measured = [
         (claim, MEASURES[claim.measure].measure(claim, evidence[claim.report] if claim.report else None))
         for claim in report.claims
@@ -112,7 +113,7 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
 def _with_more(
     parts: Callable[[int, int], Sequence[PValues]], estimate: Estimate, what: str
 ) -> list[tuple[str, Callable[[], Sequence[PValues]]]]:
-    """The parts as they would be with more seeds, then with more documents, too. parts: of a number of each."""
+    """The parts as they would be with more seeds, then with more documents too. parts: of (seeds, documents)."""
     seeds = [n for n in MORE_SEEDS if n > estimate.n_seeds]
     steps = [(n, estimate.n_documents) for n in seeds]
     steps += [(n, k * estimate.n_documents) for k in MORE_DOCUMENTS for n in seeds]
@@ -123,7 +124,7 @@ def _with_more(
 
 
 def _of_estimates(claim: Claim, estimates: Sequence[Estimate], what: str) -> dict[str, Any]:
-    """Parts and what more would give, of means that are to be below or above the margin."""
+    """The parts of a claim that means lie below or above the margin, now and with more data."""
 
     def parts(found: Sequence[Estimate]) -> tuple[PValues, ...]:
         ordered = (estimate.p_values(claim.margin) for estimate in found)
@@ -166,7 +167,7 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
         text = f"against {nearest}, the nearest of {len(effects)} of {len(others)} rows: {text}"
     told = _of_estimates(claim, [effect.estimate for effect in effects.values()], "documents")
     if problems:
-        # A row that is missing may be the one that is better.
+        # The missing row may be the better one.
         told["parts"] += ((1.0, 1.0),)
         told["to_decide"] = f"{counted(len(problems), 'more row')} at {claim.seeds} seeds"
     run_ids = dict.fromkeys(run_id for effect in effects.values() for run_id in effect.run_ids)
@@ -174,7 +175,7 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
 
 
 def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | Measured:
-    """Loss of row a minus that of row b; or what is missing before there is one."""
+    """Loss of row a minus that of row b, or what is missing."""
     for row in (a, b):
         if row in selection.mismatches:
             found = selection.mismatches[row][0]
@@ -223,14 +224,14 @@ def _overall_by_length(claim: Claim, evidence: Evidence | None) -> Measured:
 def _of_scores(
     claim: Claim, selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray, unit: str
 ) -> Measured:
-    """The sum of the Overall of every (row, length), each times its weight, clustered by book and seed."""
+    """The weighted sum of the Overall of every (row, length), clustered by book and seed."""
     for row, _ in wanted:
         if row in selection.mismatches:
             return Measured(f"{row} is not as declared: {selection.mismatches[row][0]}", missing=f"{row} as declared")
     scores, names, used = _scores(selection, wanted)
     if not scores:
         return Measured(missing=f"{claim.seeds} seeds of all")
-    # What the Overall of a seed would be by each book alone, to first order. Their mean over books is the Overall.
+    # Overall of a seed as each book alone gives it, to first order. The mean over books is the Overall.
     pseudo = {seed: weights @ (overall(found.mean(1))[:, None] + influence(found)) for seed, found in scores.items()}
     values = [value for found in pseudo.values() for value in found.tolist()]
     books = names * len(pseudo)
@@ -247,8 +248,8 @@ def _of_scores(
 def _scores(
     selection: Selection, wanted: Sequence[tuple[str, int]]
 ) -> tuple[dict[int, np.ndarray], list[str], tuple[str, ...]]:
-    """Seed -> R-1, R-2 and R-L, [wanted, books, 3], of the seeds that all of `wanted` have; the books that all have;
-    and the runs that they are of."""
+    """Seed -> R-1, R-2 and R-L, [wanted, books, 3], for the seeds that all of `wanted` share; the shared books; and the
+    ids of the runs."""
     found = [_books(selection.runs.get(row, ()), length) for row, length in wanted]
     seeds = sorted(set.intersection(*(set(of) for of in found))) if found else []
     books = [set(of[seed][1]) for of in found for seed in seeds]
@@ -267,20 +268,9 @@ def _books(runs: Sequence[RunRecord], length: int) -> dict[int, tuple[str, dict[
     }
 
 
-def _test_of_overall(claim: Claim) -> str:
-    return f"Overall of {claim.rows[0]} minus that of {claim.rows[1]} is {claim.direction} {claim.margin:g}"
-
-
-def _test_of_slope(claim: Claim) -> str:
-    return (
-        f"slope of the Overall of {claim.rows[0]} over the logarithm of the input's length, on the validation books, "
-        f"is {claim.direction} {claim.margin:g}"
-    )
-
-
 @dataclass(frozen=True)
 class _Share:
-    """The accuracy of a cell over all seeds, as successes of trials, and where it should be."""
+    """The accuracy of a cell over all seeds, as successes of trials, and the side on which it should be."""
 
     right: float
     trials: float
@@ -293,7 +283,7 @@ class _Share:
 
 
 def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
-    """Token accuracy of every cell against what `_expected` says of it."""
+    """Token accuracy of every cell, compared with `_expected`."""
     assert evidence is not None and isinstance(evidence.report, PasskeyReport)
     report, (row,) = evidence.report, claim.rows
     paper = report.rows[claim.options.get("paper_of", row)].paper
@@ -346,13 +336,6 @@ def _test_of_accuracy(claim: Claim) -> str:
     return f"token accuracy at every length and place is above the paper's minus {-claim.margin:g} points"
 
 
-def _test_of_zero_shot(claim: Claim) -> str:
-    return (
-        f"token accuracy at every length is below {claim.margin:g} % where memory is needed and above "
-        f"{claim.options['at_end']:g} % at the end"
-    )
-
-
 def _short_range(layers: Sequence[Sequence[float]]) -> bool:
     return all(min(layer) < SPECIALISED[0] for layer in layers)
 
@@ -369,7 +352,7 @@ def _interleaved(layers: Sequence[Sequence[float]]) -> bool:
         values = [value for layer in part for value in layer]
         return max(values) > 0.5 + MOVED and min(values) < 0.5 - MOVED
 
-    # The middle layer is of both halves.
+    # The middle layer belongs to both halves.
     half = (len(layers) + 1) // 2
     return both(layers[:half]) and both(layers[-half:])
 
@@ -391,7 +374,7 @@ PATTERNS: dict[str, tuple[Callable[[Sequence[Sequence[float]]], bool], str]] = {
 
 
 def _gates(claim: Claim, evidence: Evidence | None) -> Measured:
-    """The share of trainings whose gates have a pattern; a claim about models as such is one about most of them."""
+    """The share of trainings whose gates have a pattern. The claim holds if most have it."""
     assert evidence is not None
     has, _ = PATTERNS[claim.options["pattern"]]
     rows = [
@@ -436,13 +419,6 @@ def _memory_ratio(claim: Claim, evidence: Evidence | None) -> Measured:
     return _exact(ratio >= claim.margin, text)
 
 
-def _test_of_ratio(claim: Claim) -> str:
-    return (
-        "arithmetic, no run: 65,000 entries in one layer and the cache of all 12 layers, which is how the printed 183M "
-        f"comes out, are {claim.margin:g} times Infini-Transformer's memory or more"
-    )
-
-
 def _size(claim: Claim, evidence: Evidence | None) -> Measured:
     text, value, _ = _printed_size(claim)
     found = f"{value / 1e6:.1f}M" if value < 1e7 else f"{value / 1e6:.0f}M"
@@ -450,7 +426,7 @@ def _size(claim: Claim, evidence: Evidence | None) -> Measured:
 
 
 def _printed_size(claim: Claim) -> tuple[str, float, str]:
-    """What Table 2 prints, the number by Table 1's formula, and what has to be assumed for it."""
+    """The size in Table 2, the number by Table 1's formula, and the assumption behind it."""
     return next(
         (text, value, if_) for model, text, value, if_ in printed() if model == claim.rows[0] and text.endswith("M")
     )
@@ -461,27 +437,42 @@ def _test_of_size(claim: Claim) -> str:
     return f"arithmetic, no run: Table 1's formula at the paper's sizes, rounded; assumed: {assumed}"
 
 
-def _nothing(claim: Claim, evidence: Evidence | None) -> Measured:
-    return Measured()
-
-
 @dataclass(frozen=True)
 class Measure:
-    """How claims of a kind are measured, and how their test is described."""
+    """How claims of a kind are measured, and how their test is described: a function, or a template that is filled with
+    the claim `c`."""
 
     measure: Callable[[Claim, Evidence | None], Measured]
-    test: Callable[[Claim], str]
+    described: str | Callable[[Claim], str]
+
+    def test(self, claim: Claim) -> str:
+        """The description of a claim's test."""
+        return self.described.format(c=claim) if isinstance(self.described, str) else self.described(claim)
 
 
 MEASURES: dict[str, Measure] = {
     "loss": Measure(_loss, _test_of_loss),
-    "overall": Measure(_overall_difference, _test_of_overall),
-    "overall_by_length": Measure(_overall_by_length, _test_of_slope),
+    "overall": Measure(
+        _overall_difference, "Overall of {c.rows[0]} minus that of {c.rows[1]} is {c.direction} {c.margin:g}"
+    ),
+    "overall_by_length": Measure(
+        _overall_by_length,
+        "slope of the Overall of {c.rows[0]} over the logarithm of the input's length, on the validation books, is "
+        "{c.direction} {c.margin:g}",
+    ),
     "token_accuracy": Measure(_passkey, _test_of_accuracy),
-    "zero_shot_accuracy": Measure(_passkey, _test_of_zero_shot),
+    "zero_shot_accuracy": Measure(
+        _passkey,
+        "token accuracy at every length is below {c.margin:g} % where memory is needed and above "
+        "{c.options[at_end]:g} % at the end",
+    ),
     "gates": Measure(_gates, _test_of_gates),
-    "memory_ratio": Measure(_memory_ratio, _test_of_ratio),
+    "memory_ratio": Measure(
+        _memory_ratio,
+        "arithmetic, no run: 65,000 entries in one layer and the cache of all 12 layers, which is how the printed 183M "
+        "comes out, are {c.margin:g} times Infini-Transformer's memory or more",
+    ),
     "memory_size": Measure(_size, _test_of_size),
-    "none": Measure(_nothing, lambda claim: "none"),
+    "none": Measure(lambda claim, evidence: Measured(), "none"),
 }
 """Name of a measure in `conf/report/claims.yaml` -> how it is made."""

@@ -1,19 +1,20 @@
-"""Table 1 of the paper: what each model's memory holds and how far it reaches, by the paper's formulas and by ours.
+"""Table 1 of the paper: the size of each model's memory and its context length, by the paper's formulas and by ours.
 
-The paper's formulas stand here as it prints them, each beside the formula of what a model of this project carries from
-segment to segment; where the two differ, `carried` says how, and docs/paper.md why.
+The paper's formulas are written as it prints them. `carried` is the formula of what a model of this project carries
+from segment to segment; docs/paper.md explains the differences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import ast
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from infini.config.keys import OF_REPORTS
 from infini.errors import InputError, did_you_mean
 from infini.report.kind import OwnVerb, ReportKind
-from infini.report.tables import DASH, MISSING, Cell, RenderedReport, Row, Table
+from infini.report.tables import DASH, MISSING, Cell, RenderedReport, Row, Table, quoted
 
 
 @dataclass(frozen=True)
@@ -45,25 +46,37 @@ class Symbols:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of Table 1, and what a model of this project carries instead where that is not the same."""
+    """A row of Table 1, and what a model of this project carries instead if that differs."""
 
     title: str
     footprint: str
     context: str
     update: str
     retrieval: str
-    floats: Callable[[Symbols], int]
-    """`footprint`, evaluated."""
-    tokens: Callable[[Symbols], int]
-    """`context`, evaluated."""
     carried: str
-    """Formula of the numbers that are carried with a model's usual options."""
+    """Formula of the floats that a model with its default options carries."""
     why: str = ""
-    """What is to be said of the difference."""
+    """Explanation of the difference."""
+
+    def floats(self, s: Symbols) -> int:
+        """`footprint`, evaluated."""
+        return evaluate(self.footprint, s)
+
+    def tokens(self, s: Symbols) -> int:
+        """`context`, evaluated."""
+        return evaluate(self.context, s)
 
 
-def _whole(s: Symbols) -> int:
-    return s.N * s.S
+def evaluate(formula: str, s: Symbols) -> int:
+    """A formula of TABLE1, sums and products of symbols and numbers, evaluated."""
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.BinOp):
+            left, right = value(node.left), value(node.right)
+            return left + right if isinstance(node.op, ast.Add) else left * right
+        return int(getattr(s, node.id) if isinstance(node, ast.Name) else ast.literal_eval(node))
+
+    return value(ast.parse(formula.replace(" x ", " * "), mode="eval").body)
 
 
 TABLE1: dict[str, Entry] = {
@@ -73,8 +86,6 @@ TABLE1: dict[str, Entry] = {
         "N x l",
         "Discarded",
         "Dot-product attention",
-        lambda s: (s.d_key + s.d_value) * s.H * s.N * s.l,
-        lambda s: s.N * s.l,
         "(d_key + d_value) x G x N x l",
         "Transformer-XL with positions=dai2019 carries layer inputs, d_model x N x l.",
     ),
@@ -84,10 +95,8 @@ TABLE1: dict[str, Entry] = {
         "(c x r + N) x l",
         "Discarded",
         "Dot-product attention",
-        lambda s: s.d_model * (s.c + s.N) * s.l,
-        lambda s: (s.c * s.r + s.N) * s.l,
         "d_model x (c + M) x l",
-        "The Compressive Transformer's memory is M tokens long, as a rule one segment, as the formula has it.",
+        "The Compressive Transformer's memory has M tokens, by default one segment, as in the formula.",
     ),
     "memorizing": Entry(
         "Memorizing Transformers",
@@ -95,10 +104,8 @@ TABLE1: dict[str, Entry] = {
         "N x S",
         "None",
         "kNN + dot-product attention",
-        lambda s: (s.d_key + s.d_value) * s.H * s.N * s.S,
-        _whole,
         "(d_key + d_value) x G x (M + N x l)",
-        "Memorizing Transformers keep the last M tokens in one layer (the paper counts N x S of them, without bound) "
+        "Memorizing Transformers keep the last M tokens in one layer (the paper counts N x S tokens, without bound) "
         "and an XL cache in every layer, which Table 1 leaves out and the printed 183M counts.",
     ),
     "rmt": Entry(
@@ -107,11 +114,9 @@ TABLE1: dict[str, Entry] = {
         "N x S",
         "Discarded",
         "Soft-prompt input",
-        lambda s: s.d_model * s.p * s.l * 2,
-        _whole,
         "d_model x p",
-        "RMT and AutoCompressors carry what the last layer wrote, nothing else; Table 1 counts it in every layer, "
-        "RMT's read and write vectors apart, AutoCompressors' with those of the segment that is read.",
+        "RMT and AutoCompressors carry only the output of the last layer. Table 1 counts every layer, for RMT read and "
+        "write vectors separately, for AutoCompressors also the vectors of the segment that is read.",
     ),
     "autocompressor": Entry(
         "AutoCompressors",
@@ -119,8 +124,6 @@ TABLE1: dict[str, Entry] = {
         "N x S",
         "Discarded",
         "Soft-prompt input",
-        lambda s: s.d_model * s.p * (s.m + 1) * s.l,
-        _whole,
         "d_model x p x m",
     ),
     "infini_linear": Entry(
@@ -129,10 +132,8 @@ TABLE1: dict[str, Entry] = {
         "N x S",
         "Incremental",
         "Linear attention",
-        lambda s: s.d_key * (s.d_value + 1) * s.H * s.l,
-        _whole,
         "d_key x (d_value + 1) x G x l",
-        "With grouped-query attention (G < H) there is one memory a key-value head, not one a query head.",
+        "With grouped-query attention (G < H) there is one memory for each key-value head, not for each query head.",
     ),
 }
 TABLE1["infini_delta"] = replace(TABLE1["infini_linear"], title="Infini-Transformer (Linear + Delta)")
@@ -145,7 +146,7 @@ ENTRIES_65K = 65_000
 
 
 def printed() -> list[tuple[str, str, float, str]]:
-    """What Table 2 prints of memory sizes: model, the print, the number, and what has to be assumed for it."""
+    """Memory sizes in Table 2: model, the printed text, the computed number, and the assumption behind it."""
     xl = TABLE1["transformer_xl"].floats(PAPER)
     memorizing = (PAPER.d_key + PAPER.d_value) * PAPER.H * ENTRIES_65K + xl
     rmt, infini = TABLE1["rmt"].floats(PAPER), TABLE1["infini_linear"].floats(PAPER)
@@ -166,9 +167,9 @@ class Measured:
 
     s: Symbols
     declared: int
-    """Numbers that it says it carries (state_floats)."""
+    """Floats that it declares to carry (state_floats)."""
     carried: int
-    """Numbers in its memory leaves."""
+    """Floats in its memory leaves."""
     context: int
     """Tokens that can change its last segment's output (receptive_field)."""
 
@@ -204,15 +205,11 @@ class MemoryReport(ReportKind):
 
 
 def build_memory_report(report: MemoryReport, scale: str, measured: Mapping[str, Measured]) -> RenderedReport:
-    """The paper's Table 1, its formulas beside what was measured, and the sizes that Table 2 prints."""
+    """The paper's Table 1, its formulas and the measurements, and the sizes that Table 2 prints."""
     tables = (_formulas(report.models), _numbers(measured), _prints())
     why = dict.fromkeys(filter(None, (TABLE1[model].why for model in report.models)))
     notes = tuple(filter(None, [report.note, " ".join(why), _sizes(measured)]))
     return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tables, notes)
-
-
-def _quoted(*texts: str) -> tuple[Cell, ...]:
-    return tuple(Cell(text, "quoted", source="paper") for text in texts)
 
 
 def _number(value: float, form: str = ",.0f", source: str = "computed") -> Cell:
@@ -230,7 +227,7 @@ def _formulas(models: Sequence[str]) -> Table:
     rows = []
     for model in models:
         entry = TABLE1[model]
-        footprint, *rest = _quoted(entry.footprint, entry.context, entry.update, entry.retrieval)
+        footprint, *rest = map(quoted, (entry.footprint, entry.context, entry.update, entry.retrieval))
         rows.append(Row(model, entry.title, (footprint, Cell(entry.carried, "computed"), *rest)))
     return Table("Table 1 of the paper, and what is carried from segment to segment here", columns, tuple(rows))
 
@@ -267,7 +264,7 @@ def _prints() -> Table:
         Row(
             model,
             TABLE1[model].title,
-            (*_quoted(text), _number(value, ".1f" if text.endswith("x") else ",.0f"), Cell(assumption, "computed")),
+            (quoted(text), _number(value, ".1f" if text.endswith("x") else ",.0f"), Cell(assumption, "computed")),
         )
         for model, text, value, assumption in printed()
     )
@@ -275,7 +272,7 @@ def _prints() -> Table:
 
 
 def _sizes(measured: Mapping[str, Measured]) -> str:
-    """The values of the symbols: those of all models, then those that one model has."""
+    """The values of the symbols: first those that all models share, then those of single models."""
     own = ("c", "r", "p", "m", "M")
     shared = next(({k: v for k, v in vars(found.s).items() if k not in own} for found in measured.values()), {})
     parts = [", ".join(f"{name} {value:,}" for name, value in shared.items())]

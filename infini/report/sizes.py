@@ -1,4 +1,4 @@
-"""What a model of running text carries from segment to segment, by its record, in the terms of the paper's Table 2."""
+"""What a model of running text carries from segment to segment, by its records, as in the paper's Table 2."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from typing import Any
 from infini.records import RunRecord
 
 REFERENCE = "memorizing"
-"""The model of which compression is a quotient, as in the paper: so many times less memory than it."""
+"""The row whose memory is divided by that of the others, as in the paper: their compression."""
+_OLDER = {"transformer_xl": "", "infini_xl": "", REFERENCE: "", "compressive": "memory_segments"}
+"""Model with an XL cache -> option with its length in segments (empty: one), for trainings whose records do not have
+`cost.xl_cache` yet."""
 
 
 def carried_floats(run: RunRecord, training: Mapping[str, Any]) -> float | None:
-    """Numbers that a row carries from one segment into the next; None where they are not known.
+    """Floats that a model carries from one segment into the next; None if they are not known.
 
-    Attention over a window of several segments keeps the keys and values of those before the one that is read, which no
-    memory leaf holds: at most window_segments - 1 of them. training: the configuration the model was trained with.
+    Attention over a window of several segments keeps the keys and values of the earlier ones, at most
+    window_segments - 1, which are not in its memory leaves. training: the configuration of its training.
     """
-    if run.model != "full":
+    dims, options = training.get("dims") or {}, training.get("model") or {}
+    if "window_segments" not in options:
         found = run.cost.get("state_floats")
         return None if found is None else float(found)
-    dims, window = training.get("dims") or {}, (training.get("model") or {}).get("window_segments")
+    window = options["window_segments"]
     if window is None or not {"d_key", "n_heads", "n_layers", "segment_length"} <= set(dims):
         return None
     heads = dims["n_heads"] if dims.get("n_kv_heads") is None else dims["n_kv_heads"]
@@ -28,12 +32,15 @@ def carried_floats(run: RunRecord, training: Mapping[str, Any]) -> float | None:
     return float((dims["d_key"] + values) * heads * dims["n_layers"] * (window - 1) * dims["segment_length"])
 
 
-def xl_cache(model: str, training: Mapping[str, Any]) -> int | None:
-    """Tokens before the segment whose keys and values, or layer inputs, every layer keeps as they are; None: none."""
-    length = (training.get("dims") or {}).get("segment_length")
-    if model == "compressive" and length is not None:
-        return int(length * (training.get("model") or {}).get("memory_segments", 1))
-    return length if model in ("transformer_xl", "infini_xl", REFERENCE) else None
+def xl_cache(run: RunRecord, training: RunRecord | None) -> int | None:
+    """Tokens before the segment whose keys and values, or layer inputs, every layer keeps uncompressed; None: none."""
+    if training is not None and "xl_cache" in training.cost:
+        return training.cost["xl_cache"] or None
+    config = (training or run).config
+    length = (config.get("dims") or {}).get("segment_length")
+    if length is None or run.model not in _OLDER:
+        return None
+    return int(length * (config.get("model") or {}).get(_OLDER[run.model], 1))
 
 
 def compression(floats: float, reference: float | None) -> str:

@@ -114,7 +114,8 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
             source, selection = found[row]
             title = _title(report, selection, row)
             training = selection.training_config(selection.runs[row][0])
-            cache = xl_cache(report.model_of(row), training)
+            run = selection.runs[row][0]
+            cache = xl_cache(run, selection.training(run))
             size, length = floats[row], (training.get("dims") or {}).get("segment_length")
             ratio = "" if size is None else compression(size, floats.get(REFERENCE))
             run_ids = [run.run_id for run in selection.runs[row]]

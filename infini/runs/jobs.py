@@ -1,4 +1,4 @@
-"""What the modules that make the rows of a report share. Each has `reproduce`, named by the report's kind."""
+"""Shared by the modules that run the rows of a report. The report's kind names its module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 
-from infini.config.compose import compose
 from infini.config.schema import Config
 from infini.errors import DivergedError
 from infini.records import RunRecord
@@ -21,11 +20,12 @@ QUIET: dict[str, Any] = {**PLAIN, "highlight": False}
 
 
 def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], console: Console) -> list[str]:
-    """Do all jobs, also after one whose training diverges. A job is what it fills and a function that fills it and
-    returns a line to print.
+    """Do all jobs. A job whose training diverges does not stop the others.
+
+    jobs: a heading and a function that returns a line to print.
 
     Returns:
-        What the jobs whose training diverged should have filled.
+        Headings of the jobs whose training diverged.
     """
     diverged = []
     for number, (where, make) in enumerate(jobs, 1):
@@ -39,14 +39,8 @@ def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], console: Console) ->
     return diverged
 
 
-def trained(
-    overrides: list[str], console: Console, known: RunRecord | None = None, cfg: Config | None = None
-) -> RunRecord:
-    """A training of this configuration: `known`, one on record, or a new one.
-
-    cfg: the overrides, composed, if the caller has them.
-    """
-    cfg = cfg or compose(overrides)
+def trained(cfg: Config, overrides: list[str], console: Console, known: RunRecord | None = None) -> RunRecord:
+    """A training of this configuration: `known`, the newest on record, or a new one. overrides: composed to `cfg`."""
     found = known or find_training(cfg)
     if found is None:
         return train(cfg, overrides)

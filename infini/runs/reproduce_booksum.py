@@ -86,7 +86,7 @@ def _reference(overrides: list[str], name: str) -> RunRecord:
 
 def _system(overrides: list[str], console: Console) -> RunRecord:
     cfg = compose(overrides)
-    training = trained(overrides, console, cfg=cfg)
+    training = trained(cfg, overrides, console)
     known = [
         run
         for run in records.load_records(cfg.results_dir)

@@ -100,11 +100,11 @@ def _model(report: PasskeyReport, job: _Job, console: Console) -> str:
     """The run id of the training of a row's model. The training it starts from is run first."""
     start: str | None = None
     if job.row.start == "pg19":
-        start = trained(job.pretraining(), console).run_id
+        start = trained(compose(job.pretraining()), job.pretraining(), console).run_id
     elif job.row.start:
         start = _model(report, replace(job, row=report.rows[job.row.start]), console)
     if job.row.recipe:
-        return trained(job.overrides(start), console).run_id
+        return trained(compose(job.overrides(start)), job.overrides(start), console).run_id
     assert start is not None
     return start
 

@@ -61,30 +61,25 @@ def reproduce(
         base = [*of_task[task], f"model={report.model_of(row)}", *made[task, row]]
         return [*base, *own, *report.evaluation_settings()]
 
+    def fill(task: str, row: str, seed: int) -> str:
+        cell = words(task, row, f"seed={seed}")
+        return _fill(compose(cell), cell, console)
+
     for task, row in made:
         compose(words(task, row))
-    return run_jobs(
-        [
-            (
-                f"{task}, {report.models[row]}, seed {seed}",
-                partial(_fill, words(task, row, f"seed={seed}"), console),
-            )
-            for seed in seeds
-            for task, row in made
-        ],
-        console,
-    )
+    cells = [(task, row, seed) for seed in seeds for task, row in made]
+    jobs = [(f"{task}, {report.models[row]}, seed {seed}", partial(fill, task, row, seed)) for task, row, seed in cells]
+    return run_jobs(jobs, console)
 
 
-def _fill(overrides: list[str], console: Console) -> str:
-    cfg = compose(overrides)
+def _fill(cfg: Config, overrides: list[str], console: Console) -> str:
     # A cell that is filled does not need the model any more.
     training = find_training(cfg, with_model=False)
     evaluated = _evaluated(cfg, training)
     if evaluated is None:
         training = find_training(cfg)
         evaluated = _evaluated(cfg, training)
-    training = trained(overrides, console, training, cfg)
+    training = trained(cfg, overrides, console, training)
     if evaluated is None:
         evaluated = evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, training.run_id))
     perplexity = evaluated.metric("perplexity")

@@ -197,6 +197,7 @@ def _keep(
         "tokens_seen": module.tokens_seen,
         "tokens_per_second": module.tokens_seen / seconds,
         "state_floats": model.state_floats(cfg.recipe.segments_per_sequence),
+        "xl_cache": optional(model, "xl_cache"),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}

@@ -17,7 +17,7 @@ from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.schema import Config, groups
 from infini.config.words import key_of
-from infini.runs import reproduce, reproduce_booksum, reproduce_passkey
+from infini.runs import reproduce, reproduce_booksum, reproduce_passkey, reproduce_text
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -204,7 +204,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def fill(cfg: Config, *_: Any) -> None:
         found.append((cfg.task.name, cfg.model["name"], cfg.seed))
 
-    monkeypatch.setattr(reproduce, "_fill", fill)
+    monkeypatch.setattr(reproduce_text, "_fill", fill)
     monkeypatch.setattr(
         reproduce_passkey, "_fill", lambda report, job, console: found.append((job.row.model, job.seed))
     )
@@ -214,7 +214,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return record
 
     monkeypatch.setattr(reproduce_booksum, "_system", system)
-    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    monkeypatch.setattr(reproduce.table, "show", lambda *_: 0)
     return found
 
 

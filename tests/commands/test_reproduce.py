@@ -17,7 +17,7 @@ from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.errors import DivergedError
 from infini.records import RunRecord
-from infini.runs import reproduce
+from infini.runs import reproduce, reproduce_text
 from infini.runs.common import find_training
 from infini.tasks.text import documents as text_module
 
@@ -55,9 +55,11 @@ def test_reproduce_runs_every_task_of_the_report_unless_one_is_named(
     monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path / "data"))
     cells = []
     monkeypatch.setattr(
-        reproduce, "_fill", lambda cfg, *_: cells.append((cfg.seed, cfg.task.name, cfg.recipe.name, cfg.model["name"]))
+        reproduce_text,
+        "_fill",
+        lambda cfg, *_: cells.append((cfg.seed, cfg.task.name, cfg.recipe.name, cfg.model["name"])),
     )
-    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    monkeypatch.setattr(reproduce.table, "show", lambda *_: 0)
     assert cli.main(["reproduce", "report=table2_lm", "seed=1,2", *words]) == 0
     expected = [(seed, task, f"{task}_laptop", model) for seed in (1, 2) for task in tasks for model in MODELS]
     assert cells == expected
@@ -75,8 +77,8 @@ def test_a_cell_that_diverges_leaves_the_others_to_be_filled(
         if cfg.model["name"] == "rmt":
             raise DivergedError("optimizer.lr=0.02: the loss at step 7 is nan")
 
-    monkeypatch.setattr(reproduce, "_fill", fill)
-    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    monkeypatch.setattr(reproduce_text, "_fill", fill)
+    monkeypatch.setattr(reproduce.table, "show", lambda *_: 0)
     assert cli.main(["reproduce", "report=table2_lm", "task=pg19"]) == 2
     assert cells == MODELS
     said = capfd.readouterr().err
@@ -91,8 +93,8 @@ def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(
     (tmp_path / "data" / "pg19").symlink_to(corpus)
     monkeypatch.setenv("INFINI_DATA_DIR", str(tmp_path / "data"))
     cells = []
-    monkeypatch.setattr(reproduce, "_fill", lambda cfg, *_: cells.append(cfg.task.name))
-    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    monkeypatch.setattr(reproduce_text, "_fill", lambda cfg, *_: cells.append(cfg.task.name))
+    monkeypatch.setattr(reproduce.table, "show", lambda *_: 0)
     assert cli.main(["reproduce", "report=table2_lm"]) == 0
     assert cells == ["pg19"] * len(MODELS)
     assert "arxiv_math: no such folder; going on without" in capfd.readouterr().err
@@ -126,8 +128,8 @@ def test_who_has_uncommitted_changes_hears_it_before_the_night(
     monkeypatch: pytest.MonkeyPatch, infini: Runner, dirty: bool | None
 ) -> None:
     monkeypatch.setattr(records, "git_state", lambda root: ("0" * 40, dirty))
-    monkeypatch.setattr(reproduce, "_fill", lambda cfg, overrides, console: None)
-    monkeypatch.setattr(reproduce.table, "run", lambda *_: 0)
+    monkeypatch.setattr(reproduce_text, "_fill", lambda cfg, overrides, console: None)
+    monkeypatch.setattr(reproduce.table, "show", lambda *_: 0)
     infini("reproduce")
     assert ("cannot be published" in infini.err) == bool(dirty)
 
@@ -220,7 +222,7 @@ def test_what_was_made_of_other_texts_is_made_again(
     words = [*infini.settings, f"task.data_dir={own}", "model=local"]
 
     def fill() -> list[str]:
-        reproduce._fill(compose(words), words, Console(quiet=True))
+        reproduce_text._fill(compose(words), words, Console(quiet=True))
         return [run.verb for run in infini.records()]
 
     assert fill() == fill() == ["train", "eval"]

@@ -24,7 +24,7 @@ from infini.evaluation.perplexity import Binned, Streamed, metrics
 from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.search import SearchReport, build_search
-from infini.runs import reproduce, reproduce_booksum, reproduce_passkey
+from infini.runs import reproduce, reproduce_booksum, reproduce_passkey, reproduce_text
 from infini.runs.common import find_training
 from infini.training.checkpoint import load_model, save_model
 from infini.training.module import LanguageModelModule
@@ -172,7 +172,7 @@ def test_a_job_that_diverges_leaves_the_others_to_be_made(
 
     monkeypatch.setattr(module, job, made)
     monkeypatch.setattr(module, "_reference", lambda *_: make_train("lead", 1), raising=False)
-    monkeypatch.setattr(reproduce.table, "run", lambda *_: print("the table") or 0)
+    monkeypatch.setattr(reproduce.table, "show", lambda *_: print("the table") or 0)
     assert cli.main(["reproduce", f"report={name}", f"results_dir={tmp_path}", "seed=1,2"]) == cli.USAGE_ERROR
     out, err = capfd.readouterr()
     assert len(asked) > 2 and "the table" in out
@@ -188,11 +188,11 @@ def test_a_cell_of_a_report_does_not_repeat_a_training_that_diverged(
 ) -> None:
     words = [*infini.settings, *HUGE]
     with pytest.raises(DivergedError, match="optimizer.lr=30"):
-        reproduce._fill(compose(words), words, Console())
+        reproduce_text._fill(compose(words), words, Console())
     (record,) = infini.records()
     no_training(monkeypatch)
     with pytest.raises(DivergedError, match=record.run_id):
-        reproduce._fill(compose(words), words, Console())
+        reproduce_text._fill(compose(words), words, Console())
     assert infini.records() == [record]
 
 
