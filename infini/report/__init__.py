@@ -1,1 +1,1 @@
-"""From run records to tables and figures. Nothing here computes a result that is not in a record."""
+"""Makes tables and figures from run records. Every result shown comes from a record."""

@@ -1,4 +1,4 @@
-"""Figures of what `infini bench` measured, each from the newest record that has it."""
+"""Figures of `infini bench`, each from the newest record with its measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRAWN_BY: Mapping[str, tuple[str, Callable[[RunRecord, Path], list[Path]]]] = {
     "sources": ("sources", draw_source_costs),
     "lengths": ("training_lengths", draw_training_memory),
 }
-"""Suite -> the series of its records that is drawn, and by what."""
+"""Suite -> the series of its records, and the function that draws it."""
 
 
 def newest_of_models(runs: Iterable[RunRecord], scale: str) -> RunRecord | None:

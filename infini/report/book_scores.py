@@ -1,4 +1,4 @@
-"""What the scores of single books say of their mean: means over books and seeds, and their intervals."""
+"""Means of scores over books and seeds, and their intervals."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from infini.report.intervals import bounded_mean_interval
 
 METRICS = ("rouge1", "rouge2", "rougeL")
-"""Those of which the overall value is made."""
+"""Metrics that make the overall value."""
 OVERALL = "overall"
 
 
 def overall(means: np.ndarray) -> np.ndarray:
-    """Geometric mean over the last axis: of mean R-1, R-2 and R-L, as the paper's column is."""
+    """Geometric mean over the last axis, which holds mean R-1, R-2 and R-L, as in the paper's column."""
     found: np.ndarray = np.prod(means, axis=-1) ** (1 / means.shape[-1])
     return found
 
 
 def influence(scores: np.ndarray) -> np.ndarray:
-    """How much each book moves the overall value of its seed, to first order.
+    """The effect of each book on the overall value of its seed, to first order.
 
     Args:
-        scores: [..., books, metrics], above 0 on the average.
+        scores: [..., books, metrics], means over books above 0.
 
     Returns:
         [..., books]; the mean over books is 0, and the standard error of the overall value is that of their mean.
@@ -34,12 +34,12 @@ def influence(scores: np.ndarray) -> np.ndarray:
 
 
 def mean_with_interval(scores: np.ndarray) -> tuple[float, tuple[float, float] | None]:
-    """The overall value, mean over seeds, and its interval over books; None where there is none.
+    """The overall value, mean over seeds, and its interval over books, or None if there is no interval.
 
-    The interval is that of these models on other books: `infini.report.intervals.bounded_mean_interval`.
+    The interval says what these models would score on other books; see `intervals.bounded_mean_interval`.
 
     Args:
-        scores: [seeds, books, metrics]; of one metric its own mean is the overall value.
+        scores: [seeds, books, metrics]; with one metric its mean is the overall value.
     """
     mean = float(overall(scores.mean(1)).mean())
     if not (scores.mean(1) > 0).all():
@@ -48,16 +48,16 @@ def mean_with_interval(scores: np.ndarray) -> tuple[float, tuple[float, float] |
 
 
 def interval_over_books(cells: Sequence[Mapping[str, Any]], metric: str) -> tuple[float, float] | None:
-    """Bounds of the interval over books (95 %) of a metric's mean over seeds; None where there is none.
+    """Bounds of the interval over books (95 %) of a metric's mean over seeds, or None if there is no interval.
 
-    One seed has the interval that its evaluation recorded.
+    With one seed this is the interval that its evaluation recorded.
 
     Args:
-        cells: Of each seed the scores at one length of the input, as evaluations record them.
-        metric: A metric of every book, or `overall`.
+        cells: the scores of each seed at one input length, as evaluations record them.
+        metric: a metric of every book, or `overall`.
 
     Raises:
-        ValueError: No book is in all cells.
+        ValueError: no book is in all cells.
     """
     by_name = [{book["name"]: book for book in cell["books"]} for cell in cells]
     shared = [name for name in by_name[0] if all(name in books for books in by_name)]

@@ -1,4 +1,4 @@
-"""What a perplexity costs: a point a row, against the numbers in its memory and the seconds of its training."""
+"""Figures of perplexity against cost: one point for each row, by memory size and by seconds of training."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.typing import FillStyleType
 
 FILLS: tuple[FillStyleType, ...] = ("full", "none", "left", "top", "right", "bottom")
-"""Of the markers of one model's rows."""
+"""Fill styles that distinguish the rows of one model."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A row: means over its seeds, and how far the seeds' perplexities reach."""
+    """A row: means over its seeds, and the lowest and highest perplexity of a seed."""
 
     cost: float
     perplexity: float
@@ -32,7 +32,7 @@ class Point:
 
 
 def memory_points(selection: Selection) -> dict[str, Point]:
-    """Row -> perplexity against the numbers that it carries from segment to segment."""
+    """Row -> perplexity against the floats that it carries from segment to segment."""
     return _points(selection, lambda run: carried_floats(run, selection.training_config(run)))
 
 
@@ -47,8 +47,8 @@ def training_points(selection: Selection) -> dict[str, Point]:
 
 
 def step_points(selection: Selection, measured: RunRecord) -> dict[str, Point]:
-    """Row -> perplexity against the seconds of its steps as `infini bench suite=models` measured them, where it did at
-    the sizes that the row was trained at."""
+    """Row -> perplexity against the seconds of its steps as `infini bench suite=models` measured them. Rows that were
+    trained at other sizes are left out."""
     models, sizes = measured.series["train"]["models"], _step_sizes(measured)
 
     def seconds(run: RunRecord) -> float | None:
@@ -62,14 +62,14 @@ def step_points(selection: Selection, measured: RunRecord) -> dict[str, Point]:
 
 
 def _step_sizes(run: RunRecord) -> list[Any]:
-    """What decides how long a step of a model takes."""
+    """Settings that decide how long a step of a model takes."""
     recipe = ("batch_size", "segments_per_sequence")
     dims = {key: value for key, value in (run.config.get("dims") or {}).items() if key != "name"}
     return [dims, *((run.config.get("recipe") or {}).get(key) for key in recipe)]
 
 
 def machines(trainings: Iterable[RunRecord | None]) -> list[str]:
-    """What was trained on, each once; nothing where no record says."""
+    """Names of the machines of the trainings, each once, as far as records name them."""
     found = set()
     for training in trainings:
         hardware = (training.environment.get("hardware") if training else None) or {}
@@ -92,10 +92,10 @@ def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> 
 def draw_costs(
     report: Report, scale: str, selection: Selection, folder: Path, measured: RunRecord | None = None
 ) -> list[Path]:
-    """Both figures, `<report>_<scale>_perplexity_by_{memory,seconds}`; none where fewer than two rows have a point.
+    """Both figures, `<report>_<scale>_perplexity_by_{memory,seconds}`, each if two rows or more have a point.
 
-    measured: a record of `infini bench suite=models`. Where it has every row, whose model is as it usually is, seconds
-    are those of its steps, on one machine; else those of the trainings as they were run.
+    measured: a record of `infini bench suite=models`. If it has the models of all rows, with default settings, its
+    steps give the seconds, all on one machine. Otherwise the trainings give them.
 
     Returns:
         Paths of the files written.
@@ -115,8 +115,7 @@ def draw_costs(
 
 
 def _by_seconds(report: Report, selection: Selection, measured: RunRecord | None) -> tuple[dict[str, Point], str]:
-    """The points, and what their seconds are: those of one machine are not those of another, nor those of a training
-    beside others."""
+    """The points, and a label that says where the seconds were measured, because machines and load differ."""
     points = training_points(selection)
     if measured is not None and not report.variants.keys() & selection.runs.keys():
         steps = step_points(selection, measured)
@@ -134,11 +133,11 @@ def scatter(
     label: str,
     heading: str,
 ) -> list[Path]:
-    """Draw the points, a marker a model, bars from the best to the worst seed; the cost on a logarithmic scale
-    where it spans more than a factor of 20.
+    """Draw the points with one marker for each model and bars from the best to the worst seed. The cost axis is
+    logarithmic if it spans more than a factor of 20.
 
-    models: row -> its model. Rows of one model differ in how their marker is filled, and a thin line joins them where
-    no two cost the same.
+    models: row -> its model. Rows of one model differ in the filling of the marker, and a thin line joins them if their
+    costs differ.
     """
     with paper_style():
         from matplotlib.figure import Figure
@@ -153,7 +152,7 @@ def scatter(
             if len({cost for cost, _ in joined}) == len(rows) > 1:
                 axes.plot(*zip(*joined, strict=True), color=LINES[index % len(LINES)][2], linewidth=0.7)
             for place, row in enumerate(rows):
-                # Rows that have no way to be filled left take a marker that no model has.
+                # If all fillings are used, the next rows take a marker that no model has.
                 another = place // len(FILLS)
                 _, marker, shade = LINES[(len(rows_of) + another - 1 if another else index) % len(LINES)]
                 point = points[row]
@@ -175,7 +174,7 @@ def scatter(
         elif min(costs) > 0:
             axes.set_xscale("log")
         else:
-            # A model without a memory has its place left of the others.
+            # Models without a memory are drawn at the left edge.
             smallest = min((cost for cost in costs if cost > 0), default=1.0)
             axes.set_xscale("symlog", linthresh=smallest)
         axes.set_xlabel(label)

@@ -13,19 +13,19 @@ from infini.report.figures import LINES, paper_style, save
 from infini.report.selection import Selection
 
 POINTS = 60
-"""Means that a curve is drawn as."""
+"""Number of means that a curve is drawn with."""
 _COLUMNS = 3
 
 
 def training_curves(
     trained: Mapping[str, Sequence[RunRecord]], titles: Mapping[str, str], path: Path, heading: str
 ) -> list[Path]:
-    """Draw the training loss of each row against the optimizer step, a panel a row and a line a seed.
+    """Draw the training loss of each row against the optimizer step, one panel per row and one line per seed.
 
-    Each point is the mean of a sixtieth of the steps. Dotted uprights: where a stage of the curriculum ended.
+    Each point is the mean of a sixtieth of the steps. Dotted vertical lines mark the end of a stage of the curriculum.
 
     Args:
-        trained: row name -> its training runs, their series `loss_curve` filled.
+        trained: row name -> its training runs, which have the series `loss_curve`.
         titles: row name -> title of its panel.
         path: the figure's path without suffix.
         heading: title of the figure.
@@ -54,7 +54,7 @@ def training_curves(
             axes.tick_params(labelsize=7)
             if len(runs) > 1:
                 axes.legend(fontsize=6, frameon=False)
-        # A loss that falls to almost nothing says so on a logarithmic scale only.
+        # A loss close to 0 is visible only on a logarithmic scale.
         if 0 < lowest < highest / 20:
             panels[0].set_yscale("log")
         for axes in panels[len(trained) :]:
@@ -74,7 +74,7 @@ def smoothed(curve: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_curves(selection: Selection, titles: Mapping[str, str], path: Path, heading: str) -> list[Path]:
-    """The curves of every training behind a report, each once: under the first row that it stands behind."""
+    """The curves of every training behind a report. A training behind several rows is drawn for the first of them."""
     trained: dict[str, list[RunRecord]] = {}
     drawn: set[str] = set()
     for name, runs in selection.runs.items():
@@ -87,7 +87,7 @@ def draw_curves(selection: Selection, titles: Mapping[str, str], path: Path, hea
 
 
 def _halves(title: str) -> list[str]:
-    """A long title in two lines, cut at the space nearest to its middle."""
+    """A long title in two lines, split at the space nearest to its middle."""
     spaces = [place for place, letter in enumerate(title) if letter == " "]
     if len(title) < 28 or not spaces:
         return [title]

@@ -1,6 +1,6 @@
-"""Figures from run records, as PNG and SVG whose bytes depend on the records (and matplotlib's version) alone.
+"""Figures from run records, as PNG and SVG. Their bytes depend only on the records and on matplotlib's version.
 
-matplotlib is loaded when the first figure is drawn, and no window system is needed.
+matplotlib is loaded when the first figure is drawn. No window system is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from infini.system.plotting import drawing_without_a_screen
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Told apart without colour: by line style and marker first, by darkness second.
+# Lines differ without colour: first in style and marker, then in darkness.
 LINES: tuple[tuple[Any, str, str], ...] = (
     ("-", "o", "0.0"),
     ("--", "s", "0.35"),
@@ -48,7 +48,7 @@ def paper_style() -> AbstractContextManager[None]:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write `<path>.png` and `<path>.svg`, without dates or the name of the program in them."""
+    """Write `<path>.png` and `<path>.svg`, without dates or program names in their metadata."""
     written = []
     for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         content = io.BytesIO()
@@ -60,18 +60,18 @@ def save(figure: Figure, path: Path) -> list[Path]:
 
 
 def gate_heatmap(record: RunRecord, path: Path, title: str | None = None) -> list[Path]:
-    """Draw sigmoid(beta), the weight of the memory, for every layer and head, with the values printed.
+    """Draw and print sigmoid(beta), the weight of the memory, for every layer and head.
 
     Args:
-        record: a run whose series `gates` holds one list a layer of one number in [0, 1] a head.
+        record: a run whose series `gates` has one list for each layer, with one number in [0, 1] for each head.
         path: the figure's path without suffix.
-        title: what the model is called; None is its name.
+        title: the title of the model; None is its name.
 
     Returns:
         Paths of the PNG and the SVG.
 
     Raises:
-        InputError: the record has no gates, or they are no grid of numbers in [0, 1].
+        InputError: the record has no gates, or they are not a grid of numbers in [0, 1].
     """
     gates = _gates(record)
     n_layers, n_heads = gates.shape
@@ -121,27 +121,26 @@ def gap_by_position(
     series: str = BY_POSITION,
     compared_with: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """Draw each row's loss minus the loss of `baseline`, in nats a token, against the position in the document.
+    """Draw each row's loss minus the loss of `baseline`, in nats per token, against the position in the document.
 
-    Positions are put into bins of which each ends at about twice its start, but for the last; places in the segment,
-    where the series is BY_PLACE, into narrower ones. A point is the mean over
-    books and seeds, paired by both; the band is the 95 % interval, clustered by both.
-    Positions that fewer than two books reach are left out.
+    Positions are grouped into bins; each but the last ends at about twice its start. Places in the segment (BY_PLACE)
+    have narrower bins. A point is the mean over documents and seeds, paired by both. The band is the 95 % interval,
+    clustered by both. Positions that fewer than two documents reach are left out.
 
     Args:
-        rows: row -> evaluation runs; those with the series count: {edges: [token positions, one more than bins],
-            nll: [[nats a bin] a document], tokens: [[tokens a bin] a document]}, in the order of `documents`.
+        rows: row -> evaluation runs. Those with the series count: {edges: [token positions, one more than bins], nll
+            and tokens: a list of the values of all bins for each document}, in the order of `documents`.
         path: the figure's path without suffix.
         baseline: the row at 0.
-        titles: row -> what the legend calls it.
-        corpus: what the documents are called.
+        titles: row -> its title in the legend.
+        corpus: the name of the documents.
         compared_with: row -> the row it is compared with; None: all with `baseline`.
 
     Returns:
         Paths of the PNG and the SVG.
 
     Raises:
-        InputError: there is nothing to compare, or two runs did not score the same books in the same bins.
+        InputError: there is nothing to compare, or two runs did not score the same documents in the same bins.
     """
     known = {row: [run for run in runs if series in run.series] for row, runs in rows.items()}
     zeros = {row: baseline for row in known if row != baseline} if compared_with is None else compared_with
@@ -161,7 +160,7 @@ def gap_by_position(
         for index, (row, curve) in enumerate(drawn):
             style, marker, shade = LINES[index % len(LINES)]
             first, last, mean, half = curve.T
-            # A place is that of the token that is predicted, from 1.
+            # A place is that of the predicted token, counted from 1.
             position = (first + last) / 2 if series == BY_POSITION else (first + 1 + last) / 2
             label = named.get(row, row)
             axes.plot(
@@ -192,7 +191,7 @@ def gap_by_position(
             "mean over documents and seeds, band: 95 % interval, clustered by both",
             fontsize=9,
         )
-        # Many curves leave no room for it.
+        # With many curves the legend is outside.
         if len(drawn) > 3:
             axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         else:
@@ -205,11 +204,7 @@ def _curve(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], series: str
 
 
 def draw_report(report: Report, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """Draw all figures of a report: the gap by position and by place, and the gates of each model at its first seed.
-
-    Returns:
-        Paths of the files written to `folder`; empty where the runs hold nothing that can be drawn.
-    """
+    """Draw the gap by position and by place, and the gates of each model at its first seed. Returns the paths."""
     written: list[Path] = []
     baseline, corpus = report.baseline or "", report.benchmarks[report.task]
     for series, name in ((BY_POSITION, "gap_by_position"), (BY_PLACE, "gap_by_place")):
@@ -218,9 +213,15 @@ def draw_report(report: Report, scale: str, selection: Selection, folder: Path) 
         if any(len(_curve(*pair, series)) for pair in pairs):
             path = folder / f"{report.name}_{scale}_{name}"
             written += gap_by_position(selection.runs, path, baseline, report.models, corpus, series, zeros)
-    for model, runs in selection.runs.items():
+    titles = {row: f"{corpus}: {title}" for row, title in report.models.items()}
+    return written + draw_gates(report.name, scale, selection, folder, titles)
+
+
+def draw_gates(name: str, scale: str, selection: Selection, folder: Path, titles: Mapping[str, str]) -> list[Path]:
+    """Draw the gates of each row in `titles` at its first seed, as `<name>_<scale>_gates_<row>`. Returns the paths."""
+    written: list[Path] = []
+    for row, runs in selection.runs.items():
         with_gates = [run for run in runs if run.series.get("gates")]
-        if with_gates:
-            path = folder / f"{report.name}_{scale}_gates_{model}"
-            written += gate_heatmap(with_gates[0], path, f"{corpus}: {report.models[model]}")
+        if with_gates and row in titles:
+            written += gate_heatmap(with_gates[0], folder / f"{name}_{scale}_gates_{row}", titles[row])
     return written

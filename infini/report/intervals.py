@@ -1,8 +1,8 @@
-"""Intervals and p-values: the one place where this project makes them. Quantiles are scipy's.
+"""All intervals and p-values of this project. Quantiles are scipy's.
 
 Three things are estimated. A share of prompts (`proportion_interval`), the lowest of many shares (`minimum_interval`),
 and a mean over documents and seeds (`two_way`, `over_units`). Each interval covers the true value in at least 95 of 100
-repetitions, or nearly so where its function says it; `tests/test_intervals.py` simulates that.
+repetitions, or nearly so if its function says so; `tests/test_intervals.py` simulates that.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 from scipy import special
 
 LEVEL = 0.95
-"""Of every interval, and one minus the error rate of every family of tests."""
+"""Coverage of every interval, and one minus the error rate of every family of tests."""
 
 
 def proportion_interval(successes: float, trials: float, level: float = LEVEL) -> tuple[float, float]:
     """Clopper-Pearson interval of a share.
 
     Args:
-        successes: How many of the trials succeeded. A prompt of which a part of the digits is right counts as that part
-            of a success: a share between 0 and 1 varies less than a coin of the same mean, so the interval covers at
-            least `level` whatever the dependence between the tokens of one prompt.
+        successes: How many of the trials succeeded. A prompt with some correct digits counts as that fraction of a
+            success. A fraction between 0 and 1 varies less than a coin flip of the same mean, so the interval covers
+            at least `level`, however the tokens of one prompt depend on each other.
         trials: Number of prompts, above 0.
         level: Coverage.
 
     Returns:
-        (low, high), shares between 0 and 1; (low, 1) where all succeeded, (0, high) where none did.
+        (low, high), shares between 0 and 1; (low, 1) if all succeeded, (0, high) if none did.
     """
     tail = (1 - level) / 2
     low = 0.0 if successes <= 0 else float(special.betaincinv(successes, trials - successes + 1, tail))
@@ -38,11 +38,11 @@ def proportion_interval(successes: float, trials: float, level: float = LEVEL) -
 
 
 def proportion_p(successes: float, trials: float, expected: float) -> tuple[float, float]:
-    """One-sided p-values of a share, the tests that belong to `proportion_interval`.
+    """One-sided p-values of a share, the tests that correspond to `proportion_interval`.
 
     Returns:
-        (p, q): p is the probability of at least so many successes if the share were `expected` (small: it is above),
-        q that of at most so many (small: it is below).
+        (p, q): p is the probability of at least this many successes if the share were `expected`; a small p means it is
+        above. q is the probability of at most this many; a small q means it is below.
     """
     if not 0 < expected < 1:
         return (0.0, 1.0) if expected <= 0 else (1.0, 0.0)
@@ -54,21 +54,21 @@ def proportion_p(successes: float, trials: float, expected: float) -> tuple[floa
 def minimum_interval(counts: Sequence[tuple[float, float]], level: float = LEVEL) -> tuple[float, float]:
     """Interval of the lowest of several shares, each (successes, trials).
 
-    The share that looks lowest is low by chance, too: an interval of that one alone covers less than it says. Each
-    share gets an interval at the level that makes all of them right together (Bonferroni); the lowest share lies
-    between the lowest of their lower and the lowest of their upper ends.
+    The lowest observed share is partly low by chance, so its own interval would cover less than `level`. Each share
+    gets an interval at the level at which all are right together (Bonferroni). The lowest share lies between the lowest of
+    their lower ends and the lowest of their upper ends.
     """
     each = [proportion_interval(successes, trials, 1 - (1 - level) / len(counts)) for successes, trials in counts]
     return min(low for low, _ in each), min(high for _, high in each)
 
 
 def effective_trials(shares: Sequence[float], trials: float) -> float:
-    """How many independent trials the mean of the shares of several seeds is worth, at most `trials`.
+    """Effective number of independent trials behind the mean of the shares of several seeds, at most `trials`.
 
-    Seeds that differ by more than chance make a mean less sure than its number of prompts says. Their variance gives
-    the effective number, corrected by Student's quantile for so few seeds (Korn and Graubard 1998). Where seeds do not
-    differ, as where all answers are right, it is `trials`: the interval then says nothing of seeds that would fail.
-    Where one training in five answers half of the prompts, it covers 48 in 100 with three seeds and 67 with five.
+    If seeds differ by more than chance, a mean is less certain than its number of prompts suggests. Their variance
+    gives the effective number, corrected by Student's quantile for few seeds (Korn and Graubard 1998). If seeds do not
+    differ, for example if all answers are right, it is `trials`, and the interval does not cover seeds that would fail:
+    if one training in five answers half of the prompts, it covers 48 in 100 with three seeds and 67 with five.
     """
     n = len(shares)
     if n < 2:
@@ -82,7 +82,7 @@ def effective_trials(shares: Sequence[float], trials: float) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, how sure it is, and how much of that hangs on the number of seeds."""
+    """A mean, its error, and the share of the error that depends on the number of seeds."""
 
     mean: float
     se: float
@@ -92,7 +92,7 @@ class Estimate:
     n_documents: int
     n_seeds: int
     seeds_share: float = 0.0
-    """The part of the variance that falls as seeds are added."""
+    """The share of the variance that decreases with the number of seeds."""
 
     @property
     def t(self) -> float:
@@ -107,11 +107,11 @@ class Estimate:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval."""
+        """Half the width of the interval."""
         return float(special.stdtrit(self.df, 0.5 + LEVEL / 2)) * self.se if self.df > 0 else math.nan
 
     def p_values(self, expected: float = 0.0) -> tuple[float, float]:
-        """(p, q): one-sided, p small where the mean is above `expected`, q small where it is below; 1 without an
+        """(p, q), one-sided: p is small if the mean is above `expected`, q if it is below; both are 1 without an
         error."""
         t = _ratio(self.mean - expected, self.se)
         if math.isnan(t) or self.df < 1:
@@ -124,7 +124,7 @@ class Estimate:
         return two_sided(*self.p_values())
 
     def with_more(self, n_seeds: int, n_documents: int) -> Estimate:
-        """What this would be with so many seeds and documents, if they scatter as those that there are."""
+        """The estimate with this many seeds and documents, at the same spread."""
         of_seeds = self.seeds_share * self.se**2 * self.n_seeds / n_seeds
         others = (1 - self.seeds_share) * self.se**2 * self.n_documents / n_documents
         df = min(n_seeds, n_documents) - 1
@@ -172,10 +172,10 @@ def two_way(
 ) -> Estimate:
     """sum(differences) / sum(weights) over pairs of a document and a seed, clustered by both.
 
-    All runs of a document share its text, all documents of a seed the weights of its model. The variance is that
-    clustered by document plus that clustered by seed minus that of single pairs (Cameron, Gelbach and Miller 2011), and
-    never less than either of the first two. Student's t has one degree of freedom less than the smaller number of
-    clusters. With one seed the error is that over documents and says nothing about other seeds.
+    All runs of a document share its text, and all documents of a seed share the weights of its model. The variance is
+    the one clustered by document plus the one clustered by seed minus the one of single pairs (Cameron, Gelbach and
+    Miller 2011), and at least as large as each of the first two. Student's t has one degree of freedom less than the
+    smaller number of clusters. With one seed the error is over documents and does not cover other seeds.
     """
     mean, of_documents, n_documents = clustered(differences, weights, documents)
     _, of_seeds, n_seeds = clustered(differences, weights, seeds)
@@ -191,16 +191,16 @@ def two_way(
 def bounded_mean_interval(influence: np.ndarray, mean: float, top: float = 100.0) -> tuple[float, float] | None:
     """Interval of a statistic of documents between 0 and `top`, from Student's t on its logit.
 
-    Scores near 0 are skewed, their logits less so, and no end of the interval is beyond what a score can be. With 8
-    documents it covers about 93 in 100 where the percentile bootstrap covers about 86.
+    Scores near 0 are skewed; their logits are less so, and the interval stays within the range of scores. With 8
+    documents it covers about 93 in 100, the percentile bootstrap about 86.
 
     Args:
-        influence: [documents], how much each document moves the statistic away from `mean` (mean 0).
+        influence: [documents], the effect of each document on the statistic (mean 0).
         mean: The statistic.
         top: The highest value it can have.
 
     Returns:
-        (low, high); None with fewer than two documents, or where the statistic is 0 or `top`.
+        (low, high); None with fewer than two documents, or if the statistic is 0 or `top`.
     """
     n = len(influence)
     if n < 2 or not 0 < mean < top:
@@ -212,8 +212,8 @@ def bounded_mean_interval(influence: np.ndarray, mean: float, top: float = 100.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values of a family of tests, adjusted by Holm's method: a test with an adjusted value of at most 1 - LEVEL
-    rejects, and the family rejects anything wrongly in at most that share of repetitions."""
+    """p-values of a family of tests, adjusted by Holm's method. A test rejects if its adjusted value is at most
+    1 - LEVEL; then the family rejects wrongly in at most that share of repetitions."""
     adjusted = [1.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
@@ -223,5 +223,5 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def p_value(p: float) -> str:
-    """A p-value as it is printed: two digits that count, and never 0."""
+    """A p-value as printed: two significant digits, never 0."""
     return "< 0.0001" if p < 0.0001 else f"{p:.2g}" if p < 0.995 else "1"

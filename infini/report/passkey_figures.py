@@ -11,21 +11,20 @@ import numpy as np
 
 from infini.config.lengths import format_length
 from infini.records import RunRecord
-from infini.report.figures import LINES, gate_heatmap, paper_style, save
+from infini.report.figures import LINES, draw_gates, paper_style, save
 from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, percent
 from infini.report.selection import Selection
 
 
 def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Path, title: str) -> list[Path]:
-    """Draw token accuracy, in per cent and printed, for every length and place of the key; the mean over the runs. A
-    mark, as in the table, stands where key and question lie in one segment; where fewer prompts were asked than in
-    other cells, of one seed or of all, their number stands too.
+    """Draw and print token accuracy in per cent for every length and place of the key, the mean over the runs. The mark
+    of the table shows where key and question are in one segment. Cells with fewer prompts than others show their number.
 
     Args:
-        report: its lengths and places are drawn.
-        runs: evaluations of one row, their series `cells` filled.
+        report: gives the lengths and places.
+        runs: evaluations of one row, which have the series `cells`.
         path: the figure's path without suffix.
-        title: what the row is called.
+        title: the title of the row.
 
     Returns:
         Paths of the PNG and the SVG.
@@ -69,8 +68,8 @@ def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Pat
 
 
 def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
-    """Draw token accuracy against the number of memory updates: length over segment length, each point a model trained
-    with that segment length; places of the key that need a memory only.
+    """Draw token accuracy against the number of memory updates, length over segment length. Each point is a model
+    trained with that segment length. Only places of the key that need a memory are drawn.
 
     Returns:
         Paths of the PNG and the SVG.
@@ -78,7 +77,7 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
     points: dict[tuple[str, int, str], dict[int, list[float]]] = {}
     titles: dict[str, str] = {}
     for name, runs in selection.runs.items():
-        # The row that others start from is none of them.
+        # The row from which the others start is not drawn.
         if "dims.segment_length" not in report.rows[name].overridden():
             continue
         for run in runs:
@@ -111,8 +110,8 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
 
 
 def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """Draw a heatmap of accuracy for every row with runs, and the gates of its first seed; where rows differ in their
-    segment length, accuracy by updates instead."""
+    """Draw a heatmap of accuracy for every row with runs, and the gates of its first seed. If rows differ in their
+    segment length, draw accuracy by updates instead."""
     written: list[Path] = []
     lengths = {name: row.overridden().get("dims.segment_length") for name, row in report.rows.items()}
     if len(set(lengths.values()) - {None}) > 1:
@@ -121,6 +120,5 @@ def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder
     for name, runs in selection.runs.items():
         title = report.rows[name].title
         written += accuracy_heatmap(report, runs, folder / f"{report.name}_{scale}_accuracy_{name}", title)
-        if runs[0].series.get("gates") and report.rows[name].knockout == "none":
-            written += gate_heatmap(runs[0], folder / f"{report.name}_{scale}_gates_{name}", f"Pass key: {title}")
-    return written
+    titles = {name: f"Pass key: {row.title}" for name, row in report.rows.items() if row.knockout == "none"}
+    return written + draw_gates(report.name, scale, selection, folder, titles)

@@ -1,4 +1,4 @@
-"""What a row's loss is below or above that of another, by position in the document or by place in the segment."""
+"""The gap between the losses of two rows, by position in the document or by place in the segment."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def gap(
 ) -> np.ndarray:
     """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, half of its interval).
 
-    Over the seeds that both have, paired by seed and document, clustered by both (infini.report.intervals). A bin ends
-    at the first edge of the series that is `growth` times its start or beyond, the last where the longest document (or
-    the segment) does. Positions that fewer than two documents reach are left out; no rows where no run of a seed has
-    the series, and by place none where the segments of the two are not of one length.
+    It uses the seeds that both have, pairs runs by seed and document and clusters by both (infini.report.intervals). A
+    bin ends at the first edge of the series that is at least `growth` times its start; the last bin ends with the
+    longest document or segment. Positions that fewer than two documents reach are left out. The result is empty if no
+    seed has the series in both, or, by place, if the segment lengths differ.
     """
     known = [[run for run in side if series in run.series] for side in (runs, baseline)]
     mine, theirs = (by_seed(side) for side in known)
@@ -63,7 +63,7 @@ def gap(
 
 
 def _growing_bins(edges: np.ndarray, growth: float) -> list[int]:
-    """Indices of the edges that open bins of which each ends at `growth` times its start or beyond."""
+    """Indices of the edges that start a bin. A bin ends at `growth` times its start or later."""
     starts = [0]
     for index in range(1, len(edges) - 1):
         if edges[index] >= edges[starts[-1]] * growth:
@@ -74,7 +74,7 @@ def _growing_bins(edges: np.ndarray, growth: float) -> list[int]:
 def _binned(
     runs: Sequence[RunRecord], reference: RunRecord, starts: list[int], name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Loss in nats, averaged over `runs`, and tokens: one row a document of `reference`, one column a bin."""
+    """Loss in nats, averaged over `runs`, and tokens: [documents of `reference`, bins]."""
     losses = []
     counts = np.empty((0, 0))
     edges = reference.series[name]["edges"]
@@ -93,5 +93,5 @@ def _binned(
 
 
 def _grid(rows: Sequence[Sequence[Any]], width: int) -> np.ndarray:
-    """Rows of one width: documents may stop before the last bin, and a loss that is null becomes NaN."""
+    """Rows padded to one width, because documents may end before the last bin. A loss of null becomes NaN."""
     return np.array([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The tables of a report as text: for a terminal, Markdown, LaTeX and CSV, all from the same cells."""
+"""Writes the tables of a report for a terminal and as Markdown, LaTeX and CSV, all from the same cells."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CSV_HEADER = (*_CSV_PLACE, *_CSV_CELL)
 
 
 NARROWEST_MODEL, NARROWEST_CELL = 24, 12
-"""Where a table is too wide for the terminal, cells are broken at spaces, to so many characters or more, before a title
-of a row gets fewer than that; where that is not enough either, its columns stand in several tables below each other."""
+"""Minimum widths of the column of titles and of the others. In a narrow terminal, cells are wrapped at spaces down to
+these widths; if that is not enough, the columns are split into several tables."""
 
 
 def print_report(report: RenderedReport, console: Console) -> None:
@@ -36,7 +36,7 @@ def print_report(report: RenderedReport, console: Console) -> None:
     from rich.table import Table as Grid
 
     def shown(text: str) -> str:
-        """As the terminal's encoding has it: what becomes longer there is so before widths are measured."""
+        """The text in the terminal's encoding, before widths are measured, because it may become longer."""
         return in_encoding(text, console.encoding)
 
     console.print(f"[bold]{escape(report.title)}[/bold]")
@@ -46,7 +46,7 @@ def print_report(report: RenderedReport, console: Console) -> None:
         names = [shown(heading) for heading in table.columns]
         columns = [[shown(row.cells[index].text) for row in table.rows] for index in range(len(names))]
         room = console.width - NARROWEST_MODEL
-        # A heading is broken at spaces, so a column is as wide as its longest word at least.
+        # Headings are wrapped at spaces, so a column is at least as wide as its longest word.
         needed = [max(map(len, (*cells, *heading.split()))) for heading, cells in zip(names, columns, strict=True)]
         if sum(2 + width for width in needed) > room:
             width = max(NARROWEST_CELL, room // len(columns) - 2)
@@ -70,7 +70,7 @@ def print_report(report: RenderedReport, console: Console) -> None:
 
 
 def _blocks(widths: list[int], room: int) -> list[list[int]]:
-    """Columns of these widths, by their indices, in as many tables below each other as it takes to fit into `room`."""
+    """Indices of columns of these widths, grouped into as few tables as fit into `room`."""
     blocks: list[list[int]] = []
     left = 0
     for index, width in enumerate(widths):
@@ -83,17 +83,17 @@ def _blocks(widths: list[int], room: int) -> list[list[int]]:
 
 
 def _folded(text: str, width: int) -> str:
-    """A text broken at spaces into lines no wider than `width`, or than its own longest word."""
+    """A text wrapped at spaces into lines of at most `width` characters, or the length of its longest word."""
     return "\n".join(textwrap.wrap(text, width=max([1, width, *map(len, text.split())])))
 
 
 def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) -> str:
-    """The report as Markdown, with the run ids behind every measured cell at its end.
+    """The report as Markdown. The run ids behind the measured cells follow at the end.
 
     Args:
         report: the report.
-        links: source (`published` or `yours`) -> folder of its records, relative to where the text will lie; run ids
-            of a source named here become links to their records.
+        links: source (`published` or `yours`) -> folder of its records, relative to the folder of the text. Run ids of
+            these sources become links to their records.
     """
     lines = [f"# {_markdown(report.title)}", ""]
     for table in report.tables:
@@ -114,7 +114,7 @@ def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) 
 
 
 def _behind(table: Table, links: Mapping[str, str]) -> list[str]:
-    """One line for each set of runs that stands behind cells of a row."""
+    """One line for each set of runs behind the cells of a row."""
     lines = []
     for row in table.rows:
         columns: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -148,13 +148,13 @@ _LATEX_ESCAPES = {
 
 
 def latex_escape(text: str) -> str:
-    """`text` with every character that means something to LaTeX escaped, and a minus sign before negative numbers."""
+    """`text` with LaTeX's special characters escaped, and a minus sign before negative numbers."""
     escaped = "".join(_LATEX_ESCAPES.get(character, character) for character in text)
     return re.sub(r"^-(?=\d)", "$-$", escaped)
 
 
 def to_latex(report: RenderedReport) -> str:
-    """The report as LaTeX tables for the booktabs package; run ids follow as comments."""
+    """The report as LaTeX tables for the booktabs package. Run ids follow as comments."""
     lines = [f"% {report.title}; needs \\usepackage{{booktabs}}".replace("\n", " ")]
     for index, table in enumerate(report.tables):
         caption = f"{report.title}. {table.title}."
@@ -184,7 +184,7 @@ def to_latex(report: RenderedReport) -> str:
 
 
 def to_csv(report: RenderedReport) -> str:
-    """The report as CSV, one line a cell: numbers unrounded, origin and run ids (separated by spaces) beside them."""
+    """The report as CSV, one line for each cell, with unrounded numbers, origin and run ids (separated by spaces)."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(_CSV_HEADER)

@@ -1,4 +1,4 @@
-"""The figure of what a long source costs an encoder-decoder, from the records of `infini bench suite=sources`."""
+"""The figure of the cost of a long source for an encoder-decoder, from records of `infini bench suite=sources`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TITLES = {
     "exact": "the best of all states",
     "approximate": "the best by an approximate index",
 }
-"""How the decoder looks at the states -> what the legend calls it."""
+"""How the decoder attends to the states -> its title in the legend."""
 
 
 def draw_source_costs(run: RunRecord, folder: Path) -> list[Path]:
-    """Draw, by length of the source, milliseconds of a token (bars: quartiles) and seconds of the first, which projects
-    all states or makes the index.
+    """Draw, by length of the source, milliseconds per token (bars: quartiles), and seconds of the first token, which
+    projects all states or builds the index.
 
     Returns:
         Paths of the PNG and the SVG.

@@ -1,7 +1,7 @@
-"""How large a difference in loss is, and how sure: paired by seed and document, clustered by both.
+"""Differences in loss and their uncertainty, paired by seed and document and clustered by both.
 
-The estimate is sum(d) / sum(w) over all (seed, document) pairs, d being a difference of total negative log-likelihoods
-in nats and w the tokens it was summed over, so its unit is nats a token. Errors are those of
+The estimate is sum(d) / sum(w) over all (seed, document) pairs. d is a difference of total negative log-likelihoods in
+nats and w the number of tokens in the sum, so the unit is nats per token. Errors come from
 `infini.report.intervals.two_way`.
 """
 
@@ -27,11 +27,11 @@ _KNOCKOUT_FIELDS: dict[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class Effect:
-    """A difference of losses in nats a token."""
+    """A difference of losses in nats per token."""
 
     estimate: Estimate
     effective_books: float
-    """Books of one length that would count as much: long ones weigh more in a mean over tokens."""
+    """Effective number of books: as many books of equal length would give the same weight to each."""
     run_ids: tuple[str, ...]
 
     @property
@@ -48,8 +48,7 @@ class Effect:
 
 
 def effective_number(weights: Sequence[float], clusters: Sequence[Hashable]) -> float:
-    """How many clusters of one weight would make a mean as sure: the squared sum of their weights over the sum of their
-    squares."""
+    """Effective number of clusters: the squared sum of their weights over the sum of their squared weights."""
     by_cluster: dict[Hashable, float] = {}
     for weight, cluster in zip(weights, clusters, strict=True):
         by_cluster[cluster] = by_cluster.get(cluster, 0.0) + weight
@@ -65,13 +64,13 @@ def by_seed(runs: Sequence[RunRecord]) -> dict[int, list[RunRecord]]:
 
 
 def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) -> Effect | None:
-    """Loss of `runs_a` minus loss of `runs_b` on the same books: below 0 means that a is the better one.
+    """Loss of `runs_a` minus loss of `runs_b` on the same books. Below 0, a is better.
 
-    Runs are paired by seed; several runs of one seed count as their mean. None where no seed has runs of both, or
-    where a loss among them is not finite (null in its record).
+    Runs are paired by seed; several runs of one seed count as their mean. None if no seed has runs of both, or if a
+    loss is not finite (null in its record).
 
     Raises:
-        InputError: two runs did not score the same books at the same number of tokens; the message names both.
+        InputError: two runs did not score the same books with the same numbers of tokens. The message names both.
     """
     seeds_a, seeds_b = by_seed(runs_a), by_seed(runs_b)
     shared = sorted(seeds_a.keys() & seeds_b.keys())
@@ -100,10 +99,10 @@ def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) 
 
 
 def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | None:
-    """What taking a model's memory away costs it: loss with the knock-out minus loss without, same model, same tokens.
+    """Loss with a model's memory knocked out minus loss without, for the same model and tokens.
 
-    `reset` treats every segment as the first; `foreign` gives the model the memory of another book. Books on which
-    the knock-out did not run are left out; None where it ran on none.
+    `reset` treats every segment as the first. `foreign` gives the model the memory of another book. Books without the
+    knock-out are left out; None if no book has it.
     """
     knocked, normal, tokens = _KNOCKOUT_FIELDS[knockout]
     differences: list[float] = []
@@ -121,7 +120,7 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
             if measured:
                 used.append(run)
             for book, entry in measured.items():
-                # Several runs of one seed weigh as much as one run.
+                # Several runs of one seed have the weight of one run.
                 differences.append((entry[knocked] - entry[normal]) / len(seed_runs))
                 weights.append(entry[tokens] / len(seed_runs))
                 clusters.append(book)
@@ -145,10 +144,10 @@ def books(run: RunRecord) -> dict[str, dict[str, float]]:
 
 
 def check_same_books(run: RunRecord, reference: RunRecord) -> None:
-    """Hold that two runs scored the same books at the same number of tokens.
+    """Check that two runs scored the same books with the same numbers of tokens.
 
     Raises:
-        InputError: they did not; the message names both runs and the first book they differ in.
+        InputError: they did not. The message names both runs and the first book that differs.
     """
     mine, theirs = books(run), books(reference)
     for book in sorted(mine.keys() | theirs.keys()):
@@ -161,7 +160,7 @@ def check_same_books(run: RunRecord, reference: RunRecord) -> None:
 
 
 def _mean_nll(runs: Sequence[RunRecord], reference: RunRecord) -> dict[str, float] | None:
-    """Total loss of every book in nats, averaged over runs of one model and seed; None where one is not finite."""
+    """Total loss of every book in nats, averaged over runs of one model and seed; None if one is not finite."""
     for run in runs:
         check_same_books(run, reference)
     if any(entry.get("nll") is None for run in runs for entry in run.documents):

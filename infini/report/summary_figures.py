@@ -8,17 +8,17 @@ from pathlib import Path
 from infini.config.lengths import format_length, parse_lengths
 from infini.records import RunRecord
 from infini.report.book_scores import interval_over_books
-from infini.report.figures import LINES, SYNTHETIC_MARK, gate_heatmap, paper_style, save
+from infini.report.figures import LINES, SYNTHETIC_MARK, draw_gates, paper_style, save
 from infini.report.selection import Selection
 from infini.report.summaries import SummaryReport, cells_at
 
 
 def overall_by_length(report: SummaryReport, scale: str, selection: Selection, path: Path) -> list[Path]:
-    """Draw the overall value (geometric mean of R-1, R-2 and R-L) against the tokens of a book that were read; the mean
-    over seeds, bars the interval over books of that mean.
+    """Draw the overall value (geometric mean of R-1, R-2 and R-L) against the tokens of a book that were read: the mean
+    over seeds, with bars for its interval over books.
 
     Returns:
-        Paths of the PNG and the SVG; empty where no system was asked at two lengths.
+        Paths of the PNG and the SVG; empty if no system was asked at two lengths.
     """
     curves = {name: points for name, runs in selection.runs.items() if (points := _points(report, runs))}
     if not any(len(points) > 1 for points in curves.values()):
@@ -32,7 +32,7 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
             style, marker, shade = LINES[index % len(LINES)]
             x, mean, low, high = zip(*points, strict=True)
             bars = [[m - a for m, a in zip(mean, low, strict=True)], [b - m for m, b in zip(mean, high, strict=True)]]
-            # Side by side, where bars would cover each other.
+            # Shifted, so that bars do not cover each other.
             moved = [value * 1.03**index for value in x]
             axes.errorbar(
                 moved,
@@ -56,32 +56,27 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
         axes.set_title(
             f"{report.title}\nscale {scale}, {report.split} books, bars: 95 % over books{made_up}", fontsize=9
         )
-        # Below: the bars of a few books reach everywhere.
+        # Below the plot, because the bars of a few books may reach everywhere.
         figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=2)
         return save(figure, path)
 
 
 def _points(report: SummaryReport, runs: list[RunRecord]) -> list[tuple[int, float, float, float]]:
-    """(tokens read, overall, its interval) at every length that was asked."""
+    """(tokens read, overall, low, high) at every length that was asked."""
     points = []
     for length in parse_lengths(report.input_lengths):
         cells = [cell for _, cell in cells_at(runs, length) if cell["overall"] is not None]
         if cells:
             mean = statistics.fmean(cell["overall"] for cell in cells)
-            # Of one book there is no interval, and no bar.
+            # One book has no interval and no bar.
             low, high = interval_over_books(cells, "overall") or (mean, mean)
             points.append((length, mean, low, high))
     return points
 
 
 def draw_summaries(report: SummaryReport, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """The overall value by length where there are several, and the gates of each model at its first seed."""
+    """The overall value by length if there are several, and the gates of each model at its first seed."""
     written: list[Path] = []
     if len(report.input_lengths) > 1:
         written += overall_by_length(report, scale, selection, folder / f"{report.name}_{scale}_overall_by_length")
-    for name, runs in selection.runs.items():
-        with_gates = [run for run in runs if run.series.get("gates")]
-        if with_gates:
-            path = folder / f"{report.name}_{scale}_gates_{name}"
-            written += gate_heatmap(with_gates[0], path, report.systems[name].title)
-    return written
+    return written + draw_gates(report.name, scale, selection, folder, report.titles)

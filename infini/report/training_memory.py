@@ -1,4 +1,4 @@
-"""The figure of what a longer training sequence costs in memory, from the records of `infini bench suite=lengths`."""
+"""The figure of the memory that longer training sequences need, from records of `infini bench suite=lengths`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from infini.report.figures import LINES, paper_style, save
 
 
 def draw_training_memory(run: RunRecord, folder: Path) -> list[Path]:
-    """Draw, by the length of the sequence, peak memory and seconds of a training step: all activations kept (filled
-    marks), and those of a group of segments at a time (open marks).
+    """Draw, by sequence length, peak memory and seconds of a training step: with all activations kept (filled marks),
+    and with those of one group of segments at a time (open marks).
 
     Returns:
         Paths of the PNG and the SVG.

@@ -1,7 +1,7 @@
-"""Whether the models of a table were trained on as many tokens.
+"""Checks that the models of a table were trained on equal numbers of tokens.
 
-What is padding, and so how many tokens a training of so many steps reads, differs from seed to seed where documents are
-short (Arxiv-math), and hardly within one: models of one seed are compared with each other.
+The amount of padding, and so the number of tokens that a training reads, differs between seeds if documents are short
+(Arxiv-math), but hardly within one. So models of one seed are compared with each other.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterable, Sequence
 from infini.records import RunRecord
 from infini.report.selection import Selection
 
-APART = 0.001
-"""Share by which tokens may differ within a seed and still count as equal: sequences of another length end with other
+TOLERANCE = 0.001
+"""Relative difference up to which token counts of one seed are equal. Sequences of different lengths end with different
 padding."""
 
 
 def trained_tokens(selection: Selection, run: RunRecord) -> int | None:
-    """Tokens that the model of an evaluation was trained on; None where its training is not known."""
+    """Tokens that the model of an evaluation was trained on, or None if its training is unknown."""
     training = selection.training(run)
     return None if training is None else training.cost.get("tokens_seen")
 
 
 def equal_tokens(selection: Selection, rows: Iterable[Sequence[RunRecord]]) -> bool:
-    """Whether at every seed all runs of the rows were trained on as many tokens, up to APART. A number that is not
-    known equals no other."""
+    """Whether at every seed all runs of the rows were trained on equal numbers of tokens, up to TOLERANCE. An unknown
+    number equals no other."""
     by_seed: dict[int, list[int | None]] = {}
     for run in (run for runs in rows for run in runs):
         by_seed.setdefault(run.seed, []).append(trained_tokens(selection, run))
@@ -35,14 +35,14 @@ def _equal(counts: Sequence[int | None]) -> bool:
     known = [count for count in counts if count is not None]
     if not known or len(known) < len(counts):
         return not known
-    return max(known) <= min(known) * (1 + APART)
+    return max(known) <= min(known) * (1 + TOLERANCE)
 
 
 def described(selection: Selection, rows: dict[str, Sequence[RunRecord]]) -> str:
-    """The training tokens behind a table, for its provenance. rows: title -> runs."""
+    """The training tokens of a table, as text for its provenance. rows: title -> runs."""
     if equal_tokens(selection, rows.values()):
         span = _span(selection, [run for runs in rows.values() for run in runs])
-        return f"{span}, equal to {APART:.1%} within each seed" if " to " in span else span
+        return f"{span}, equal to {TOLERANCE:.1%} within each seed" if " to " in span else span
     titles: dict[str, list[str]] = {}
     for title, runs in rows.items():
         titles.setdefault(_span(selection, runs), []).append(title)

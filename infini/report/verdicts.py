@@ -1,10 +1,10 @@
-"""What a claim is, as data, and the one function that judges all of them.
+"""Claims as data, and the one function that judges them.
 
-A claim is about one or more numbers, its parts, each with a margin and a side of it. What was measured gives every part
-two one-sided p-values. The claim holds where every part is surely on the right side (the largest p-value of the parts
-counts), it does not hold where any part is surely on the wrong side (the smallest counts, times the number of parts).
-The claims about one report and one task are a family: their p-values are adjusted by Holm's method. Anything else is
-inconclusive, and the finding says what it would take to decide.
+A claim is about one or more numbers, its parts. Each part has a margin and a side of the margin. The measurement gives
+every part two one-sided p-values. The claim holds if every part is significantly on the right side (the largest p-value
+of the parts counts). It does not hold if any part is significantly on the wrong side (the smallest counts, times the
+number of parts). The claims about one report and one task are a family: their p-values are adjusted by Holm's method.
+All other claims are inconclusive, and the finding says what would decide them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from infini.report.intervals import LEVEL, holm, p_value
 Verdict = Literal["holds", "does not hold", "inconclusive", "not testable"]
 Direction = Literal["below", "above"]
 PValues = tuple[float, float]
-"""One-sided, of a part: small where it is surely on the right side, small where it is surely on the wrong side."""
+"""One-sided p-values of a part: the first is small on the right side of the margin, the second on the wrong side."""
 
 
 def counted(number: int, what: str) -> str:
@@ -29,32 +29,32 @@ def counted(number: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper and the test it is put to, as `conf/report/claims.yaml` declares it."""
+    """A claim of the paper and its test, as `conf/report/claims.yaml` declares it."""
 
     name: str
     says: str
     place: str
-    """Where the paper says it."""
+    """Section, table or figure of the paper."""
     measure: str
-    """What is measured: a key of infini.report.claims.MEASURES."""
+    """A key of infini.report.claims.MEASURES."""
     report: str = ""
     """The report whose published runs are judged; empty for arithmetic."""
     task: str = ""
     rows: tuple[str, ...] = ()
-    """Rows of the report: the one that the claim is about, then those that it is compared with."""
+    """Rows of the report: first the row of the claim, then the rows it is compared with."""
     direction: Direction = "below"
     """The side of the margin on which the claim puts the measure."""
     margin: float = 0.0
     seeds: int = 3
-    """Fewer decide nothing."""
+    """Minimum number of seeds."""
     documents: int = 7
-    """Fewer decide nothing, where documents are compared."""
+    """Minimum number of documents, if documents are compared."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What else the measure reads."""
+    """Other arguments of the measure."""
     test: str = ""
-    """What is to be said of the test beside what follows from these fields."""
+    """An addition to the description of the test."""
     not_testable: str = ""
-    """Why it cannot be tested at this scale; empty where it can."""
+    """Why it cannot be tested at this scale; empty if it can."""
 
     @classmethod
     def from_config(cls, values: Any, measures: Iterable[str]) -> Claim:
@@ -76,30 +76,30 @@ class Claim:
 
 @dataclass(frozen=True)
 class Measured:
-    """What published runs say of a claim."""
+    """The measurement of a claim on published runs."""
 
     text: str = ""
     run_ids: tuple[str, ...] = ()
     parts: tuple[PValues, ...] = ()
-    """Empty where nothing can be said."""
+    """Empty if nothing was measured."""
     missing: str = ""
-    """What is missing before anything follows, as "2 more seeds"; empty where nothing is."""
+    """What is missing for a verdict, for example "2 more seeds"; empty if nothing is."""
     to_decide: str = ""
-    """What it would take where these parts decide nothing; empty: what `with_more` says."""
+    """What would decide an inconclusive claim; empty: computed from `with_more`."""
     with_more: Sequence[tuple[str, Callable[[], Sequence[PValues]]]] = ()
-    """("5 seeds", the parts that so many would give if they scatter as those that there are), the cheapest first."""
+    """("5 seeds", function that returns the parts for that many with the same spread), the cheapest first."""
     exact: bool = False
-    """Whether this is arithmetic: no sample, so no part of a family of tests."""
+    """Whether this is arithmetic without a sample, which does not belong to a family of tests."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a claim, and what it rests on."""
+    """The verdict on a claim, its measurement and its runs."""
 
     verdict: Verdict
     measured: str = ""
     to_decide: str = ""
-    """What it would take, where the verdict is inconclusive."""
+    """What would decide an inconclusive claim."""
     run_ids: tuple[str, ...] = ()
 
 
@@ -117,7 +117,7 @@ def judge(measured: Sequence[tuple[Claim, Measured]]) -> list[Finding]:
 
 
 def sides(parts: Sequence[PValues]) -> PValues:
-    """One-sided p-values of all parts together: that every part is on the right side, that any is on the wrong one."""
+    """One-sided p-values of all parts together: every part is on the right side, or any part is on the wrong side."""
     return max(right for right, _ in parts), min(1.0, len(parts) * min(wrong for _, wrong in parts))
 
 
@@ -144,7 +144,7 @@ def _printed(p: float) -> str:
 
 
 def _takes(found: Measured, size: int) -> str:
-    """The least that would decide, at the spread that was measured, against all tests of the family."""
+    """The least data that would decide, at the measured spread, with all tests of the family."""
     if found.to_decide:
         return found.to_decide
     for what, parts in found.with_more:

@@ -135,7 +135,7 @@ def test_who_has_uncommitted_changes_hears_it_before_the_night(
 
 
 def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = reproduce.evaluate
+    evaluate = reproduce_text.evaluate
 
     def interrupted(cfg: Any, *arguments: Any) -> RunRecord:
         if cfg.model["name"] == "infini_delta":
@@ -143,7 +143,7 @@ def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.Monk
         return evaluate(cfg, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "evaluate", interrupted)
+        patch.setattr(reproduce_text, "evaluate", interrupted)
         infini("reproduce", code=130)
     assert "runs that had finished kept their records" in infini.err
     done = [(run.verb, run.model) for run in infini.records()]
