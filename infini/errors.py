@@ -16,9 +16,9 @@ class InputError(ValueError):
 
 
 class DivergedError(InputError):
-    """A training whose loss, weights or validation left the numbers that a float can hold.
+    """A training whose loss, weights or validation result is not finite or overflows a float.
 
-    step: the optimizer step at which that was seen. record: the run record that says so, once it is written.
+    step: the optimizer step at which this was detected. record: the run record of the training, once it is written.
     """
 
     def __init__(self, reason: str, step: int = 0, record: RunRecord | None = None) -> None:
@@ -27,14 +27,13 @@ class DivergedError(InputError):
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the option nearest to `word`, one that begins like it before all others, or an empty
-    string when none is near."""
+    """`; did you mean 'x'?` for the option nearest to `word`; an empty string when none is near."""
     option = nearest(word, options)
     return f"; did you mean {option!r}?" if option else ""
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option nearest to `word`, one that begins like it before all others; None when none is near."""
+    """The option nearest to `word`, preferably one that begins with it; None when none is near."""
     known = list(options)
     begins = sorted((option for option in known if len(word) > 2 and option.startswith(word)), key=len)
     return next(iter(begins or difflib.get_close_matches(word, known, n=1, cutoff=0.5)), None)
@@ -47,7 +46,7 @@ def require(condition: bool, key: str, value: object, allowed: str) -> None:
 
 
 def at_least(group: str, config: object, minimum: float, *names: str) -> None:
-    """Raises InputError for the first of the fields `names` of a group that is below `minimum`; None passes."""
+    """Raises InputError for the first field in `names` of a group that is below `minimum`; None is allowed."""
     for name in names:
         value = getattr(config, name)
         require(value is None or value >= minimum, f"{group}.{name}", value, f"must be at least {minimum}")
@@ -60,8 +59,8 @@ def one_of(key: str, value: object, options: Sequence[str]) -> None:
 
 
 def lone_surrogate(text: str) -> str | None:
-    """The first half of a letter in `text`, as it is written in JSON; None where there is none. JSON may hold such
-    halves, and nothing that is written as UTF-8 can."""
+    """The first lone surrogate in `text`, as written in JSON; None where there is none. JSON can contain them, UTF-8
+    cannot."""
     found = re.search("[\ud800-\udfff]", text)
     return None if found is None else f"\\u{ord(found[0]):04x}"
 
@@ -75,11 +74,11 @@ _NO_MEMORY = (
     "array is too big",
     "Maximum allowed dimension exceeded",
 )
-"""How torch and numpy say, in words alone, that a tensor is larger than the memory or than any memory can be."""
+"""Texts by which torch and numpy report, without a type of its own, that a tensor is too large."""
 
 
 def too_large(error: BaseException) -> str | None:
-    """One line for sizes that no memory here holds; None for an error that says something else."""
+    """One line for sizes that do not fit into memory; None for other errors."""
     if not isinstance(error, MemoryError) and not any(said in str(error) for said in _NO_MEMORY):
         return None
     return (

@@ -1,7 +1,7 @@
-"""Run records: one JSON file a run, from which every table and figure is made.
+"""Run records: one JSON file per run, from which all tables and figures are made.
 
-A record is written once, whole or not at all: to a temporary file in the same folder, flushed to disk, then
-renamed. Nothing here imports torch, so that tables and help stay quick.
+A record is written once and atomically: to a temporary file in the same folder, which is flushed to disk and renamed.
+This module does not import torch, so that tables and help are fast.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ VERSIONED_PACKAGES = (
 
 @dataclass
 class RunRecord:
-    """What a run was, what it ran on, and what came of it."""
+    """A run: identity, environment, data and results."""
 
     run_id: str
-    """As `new_run_id` gives; also the name of the file."""
+    """From `new_run_id`; also the name of the file."""
     verb: str
     """train, eval or bench."""
     task: str
@@ -57,7 +57,7 @@ class RunRecord:
     parent: str | None
     """Run id of the training run whose checkpoint this run used; null for a training run."""
     command: str
-    """The command line, to be pasted into a shell."""
+    """The command line, quoted for a shell."""
     overrides: list[str]
     config: dict[str, Any]
     """The resolved configuration."""
@@ -65,7 +65,7 @@ class RunRecord:
     started: str
     """UTC time of the start, ISO 8601."""
     environment: dict[str, Any]
-    """As `environment` gives, taken when the run starts."""
+    """From `environment`, when the run started."""
     data: dict[str, Any] = field(default_factory=dict)
     """name, source (folder, hub or synthetic), revision (content hash), split, documents, tokens, words, bytes,
     tokenizer. beside: bytes and sha256 of each file beside the record, by its suffix."""
@@ -74,21 +74,21 @@ class RunRecord:
     cost: dict[str, Any] = field(default_factory=dict)
     """wall_seconds, peak_memory_bytes, tokens_seen, state_floats, parameters."""
     documents: list[dict[str, Any]] = field(default_factory=list)
-    """One entry a document: name, tokens, words, bytes, nll (total, in nats) and what else was measured on it."""
+    """One entry per document: name, tokens, words, bytes, nll (total, in nats) and other measurements."""
     series: dict[str, Any] = field(default_factory=dict)
-    """Curves and grids behind the figures."""
+    """Data of figures: curves and grids."""
     diverged: dict[str, Any] | None = None
-    """Of a training that diverged, which has no results and left no model: step, and reason in words. None for all
-    other runs, whose files do not mention it."""
+    """Step and reason of a training that diverged, which has neither results nor model. None for all other runs, whose
+    files omit it."""
     schema: int = SCHEMA
 
     @property
     def synthetic(self) -> bool:
-        """Whether the run saw made-up text instead of the task's data."""
+        """Whether the run used synthetic text instead of the task's data."""
         return self.data.get("source") == "synthetic"
 
     def metric(self, name: str) -> float | None:
-        """The value of one result, or None where the run did not measure it."""
+        """The value of one result; None where the run did not measure it."""
         value = self.results.get(name, {}).get("value")
         return None if value is None else float(value)
 
@@ -101,11 +101,10 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, text: str) -> RunRecord:
-        """Read what `to_json` wrote.
+        """The record in a text of `to_json`.
 
         Raises:
-            ValueError: the text is no JSON, no record of this schema, or not what was written, by its checksum or for
-                want of one; the message says what is wrong with it.
+            ValueError: the text is not JSON or not a record of this schema, or its checksum is missing or wrong.
         """
         raw = json.loads(text)
         if not isinstance(raw, dict):
@@ -120,16 +119,16 @@ class RunRecord:
             if not isinstance(raw[name], kind):
                 raise ValueError(f"field {name!r} holds a {type(raw[name]).__name__}")
         if not isinstance(raw.get("diverged"), dict | None):
-            raise ValueError("field 'diverged' holds no object")
+            raise ValueError("field 'diverged' is not an object")
         if sha256 is None:
             raise ValueError("it has no checksum")
         if sha256 != _checksum(raw):
-            raise ValueError("its checksum is of another content")
+            raise ValueError("checksum mismatch")
         for name, entry in raw["results"].items():
             if not isinstance(entry, dict) or not isinstance(entry.get("value"), int | float | None):
-                raise ValueError(f"result {name!r} holds no value")
+                raise ValueError(f"result {name!r} has no value")
         if not all(isinstance(entry, dict) for entry in raw["documents"]):
-            raise ValueError("field 'documents' holds what is no document")
+            raise ValueError("field 'documents' has an entry that is not an object")
         return cls(**raw)
 
 
@@ -169,26 +168,26 @@ def _plain(value: Any) -> Any:
 
 
 def utc_now() -> str:
-    """The UTC time, ISO 8601, to the microsecond: the order of runs goes by it."""
+    """The UTC time, ISO 8601, in microseconds, by which runs are ordered."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def new_run_id(verb: str, task: str, model: str, seed: int) -> str:
-    """A fresh run id of letters, digits, `-` and `_`: the UTC time, what the run is, six random hex digits."""
+    """A new run id of letters, digits, `-` and `_`: UTC time, verb, task, model, seed, and six random hex digits."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return re.sub(r"[^A-Za-z0-9_-]", "-", f"{stamp}-{verb}-{task}-{model}-s{seed}-{secrets.token_hex(3)}")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, replacing what was there; a reader sees the old file or the new one, never half.
+    """Write `content` to `path`; readers see either the old or the new file, never a part.
 
-    Folders are created. When writing fails, nothing is left behind and what was at `path` stays.
+    Folders are created. If writing fails, no temporary file remains and the old file stays.
 
     Raises:
-        InputError: what is at `path` is a folder, a device or the like, which no file may replace.
+        InputError: `path` exists and is not a regular file.
     """
     if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is in the way, for it is no file; remove it, or have this written elsewhere")
+        raise InputError(f"{path}: exists and is not a regular file; remove it, or write to another place")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -211,13 +210,13 @@ def check_writable(results_dir: str) -> None:
             pass
     except OSError as error:
         raise InputError(
-            f"results_dir={results_dir!r}: cannot be written ({error.strerror}); name a folder that can"
+            f"results_dir={results_dir!r}: cannot be written ({error.strerror}); name a writable folder"
         ) from error
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """System errors in here that name no file name this one."""
+    """Add this path to system errors inside the block that name no file."""
     try:
         yield
     except OSError as error:
@@ -226,13 +225,13 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def name_file(error: BaseException, path: Path) -> None:
-    """Let a system error that names no file, as those of writing do, name this one."""
+    """Add a path to a system error that names no file, as errors of writing."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         error.filename = str(path)
 
 
 def record_path(results_dir: str | Path, run_id: str) -> Path:
-    """Where the record of a run lies."""
+    """The path of a run's record."""
     return Path(results_dir) / "runs" / f"{run_id}.json"
 
 
@@ -245,7 +244,7 @@ def write_record(record: RunRecord, results_dir: str | Path) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", record.run_id):
         raise InputError(f"run_id={record.run_id!r}: only letters, digits, '-' and '_' are allowed")
     path = record_path(results_dir, record.run_id)
-    # What a killed process of this run had begun to write.
+    # Temporary files of a killed process of this run.
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         left.unlink(missing_ok=True)
     write_atomically(path, record.to_json().encode())
@@ -256,7 +255,7 @@ def read_record(path: str | Path) -> RunRecord:
     """Read one record.
 
     Raises:
-        InputError: the file cannot be read, is damaged, or is not named after its run; the message names it.
+        InputError: the file cannot be read, is damaged, or is not named after its run.
     """
     path = Path(path)
     try:
@@ -269,7 +268,7 @@ def read_record(path: str | Path) -> RunRecord:
 
 
 def load_records(results_dir: str | Path) -> list[RunRecord]:
-    """All records under `<results_dir>/runs`, oldest first; an empty list where there are none.
+    """All records in `<results_dir>/runs`, oldest first.
 
     Raises:
         InputError: a record is damaged; the message names the file.
@@ -279,7 +278,7 @@ def load_records(results_dir: str | Path) -> list[RunRecord]:
 
 
 def source_root() -> Path:
-    """The folder that holds the `infini` package: the project's root in a checkout."""
+    """The parent folder of the `infini` package: the project's root in a checkout."""
     return Path(__file__).resolve().parents[1]
 
 
@@ -300,7 +299,7 @@ WHERE_PUBLISHED = (
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    # A hook sets GIT_DIR and the like, and git would then answer for the hook's repository.
+    # A git hook sets variables as GIT_DIR, with which git would report on the hook's repository.
     surroundings = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
         done = subprocess.run(
@@ -312,11 +311,11 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root`, and whether anything in it differs from that commit.
+    """Commit of the checkout at `root`, and whether it has uncommitted changes.
 
-    Tracked files with changes and untracked files count; files that git ignores do not, nor does what lies in
-    `results/`, where publishing writes: no run depends on it. Both are None where `root`
-    is not the top of a git repository with a commit, as for an installed package.
+    Changed and untracked files count. Files that git ignores do not, and files in `results/` do not, because publishing
+    writes there and no run depends on them. Both are None where `root` is not the top of a git repository with a
+    commit, as for an installed package.
     """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
@@ -351,7 +350,7 @@ def _hardware() -> dict[str, Any]:
 
 
 def _accelerator() -> str | None:
-    # Only a run that uses torch can have used its device, so torch is asked when it is loaded and never loaded here.
+    # A run without torch uses no accelerator, so torch is not imported for this.
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return None
@@ -361,10 +360,9 @@ def _accelerator() -> str | None:
 
 
 def environment(root: Path | None = None) -> dict[str, Any]:
-    """Commit, hardware and versions of this process; call it when a run starts, before anything is written.
+    """Commit, hardware and versions of this process. To be called when a run starts, before it writes files.
 
-    Args:
-        root: the checkout whose commit counts; None is the one this package lies in.
+    root: the checkout whose commit is recorded; None: that of this package.
     """
     revision, dirty = git_state(root or source_root())
     versions: dict[str, str] = {}
@@ -383,7 +381,7 @@ def environment(root: Path | None = None) -> dict[str, Any]:
 
 
 def value_at(config: Any, key: str) -> Any:
-    """What a recorded configuration holds under a dotted key such as "dims.d_model"; None where there is nothing."""
+    """The value of a dotted key, such as "dims.d_model", in a recorded configuration; None where there is none."""
     for part in key.split("."):
         config = config.get(part) if isinstance(config, Mapping) else None
     return config

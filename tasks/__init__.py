@@ -1,1 +1,1 @@
-"""What is measured: data, prompts and metrics. Tasks import `infini`, never the reverse."""
+"""Tasks: data, prompts and metrics. They import `infini`, which does not import them."""

@@ -1,6 +1,6 @@
-"""Configuration: composed by Hydra from `conf/`, converted once to the dataclasses of `infini.config.schema`.
+"""Configuration: composed by Hydra from `conf/`, then converted to the dataclasses of `infini.config.schema`.
 
-What the user got wrong is an `InputError` of one line: `<key>=<value!r>: <what is allowed>`.
+A user's mistake is an `InputError` of one line: `<key>=<value!r>: <what is allowed>`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from infini.system.paths import home_expanded
 
 T = TypeVar("T")
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""The smallest and the largest number of 32 bits with all its digits, in which a run computes."""
+"""The smallest and the largest normal float32."""
 MAX_JOBS = 10_000
-"""Jobs of a sweep."""
+"""Most jobs of a sweep."""
 _NOUNS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
 
 
@@ -57,7 +57,7 @@ def _may_be(value: Any, kind: Any) -> bool:
 
 
 def _convert(key: str, value: Any, hint: Any) -> Any:
-    """`value` as the annotated type `hint`; InputError naming `key` otherwise. An int is a fine float."""
+    """`value` as the annotated type `hint`; InputError naming `key` otherwise. An int is accepted as a float."""
     if get_origin(hint) in (Union, types.UnionType):
         if value is None and type(None) in get_args(hint):
             return None
@@ -122,7 +122,7 @@ def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
 
 
 def _models_with(option: str) -> list[str]:
-    """The models that have an option."""
+    """The models with an option."""
     files = sorted(resources.files("infini.conf").joinpath("model").iterdir(), key=lambda file: file.name)
     texts = {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in files if file.name.endswith(".yaml")}
     return [name for name, text in texts.items() if option in (OmegaConf.to_container(OmegaConf.create(text)) or {})]
@@ -139,7 +139,7 @@ def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
     except OmegaConfBaseException as error:
         raise InputError(_first_line(error)) from error
     values = {str(key): value for key, value in dict(composed).items()}  # type: ignore[arg-type]
-    # One length or depth is a list of one, so that `length=1M` can be written, also in a sweep.
+    # One length or depth becomes a list of one, so that `length=1M` works, also in a sweep.
     values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
     values["recipe"] = _with_short_warmup(values.get("recipe"), overrides)
     made = _build(Config, values)
@@ -149,22 +149,26 @@ def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
     try:
         _check_folder(_cache_key(made), cache_root(made))
     except InputError:
-        # Without a home a command that needs no cache needs none.
+        # Without a home folder only commands that use the cache fail.
         if made.cache_dir or os.environ.get("INFINI_CACHE_DIR") or _has_home():
             raise
     return made
 
 
 def _check_folder(key: str, folder: Path) -> None:
-    """Raise InputError for what is no folder and where none can be made."""
+    """Raise InputError for a path that is not a folder and where none can be created."""
     try:
         str(folder).encode()
         standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except (OSError, UnicodeEncodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "its name is not UTF-8"
-        raise InputError(f"{key}={str(folder)!r}: {why}; a folder, or a path where one can be made") from error
+        raise InputError(
+            f"{key}={str(folder)!r}: {why}; must be a folder, or a path where one can be created"
+        ) from error
     if not standing.is_dir():
-        raise InputError(f"{key}={str(folder)!r}: {standing} is a file; a folder, or a path where one can be made")
+        raise InputError(
+            f"{key}={str(folder)!r}: {standing} is a file; must be a folder, or a path where one can be created"
+        )
 
 
 def _has_home() -> bool:
@@ -172,10 +176,9 @@ def _has_home() -> bool:
 
 
 def _with_short_warmup(recipe: Any, overrides: Sequence[str]) -> Any:
-    """The recipe, whose warm-up is at most a tenth of recipe.steps where these were set and the warm-up was not.
+    """The recipe; where recipe.steps is set and the warm-up is not, the warm-up is at most a tenth of the steps.
 
-    Whoever sets the steps means a shorter training, of which the declared warm-up may be all. A recipe with the steps
-    that it declares stays to the letter.
+    Otherwise a shorter training could consist of warm-up alone. A recipe with its own number of steps is unchanged.
     """
     set_here = {text.lstrip("+").partition("=")[0] for text in overrides}
     if "recipe.steps" not in set_here or "recipe.warmup_steps" in set_here or not isinstance(recipe, Mapping):
@@ -188,7 +191,7 @@ def _with_short_warmup(recipe: Any, overrides: Sequence[str]) -> Any:
 
 
 def compose(overrides: Sequence[str]) -> Config:
-    """The configuration that `overrides` (`key=value`, Hydra's grammar) make of the defaults in `conf/`.
+    """The configuration of the defaults in `conf/` with `overrides` (`key=value`, Hydra's grammar).
 
     Raises:
         InputError: an override that does not parse, or an unknown group, key or value.
@@ -203,14 +206,14 @@ def compose(overrides: Sequence[str]) -> Config:
             one_of(group, choice, groups()[group])
         raise InputError(_first_line(error)) from error
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
-        # The last three come from inside Hydra, where a group is set in a way that it does not expect.
+        # The last three come from inside Hydra, for some ways of setting a group.
         raise InputError(_explain(error, parsed)) from error
     return load(composed, overrides)
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:
-    """The same overrides, each in Hydra's grammar: a plain value it cannot read, as a path with `=`, gets quotes."""
-    # Hydra takes no null for a group. One without files does not exist for it; of experiments there is none at first.
+    """The overrides in Hydra's grammar: a plain value that it cannot parse, as a path with `=`, gets quotes."""
+    # Hydra does not accept null for a group, or a group without files. The default experiment is none.
     none = {f"{group}=null" for group in OPTIONAL_GROUPS if group not in groups() or group == "experiment"}
     return ["~tuned" if text == "tuned=null" else _normalise(text) for text in overrides if text not in none]
 
@@ -218,7 +221,7 @@ def normalise(overrides: Sequence[str]) -> list[str]:
 def _normalise(text: str) -> str:
     key, separator, value = text.partition("=")
     if key.lstrip("~") in groups() and text.startswith("~"):
-        raise InputError(f"{text!r}: a group cannot be left out; choose one of {', '.join(groups()[key.lstrip('~')])}")
+        raise InputError(f"{text!r}: a group cannot be removed; choose one of {', '.join(groups()[key.lstrip('~')])}")
     if not key or not (separator or text.startswith("~")):
         raise InputError(f"{text!r}: not a setting; write key=value")
     # Python reads no integer of more than 4,300 digits.
@@ -231,18 +234,18 @@ def _normalise(text: str) -> str:
         except OverrideParseException:
             continue
         return candidate
-    raise InputError(f"{text!r}: cannot be read; write key=value, and quotes around a value with brackets or commas")
+    raise InputError(f"{text!r}: cannot be parsed; write key=value, and quotes around a value with brackets or commas")
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of every job of a sweep over lists of values; none when a sampled range decides the jobs.
+    """The overrides of every job of a sweep over lists of values; empty for a sampled range.
 
     Raises:
         InputError: a key without values, or more than MAX_JOBS jobs.
     """
     choices: list[list[str]] = []
     with _composing():
-        # It lists the choices of a group for glob().
+        # For glob(), which lists the choices of a group.
         loader = GlobalHydra.instance().config_loader()
         for override in OverridesParser.create(loader).parse_overrides(normalise(overrides)):
             given, key = str(override.input_line), override.get_key_element()
@@ -256,7 +259,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
             except (HydraException, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
                 raise InputError(f"{given}: {_first_line(error)}") from error
             if not values:
-                raise InputError(f"{given}: has no values; nothing would be run")
+                raise InputError(f"{given}: has no values, so that there are no jobs")
             choices.append([f"{key}={value}" for value in values])
     if math.prod(map(len, choices)) > MAX_JOBS:
         raise InputError(f"{math.prod(map(len, choices)):,} jobs or more: a sweep has at most {MAX_JOBS:,}")
@@ -265,7 +268,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 @contextmanager
 def _composing() -> Iterator[None]:
-    """Hydra with `conf/` in here. There is only one: inside a sweep's job the sweep's own is put back afterwards."""
+    """Initialize Hydra with `conf/`. It is a global: inside a sweep's job, the sweep's own is restored afterwards."""
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -277,10 +280,7 @@ def _composing() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=256)
 def _hydra_compose(overrides: tuple[str, ...]) -> DictConfig:
-    """To be read and not to be changed: it takes long, and a search or a reproduction asks for the same many times.
-
-    The files in `conf/` do not change while a process runs.
-    """
+    """Cached, because composition is slow and a search or a reproduction repeats it. Must not be modified."""
     with _composing():
         return hydra.compose("config", list(overrides))
 
@@ -314,7 +314,7 @@ def _check(overrides: Sequence[str]) -> list[Override]:
 
 
 def _explain(error: Exception, parsed: Sequence[Override]) -> str:
-    """One line for a composition that failed: the unknown key when that is why, else Hydra's own first line."""
+    """One line for a failed composition: the unknown key if there is one, else Hydra's first line."""
     groups_only = [o.input_line for o in parsed if o.input_line and _is_group(o) and not o.is_delete()]
     try:
         known = list(_flat_keys(OmegaConf.to_container(_hydra_compose(tuple(groups_only)), resolve=False)))
@@ -339,17 +339,17 @@ def _first_line(error: Exception) -> str:
 
 
 def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the result of a training, as plain JSON types; where results or logs go is not part of it.
+    """The part of a configuration that decides the result of a training, as plain JSON types; without output folders.
 
-    config: a configuration, or that of a record. What is None is left out: an option that is off is as one that did not
-    exist yet, so that a run is known again after an option was added.
+    config: a configuration, or that of a record. Values of None are left out: an option that is off equals one that did
+    not exist yet, so that the identity of a run does not change when options are added.
     """
     values = dataclasses.asdict(config) if isinstance(config, Config) else config
     identity = {key: values.get(key) for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
     for group in ("scale", "task"):
         values_of_group = (identity[group] or {}).items()
         identity[group] = {key: value for key, value in values_of_group if key not in evaluation_keys(group)}
-    # The task's positions act through the model's alone, and those were all rotary before there was a choice.
+    # The task's positions have an effect through the model's only, which were all rotary before there was a choice.
     task, model = dict(identity["task"] or {}), dict(identity["model"] or {})
     task.pop("positions", None)
     if model.get("positions") == "rotary":
@@ -376,31 +376,41 @@ def config_hash(config: Config | Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
 
 
+def data_folder(corpus: str, data_dir: str | Path | None) -> tuple[Path, str] | None:
+    """The folder of a corpus, and the setting that names it: `data_dir`, else $INFINI_DATA_DIR/`corpus`.
+
+    None where neither is set; then the hub is used.
+    """
+    if data_dir is not None:
+        return home_expanded("task.data_dir", data_dir), f"task.data_dir={str(data_dir)!r}"
+    if root := os.environ.get("INFINI_DATA_DIR"):
+        return home_expanded("INFINI_DATA_DIR", Path(root) / corpus), f"INFINI_DATA_DIR={root!r}"
+    return None
+
+
 def data_root(task: TaskConfig) -> Path | None:
-    """Folder that should hold the task's data; None when none is configured (then the hub is used)."""
-    if task.data_dir is not None:
-        return home_expanded("task.data_dir", task.data_dir)
-    root = os.environ.get("INFINI_DATA_DIR")
-    return home_expanded("INFINI_DATA_DIR", root) / task.corpus if root else None
+    """Folder that should hold the task's data; None where the hub is used."""
+    found = data_folder(task.corpus, task.data_dir)
+    return None if found is None else found[0]
 
 
 def cache_root(cfg: Config) -> Path:
-    """Folder for tokenizers and tokenised data; it need not exist yet. InputError where it is below an unknown home."""
+    """Folder for tokenizers and tokenized data, which may not exist yet. InputError for an unknown home folder."""
     return home_expanded(_cache_key(cfg), cfg.cache_dir or os.environ.get("INFINI_CACHE_DIR") or "~/.cache/infini")
 
 
 def cache_folder(cfg: Config) -> Path:
-    """cache_root(cfg), made where it does not exist; InputError when that cannot be done. It may be read-only."""
+    """cache_root(cfg), created if it does not exist; InputError when that fails. It may be read-only."""
     folder = cache_root(cfg)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"{_cache_key(cfg)}={str(folder)!r}: cannot be made ({error.strerror}); name a folder that can"
+            f"{_cache_key(cfg)}={str(folder)!r}: cannot be created ({error.strerror}); name a writable folder"
         ) from error
     return folder
 
 
 def _cache_key(cfg: Config) -> str:
-    """What names the cache."""
+    """The setting that names the cache."""
     return "INFINI_CACHE_DIR" if not cfg.cache_dir and os.environ.get("INFINI_CACHE_DIR") else "cache_dir"

@@ -1,4 +1,4 @@
-"""How prompt lengths and depths are written: `32K`, `1m`, plain integers; `start`, `middle`, `end`, 0 to 1, `grid`."""
+"""Notation of lengths and depths: `32K`, `1m`, plain integers; `start`, `middle`, `end`, 0 to 1, `grid`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from infini.errors import InputError
 
 HISTORY_SEGMENTS = 3
-"""Segments a piece of a long history (see infini.training.additions.long_history)."""
+"""Segments per piece of a long history (see infini.training.additions.long_history)."""
 
 NAMED_DEPTHS = {"start": 0.0, "middle": 0.5, "end": 1.0}
 GRID = tuple(round(0.05 * step, 2) for step in range(21))
-"""Depths of `depth=grid`, those of the needle-in-a-haystack tests of others."""
+"""Depths of `depth=grid`, as in needle-in-a-haystack tests."""
 
 
 LONGEST = 2**40
-"""Tokens of the longest text that may be asked for: numbers of tokens and bytes of it still fit where they must."""
+"""The largest length in tokens; its tokens and bytes fit into 64-bit integers."""
 
 
 def parse_length(text: str | int, key: str = "length") -> int:
-    """Number of tokens: `32K` is 32,768, `1M` is 1,048,576, in small letters too, a plain integer itself; InputError,
-    about the setting `key`, for anything else, and for more than LONGEST."""
+    """Number of tokens: `32K` or `32k` is 32,768, `1M` or `1m` is 1,048,576, and a plain integer is itself.
+
+    Raises InputError, naming the setting `key`, for anything else and for more than LONGEST.
+    """
     match = re.fullmatch(r"([1-9][0-9]{0,14})([KMkm]?)", str(text)) if isinstance(text, str | int) else None
     if match is None:
         allowed = "must be a positive integer, or one followed by K (1,024) or M (1,048,576), as 131072, 32K or 1M"
@@ -33,7 +35,7 @@ def parse_length(text: str | int, key: str = "length") -> int:
 
 
 def _meant(text: str) -> str:
-    """`; did you mean 1000000?` for 1e6, `... 32K` for 32kb or 32X; nothing where no length is near."""
+    """`; did you mean 1000000?` for 1e6, `... 32K` for 32kb or 32X; else an empty string."""
     number = re.fullmatch(r"([1-9][0-9]{0,11})([A-Za-z])[A-Za-z]?", text)
     if number is not None and number[2] not in "eE":
         return f"; did you mean {number[1]}{'M' if number[2] in 'mM' else 'K'}?"
@@ -45,7 +47,7 @@ def _meant(text: str) -> str:
 
 
 def format_length(tokens: int) -> str:
-    """The shortest way to write a length: 32K for 32,768."""
+    """A length in its shortest notation: 32K for 32,768."""
     for unit, size in (("M", 2**20), ("K", 2**10)):
         if tokens % size == 0:
             return f"{tokens // size}{unit}"

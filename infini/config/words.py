@@ -1,4 +1,4 @@
-"""Words of a command line: `key=value`, texts as they are typed, lists, lengths."""
+"""Words of a command line: `key=value`, literal texts, lists, lengths."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ LENGTHS = ("length", "task.input_length")
 
 
 def key_of(word: str) -> str:
-    """The key of `key=value`, `+key=value` or `~key`; an empty string for a word that is none of them."""
+    """The key of `key=value`, `+key=value` or `~key`; an empty string for other words."""
     return word.lstrip("+~").partition("=")[0] if "=" in word or word.startswith("~") else ""
 
 
 def bracketed(word: str) -> str:
-    """`length=32K,1M` as the list it means; without -m several lengths or depths are one run."""
+    """`length=32K,1M` with brackets: without -m, several lengths or depths are one run."""
     key, _, value = word.partition("=")
     return f"{key}=[{value}]" if key in LISTS and "," in value and not value.startswith("[") else word
 
 
 def check_lengths(words: Sequence[str]) -> None:
-    """Raise InputError for a malformed length as it was typed: in Hydra's grammar 1e6 becomes 1000000.0."""
+    """Raise InputError for a malformed length as typed, because Hydra turns 1e6 into 1000000.0."""
     for word in words:
         key, _, value = word.partition("=")
         if key in LENGTHS and re.fullmatch(r"[\[\]\w.,+ -]+", value) and value != "null":
@@ -33,7 +33,7 @@ def check_lengths(words: Sequence[str]) -> None:
 
 
 def take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Prompt and names of files as they were typed, and the other words: Hydra's grammar does not apply to a text."""
+    """Texts and file names as typed, without Hydra's grammar, and the other words."""
     texts: dict[str, str | None] = {}
     others = []
     for word in words:

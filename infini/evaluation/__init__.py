@@ -1,1 +1,1 @@
-"""What is measured of a model: perplexity of streams, decoding, dilution, and results kept while they are made."""
+"""Evaluation of models: perplexity of streams, decoding, dilution, and the cache of unfinished results."""

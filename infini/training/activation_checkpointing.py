@@ -1,10 +1,10 @@
 """Sequences read in parts of whole segments.
 
-grouped: back-propagation through many segments with the activations of few, for each part's are computed again. Between
-parts only the state is kept, whose size does not depend on what was read, so memory grows with the length of a part
-(and with the final hidden states), not with the length of the sequence times the layers.
+grouped: back-propagation through many segments with the activations of few, because those of each part are recomputed.
+Only the state, which has a constant size, is kept between parts. Memory grows with the length of a part and with the
+final hidden states, not with the length of the sequence times the number of layers.
 
-cut: no gradient goes from one part into the one before, as in a stage of the curriculum.
+cut: gradients stop at the boundaries of parts, as in a stage of the curriculum.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from infini.nn.state import State, detach
 
 
 def grouped(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOutput]:
-    """The model, called with at most `tokens` tokens at a time: same values and gradients, each part's activations
-    computed again in the backward pass. Auxiliary losses, means over what a call reads, are averaged by tokens.
+    """The model, called with at most `tokens` tokens at a time: same values and gradients, with each part's activations
+    recomputed in the backward pass. Auxiliary losses, which are means over a call, are averaged by tokens.
 
     tokens: a multiple of the segment length.
     """
@@ -34,8 +34,7 @@ def grouped(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., Mod
 
 
 def cut(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOutput]:
-    """The model, called with at most `tokens` tokens at a time: same values, but what one part remembers of those
-    before has no history."""
+    """The model, called with at most `tokens` tokens at a time: same values, with the state between parts detached."""
 
     def part(ids_BT: torch.Tensor, state: State | None, **beside: Any) -> ModelOutput:
         return model(ids_BT, None if state is None else detach(state), **beside)

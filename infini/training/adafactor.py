@@ -1,4 +1,4 @@
-"""Adafactor whose rate is the one it is given."""
+"""Adafactor with exactly the given learning rate."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import torch
 
 FORGETTING = 0.8
-"""After t steps the newest squares count for t^-0.8 of the average."""
+"""After t steps the newest squares have weight t^-0.8 in the average."""
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Shazeer and Stern's Adafactor (2018) without momentum, its rate that of the schedule.
+    """Shazeer and Stern's Adafactor (2018) without momentum, at the learning rate of the schedule.
 
-    torch's steps with min(lr, 1 / sqrt(step)), so that rates of the paper's search are other than they say. Below that
-    the two are the same, rounding aside (a test holds it). Of a matrix's gradients G the averages of the squares by
-    row, R, and by column, C, are kept, of a vector's all squares V. A step is
+    torch's uses min(lr, 1 / sqrt(step)), so that rates of the paper's search would have no effect. Below that bound the
+    two are equal up to rounding (a test checks it). Running averages of the squared gradients G are kept by row, R, and
+    by column, C, for a matrix, and in full, V, for a vector. A step is
 
         lr * max(smallest_scale, RMS(parameter)) * U / max(1, RMS(U)),   U = G / sqrt(V),   V = R C / mean(R).
 
-    params: parameters, or groups of them with options of their own. lr: the rate. smallest_scale: what a step is a
-    fraction of where the parameter is smaller. weight_decay: share of lr by which a parameter shrinks at a step.
+    params: parameters, or groups of them with their own options. smallest_scale: lower bound of the RMS that scales a
+    step. weight_decay: each step multiplies the parameter by 1 - lr * weight_decay.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Adafactor(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """U / max(1, RMS(U)); the averages go on."""
+        """U / max(1, RMS(U)); updates the averages."""
         state, squares = self.state[parameter], gradient.square()
-        # Numbers of the size of rounding are no estimates: what is divided by is at least that.
+        # Divisors have a lower bound: estimates of the size of rounding errors are meaningless.
         smallest = torch.finfo(parameter.dtype).eps
         state["step"] = state.get("step", 0) + 1
         newest = state["step"] ** -FORGETTING
@@ -63,7 +63,7 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def _averaged(state: dict[str, Any], name: str, value: torch.Tensor, newest: float) -> torch.Tensor:
-    """The average after `value`, which counts for `newest` of it."""
+    """The running average with `value` added at weight `newest`."""
     state[name] = value if name not in state else state[name].lerp(value, newest)
     kept: torch.Tensor = state[name]
     return kept

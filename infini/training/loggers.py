@@ -1,4 +1,4 @@
-"""Where a training's curves go: a CSV file, Weights & Biases, TensorBoard, or nowhere."""
+"""Loggers of training curves: a CSV file, Weights & Biases, TensorBoard, or none."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from infini.errors import InputError, one_of
 from infini.records import naming
 
 PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard"}
-"""Logger -> the package that it needs."""
+"""Logger -> required package."""
 
 
 def check_logger(name: str) -> None:
-    """Before any work: raises InputError where the package of a logger is not installed, or a variable of Weights &
-    Biases has a value that it does not take; says which of these variables are not used."""
+    """Raises InputError where the package of a logger is not installed, or a variable of Weights & Biases is invalid;
+    prints the variables that are ignored."""
     if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
         raise InputError(f"logger={name}: needs a package that is not installed; pip install {PACKAGES[name]}")
     if name == "wandb":
@@ -32,9 +32,8 @@ def check_logger(name: str) -> None:
 def make_logger(name: str, folder: Path, run_id: str) -> Any:
     """Lightning's logger `name` (see LoggerConfig), with its files below `folder`; False for none.
 
-    Weights & Biases never asks anything: where nobody is logged in, and WANDB_MODE says nothing else, it goes offline,
-    and where it cannot come online, after WANDB_SECONDS.
-    Raises InputError when the package is not installed, or the environment gives it a setting that is wrong.
+    Weights & Biases never prompts: it is offline without a login, unless WANDB_MODE is set, and when it cannot connect
+    within WANDB_SECONDS. Raises InputError when the package is not installed, or for a wrong environment variable.
     """
     try:
         if name == "csv":
@@ -49,7 +48,7 @@ def make_logger(name: str, folder: Path, run_id: str) -> Any:
 
 
 def close_loggers() -> None:
-    """End a Weights & Biases run that is open: the next training of this process would go on with it."""
+    """Finish an open Weights & Biases run, which the next training of this process would continue."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and getattr(wandb, "run", None) is not None:
         wandb.finish()
@@ -59,13 +58,13 @@ def _csv(folder: Path, run_id: str) -> Any:
     from lightning.pytorch.loggers import CSVLogger
 
     class NamingLogger(CSVLogger):
-        """A disk that is full says which file it was that did not fit."""
+        """Names the file in errors of a full disk."""
 
         def save(self) -> None:
             with naming(Path(self.log_dir) / "metrics.csv"):
                 super().save()
 
-    # A file that an earlier sitting began would be deleted.
+    # The logger would delete the file of an earlier process of this run.
     sittings = len(list(folder.glob(f"{run_id}*")))
     return NamingLogger(folder, name="", version=run_id if not sittings else f"{run_id}-{sittings + 1}")
 
@@ -74,7 +73,7 @@ def _tensorboard(folder: Path, run_id: str) -> Any:
     from lightning.pytorch.loggers import TensorBoardLogger
 
     class NamingLogger(TensorBoardLogger):
-        """A disk that is full says where it was that the curves did not fit."""
+        """Names the folder in errors of a full disk."""
 
         @property
         def experiment(self) -> Any:
@@ -98,15 +97,15 @@ def _tensorboard(folder: Path, run_id: str) -> Any:
 
 
 def _but_for_the_disk(met: threading.ExceptHookArgs) -> None:
-    """What a thread says when it ends: TensorBoard's nothing of a disk error, which it raises again in the training."""
+    """Reports exceptions of threads, except disk errors of TensorBoard, which it raises again in the training."""
     if not (type(met.thread).__name__ == "_AsyncWriterThread" and isinstance(met.exc_value, OSError)):
         threading.__excepthook__(met)
 
 
 WANDB_MODES = ("online", "offline", "disabled", "dryrun")
 WANDB_SECONDS = {"init_timeout": 20.0, "finish_timeout": 60.0}
-"""How long Weights & Biases may take to come online, and at the end to send what is left, unless WANDB_INIT_TIMEOUT or
-WANDB_FINISH_TIMEOUT say otherwise; what is not sent by then, `wandb sync` sends."""
+"""Time limits of Weights & Biases for connecting and for sending the rest at the end, unless WANDB_INIT_TIMEOUT or
+WANDB_FINISH_TIMEOUT are set. `wandb sync` sends what is left after that."""
 
 
 WANDB_OF_A_RUN = (
@@ -114,7 +113,7 @@ WANDB_OF_A_RUN = (
     *("WANDB_RESUME", "WANDB_RESUME_FROM", "WANDB_FORK_FROM", "WANDB_REINIT", "WANDB_LAUNCH"),
     *("WANDB_LAUNCH_CONFIG_PATH", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_CONFIG", "WANDB_CONFIG_PATHS"),
 )
-"""Variables that say which run it is, where its files lie and what it goes on from: here the record says so."""
+"""Variables that choose the run, its files, and the run it resumes; here the record decides these."""
 
 
 def _check_variables() -> None:
@@ -125,8 +124,8 @@ def _check_variables() -> None:
     settings = wandb.Settings()
     for name, value in sorted(os.environ.items()):
         if name in WANDB_OF_A_RUN:
-            print(f"logger=wandb: {name}={value} is not used: curves are those of the record's run", file=sys.stderr)
-        # A key that is none sends the curves offline, where it is used.
+            print(f"logger=wandb: {name}={value} is ignored: curves belong to the run of the record", file=sys.stderr)
+        # An invalid key is reported on connecting, and the curves go offline.
         elif name.startswith("WANDB_") and name not in ("WANDB_MODE", "WANDB_API_KEY"):
             try:
                 settings.update_from_env_vars({name: value})
@@ -135,14 +134,14 @@ def _check_variables() -> None:
 
 
 def _reason(error: ValueError) -> str:
-    """What pydantic, or whoever else read a value, has against it."""
+    """The reason in an error of pydantic, or in the first line of another."""
     found = getattr(error, "errors", None)
     return str(found()[0]["msg"]) if callable(found) else str(error).strip().splitlines()[0]
 
 
 @contextmanager
 def _without_variables_of_a_run() -> Iterator[None]:
-    # The mode is given; a service of another process may have ended with it.
+    # The mode is an argument; a service of another process may have ended with that process.
     names = (*WANDB_OF_A_RUN, "WANDB_MODE", "WANDB_SERVICE")
     taken = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
@@ -176,18 +175,18 @@ def _begin_wandb(mode: str, folder: Path, run_id: str) -> Any:
         if mode == "online":
             try:
                 return begun(mode)
-            except Exception as error:  # a key that is none, no network, no such project: each has an error of its own
+            except Exception as error:  # invalid key, no network, no such project: each has its own error
                 mode, reason = "offline", (str(error).strip() or type(error).__name__).splitlines()[0]
-                print(f"logger=wandb: cannot come online ({reason}); goes offline, see `wandb sync`", file=sys.stderr)
-                # Its service holds the id of the run that it could not begin.
+                print(f"logger=wandb: cannot connect ({reason}); continues offline, see `wandb sync`", file=sys.stderr)
+                # Its service holds the id of the run that could not start.
                 wandb.teardown()
         return begun(mode)
-    except ValueError as error:  # what another WANDB_ variable says, pydantic finds wrong
+    except ValueError as error:  # pydantic rejects the value of another WANDB_ variable
         raise InputError(f"logger=wandb: {error}") from error
 
 
 def _logged_in() -> bool:
-    """Whether a key is in the environment, or where `wandb login` puts it."""
+    """Whether a key is in the environment, or in the file of `wandb login`."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""

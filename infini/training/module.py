@@ -26,20 +26,20 @@ from infini.training.resume import random_states, set_random_states
 
 SMOOTHING = 0.98
 SOURCE = ("source_BS", "source_mask_BS", "at_random")
-"""What a batch holds for an encoder-decoder; see infini.pretrained.seq2seq."""
+"""Inputs of a batch for an encoder-decoder; see infini.pretrained.seq2seq."""
 _EXTENSION_STREAM, _HISTORY_STREAM = 3, 4
-"""Which streams of the seed's random numbers the length extension and the long histories draw from."""
+"""Streams of the seed's random numbers for length extension and long histories."""
 
 
 class LanguageModelModule(lightning.LightningModule):
     """Trains a model on batches of ids_BT, targets_BT, mask_BT, reset_BT (see infini.tasks.text.stream).
 
-    carry_state: each row's state, without its history, goes on into the row's next sequence; otherwise every sequence
-    starts from an empty state. Gradients flow through all segments of a sequence.
+    carry_state: the detached state of each row is carried into its next sequence; otherwise every sequence starts from
+    an empty state. Gradients flow through all segments of a sequence.
 
-    A batch may also hold segment_length (that of its stage of the curriculum), lm_targets_BT with lm_weight: a second
-    loss that is added with that weight; history_PT, the pieces of a long history (see
-    infini.training.additions.long_history); and what an encoder-decoder takes beside the target (SOURCE).
+    A batch may also hold segment_length, that of its stage of the curriculum; lm_targets_BT and lm_weight, targets and
+    weight of a second loss; history_PT, the pieces of a long history (see infini.training.additions.long_history); and
+    the source of an encoder-decoder (SOURCE).
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class LanguageModelModule(lightning.LightningModule):
         self.model = model
         self.optimizer_config, self.recipe, self.carry_state, self.seed = optimizer, recipe, carry_state, seed
         self.stage = 0
-        """Stage of the curriculum, 0 the first; the number of stages is that of the training proper."""
+        """Stage of the curriculum from 0; the main training follows the last stage."""
         self.stage_loss: float | None = None
-        """Smoothed loss since the stage began."""
+        """Smoothed loss since the start of the stage."""
         self.stage_steps: list[int] = []
-        """The step after which each stage was left."""
+        """The last step of each completed stage."""
         self.carried: State | None = None
         self.histories: State | None = None
-        """Long histories as they were last read."""
+        """States after the long histories, when they were last read."""
         self.loss_curve: list[list[float]] = []
         self.tokens_seen = 0
         self._pending: list[tuple[int, torch.Tensor]] = []
@@ -66,7 +66,7 @@ class LanguageModelModule(lightning.LightningModule):
 
     @property
     def seconds(self) -> float:
-        """Seconds of training that are in the weights: those of earlier sittings up to where this one went on too."""
+        """Seconds of training behind the weights, with those of earlier processes up to the checkpoint."""
         return self._seconds_before + (0.0 if self._started is None else time.perf_counter() - self._started)
 
     def on_train_start(self) -> None:
@@ -77,7 +77,7 @@ class LanguageModelModule(lightning.LightningModule):
         )
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        # Not when a checkpoint is loaded: making the loader's iterator draws a number, as it did the first time.
+        # Not on loading the checkpoint: creating the loader's iterator uses a random number, as it did the first time.
         if self._random_states is not None:
             set_random_states(self._random_states, self.device)
             self._random_states = None
@@ -89,14 +89,14 @@ class LanguageModelModule(lightning.LightningModule):
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
         sparse_writes = self.recipe.sparse_writes if writes else None
         if sparse_writes:
-            # What is read again for the carried state alone is not written twice.
+            # Tokens that are read a second time for the carried state only are not counted.
             with recorded(self.model, "k_proj") as keys:
                 out = self._call(batch, state)
         else:
             out = self._call(batch, state)
         self.carried = detach(out.state) if self.carry_state else None
         temperature = (self.recipe.loss_temperature or 1.0) if self.in_last_stage else 1.0
-        # The logits are linear in these.
+        # Logits are linear in the hidden states.
         loss = self._loss(out.hidden_BTD if temperature == 1.0 else out.hidden_BTD / temperature, batch["targets_BT"])
         self.tokens_seen += int(batch["mask_BT"].sum())
         if "source_BS" in batch:
@@ -104,7 +104,7 @@ class LanguageModelModule(lightning.LightningModule):
             self.tokens_seen += int(batch["source_mask_BS"][:, :read].sum())
         self._pending.append((self.global_step + 1, loss.detach()))
         if len(self._pending) >= 10 or loss.device.type == "cpu":
-            # On a CPU nothing waits, and weights are what they were when the loss went wrong.
+            # Reading costs nothing on a CPU, and the weights are still those of a loss that is not finite.
             self.read_losses(lambda: self._call(batch, state))
         self.log("loss", loss.detach(), prog_bar=True)
         self._advance(loss)
@@ -115,7 +115,7 @@ class LanguageModelModule(lightning.LightningModule):
         return loss + out.aux_loss
 
     def _after_history(self, batch: dict[str, Any]) -> State | None:
-        """The state from which a batch's rows begin: some after a long history, if it has one to be read."""
+        """The initial state of a batch: with a history in it, some rows start after that."""
         if "history_PT" not in batch or not self.in_last_stage or not optional(self.model, "memory_is_a_sum"):
             return None
         if self.histories is None or self.global_step % long_history.EVERY == 0:
@@ -136,7 +136,7 @@ class LanguageModelModule(lightning.LightningModule):
         segments = -(-ids_BT.shape[1] // N)
         group = self.recipe.checkpoint_segments
         model = self.model if group is None or group >= segments else grouped(self.model, group * N)
-        # Memories of other models are not sums that can be scaled.
+        # Other models have memories that are not sums and cannot be scaled.
         extended = self.recipe.length_extension is not None and optional(self.model, "memory_is_a_sum")
         if extended and self.in_last_stage and segments > 1:
             assert self.recipe.length_extension is not None
@@ -146,7 +146,7 @@ class LanguageModelModule(lightning.LightningModule):
                 call = length_extension.carried_call if self.carry_state else length_extension.extended_call
                 return call(model, ids_BT, state, mask_BT, reset_BT, boundary * N, factor_B)
         if not self.in_last_stage and "segment_length" not in batch:
-            # A stream goes on as it would: what is easier in a stage is that gradients cross fewer segments.
+            # The stream stays the same; a stage is easier because gradients cross fewer segments.
             model = cut(model, (self.recipe.curriculum or [])[self.stage][1])
         out: ModelOutput = model(ids_BT, state, mask_BT=mask_BT, reset_BT=reset_BT)
         return out
@@ -155,18 +155,18 @@ class LanguageModelModule(lightning.LightningModule):
         """Mean loss in nats over the targets."""
         asked_BT = targets_BT != IGNORE
         if 2 * int(asked_BT.sum()) < asked_BT.numel():
-            # The few that are asked, not the logits of a whole sequence.
+            # Only the logits at targets, not those of the whole sequence.
             hidden_BTD, targets_BT = hidden_BTD[asked_BT][None], targets_BT[asked_BT][None]
         total, count = summed_cross_entropy(hidden_BTD, self.model.output_weight, targets_BT, self.recipe.loss_chunk)
         return total / max(count, 1)
 
     @property
     def in_last_stage(self) -> bool:
-        """Whether the curriculum is done: this is the training proper."""
+        """Whether this is the main training, after all stages of the curriculum."""
         return self.stage == len(self.recipe.curriculum or ())
 
     def _advance(self, loss: torch.Tensor) -> None:
-        """Go to the next stage of the curriculum when the smoothed loss is low enough, or this has had its steps."""
+        """Start the next stage of the curriculum when the smoothed loss is low enough or the stage had its steps."""
         if self.in_last_stage:
             return
         value = float(loss.detach())
@@ -181,27 +181,27 @@ class LanguageModelModule(lightning.LightningModule):
 
     @property
     def last_loss(self) -> float:
-        """Of the newest step, in nats a token, without penalties and other losses."""
+        """Loss of the newest step in nats per token, without penalties and second losses."""
         return float(self._pending[-1][1]) if self._pending else self.loss_curve[-1][1]
 
     def read_losses(self, again: Callable[[], Any] = lambda: None) -> None:
-        """Move the last losses to `loss_curve` as [step, nats a token]; in groups, so that a GPU need not wait.
+        """Move pending losses to `loss_curve` as [step, nats per token]; in groups, to synchronize a GPU rarely.
 
-        again: repeats the last forward pass. Raises DivergedError for a loss that is not finite, with the step and
-        where it began.
+        again: repeats the last forward pass. Raises DivergedError for a loss that is not finite, with the step and the
+        first value that is not finite.
         """
         for step, loss in self._pending:
             value = float(loss)
             if not math.isfinite(value):
                 where = first_not_finite(self.model, again)
                 raise DivergedError(f"the loss at step {step} is {value}" + (f", {where}" if where else ""), step)
-            # Nine digits are all that a float32 has, and two curves that differ in a bit differ.
+            # Nine digits identify a float32 exactly.
             self.loss_curve.append([step, float(f"{value:.9g}")])
         self._pending.clear()
 
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.model, self.optimizer_config)
-        # LambdaLR counts from 0, the recipe's steps from 1.
+        # LambdaLR counts steps from 0, the recipe from 1.
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: self.recipe.rate_factor(done + 1))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -229,7 +229,7 @@ class LanguageModelModule(lightning.LightningModule):
         self.carried, self.histories = (self._filled(kept[name]) for name in ("carried", "histories"))
 
     def _filled(self, stored: dict[str, torch.Tensor]) -> State | None:
-        """What _stored gave."""
+        """The state of _stored tensors."""
         if not stored:
             return None
         found = iter(stored.values())

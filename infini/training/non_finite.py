@@ -1,4 +1,4 @@
-"""Where a computation went wrong: the first module that gives a value that is not finite."""
+"""Finds the first module whose output is not finite."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | None:
-    """What to say of the first value that is not finite: of a weight, else of a module's output in `call`; None when
-    there is none. Of nested modules the innermost is named; what a module computes between its parts, as a memory, is
-    found where a part is given it."""
+    """A description of the first value that is not finite: a weight, else a module's output during `call`; None when
+    there is none. The innermost of nested modules is named. Values that a module computes between its parts, as a
+    memory, are found at the input of a part."""
     for name, weight in model.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             return f"the weights {name} are not finite"

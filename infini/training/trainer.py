@@ -1,9 +1,8 @@
-"""A Lightning Trainer of one process whose every setting is given: a run is what its configuration says.
+"""A Lightning Trainer in one process that depends on its arguments alone, not on the environment.
 
-Left to itself, Lightning reads an argument that is not given from PL_TRAINER_<NAME>. It reads ranks, addresses and the
-number of processes from the variables of torchrun, Slurm, LSF and MPI. In a Slurm job it saves a checkpoint in the
-working folder at a signal, puts the job into the queue again, and loads any such checkpoint of that folder into the
-next training there, whichever it is.
+By default, Lightning reads missing arguments from PL_TRAINER_<NAME>, and ranks, addresses and the number of processes
+from the variables of torchrun, Slurm, LSF and MPI. In a Slurm job, on a signal, it saves a checkpoint in the working
+folder and requeues the job; it then loads any such checkpoint into the next training in that folder.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 PREFIX = "PL_TRAINER_"
-"""Of the variables that stand for an argument of Trainer."""
+"""Prefix of the variables that set arguments of Trainer."""
 _DEFAULTS = {name: argument.default for name, argument in inspect.signature(lightning.Trainer).parameters.items()}
 LAUNCHERS = ("TORCHELASTIC_", "TORCH_DIST_INIT_BARRIER", "STANDALONE_PORT", "MASTER_ADDR", "MASTER_PORT")
-"""Beginnings of the variables by which a process group is made, where a strategy makes one."""
+"""Prefixes of the variables from which a strategy creates a process group."""
 
 
 class OneProcess(ClusterEnvironment):
-    """One process on one machine, whatever launched it. A strategy of several processes needs another one of these."""
+    """One process on one machine, however it was launched. Strategies with several processes need another class."""
 
     def __init__(self) -> None:
         self._port: int | None = None
@@ -40,7 +39,7 @@ class OneProcess(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        # There are none to create.
+        # There are no others to create.
         return True
 
     @property
@@ -73,35 +72,35 @@ class OneProcess(ClusterEnvironment):
 
 
 def make_trainer(**settings: Any) -> lightning.Trainer:
-    """Trainer(**settings), with Lightning's own default for every argument that is not given.
+    """Trainer(**settings), with Lightning's own defaults for all other arguments.
 
-    settings: arguments of Trainer but for default_root_dir, and plugins without a cluster environment. A checkpoint is
-    loaded only where `fit` is given its path.
+    settings: arguments of Trainer except default_root_dir; plugins without a cluster environment. A checkpoint is
+    loaded only if `fit` is given its path.
     """
-    # Read from RANK, LOCAL_RANK or SLURM_PROCID when Lightning is imported: loggers of another rank write nothing.
+    # On import Lightning reads the rank from RANK, LOCAL_RANK or SLURM_PROCID; loggers of other ranks write nothing.
     _write_as_rank_zero()
     plugins = [OneProcess(), *settings.pop("plugins", ())]
-    # No folder, so that no checkpoint is found there.
+    # Not a folder, so that no checkpoint is found there.
     return lightning.Trainer(**{**_DEFAULTS, **settings, "plugins": plugins, "default_root_dir": os.devnull})
 
 
 def _write_as_rank_zero() -> None:
-    setattr(rank_zero_only, "rank", 0)  # noqa: B010 - its type does not say that it has this
+    setattr(rank_zero_only, "rank", 0)  # noqa: B010 - its type does not declare it
 
 
 def ignored_variables() -> list[str]:
-    """Variables of this process that would change a Trainer's arguments, and do not."""
+    """Environment variables that would change a Trainer's arguments and are ignored."""
     return sorted(name for name, value in os.environ.items() if name.startswith(PREFIX) and value)
 
 
 @contextlib.contextmanager
 def without_launcher() -> Iterator[None]:
-    """None of LAUNCHERS' variables is set inside the block; after it they are what they were before."""
+    """Unset the variables of LAUNCHERS inside the block, and restore them after it."""
     before = _remove_launcher()
     try:
         yield
     finally:
-        # A strategy has set an address and a port, which are not for what runs next in this process.
+        # A strategy may have set an address and a port, which must not affect the next run in this process.
         _remove_launcher()
         os.environ.update(before)
 
@@ -113,9 +112,9 @@ def _remove_launcher() -> dict[str, str]:
 
 @contextlib.contextmanager
 def usr1_as_interrupt() -> Iterator[None]:
-    """SIGUSR1, by which Slurm says that a job's time is nearly over, stops a training like Ctrl-C.
+    """SIGUSR1, with which Slurm announces the end of a job's time, stops a training like Ctrl-C.
 
-    Where there is a handler already, that of another program's launcher, it stays.
+    An existing handler, as of a launcher, stays.
     """
     number: signal.Signals | None = getattr(signal, "SIGUSR1", None)
     if number is None or threading.current_thread() is not threading.main_thread():

@@ -1,10 +1,9 @@
-"""Whole books with summaries written by people: a folder of JSON lines, the hub, or a made-up corpus."""
+"""Whole books with human summaries, from a folder of JSON lines, the hub, or a synthetic corpus."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infini.config.compose import cache_folder
+from infini.config.compose import cache_folder, data_folder
 from infini.config.schema import Config
 from infini.errors import InputError, lone_surrogate
-from infini.system.paths import home_expanded, is_file
-from infini.tasks.text.documents import SPLITS, SYNTHETIC, Documents, read_text, synthetic_documents
+from infini.system.paths import is_file
+from infini.tasks.text.documents import SPLITS, SYNTHETIC, Documents, no_data, read_text, synthetic_documents
 
 NAME = "booksum"
 HUB_CONFIG = "books"
-"""The part of the hub's data set that has whole books."""
+"""The configuration of the hub's data set with whole books."""
 _LAYOUT = (
     "{train,validation,test}.jsonl, one JSON object a book with bid, title, summary (a list of {text}), and its text "
     "in `text`, or in `book` the path of a UTF-8 file, relative to the folder above"
@@ -37,7 +36,7 @@ class BookSplit:
     """The texts; names are the books' numbers (`bid`)."""
     titles: Sequence[str]
     summaries: Sequence[tuple[str, ...]]
-    """Each book's summaries, one at least."""
+    """Each book's summaries, at least one."""
     revision: str
     """Content hash of texts and summaries."""
 
@@ -52,19 +51,16 @@ def load_books(
 ) -> BookSplit:
     """The books of `split`, from the first of: `data_dir`, $INFINI_DATA_DIR/booksum, the hub's `hub_id`.
 
-    `data_dir` "synthetic" selects made-up books, whose summaries are sentences of theirs. Of the hub's train split the
-    first `limit` books are used (None: all). Raises InputError (one line) when a folder or a field is missing, or when
-    neither folder nor hub can be had.
+    `data_dir` "synthetic" selects synthetic books, whose summaries are some of their sentences. Of the hub's train
+    split the first `limit` books are used (None: all). Raises InputError (one line) when a folder or a field is
+    missing, or when neither folder nor hub can be read.
     """
     if split not in SPLITS:
         raise InputError(f"split={split!r}: one of {', '.join(SPLITS)}")
     if data_dir == SYNTHETIC:
         return _synthetic(split)
-    setting = f"task.data_dir={str(data_dir)!r}"
-    if data_dir is None and (root := os.environ.get("INFINI_DATA_DIR")):
-        data_dir, setting = Path(root) / NAME, f"INFINI_DATA_DIR={root!r}"
-    if data_dir is not None:
-        return _of_folder(split, home_expanded(setting.partition("=")[0], data_dir), setting)
+    if (found := data_folder(NAME, data_dir)) is not None:
+        return _of_folder(split, *found)
     return _of_hub(split, hub_id, limit if split == "train" else None, cache_dir)
 
 
@@ -73,7 +69,7 @@ def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
     if not is_file(path):
         raise InputError(f"{setting}: {path} does not exist; the layout is {data_dir}/{_LAYOUT}")
     rows, numbers = [], []
-    # Not splitlines: JSON may hold the other ends of lines that Unicode has.
+    # Not splitlines: JSON strings may contain other line ends of Unicode.
     for number, line in enumerate(_read(path).split("\n"), 1):
         if not line.strip():
             continue
@@ -100,14 +96,14 @@ def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
 
 
 def _read(path: Path) -> str:
-    # Some editors write a mark of the order of bytes.
+    # Some editors write a byte-order mark.
     return read_text(path).removeprefix("\ufeff")
 
 
 def _check(row: Any) -> None:
-    """Raises ValueError, KeyError or TypeError for a row that is no book with a summary."""
+    """Raises ValueError, KeyError or TypeError for a row that is not a book with a summary."""
     if not isinstance(row, Mapping):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     for key in ("text", "book"):
         if not isinstance(row.get(key), str | None):
             raise ValueError(f"{key} must be a string")
@@ -123,7 +119,7 @@ def _check(row: Any) -> None:
         *(("summary", t) for t in texts),
     ):
         if (letter := lone_surrogate(str(text))) is not None:
-            raise ValueError(f"{key} holds {letter}, half of a letter: it is no text")
+            raise ValueError(f"{key} contains {letter}, a lone surrogate: not valid text")
 
 
 def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> BookSplit:
@@ -133,16 +129,13 @@ def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) 
 
     try:
         with nullcontext() if reachable() else caches_only():
-            # 187 books: the cache of `datasets` takes them whole.
+            # 187 books, so that the whole data set goes into the cache of `datasets`.
             found = datasets.load_dataset(
                 hub_id, HUB_CONFIG, split=split, cache_dir=None if cache_dir is None else str(cache_dir / "hub")
             )
             rows = [dict(row) for row in (found if limit is None else found.select(range(min(limit, len(found)))))]
     except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
-        raise InputError(
-            f"no data for {NAME}: set INFINI_DATA_DIR to a folder that holds {NAME}/{_LAYOUT}, give {hub_id} of the "
-            f"Hugging Face hub a network ({type(error).__name__}), or take task.data_dir=synthetic to try things"
-        ) from error
+        raise no_data(NAME, _LAYOUT, hub_id, error) from error
     usable = [
         row | {"summary": _summaries(row)}
         for row in rows
@@ -156,13 +149,13 @@ def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) 
 
 
 def _summaries(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The summaries of a row of the hub that say something."""
+    """The summaries of a row of the hub that are not empty."""
     given = (summary for summary in row.get("summary") or () if isinstance(summary, Mapping))
     return [summary for summary in given if str(summary.get("text") or "").strip()]
 
 
 def _synthetic(split: str) -> BookSplit:
-    """Made-up books; a summary is the first sentence of every eighth paragraph."""
+    """Synthetic books; a summary is the first sentence of every eighth paragraph."""
     made = synthetic_documents(split)
     rows = []
     for document in made:
@@ -175,10 +168,10 @@ def _synthetic(split: str) -> BookSplit:
 def _split(
     split: str, source: str, rows: Sequence[Mapping[str, Any]], read: Callable[[int], str], where: Callable[[int], str]
 ) -> BookSplit:
-    """The books of these rows. Rows with one bid and one text are one book with the summaries of all. where: what
-    messages call a row.
+    """The books of these rows. Rows with the same bid and text are one book with all their summaries.
 
-    Raises InputError where two texts have one bid; on the hub, where nobody can give another, the later is numbered.
+    where: the name of a row in messages. Raises InputError for two texts with the same bid; those of the hub, which the
+    user cannot change, get a number.
     """
     books: dict[str, tuple[int, str, list[str]]] = {}
     for index, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Training examples of the summarisation task: the beginning of a book, a separator, a summary, which is the target."""
+"""Training examples of the summarization task: the beginning of a book, a separator, and the summary as target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
 
 from infini.errors import InputError
 from infini.nn.ops.cross_entropy import IGNORE
@@ -16,15 +15,14 @@ from infini.nn.ops.cross_entropy import IGNORE
 SEPARATOR = "\n\nSummary of the whole book:\n\n"
 """Between a book and its summary."""
 _ORDER_STREAM = 5
-"""Which stream of a seed's random numbers the order of the examples comes from."""
+"""The stream of a seed's random numbers that orders the examples."""
 
 
 class Examples(ABC):
-    """Batch number i: examples in the order of the seed, every one once before any comes again.
+    """Batch number i of examples in a random order, each once per epoch.
 
-    books: token ids of each book. summaries: token ids of each book's summaries, of which the first `summary_tokens`
-    count; a book with two makes two examples. marks: what begins a text, and what ends it; a summary that is cut does
-    not end there.
+    books: token ids of each book. summaries: token ids of each book's summaries, cut after `summary_tokens`; a book
+    with two makes two examples. marks: ids of the tokens that begin and end a text; a summary that is cut has no end.
     """
 
     def __init__(
@@ -40,13 +38,13 @@ class Examples(ABC):
         self.bos_id, self.end_id = marks
         pairs = [(book, ids) for book, found in enumerate(summaries) for ids in found]
         self.pairs = [(book, np.asarray(ids[:summary_tokens], dtype=np.int64)) for book, ids in pairs]
-        """Number of the book, and the summary as far as it counts."""
+        """Index of the book, and the cut summary."""
         end = np.array([self.end_id], dtype=np.int64)
         self.ends = [end if len(ids) <= summary_tokens else end[:0] for _, ids in pairs]
-        """What stands behind each summary."""
+        """The end token of each summary; empty where it is cut."""
 
     def batch(self, index: int) -> dict[str, Any]:
-        """ids_BT, targets_BT (the summary and its end; IGNORE elsewhere), mask_BT, reset_BT and what a kind adds."""
+        """ids_BT, targets_BT (the summary and its end; IGNORE elsewhere), mask_BT, reset_BT, and more in subclasses."""
         first = index * self.batch_size
         return self._of([self._pair(number) for number in range(first, first + self.batch_size)])
 
@@ -65,9 +63,9 @@ class Examples(ABC):
 
 
 class SummaryBatches(Examples):
-    """Examples for a language model: mark, book, separator, summary, and the mark that ends it where it is not cut.
+    """Examples for a language model: begin token, book, separator, summary, and the end token if it is not cut.
 
-    separator: token ids between book and summary. length: tokens of a whole example, to which the book is cut.
+    separator: token ids between book and summary. length: tokens of a whole example; the book is cut to fit.
 
     Raises InputError where an example has no room for a book.
     """
@@ -88,13 +86,12 @@ class SummaryBatches(Examples):
         longest = max(len(summary) for _, summary in self.pairs)
         if (room := length - 1 - len(separator) - longest) < 1:
             raise InputError(
-                f"recipe.segments_per_sequence x dims.segment_length: {length} tokens leave no room for a book beside "
-                f"a summary of {longest}; take {1 - room} more, or less task.summary_tokens"
+                f"recipe.segments_per_sequence x dims.segment_length: {length} tokens leave no room for a book next to "
+                f"a summary of {longest}; use {1 - room} more, or fewer task.summary_tokens"
             )
 
     def example(self, pair: int) -> tuple[np.ndarray, int]:
-        """Token ids of an example, mark, book, separator, summary and the mark that ends it if it is not cut, and where
-        the summary begins among them."""
+        """Token ids of an example, and the position of its summary."""
         book, summary = self.pairs[pair]
         room = self.length - 1 - len(self.separator) - len(summary)
         parts = ([self.bos_id], self.books[book][:room], self.separator, summary, self.ends[pair])
@@ -116,8 +113,8 @@ class SummaryBatches(Examples):
 
 
 class SourceBatches(Examples):
-    """Examples for an encoder-decoder: the book's first `source_tokens` are the source, the summary between two marks
-    the target, without the second where it is cut. Batches of an odd number ask for states at random (see
+    """Examples for an encoder-decoder: the source is the book's first `source_tokens`, the target the summary between
+    begin and end token, without the end token if it is cut. Odd batches use random encoder states (see
     infini.pretrained.seq2seq)."""
 
     def __init__(
@@ -152,16 +149,3 @@ class SourceBatches(Examples):
         arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
         arrays |= {"source_BS": source_BS, "source_mask_BS": source_mask_BS}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-class BatchStream(IterableDataset[dict[str, Any]]):
-    """Batches first, first + 1, ... without end."""
-
-    def __init__(self, batches: Examples, first: int) -> None:
-        self.batches, self.first = batches, first
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        number = self.first
-        while True:
-            yield self.batches.batch(number)
-            number += 1

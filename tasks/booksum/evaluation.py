@@ -1,4 +1,4 @@
-"""The evaluation of the summarisation task: each book is streamed in, a summary drawn and compared with people's."""
+"""The evaluation of the summarization task: each book is read, a summary is sampled and compared with human ones."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from infini.tasks.text.token_cache import tokenise
 
 TOKENS_PER_CALL = 4096
 DECODE_COST = 128
-"""Tokens read that take about as long as one that is drawn: how far an evaluation is goes by it."""
+"""Tokens that are read in about the time of generating one; for the progress bar."""
 _FIELDS = ("summary", "tokens_read", "tokens_drawn", "read_seconds", "draw_seconds", "peak_memory_bytes")
 
 
 def evaluate(
     cfg: Config, model: Any, tokenizer: TextTokenizer, record: RunRecord, device: torch.device
 ) -> tuple[dict[str, bytes], Callable[[], None]]:
-    """Summarise every book of `task.split` from its first tokens, as many as each length says, and fill the record.
+    """Summarize the beginning of every book of `task.split`, at each length, and fill the record.
 
-    Returns what is to lie beside the record by suffix (the summaries), and what to call when both are on the disk.
+    Returns the files that belong beside the record by suffix (the summaries), and a function to call once all of them
+    are on disk.
     Every summary is written to disk at once: an evaluation that was stopped summarizes the remaining books when the
     same configuration is started again. Raises InputError when the data cannot be loaded.
     """
@@ -50,7 +51,7 @@ def evaluate(
     opened = tokenise(books.documents, tokenizer, cache_folder(cfg))
     lengths = parse_lengths(cfg.length if _asked_for(record, "length") else [task.input_length])
     separator = np.zeros(0, np.int64) if isinstance(model, Seq2Seq) else tokenizer.encode(SEPARATOR)
-    # The model's options too: an encoder-decoder may be asked with others than it was trained with.
+    # With the model's options, because an evaluation may change those of an encoder-decoder.
     options = sorted(cfg.model.items())
     decides = (record.parent, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, books.revision, options)
     drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
@@ -59,7 +60,7 @@ def evaluate(
     missing = [(length, index) for length, index in wanted if _name(length, opened.names[index]) not in cache.entries]
     console = Console(stderr=True)
     console.print(
-        f"summarising with {record.parent}: {len(missing)} summaries"
+        f"summarizing with {record.parent}: {len(missing)} summaries"
         + (f" ({len(wanted) - len(missing)} were there before)" if len(missing) < len(wanted) else ""),
         markup=False,
         highlight=False,
@@ -97,17 +98,16 @@ def evaluate(
 
 
 def evaluate_reference(cfg: Config, record: RunRecord) -> dict[str, bytes]:
-    """Score the summaries that `task.reference` says, which need no model, and fill the record.
+    """Score the summaries of `task.reference`, which need no model, and fill the record.
 
-    Returns what is to lie beside the record: nothing, for the texts are the books'. Books whose summaries it cannot be
-    made for (a second person's where there is one) are left out, and so are those without a summary that ROUGE can
-    compare with. Raises InputError when no book has two summaries and they are asked for.
+    Returns the files that belong beside the record (none). Books without the needed summaries are left out: a second
+    human one for `human`, and one that ROUGE can score. Raises InputError when `human` finds no book with two.
     """
     task = cast(BooksumConfig, cfg.task)
     assert task.reference is not None
     books = open_books(cfg, task.split)
     human = task.reference == "human"
-    # Of two people the first is compared with.
+    # The second human summary is scored against the first.
     compared = {
         name: texts[:1] if human else texts
         for name, texts in zip(books.documents.names, books.summaries, strict=True)
@@ -144,7 +144,7 @@ def _without_model(task: BooksumConfig, text: str, texts: Sequence[str], seed: i
         return references.lead(text, task.reference_words)
     if task.reference == "random":
         return references.random_sentences(text, task.reference_words, seed)
-    # The first summary is the one it is made for.
+    # For the first summary.
     return references.oracle(text, texts[0], task.reference_words)
 
 
@@ -156,9 +156,11 @@ def summarise(
     seed: int,
     advance: Callable[[float], None] = lambda tokens: None,
 ) -> dict[str, Any]:
-    """Read the chunks (a book, for a language model and the separator), draw a summary as `cfg.decoding` says: the
-    summary, how many tokens were read and drawn, and the seconds of both. advance is told of tokens that were read, and
-    of DECODE_COST for each that was drawn or, after an early end, need not be."""
+    """Read the chunks (a book, and for a language model the separator) and sample a summary by `cfg.decoding`.
+
+    Returns the summary, the numbers of tokens read and generated, and the seconds of both. advance is called with the
+    number of tokens read, and with DECODE_COST for each generated one and each that an early end saved.
+    """
     started = time.perf_counter()
     reader: Reader | SourceReader
     if isinstance(model, Seq2Seq):
@@ -190,14 +192,14 @@ def summarise(
 
 
 def _read(model: Any, length: int) -> int:
-    """Of so many tokens, how many the model reads: an encoder-decoder may have an end."""
+    """How many of `length` tokens the model reads; an encoder-decoder may have a limit."""
     return model.source_tokens(length) if isinstance(model, Seq2Seq) else length
 
 
 def _cell(
     length: int, books: BookSplit, cache: ResultCache, references: str, advance: Callable[[float], None]
 ) -> dict[str, Any]:
-    """The scores at one input length: means over books with their intervals, and each book's that can be scored."""
+    """The scores at one input length: means over books with intervals, and the scores of each book."""
     scored = []
     for name, texts in zip(books.documents.names, books.summaries, strict=True):
         entry = cache.entries[_name(length, name)]
@@ -209,7 +211,7 @@ def _cell(
 
 
 def _means(scored: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each metric's mean and its interval, None where no book has scores; and the books."""
+    """Mean and interval of each metric, None where no book has scores; and the books."""
     if not scored:
         return {name: None for metric in (*TYPES, OVERALL) for name in (metric, f"{metric}_interval")} | {"books": []}
     means = over_books(scored)
@@ -229,7 +231,7 @@ def _results(cell: dict[str, Any], note: str) -> dict[str, dict[str, Any]]:
 
 
 def _note_of_unscored(names: Sequence[str], summaries: Sequence[Sequence[str]]) -> str:
-    """What ROUGE cannot compare with, of the summaries of each book; an empty text where there is nothing."""
+    """A note on human summaries that ROUGE cannot score; empty where there are none."""
     total = sum(map(len, summaries))
     usable = [len(scorable(texts)) for texts in summaries]
     if sum(usable) == total:
@@ -245,7 +247,7 @@ def _name(length: int, book: str) -> str:
 
 
 def _seed(seed: int, book: str) -> int:
-    """A book's own seed, whatever the other books are."""
+    """A seed for each book, independent of the other books."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{book}".encode()).digest()[:6], "big")
 
 

@@ -1,10 +1,10 @@
 """ROUGE of summaries: by rouge-score, against every reference of a book, with intervals over books.
 
-F-measures in per cent, words stemmed. R-Lsum compares sentence by sentence; rouge-score takes lines for sentences, so a
-line ends behind every full stop, question or exclamation mark that white space follows, and nowhere else.
+F-measures in per cent, words stemmed. R-Lsum compares sentence by sentence. rouge-score expects a sentence per line, so
+a line ends after every full stop, question mark or exclamation mark before white space, and nowhere else.
 
-rouge-score's words are made of a-z and 0-9. A reference without any, as one in Chinese, is no measure of a summary: it
-is left out. A summary without any scores 0.
+rouge-score's words consist of a-z and 0-9. A reference without such words, as one in Chinese, cannot score a summary
+and is left out. A summary without such words scores 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def words(text: str) -> list[str]:
 
 
 def scorable(references: Sequence[str]) -> list[str]:
-    """The references that a summary can be compared with: those that have a word that ROUGE counts."""
+    """The references that can score a summary: those with a word that ROUGE counts."""
     return [reference for reference in references if words(reference)]
 
 
@@ -69,7 +69,7 @@ def overall(rouge1: float, rouge2: float, rouge_l: float) -> float:
 
 
 def over_books(scores: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None, float | None]]:
-    """Metric -> (mean over books, bounds of its interval over books), and so for the overall value.
+    """Metric -> (mean over books, lower and upper bound of its interval over books), also for the overall value.
 
     The overall value is the geometric mean of the means, as the paper's is of its columns. Bounds are None where there
     is no interval: of one book, or of scores that are all 0. Raises ValueError without scores.

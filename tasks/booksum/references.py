@@ -1,5 +1,5 @@
-"""Summaries that need no model, beside which a model's scores can be read: the book's beginning, sentences of it at
-random, sentences picked with the summary at hand, and one person's summary against another's."""
+"""Summaries without a model, to compare a model's scores with: the beginning of the book, random sentences, and the
+sentences closest to a human summary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infini.tasks.booksum.metrics import sentences, words
 Words = Counter[str]
 Pairs = Counter[tuple[str, str]]
 CANDIDATES = 2000
-"""Sentences of a book that the oracle chooses from: those that share most pairs of words with the summary."""
+"""Sentences from which the oracle chooses: those that share most word pairs with the summary."""
 
 
 def lead(text: str, n_words: int) -> str:
@@ -23,7 +23,7 @@ def lead(text: str, n_words: int) -> str:
 
 
 def random_sentences(text: str, n_words: int, seed: int) -> str:
-    """Sentences drawn at random, each once, in the order of the book, until there are n_words."""
+    """Random sentences without repetition, in the order of the book, cut to n_words."""
     found = sentences(text)
     order = np.random.default_rng(seed).permutation(len(found))
     chosen, total = [], 0
@@ -36,8 +36,8 @@ def random_sentences(text: str, n_words: int, seed: int) -> str:
 
 
 def oracle(text: str, reference: str, n_words: int) -> str:
-    """Sentences of the book picked with the reference at hand: one after the other the one that raises R-1 plus R-2
-    most, as long as one does and has room."""
+    """Sentences chosen greedily: in each step the one that raises R-1 plus R-2 against the reference most, as long as
+    one raises it and fits into n_words."""
     wanted = _Wanted(reference)
     found = sentences(text)
     counted = [(index, *_counts(sentence)) for index, sentence in enumerate(found)]
@@ -58,7 +58,7 @@ def oracle(text: str, reference: str, n_words: int) -> str:
 
 
 class _Wanted:
-    """Words and pairs of words of a reference that no chosen sentence has yet, and how many were right so far."""
+    """Words and word pairs of a reference that no chosen sentence has yet, and the numbers of matches so far."""
 
     def __init__(self, reference: str) -> None:
         self.single, self.pairs = _counts(reference)
@@ -66,7 +66,7 @@ class _Wanted:
         self.words = self.right_words = self.right_pairs = 0
 
     def score(self, single: Words | None = None, pairs: Pairs | None = None) -> float:
-        """R-1 plus R-2, as fractions, of what was taken and these; pairs across sentences count as wrong."""
+        """R-1 plus R-2, as fractions, of the chosen sentences and these words; pairs across sentences do not match."""
         single, pairs = single or Counter(), pairs or Counter()
         words = self.words + sum(single.values())
         right = self.right_words + sum((single & self.single).values())
@@ -74,7 +74,7 @@ class _Wanted:
         return 2 * right / max(words + self.size, 1) + 2 * right_pairs / max(words + self.size - 2, 1)
 
     def take(self, single: Words, pairs: Pairs) -> None:
-        """The sentence is chosen."""
+        """Choose a sentence."""
         self.words += sum(single.values())
         self.right_words += sum((single & self.single).values())
         self.right_pairs += sum((pairs & self.pairs).values())

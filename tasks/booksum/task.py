@@ -1,4 +1,4 @@
-"""Summaries of whole books: a book of up to 500K tokens is streamed in, and a summary is drawn."""
+"""Summaries of whole books: a model reads up to 500K tokens of a book and generates a summary."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from infini.system.devices import autocast
 from infini.system.progress import progress_bar
 from infini.tasks.booksum.books import BookSplit, open_books
 from infini.tasks.booksum.config import BooksumConfig
-from infini.tasks.booksum.data import SEPARATOR, BatchStream, Examples, SourceBatches, SummaryBatches
+from infini.tasks.booksum.data import SEPARATOR, Examples, SourceBatches, SummaryBatches
 from infini.tasks.booksum.evaluation import evaluate, evaluate_reference
-from infini.tasks.text.data_module import ResumableDataModule
+from infini.tasks.text.data_module import NumberedDataset, ResumableDataModule
 from infini.tasks.text.documents import TextTokenizer, bpe_tokenizer
 from infini.tasks.text.hub_tokenizer import hub_tokenizer
 from infini.tasks.text.token_cache import TokenisedSplit, tokenise
@@ -34,8 +34,8 @@ class BooksumDataModule(ResumableDataModule):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the model that the training starts from, else of the hub's weights or of the scale; a BPE is
-        trained on the books of the train split."""
+        """The tokenizer of the model from which the training starts, else that of the hub's weights or of the scale; a
+        BPE is trained on the books of the train split."""
         if self.cfg.init_from is not None:
             return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
         if (weights := self.cfg.model.get("weights")) is not None:
@@ -48,12 +48,12 @@ class BooksumDataModule(ResumableDataModule):
         return tokenise(books.documents, self.tokenizer, cache_folder(self.cfg))
 
     def setup(self, stage: str | None = None) -> None:
-        """Read books and summaries. Raises InputError (one line) when they cannot be had or an example has no room."""
+        """Read books and summaries. Raises InputError when they cannot be loaded or an example has no room."""
         require(
             not self.cfg.recipe.curriculum, "recipe.curriculum", self.cfg.recipe.curriculum, "booksum has no stages"
         )
         self._train = open_books(self.cfg, "train")
-        # What is wrong with those is said before the training, not after it.
+        # Read now, so that errors come before the training and not after it.
         validation = open_books(self.cfg, "validation")
         self._opened = self._tokens(self._train)
         self.batches = self._batches(self._train, self._opened)
@@ -66,7 +66,7 @@ class BooksumDataModule(ResumableDataModule):
         if cfg.model.get("unlimiformer") == "alternating" and cfg.model["k"] >= length:
             print(
                 f"model.k={cfg.model['k']}: training sources have {length} tokens, so model.unlimiformer=alternating "
-                "has all of them and learns no choice; longer ones: recipe.segments_per_sequence",
+                "retrieves all of them and learns no selection; set recipe.segments_per_sequence for longer ones",
                 file=sys.stderr,
             )
 
@@ -86,20 +86,20 @@ class BooksumDataModule(ResumableDataModule):
 
     @property
     def identity(self) -> str:
-        """What a training has read: part of the name under which it can be resumed."""
+        """Names the data of an unfinished training, which resumes on the same data only."""
         return f"{self._train.revision[:8]}-{self.tokenizer.hash[:8]}"
 
     def train_dataloader(self) -> DataLoader[dict[str, Any]]:
-        """Whole batches, as they were made."""
-        return DataLoader(BatchStream(self.batches, self._first_batch), batch_size=None, num_workers=0)
+        """Whole batches."""
+        return DataLoader(NumberedDataset(self.batches.batch, self._first_batch), batch_size=None, num_workers=0)
 
     def data_record(self, split: str) -> dict[str, Any]:
-        """What a run record says about its data."""
+        """The description of the data for run records."""
         return {**self._opened.data_record(), "revision": self._train.revision, "examples": len(self.batches.pairs)}
 
     @torch.no_grad()
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
-        """Loss on the summaries of the validation books, each after as much of its book as in training."""
+        """Loss on the summaries of the validation books, with inputs as in training."""
         total = count = 0.0
         batches = self._validation
         bar = progress_bar("validating", len(batches.pairs), sys.stderr.isatty())

@@ -1,4 +1,4 @@
-"""Training batches of the passkey task: made when they are needed, each from the seed and its number alone."""
+"""Training batches of the passkey task, made on demand from the seed and the batch number alone."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from infini.nn.ops.cross_entropy import IGNORE
 from infini.tasks.passkey.prompt import PasskeyTemplate, Prompt
 
 TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
-"""Streams of a seed's random numbers; no two share a draw."""
+"""Independent streams of a seed's random numbers."""
 BOUNDARY_SHARE, BOUNDARY_TRIES = 0.4, 64
-"""Share of the last stage's keys (but for those at the start) whose place is drawn again until a segment ends within
-their sentence, and the most draws for it (and for a whole answer)."""
+"""Fraction of the last stage's keys, except those at the start, that are resampled until a segment ends inside their
+sentence; and the maximum number of samples (also for an answer that no segment end cuts)."""
 
 
 def input_ids(prompt: Prompt, bos_id: int) -> np.ndarray:
-    """What is fed to read a prompt and its answer: a mark, the prompt, and the answer without its last token."""
+    """Input for a prompt and its answer: bos_id, the prompt, and the answer without its last token."""
     return np.concatenate([[bos_id], *prompt.chunks(1 << 16), prompt.answer[:-1]]).astype(np.int64)
 
 
 class PasskeyBatches:
-    """Batch number i at a stage of the curriculum; the same whenever it is asked for.
+    """Batch number i at a stage of the curriculum, always the same.
 
-    stages: [(segment length, tokens a sequence)], the last the training proper. batch_size: rows of the last; stages of
-    shorter sequences have as many more. lm_loss_weight: above 0, all other tokens are targets too.
-    few_digit_share: share of the last stage's keys that have two, three or four different digits at most; the first
-    stage would take longer with them. history: (pieces, number of the first batch): from there on the last stage's rows
-    may begin after so much filler. Raises InputError where there is no room for a prompt.
+    stages: [(segment length, tokens per sequence)], the last one the main training. batch_size: rows of the last stage;
+    stages of shorter sequences have proportionally more. lm_loss_weight: above 0, all other tokens are targets too.
+    few_digit_share: fraction of the last stage's keys with at most two, three or four distinct digits; the first stage
+    would take longer with them. history: (pieces, number of the first batch): from that batch on, rows of the last
+    stage may start after this much filler. Raises InputError where a stage has no room for a prompt.
 
-    The key stands anywhere. A prompt is up to one segment shorter than the sequence, so that key and question fall on
-    every place of the segment grid.
+    The key can be anywhere. A prompt is up to one segment shorter than the sequence, so that key and question take
+    every position relative to segment boundaries.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class PasskeyBatches:
                 )
 
     def batch(self, index: int, stage: int) -> dict[str, Any]:
-        """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch; with
-        a history also history_PT, the tokens of its pieces."""
+        """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch, and
+        with a history history_PT, the tokens of its pieces."""
         segment_length, length = self.stages[stage]
         last = stage == len(self.stages) - 1
         rng = np.random.default_rng([self.seed, TRAINING_STREAM, index])
@@ -94,19 +94,19 @@ class PasskeyBatches:
     ) -> Prompt:
         """A prompt of `shortest` to `longest` tokens with its answer; segment_length: None before the last stage.
 
-        The first stage would take twice as long with what the last adds: one key in fourteen at the very start and
-        three at the very end, where the question follows it and no memory helps; of those at the start half right after
-        the head, the trimmed block after them, for they would else be met in the evaluation for the first time; and two
-        keys in five placed so that a segment ends inside its sentence. And it leaves out prompts whose answer a
-        segment's end cuts off the question, three in a hundred: seven in ten were answered wrong, and they were most of
-        the loss. See results/LOG.md 49, 61, 65 and 86 to 99.
+        The last stage adds the following, with which the first stage would take twice as long. One key in fourteen is
+        at the very start, and three in fourteen at the very end, where the question follows and no memory is needed.
+        Half of those at the start directly follow the head, with the trimmed block after them, because evaluations have
+        such prompts. Two keys in five are placed so that a segment ends inside their sentence. Prompts in which a
+        segment ends between question and answer are left out: they are three in a hundred, seven in ten of them were
+        answered wrong, and they were most of the loss. See results/LOG.md 49, 61, 65 and 86 to 99.
         """
         if segment_length is None:
             asked, depth = int(rng.integers(shortest, longest + 1)), float(rng.random())
             return self.template.example(asked, depth, rng, training=True)
         for _ in range(BOUNDARY_TRIES):
             prompt = self._last_stage_prompt(rng, shortest, longest, segment_length, few_digit_share)
-            # The mark before the prompt is the first token of the first segment; the answer's last token is not fed.
+            # bos_id is the first token of the first segment, and the answer's last token is not fed.
             if (len(prompt) + len(prompt.answer) - 1) // segment_length == len(prompt) // segment_length:
                 break
         return prompt
@@ -114,7 +114,7 @@ class PasskeyBatches:
     def _last_stage_prompt(
         self, rng: np.random.Generator, shortest: int, longest: int, segment_length: int, few_digit_share: float
     ) -> Prompt:
-        """A prompt of the last stage, wherever its answer falls."""
+        """A prompt of the last stage, whether a segment ends before its answer or not."""
         few = few_digit_share > 0 and bool(rng.random() < few_digit_share)
         key = self.template.draw_key(rng, training=True, few_digits=few)
         depth = float(np.clip(rng.uniform(-0.1, 1.3), 0.0, 1.0))

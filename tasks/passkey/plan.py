@@ -1,4 +1,4 @@
-"""Which prompts an evaluation asks, and how they are read together."""
+"""The prompts of an evaluation, and the order in which they are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infini.tasks.passkey.prompt import PasskeyTemplate, Prompt, shared_prefix
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt of an evaluation. index: which of its cell's examples."""
+    """One prompt of an evaluation. index: its number in the cell."""
 
     length: int
     depth: str
@@ -24,14 +24,14 @@ class Question:
 
     @property
     def name(self) -> str:
-        """Its own among all questions to one model."""
+        """Unique among all questions to one model."""
         return f"{self.length}/{self.depth}/{self.index}"
 
 
 def make_questions(
     template: PasskeyTemplate, lengths: Sequence[int], depths: dict[str, float], examples: int, seed: int
 ) -> Iterator[Question]:
-    """Every example of every cell. A key is fresh for every depth and example, and never one of the training's.
+    """Every example of every cell. Every depth and example has its own key, which no training prompt has.
 
     Example i of a depth has the same key at all lengths, so that lengths differ in nothing else.
     """
@@ -44,9 +44,10 @@ def make_questions(
 
 @dataclass(frozen=True)
 class Lane:
-    """Prompts that are read together: rows side by side, each row one example at its lengths, the shortest first.
+    """Prompts that are read as one batch. A row is one example at its lengths, the shortest first.
 
-    branch: where the rows leave the trunk. forks: where the prompts of each length but the last leave the last one's.
+    branch: position at which the rows leave the trunk, the beginning that all lanes share. forks: positions at which
+    the prompts of each length leave the longest.
     """
 
     branch: int
@@ -55,12 +56,12 @@ class Lane:
 
     @property
     def longest(self) -> list[Question]:
-        """What each row reads to its end."""
+        """The question of each row that is read to its end."""
         return [row[-1] for row in self.rows]
 
 
 def tokens_to_read(questions: Sequence[Question], rows_per_call: int = 64) -> int:
-    """What `answer_questions` will tell `advance`, in all."""
+    """Number of tokens that `answer_questions` reports to `advance`."""
     _, lanes = plan_reading(questions, rows_per_call)
     total = max(lane.branch for lane in lanes)
     for lane in lanes:
@@ -72,12 +73,12 @@ def tokens_to_read(questions: Sequence[Question], rows_per_call: int = 64) -> in
 
 
 def plan_reading(questions: Sequence[Question], rows_per_call: int) -> tuple[Question, list[Lane]]:
-    """The question whose prompt's beginning the others branch off, and the lanes by where they do."""
+    """The question whose prompt is the trunk, and the lanes in the order of their branches."""
     examples: dict[tuple[str, int], list[Question]] = defaultdict(list)
     for question in questions:
         examples[question.depth, question.index].append(question)
     rows = [row for example in examples.values() for row in _rows(example)]
-    # The last of those whose key comes last: what is missing after a stop has it too.
+    # The last of those whose key comes last.
     trunk = max((row[-1] for row in reversed(rows)), key=lambda question: question.prompt.key_position)
     cells: dict[tuple[Any, ...], list[list[Question]]] = defaultdict(list)
     for row in rows:
@@ -87,7 +88,7 @@ def plan_reading(questions: Sequence[Question], rows_per_call: int) -> tuple[Que
         for start in range(0, len(rows), rows_per_call):
             some = rows[start : start + rows_per_call]
             forks = [[_fork(question.prompt, row[-1].prompt) for question in row[:-1]] for row in some]
-            # Keys may begin with the same digits: a lane leaves the trunk where its keys' sentences begin.
+            # Keys may begin with the same digits, so a lane leaves the trunk before the sentences of its keys.
             places = [min(row[-1].prompt.key_position, shared_prefix([row[-1].prompt, trunk.prompt])) for row in some]
             first = [min(column) for column in zip(*forks, strict=True)]
             lanes.append(Lane(min([*places, *first]), tuple(first), some))
@@ -95,12 +96,12 @@ def plan_reading(questions: Sequence[Question], rows_per_call: int) -> tuple[Que
 
 
 def _fork(prompt: Prompt, longest: Prompt) -> int:
-    """Where a prompt leaves the longest one; it always has a token of its own left to read before it answers."""
+    """Where a prompt leaves the longest one, at the latest before its last token."""
     return min(shared_prefix([prompt, longest]), len(prompt) - 1)
 
 
 def _rows(example: list[Question]) -> Iterator[list[Question]]:
-    """The lengths of one example in rows whose shorter prompts share their key's place with the longest."""
+    """The lengths of one example in rows of prompts with the same key position."""
     by_place: dict[int, list[Question]] = defaultdict(list)
     for question in sorted(example, key=lambda question: len(question.prompt)):
         by_place[question.prompt.key_position].append(question)

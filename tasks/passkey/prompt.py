@@ -1,8 +1,7 @@
 """The passkey prompt of the paper's appendix, as token spans: a prompt of ten million tokens is a few small arrays.
 
-A number is hidden in repeated text and asked for at the end. Every prompt is head, x blocks of filler, key, y blocks of
-filler, question; the answer follows. Spans say "this array, repeated for ever, from here to there", so nothing long is
-ever held.
+Every prompt is head, x blocks of filler, key, y blocks of filler, question; the answer follows. A span is a range of an
+array that is repeated without end, so that no long array exists.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ HEAD = (
 )
 BLOCK = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 BLOCK_AS_PRINTED = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and ack again."
-"""The block after the key as the paper prints it; the missing letter is taken for a misprint."""
+"""The block after the key as the paper prints it, with what is probably a misprint."""
 KEY = " The pass key is {key}. Remember it. {key} is the pass key."
 DISTRACTOR = " The {colour} key is {key}. Remember it. {key} is the {colour} key."
 COLOURS = ("green", "blue", "yellow")
 QUESTION = " What is the pass key? The pass key is"
 
-# Keys whose digits add up to a multiple of this are asked in evaluation, the others in training; every digit of both is
-# uniform. Likewise x + 3 y is a multiple of the other number in evaluation and never in training.
+# The digit sum of a key is a multiple of _KEY_MODULUS in evaluation and never in training; every digit of both is
+# uniform. Likewise x + 3 y is a multiple of _FILLER_MODULUS in evaluation and never in training.
 _KEY_MODULUS, _FILLER_MODULUS = 5, 7
 
 Encode = Callable[[str], np.ndarray]
@@ -58,18 +57,18 @@ class Span:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One example: the spans of its prompt, and what is to be answered."""
+    """One example: the spans of its prompt, and the answer."""
 
     spans: tuple[Span, ...]
     answer: np.ndarray
     """Token ids of the key as they follow the prompt."""
     key: str
     depth: float
-    """Where the key stands: blocks before it over all blocks, 0 to 1."""
+    """Blocks before the key over all blocks, 0 to 1."""
     key_position: int
     """Tokens before the key's sentence."""
     key_again: int
-    """Tokens before the key is given for the second time."""
+    """Tokens before the second mention of the key."""
     key_end: int
     """Tokens up to the end of the key's sentence."""
     blocks: tuple[int, int]
@@ -101,9 +100,9 @@ class Prompt:
 
 
 def shared_prefix(prompts: Sequence[Prompt]) -> int:
-    """A number of tokens with which all prompts begin: whole spans, and what the first sentences that differ share.
+    """Number of tokens with which all prompts begin: whole spans, and the shared beginning of the first that differ.
 
-    Not always the largest such number: it ends where fillers of different length do.
+    It may be smaller than the longest shared beginning, because it ends where fillers of different length end.
     """
     total = 0
     for spans in zip(*(prompt.spans for prompt in prompts), strict=False):
@@ -127,15 +126,15 @@ def _common(spans: Sequence[Span]) -> int:
 
 
 class PasskeyTemplate:
-    """The prompt's parts in a tokenizer's tokens, and examples made of them.
+    """The parts of the prompt as tokens, and examples made of them.
 
-    encode: text -> token ids, without any added mark. The parts are found as what each adds to the text before it, so
-    that any tokenizer will do whose tokens do not reach across the parts.
+    encode: text -> token ids, without special tokens. A part's tokens are those that it adds to the text before it, so
+    any tokenizer works whose tokens do not cross the boundaries of parts.
 
-    digits: digits of a key. as_printed: the second filler with the paper's misprint. distractors: how many other keys
-    ("The green key is ...") stand in the filler. book: token ids of a text that takes the place of the repeated block.
-    fill: "blocks" (whole blocks only) or "exact" (the first block is trimmed, so that the length is hit).
-    longest_training: no training prompt is longer, so longer ones differ from all of them; None is unknown.
+    digits: digits of a key. as_printed: the filler after the key with the paper's misprint. distractors: number of
+    other keys ("The green key is ...") in the filler. book: token ids of a text that replaces the repeated block.
+    fill: "blocks" (whole blocks only) or "exact" (the first block is trimmed to reach the length). longest_training: no
+    training prompt is longer, so that longer prompts differ from all of them; None: unknown.
     """
 
     def __init__(
@@ -153,19 +152,19 @@ class PasskeyTemplate:
             raise ValueError(f"digits={digits}, fill={fill!r}: at least 2 digits, fill blocks or exact")
         self.digits, self.distractors, self.fill = digits, distractors, fill
         self.longest_training = longest_training
-        # Once for what stands before the parts, and once for a key however often its place is drawn again.
+        # The texts before the parts, and a key whose position is resampled, are encoded once.
         self._encode = lru_cache(maxsize=64)(encode)
         self.head = np.asarray(encode(HEAD))
         self.block = self._added(BLOCK) if book is None else np.asarray(book)
         second = self._added(BLOCK_AS_PRINTED if as_printed else BLOCK) if book is None else self.block
         self.second_block, self.book = second, book
-        # Many blocks in a row, so that a read is mostly one copy.
+        # Many blocks in one array, so that most reads are one copy.
         self._runs = (np.tile(self.block, 256), np.tile(second, 256)) if book is None else (self.block, second)
         self.question = self._added(QUESTION, BLOCK)
 
     def shortest(self, training: bool) -> int:
-        """A length from which on there is room for any example of the training or the evaluation set."""
-        # Up to four blocks may have no place for a key that the evaluation set allows.
+        """The smallest length that has room for every example of the training or the evaluation set."""
+        # With up to four blocks there may be no key position that the evaluation set allows.
         blocks = 2 if training else 6
         sentences = (1 + self.distractors) * (len(self.key_tokens("0" * self.digits)) + 2 * self.digits)
         return len(self.head) + sentences + len(self.question) + self.digits + blocks * len(self.block[:64])
@@ -174,11 +173,11 @@ class PasskeyTemplate:
         """The tokens that `text` adds after `after`."""
         before, whole = self._encode(HEAD + after), self._encode(HEAD + after + text)
         if len(whole) <= len(before) or not np.array_equal(whole[: len(before)], before):
-            raise InputError(f"the tokenizer joins {after.strip()[-12:]!r} and {text.strip()[:12]!r} into one token")
+            raise InputError(f"the tokenizer merges {after.strip()[-12:]!r} and {text.strip()[:12]!r} into one token")
         return np.asarray(whole[len(before) :])
 
     def key_tokens(self, key: str) -> np.ndarray:
-        """The sentence that gives the key."""
+        """The sentence with the key."""
         return self._added(KEY.format(key=key))
 
     def answer_tokens(self, key: str) -> np.ndarray:
@@ -186,14 +185,14 @@ class PasskeyTemplate:
         return self._added(f" {key}", QUESTION)
 
     def filler(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """So many tokens of filler alone, from anywhere in it on."""
+        """`count` tokens of filler without a key, from a random offset."""
         start = int(rng.integers(len(self.block)))
         return Span(self.block, start, start + count).read(0, count).astype(np.int64)
 
     def draw_key(self, rng: np.random.Generator, training: bool, few_digits: bool = False) -> str:
-        """A uniform key of the training or the evaluation set; with few_digits one of two to four kinds at most."""
+        """A uniform key of the training or the evaluation set; few_digits: with at most two to four distinct digits."""
         while True:
-            # Drawn again each time: no key of the digits 0 and 5 belongs to the training.
+            # Digits are resampled too: no training key consists of 0 and 5 alone.
             kinds = rng.permutation(10)[: rng.integers(2, 5)] if few_digits else np.arange(10)
             key = "".join(map(str, kinds[rng.integers(0, len(kinds), self.digits)]))
             if (sum(map(int, key)) % _KEY_MODULUS != 0) == training:
@@ -209,11 +208,12 @@ class PasskeyTemplate:
         trim_after_key: float = 0.0,
         key: str | None = None,
     ) -> Prompt:
-        """A prompt that is, with its answer, at most `length` tokens and more than `length` minus one block.
+        """A prompt that has, with its answer, at most `length` tokens and more than `length` minus one block.
 
-        depth: 0 is the start, 1 the end; the key stands at the nearest number of blocks that belongs to the training
-        or, up to the longest of the training, to the evaluation set. few_digits: see draw_key. key: None draws one.
-        Raises InputError when there is no room for a key.
+        depth: 0 is the start, 1 the end. The key is at the nearest number of blocks that the training or the evaluation
+        set allows; evaluation prompts longer than all training prompts may have any. few_digits: see draw_key.
+        trim_after_key: with fill="exact", probability that the block after the key is trimmed instead of the first.
+        key: None draws one. Raises InputError when there is no room for a key.
         """
         key = self.draw_key(rng, training, few_digits) if key is None else key
         given, answer = self.key_tokens(key), self.answer_tokens(key)
@@ -231,7 +231,7 @@ class PasskeyTemplate:
             block, run = (self.block, self._runs[0]) if stop <= x else (self.second_block, self._runs[1])
             return Span(run, 0, (stop - start) * len(block))
 
-        # What stands between the fillers, each before the block of its number; the key after others of the same place.
+        # (block number, kind, tokens) of the sentences between fillers; at the same block the key comes last.
         places = sorted([*((int(rng.integers(x + y + 1)), 0, tokens) for tokens in others), (x, 1, given)], key=_place)
         spans = [_whole(self.head)]
         trim_second = self.fill == "exact" and trim_after_key > 0 and bool(rng.random() < trim_after_key)
@@ -259,7 +259,7 @@ class PasskeyTemplate:
         )
 
     def _blocks(self, room: int, depth: float, training: bool, length: int) -> tuple[int, int, int]:
-        """Blocks before and after the key that this set may have, nearest to `depth`, and the tokens left over."""
+        """The allowed blocks before and after the key nearest to `depth`, and the remaining tokens."""
         first, second = (1, 1) if self.book is not None else (len(self.block), len(self.second_block))
         most = room // first
         wanted = round(depth * most)
@@ -271,13 +271,13 @@ class PasskeyTemplate:
                 return x, y, spare
         enough = self.shortest(training)
         raise InputError(
-            f"length={length}: {room} tokens of filler are too few for training and evaluation to differ; {enough} "
-            "tokens are enough"
+            f"length={length}: {room} tokens of filler are too few to tell training and evaluation prompts apart; "
+            f"{enough} tokens are enough"
         )
 
     def _distractor(self, rng: np.random.Generator, training: bool, pass_key: str, few_digits: bool) -> np.ndarray:
         colour = COLOURS[int(rng.integers(len(COLOURS)))]
-        # Of as few digits as the key, or those would tell it.
+        # With as few distinct digits as the key, which would give it away otherwise.
         while (key := self.draw_key(rng, training, few_digits)) == pass_key:
             pass
         return self._added(DISTRACTOR.format(colour=colour, key=key))

@@ -1,14 +1,14 @@
-"""The passkey task: a number hidden in up to millions of tokens of irrelevant text, asked for at the end."""
+"""The passkey task: retrieve a number hidden in up to millions of tokens of irrelevant text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from infini.system.devices import autocast
 from infini.tasks.passkey.answers import answer_questions
@@ -18,7 +18,7 @@ from infini.tasks.passkey.evaluation import evaluate
 from infini.tasks.passkey.plan import Question
 from infini.tasks.passkey.template import make_template, revision_of, stages
 from infini.tasks.passkey.tokenizer import word_tokenizer
-from infini.tasks.text.data_module import ResumableDataModule
+from infini.tasks.text.data_module import NumberedDataset, ResumableDataModule
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import open_tokenizer
 from infini.training.checkpoint import TOKENIZER, named_folder
@@ -26,38 +26,25 @@ from infini.training.checkpoint import TOKENIZER, named_folder
 __all__ = ["DataModule", "PasskeyDataModule", "evaluate"]
 
 VALIDATION_PROMPTS = 32
-"""Held-out prompts of the training length that are answered at the end of a training."""
-
-
-class _Numbers(IterableDataset[int]):
-    """first, first + 1, ... without end."""
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-
-    def __iter__(self) -> Iterator[int]:
-        number = self.first
-        while True:
-            yield number
-            number += 1
+"""Held-out prompts of the training length for the validation at the end of a training."""
 
 
 class PasskeyDataModule(ResumableDataModule):
-    """Prompts made as they are needed, at the stage of the curriculum that the training has reached.
+    """Prompts made on demand, for the current stage of the curriculum.
 
-    The loader hands out numbers; a number becomes a batch right before its step, when the stage is known.
+    The loader yields numbers. A number becomes a batch right before its step, when the stage is known.
     """
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the model that the training starts from, else of the task or the scale."""
+        """The tokenizer of the model from which the training starts, else that of the task or the scale."""
         if self.cfg.init_from is not None:
             return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
         task = cast(PasskeyConfig, self.cfg.task)
         return word_tokenizer() if task.tokenizer == "words" else open_tokenizer(self.cfg)
 
     def setup(self, stage: str | None = None) -> None:
-        """Make the generator. Raises InputError (one line) when the data cannot be had or a stage has no room."""
+        """Prepare the prompts. Raises InputError (one line) when the data cannot be loaded or a stage has no room."""
         cfg, task = self.cfg, cast(PasskeyConfig, self.cfg.task)
         history = cfg.recipe.long_history
         self.template, self._data = make_template(cfg, self.tokenizer, "train")
@@ -77,7 +64,7 @@ class PasskeyDataModule(ResumableDataModule):
 
     def has_read(self, data: Mapping[str, Any], split: str) -> bool:
         task = cast(PasskeyConfig, self.cfg.task)
-        # Prompts without books may still be in the words of a tokenizer that was trained on them.
+        # Prompts without book text still depend on books through a tokenizer that was trained on them.
         of_books = split == "train" and task.tokenizer == "scale" and self.cfg.scale.tokenizer == "bpe"
         if of_books and self.cfg.init_from is None and data.get("tokenizer") != self.tokenizer.name:
             return False
@@ -85,24 +72,24 @@ class PasskeyDataModule(ResumableDataModule):
 
     @property
     def identity(self) -> str:
-        """What a training has read: part of the name under which it can be resumed."""
+        """Names the data of an unfinished training, which resumes on the same data only."""
         return f"{self._data['revision'][:8]}-{self.tokenizer.hash[:8]}"
 
     def train_dataloader(self) -> DataLoader[int]:
         """The numbers of the batches."""
-        return DataLoader(_Numbers(self._first_batch), batch_size=None, num_workers=0)
+        return DataLoader(NumberedDataset(int, self._first_batch), batch_size=None, num_workers=0)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> dict[str, Any]:
-        """The batch of a number, at the stage that the training has reached."""
+        """The batch of a number, for the current stage."""
         stage = cast(Any, self.trainer).lightning_module.stage
         return self.batches.batch(int(batch), stage)
 
     def data_record(self, split: str) -> dict[str, Any]:
-        """What a run record says about its data."""
+        """The description of the data for run records."""
         return {**self._data, "split": split}
 
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
-        """Accuracy over held-out prompts of the training length, answered greedily: what choices go by."""
+        """Accuracy on held-out prompts of the training length, by which configurations are chosen."""
         N, length = stages(self.cfg)[-1]
         length = max(length, self.template.shortest(training=False))
         rng = np.random.default_rng([self.cfg.seed, VALIDATION_STREAM])

@@ -1,4 +1,4 @@
-"""The prompts that a configuration asks for."""
+"""The prompts of a configuration."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import documents_of, open_split
 
 LONGEST_TRAINING = 8192
-"""Prompts up to this length keep the filler counts of training and evaluation apart, whatever the training's were."""
+"""Up to this length, training and evaluation never have the same filler counts, however long training prompts are."""
 BOOK_TOKENS = 1 << 24
-"""Most tokens of books that a filler is taken from."""
+"""Most tokens of books that serve as filler."""
 
 
 def stages(cfg: Config) -> list[tuple[int, int]]:
-    """(segment length, tokens a sequence) of every stage of the training, the training proper last."""
+    """(segment length, tokens per sequence) of every stage of the training, the main training last."""
     N = cfg.dims.segment_length
     early = [(segment, tokens) for segment, tokens, *_ in cfg.recipe.curriculum or ()]
     return [*early, (N, N * cfg.recipe.segments_per_sequence)]
 
 
 APPENDIX = "appendix"
-"""Revision of prompts that hold the sentences of the paper's appendix and no text of books."""
+"""Revision of prompts with the sentences of the paper's appendix as filler."""
 
 
 def revision_of(cfg: Config, split: str) -> str:
-    """Content hash of the books that the filler of a split is taken from."""
+    """Content hash of the books whose text is the filler of a split."""
     filler = cast(PasskeyConfig, cfg.task).filler
     return documents_of(cfg, split).revision if filler == "book" else APPENDIX
 
 
 def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[PasskeyTemplate, dict[str, Any]]:
-    """The prompts of `cfg.task` in the tokens of `tokenizer`, and what a record says about their text.
+    """The prompts of `cfg.task` in the tokens of `tokenizer`, and the description of their text for records.
 
-    split: the books that a filler of book text is taken from, so that training and evaluation share none. Prompts of
-    the training always fill their length exactly: whole blocks would put questions on few places of the segment grid.
+    split: the split of books for filler, so that training and evaluation share none. Training prompts always fill their
+    length exactly: with whole blocks, questions would fall on few positions relative to segment boundaries.
     """
     task = cast(PasskeyConfig, cfg.task)
     book, data = None, {"name": cfg.task.name, "source": "generated", "revision": APPENDIX, "split": split}
     if task.filler == "book":
         if tokenizer.hash == word_tokenizer().hash:
             raise InputError(
-                "task.filler='book': this tokenizer knows the prompt's words only; train with task.tokenizer=scale"
+                "task.filler='book': this tokenizer has only the words of the prompt; train with task.tokenizer=scale"
             )
         books = open_split(cfg, split, tokenizer)[0]
         taken, total = [], 0
@@ -66,7 +66,7 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
         distractors=task.distractors,
         fill="exact" if split == "train" else task.fill,
         book=book,
-        # Never below what the paper trains on: an evaluation may have changed the segment length.
+        # At least that of the paper, because an evaluation may change the segment length.
         longest_training=max(LONGEST_TRAINING, *(tokens for _, tokens in stages(cfg))),
     )
     return template, data | {"tokenizer": tokenizer.name}

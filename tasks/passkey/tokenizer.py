@@ -13,7 +13,7 @@ UNKNOWN = "<unk>"
 
 @cache
 def word_tokenizer() -> TextTokenizer:
-    """Every word of the prompt and its variants, the full stop and the question mark, ten digits, and three marks."""
+    """All words of the prompt and its variants, full stop and question mark, ten digits, and three special tokens."""
     import tokenizers
     from tokenizers import models, pre_tokenizers
 

@@ -1,4 +1,4 @@
-"""PG19: English books, read from their first page to their last."""
+"""PG19: English books, read from beginning to end."""
 
 from infini.tasks.text.document_data import DocumentDataModule
 from infini.tasks.text.document_evaluation import evaluate

@@ -1,18 +1,32 @@
-"""What the data modules of all tasks share."""
+"""Base class and data set of the data modules of all tasks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any, TypeVar
 
 import lightning
+from torch.utils.data import IterableDataset
 
 from infini.config.schema import Config
 
+T = TypeVar("T")
+
+
+class NumberedDataset(IterableDataset[T]):
+    """make(first), make(first + 1), ... without end."""
+
+    def __init__(self, make: Callable[[int], T], first: int) -> None:
+        self.make, self.first = make, first
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.make, count(self.first))
+
 
 class ResumableDataModule(lightning.LightningDataModule, ABC):
-    """Resuming from a Lightning checkpoint goes on with the batch after the last one that was trained on."""
+    """A training that resumes from a Lightning checkpoint continues with the batch after the last one it trained on."""
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
@@ -21,19 +35,19 @@ class ResumableDataModule(lightning.LightningDataModule, ABC):
 
     @abstractmethod
     def revision(self, split: str) -> str:
-        """Content hash of what a split is made of, as `data_record` has it; nothing is tokenised for it.
+        """Content hash of a split's texts, as in `data_record`, without tokenizing them.
 
-        Raises InputError when the data cannot be had.
+        Raises InputError when the data cannot be loaded.
         """
 
     def has_read(self, data: Mapping[str, Any], split: str) -> bool:
-        """Whether a record says `data` of the split as it is now: a run on other texts is another run."""
+        """Whether a record's `data` describes the current texts of the split."""
         return data.get("revision") == self.revision(split)
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches trained on so far. Lightning fetches one ahead, so the loader itself would say one too many."""
+        """Batches trained on so far. The loader itself is one ahead, because Lightning prefetches."""
         return {"batches": self.trainer.fit_loop.epoch_loop.batch_progress.total.ready if self.trainer else 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the batches that `state_dict` counts."""
+        """Continue after the batches that `state_dict` counts."""
         self._first_batch = int(state_dict["batches"])

@@ -1,4 +1,4 @@
-"""The data module of running text: documents, read from their first page to their last."""
+"""The data module of running text: documents, read from beginning to end."""
 
 import sys
 from functools import cached_property
@@ -18,18 +18,18 @@ from infini.tasks.text.stream import DocumentStream, StreamDataset
 from infini.tasks.text.token_cache import TokenisedSplit, documents_of, open_split, open_tokenizer
 
 VALIDATION_TOKENS = 16384
-"""Tokens of each validation document that are scored at the end of a training."""
+"""Tokens of each validation document that the validation at the end of a training scores."""
 
 
 class DocumentDataModule(ResumableDataModule):
     """Documents as token streams.
 
-    A split is tokenised when it is first asked for, so a training never touches the test documents.
+    A split is tokenized on first use, so that a training never reads the test documents.
     """
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the scale; a BPE is trained on the train split, whichever split is read."""
+        """The tokenizer of the scale; a BPE is always trained on the train split."""
         return open_tokenizer(self.cfg)
 
     @cached_property
@@ -53,7 +53,7 @@ class DocumentDataModule(ResumableDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Prepare the splits of a Lightning stage: train and validation for "fit", test for "test".
 
-        Raises InputError (one line) when the data cannot be had, or for a curriculum that a stream cannot follow.
+        Raises InputError (one line) when the data cannot be loaded, or for a curriculum that a stream cannot follow.
         """
         N = self.cfg.dims.segment_length
         for segment, tokens, *_ in self.cfg.recipe.curriculum or ():
@@ -64,7 +64,7 @@ class DocumentDataModule(ResumableDataModule):
             getattr(self, split)
 
     def train_dataloader(self) -> DataLoader[dict[str, Any]]:
-        """Whole batches of a `DocumentStream`, as they were made: nothing collates or copies them."""
+        """Whole batches of a `DocumentStream`, which are not collated or copied."""
         cfg = self.cfg
         stream = DocumentStream(
             self.train,
@@ -83,11 +83,11 @@ class DocumentDataModule(ResumableDataModule):
 
     @property
     def identity(self) -> str:
-        """What a training has read: part of the name under which it can be resumed."""
+        """Names the data of an unfinished training, which resumes on the same data only."""
         return f"{self.train.revision[:8]}-{self.tokenizer.hash[:8]}"
 
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
-        """Loss over the beginning of every validation document: what choices between configurations go by."""
+        """Loss over the beginning of every validation document, by which configurations are chosen."""
         cfg = self.cfg
         total = int(np.minimum(self.validation.n_tokens, VALIDATION_TOKENS).sum())
         bar = progress_bar("validating", total, sys.stderr.isatty())
@@ -104,6 +104,6 @@ class DocumentDataModule(ResumableDataModule):
         return {"validation_nll_per_token": found}
 
     def data_record(self, split: str) -> dict[str, Any]:
-        """What a run record says about the data of `split`."""
+        """The description of a split for run records."""
         opened: TokenisedSplit = getattr(self, split)
         return opened.data_record()

@@ -1,8 +1,8 @@
-"""Documents and tokenizers: where text comes from, and how it becomes token ids.
+"""Documents and tokenizers: sources of text, and its conversion to token ids.
 
-A corpus is a folder of UTF-8 files, a Hugging Face data set, or a small synthetic corpus for machines that have
-neither. `Documents` reads it lazily and carries a content hash, the `revision`, by which everything derived from the
-text is cached. A `TextTokenizer` is a byte-level BPE trained on the train split, or any tokenizer of the hub.
+A corpus is a folder of UTF-8 files, a Hugging Face data set, or a small synthetic corpus for machines with neither.
+`Documents` reads it lazily and has a content hash, the `revision`, by which everything derived from the text is cached.
+A `TextTokenizer` is a byte-level BPE trained on the train split, or any tokenizer of the hub.
 """
 
 import hashlib
@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from infini.config.compose import data_folder
 from infini.errors import InputError
 from infini.records import write_atomically
-from infini.system.paths import home_expanded, is_folder
+from infini.system.paths import is_folder
 from infini.system.progress import progress_bar
 
 SPLITS = ("train", "validation", "test")
@@ -34,14 +35,14 @@ _SAMPLE_CHARACTERS = 16 << 20
 _PIECE_CHARACTERS = 1 << 16
 _ENCODE_CHARACTERS = 1 << 14
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-"""A byte of a character that the vocabulary lacks, as SentencePiece's tokenizers write it."""
-# Where a piece may end. Only these four: Python and the tokenizers do not agree on every kind of white space.
+"""A byte of a character that is not in the vocabulary, as SentencePiece tokenizers write it."""
+# Where a piece may end. Only at these four: Python and the tokenizers disagree on other white space.
 _CUT = re.compile(r"(?<=\S)[ \t\r\n]")
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text and the name it goes by in records."""
+    """One text, and its name in records."""
 
     name: str
     text: str
@@ -49,7 +50,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of one split in a fixed order; a text is read only when it is asked for."""
+    """The documents of one split in a fixed order; texts are read on demand."""
 
     name: str
     split: str
@@ -61,13 +62,13 @@ class Documents:
     read: Callable[[int], str]
     """Index to text. Raises InputError naming the document when it is not UTF-8 text."""
     total_bytes: int | None = None
-    """Size of all texts as UTF-8, None when it is not known before reading."""
+    """Size of all texts as UTF-8; None if it is unknown before reading."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: int) -> Document:
-        """The document at `index`; InputError when there is nothing in it."""
+        """The document at `index`; InputError when it is empty."""
         text = self.read(index)
         if not text.strip():
             raise InputError(f"{self.split} document {self.names[index]} of {self.name} is empty: remove it")
@@ -87,31 +88,28 @@ def load_documents(
 ) -> Documents:
     """The documents of `split`, from the first of: `data_dir`, $INFINI_DATA_DIR/`name`, the hub's `hub_id`.
 
-    `data_dir` "synthetic" selects the synthetic corpus. `cache_dir` is where the hashes of files are remembered, so
-    that a large folder is hashed once, and where texts from the hub are kept. Of the hub's train split the first
-    `max_documents` are used (None: all); a folder is always used whole. Raises InputError (one line) when a named
-    folder is missing or empty, or when neither folder nor hub can be had.
+    `data_dir` "synthetic" selects the synthetic corpus. `cache_dir` holds the hashes of files, so that a large folder
+    is hashed once, and texts from the hub. Of the hub's train split the first `max_documents` are used (None: all); a
+    folder is always used whole. Raises InputError (one line) when a named folder is missing or empty, or when neither
+    folder nor hub can be read.
     """
     if split not in SPLITS:
         raise InputError(f"split={split!r}: one of {', '.join(SPLITS)}")
     if data_dir == SYNTHETIC:
         return synthetic_documents(split)
-    setting = f"task.data_dir={str(data_dir)!r}"
-    if data_dir is None and (root := os.environ.get("INFINI_DATA_DIR")):
-        data_dir, setting = Path(root) / name, f"INFINI_DATA_DIR={root!r}"
-    if data_dir is not None:
-        return _folder_documents(name, split, home_expanded(setting.partition("=")[0], data_dir), setting, cache_dir)
+    if (found := data_folder(name, data_dir)) is not None:
+        return _folder_documents(name, split, *found, cache_dir)
     return _hub_documents(name, split, hub_id, max_documents if split == "train" else None, cache_dir)
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file as it lies; InputError naming the file when it is not that."""
-    # Bytes are decoded by hand: text mode would turn \r\n into \n.
+    """The unchanged text of a UTF-8 file; InputError naming the file when it is not UTF-8 text."""
+    # Decoded from bytes: text mode would turn \r\n into \n.
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 (byte {error.start}): convert or remove it") from None
-    # UTF-16 of plain English is UTF-8 too, by its letter; no text has zeros.
+    # UTF-16 of plain English is also valid UTF-8, with zero bytes.
     if (zero := text.find("\0")) >= 0:
         raise InputError(f"{path} is not text (character {zero} is a zero byte): convert or remove it")
     return text
@@ -125,7 +123,7 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
         problem = "holds no .txt or .tex file" if is_folder(folder) else "does not exist"
         raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{_LAYOUT}")
     for path in (path for path in paths if not path.is_file()):
-        raise InputError(f"{path}: a folder or a link to nothing, where a text should be: remove it")
+        raise InputError(f"{path}: a folder or a broken link, not a text: remove it")
 
     def read(index: int) -> str:
         if not (text := read_text(paths[index])).strip():
@@ -138,19 +136,19 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
     total_bytes = sum(path.stat().st_size for path in paths)
     names = [_printable(path.stem) for path in paths]
     if len(set(names)) < len(names):
-        # a.txt and a.tex: runs are paired by the names of documents. Tokens that lie in a cache have these names too.
+        # a.txt and a.tex: names must differ, because runs are compared by document name. Cached tokens hold them too.
         names = [_printable(path.name) for path in paths]
         revision.update(b"with suffixes")
     return Documents(name, split, "folder", revision.hexdigest(), names, read, total_bytes)
 
 
 def _printable(name: str) -> str:
-    """A file's name as records can hold it: bytes that are not UTF-8 are written out, \\xe9."""
+    """A file's name for records, with bytes that are not UTF-8 written as \\xe9."""
     return os.fsencode(name).decode("utf-8", errors="backslashreplace")
 
 
 def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) -> list[str]:
-    """sha256 of each file, remembered under `cache_dir` for as long as size and modification time stay the same."""
+    """SHA-256 of each file, cached in `cache_dir` while size and modification time stay the same."""
     known: dict[str, list[Any]] = {}
     memo = None
     if cache_dir is not None:
@@ -179,19 +177,24 @@ def _hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_
     except InputError:
         raise
     except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
-        raise InputError(
-            f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{_LAYOUT}, give {hub_id} of "
-            f"the Hugging Face hub a network ({type(error).__name__}), or take task.data_dir=synthetic to try things"
-        ) from error
+        raise no_data(name, _LAYOUT, hub_id, error) from error
     return Documents(name, split, "hub", texts.revision, texts.names, texts.read)
+
+
+def no_data(name: str, layout: str, hub_id: str, error: Exception) -> InputError:
+    """The error where neither folder nor hub can be read."""
+    return InputError(
+        f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{layout}, connect to a network for "
+        f"{hub_id} of the Hugging Face hub ({type(error).__name__}), or try it out with task.data_dir=synthetic"
+    )
 
 
 def synthetic_documents(split: str, seed: int = 0) -> Documents:
     """A small corpus made from `seed`: 40 train, 4 validation and 4 test documents of about 100 KB each.
 
-    Words follow Zipf's law over a vocabulary that all documents share. Each document has besides its own cast: names
-    that occur nowhere else, each always followed by the same words, so that remembering the beginning of a
-    document makes its end easier to predict.
+    Words follow Zipf's law over a shared vocabulary. Each document also has its own cast: names that occur in no other
+    document, each always followed by the same words, so that memory of a document's beginning makes its end easier to
+    predict.
     """
     count = 40 if split == "train" else 4
     vocabulary = _made_words(np.random.default_rng(seed), 3000)
@@ -247,18 +250,17 @@ def _synthetic_text(rng: np.random.Generator, vocabulary: Sequence[str]) -> str:
 class TextTokenizer:
     """Text to token ids and back, around a `tokenizers.Tokenizer`.
 
-    The marks in the vocabulary ("<s>" and the like) are never produced from text: a book that spells "<s>" gets the
-    tokens of its letters.
+    Text never produces the special tokens: a book that contains "<s>" gets the tokens of these characters.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Wrap a `tokenizers.Tokenizer`; InputError when its vocabulary has no token to begin a document with."""
+        """Wrap a `tokenizers.Tokenizer`; InputError when its vocabulary has no beginning-of-document token."""
         serialised = tokenizer.to_str()
         self.hash = hashlib.sha256(serialised.encode()).hexdigest()
-        """sha256 of the tokenizer's JSON: equal hashes mean equal tokens."""
+        """SHA-256 of the tokenizer's JSON: equal hashes mean equal tokens."""
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.name = f"{type(tokenizer.model).__name__.lower()}-{self.vocab_size}-{self.hash[:8]}"
-        # T5 has no token for the beginning; its models begin with the pad token.
+        # T5 has no beginning-of-document token; its models start with the pad token.
         marks = [tokenizer.token_to_id(mark) for mark in (BOS, PAD, "<|endoftext|>")]
         known = [mark for mark in marks if mark is not None]
         if not known:
@@ -267,24 +269,23 @@ class TextTokenizer:
         """Id of the token before the first one of a document."""
         end = tokenizer.token_to_id(END)
         self.end_id: int = self.bos_id if end is None else end
-        """Id of the token after the last one of a summary: of its own where the vocabulary has one."""
+        """Id of the token after the last one of a summary; bos_id where the vocabulary has no end token."""
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of `text`, uint16 (uint32 when the vocabulary needs it), without any added mark.
+        """Token ids of `text`, uint16 (uint32 for large vocabularies), without special tokens.
 
-        Long texts are encoded in pieces, on all cores. A piece ends where a character that is not white space meets
-        a space, a tab or a line end. Byte-level BPE has no token across such a place, nor has a tokenizer that splits
-        at white space first (T5's), so the result is that of the whole text; for others the pieces are the definition.
+        Long texts are encoded in pieces, on all cores. A piece ends before a space, tab or line end that follows other
+        characters. Neither byte-level BPE nor a tokenizer that first splits at white space (T5's) has tokens across
+        such a place, so the result equals that of the whole text; for other tokenizers the pieces define the result.
         """
         encodings = self._tokenizer.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
         return np.concatenate([np.array(encoding.ids, dtype=self.dtype) for encoding in encodings])
 
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[tuple[np.ndarray, str]]:
-        """The same token ids as `encode` gives for the whole text, part after part, each with its text; no more than a
-        piece and a part are held."""
+        """The token ids of `encode` for the whole text, in parts, each with its text. Holds one piece and one part."""
         held = ""
         for piece in pieces:
             held += piece
@@ -301,10 +302,10 @@ class TextTokenizer:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=self.dtype)
 
     def extent(self, text: str, n_tokens: int) -> tuple[int, int]:
-        """Words (what white space separates) and UTF-8 bytes of that part of `text` that its first tokens stand for.
+        """Words (separated by white space) and UTF-8 bytes of the part of `text` that its first tokens cover.
 
-        A token may end within a character: of it those bytes count that the token has, and the word that it belongs to
-        is one. Where a tokenizer leaves out or changes characters, those of `text` count. All tokens: all of `text`.
+        A token may end inside a character: the bytes up to there count, and a word that is cut counts as one. Where a
+        tokenizer drops or changes characters, those of `text` count. All tokens cover all of `text`.
         """
         words = size = 0
         for piece in _pieces(text):
@@ -312,28 +313,28 @@ class TextTokenizer:
             if len(encoding.ids) > n_tokens:
                 characters, behind = self._covered(piece, encoding, n_tokens)
                 return words + len(piece[:characters].split()), size + behind
-            # A piece ends where a word does.
+            # Pieces end at the end of a word.
             words, size, n_tokens = words + len(piece.split()), size + len(piece.encode()), n_tokens - len(encoding.ids)
         return words, size
 
     def _covered(self, piece: str, encoding: Any, n_tokens: int) -> tuple[int, int]:
-        """Characters, the last maybe in part, and bytes of a piece that its first tokens stand for; not all of them."""
+        """Characters (the last may be incomplete) and bytes of a piece that its first tokens, but not all, cover."""
         end = max((stop for _, stop in encoding.offsets[:n_tokens]), default=0)
         begin = encoding.offsets[n_tokens][0]
         if begin >= end:
             return end, len(piece[:end].encode())
-        # The next token is of the same character: of its bytes some are behind.
+        # The next token starts inside the same character, some of whose bytes are covered.
         sharing = [index for index in range(n_tokens) if encoding.offsets[index][1] > begin]
         before = len(piece[encoding.offsets[sharing[0]][0] : begin].encode())
         shared = sum(self._token_bytes(encoding.ids[index]) for index in sharing) - before
         return end, len(piece[:begin].encode()) + min(max(shared, 0), len(piece[begin:end].encode()))
 
     def _token_bytes(self, index: int) -> int:
-        """UTF-8 bytes that a token stands for by itself."""
+        """UTF-8 bytes of one token."""
         token = str(self._tokenizer.id_to_token(index))
         if _BYTE_TOKEN.fullmatch(token):
             return 1
-        # The letters of a byte-level vocabulary are one byte each.
+        # A character of a byte-level vocabulary is one byte.
         return len(token) if self._of_bytes else len(token.encode())
 
     @cached_property
@@ -341,23 +342,23 @@ class TextTokenizer:
         return "ByteLevel" in json.dumps(json.loads(self._tokenizer.to_str())["decoder"])
 
     def stream_decoder(self) -> Callable[[int], str]:
-        """A function that takes token ids one by one and gives the text that each makes certain."""
+        """A function from token ids, one by one, to the text that each completes."""
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
         return lambda token: stream.step(self._tokenizer, token) or ""
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids`. Byte-level BPE gives back exactly what was encoded; T5's turns line ends into spaces."""
+        """The text of `ids`. Byte-level BPE is lossless; T5's tokenizer turns line ends into spaces."""
         return str(self._tokenizer.decode([int(index) for index in ids], skip_special_tokens=False))
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer as one JSON file, whole or not at all."""
+        """Write the tokenizer as one JSON file, atomically."""
         write_atomically(Path(path), self._tokenizer.to_str().encode())
 
     @classmethod
     def load(cls, path: str | Path) -> "TextTokenizer":
-        """Read what `save` wrote; InputError naming the file when it is missing or damaged."""
+        """Load a saved tokenizer; InputError naming the file when it is missing or damaged."""
         import tokenizers
 
         try:
@@ -379,11 +380,11 @@ def _pieces(text: str) -> Iterator[str]:
 def bpe_tokenizer(
     documents: Documents, vocab_size: int, cache_dir: Path, sample_characters: int = _SAMPLE_CHARACTERS
 ) -> TextTokenizer:
-    """The byte-level BPE of a train split, trained once and kept under `cache_dir`/tokenizers.
+    """The byte-level BPE of a train split, trained once and cached in `cache_dir`/tokenizers.
 
-    It is trained on at most `sample_characters`: evenly spaced pieces of 64 K characters, as many from each document
-    (when there are more documents than pieces, one piece of evenly spaced documents). The same documents and
-    parameters give the same tokenizer on every machine. A small corpus can end with fewer than `vocab_size` tokens.
+    It is trained on at most `sample_characters`: evenly spaced pieces of 64K characters, the same number from each
+    document (with more documents than pieces, one piece from each of evenly spaced documents). The same documents and
+    parameters give the same tokenizer on every machine. A small corpus may give fewer than `vocab_size` tokens.
     """
     if vocab_size < 258:
         raise InputError(f"scale.vocab_size={vocab_size}: at least 258 (256 bytes, {BOS} and {PAD})")

@@ -1,6 +1,6 @@
-"""The Hugging Face hub: whether it can be reached, and the texts of a data set on it.
+"""The Hugging Face hub: whether it can be reached, and the texts of its data sets.
 
-Only what is used travels: a part of a data set is streamed once, and kept as one memory-mapped file.
+Only the used part of a data set is downloaded: it is streamed once and stored as one memory-mapped file.
 """
 
 import hashlib
@@ -25,20 +25,20 @@ PROBE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class JsonLines:
-    """A data set whose own loading script `datasets` no longer runs: files of JSON lines, and which rows count.
+    """A data set of JSON lines whose loading script `datasets` no longer runs, and the rows to use.
 
-    Lines are read as text: the fields of `meta` differ from row to row, for which there is no common schema.
+    Lines are read as text, because the fields of `meta` differ from row to row and have no common schema.
     """
 
     files: Mapping[str, str]
-    """Split -> the address of its files."""
+    """Split -> URL of its files."""
     config: str
-    """Rows with another meta.config are of other sources."""
+    """Value of meta.config in the rows to use; other rows come from other sources."""
     most: int
-    """Documents of the validation and of the test split at most: the first so many."""
+    """Most documents of the validation and of the test split, from the beginning."""
 
     def text_of(self, line: str) -> str | None:
-        """The text of a row, None when the row is of another source."""
+        """The text of a row; None when the row comes from another source."""
         row = json.loads(line)
         meta = row["meta"]
         meta = json.loads(meta) if isinstance(meta, str) else meta
@@ -58,12 +58,12 @@ JSON_LINES: dict[str, JsonLines] = {
         100,
     )
 }
-"""Hub id -> how it is read."""
+"""Hub id -> how to read it."""
 
 
 @dataclass(frozen=True)
 class HubTexts:
-    """Texts of one split in the order of the data set; a text is read only when it is asked for."""
+    """Texts of one split in the order of the data set; they are read on demand."""
 
     names: Sequence[str]
     revision: str
@@ -72,16 +72,15 @@ class HubTexts:
 
 
 def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None) -> HubTexts:
-    """The texts of a split of `hub_id`, which must have a column `text`; with a `limit`, the first so many.
+    """The texts of a split of `hub_id`, which must have a column `text`; with a `limit`, the first `limit` texts.
 
-    Of a data set of JSON_LINES the rows of one source count. A whole train split of any other lies in the cache of
-    `datasets`. Anything less is streamed, since `datasets` would fetch the
-    files of all splits to read one, and kept below `cache_dir`/hub (None: in memory): from then on no network is
-    needed. Without a network the caches are all there is.
+    Of a data set in JSON_LINES the rows of one source are used. The whole train split of any other is in the cache of
+    `datasets`. All else is streamed, because `datasets` would download the files of all splits to read one, and stored
+    in `cache_dir`/hub (None: in memory), after which no network is needed. Without a network only caches are used.
 
     Raises:
         InputError: the data set has no column `text`.
-        Exception: of many kinds, when the texts can be had neither from the hub nor from a cache.
+        Exception: of many kinds, when neither the hub nor a cache has the texts.
     """
     if split == "train" and limit is None and hub_id not in JSON_LINES:
         return _whole(hub_id, split)
@@ -94,9 +93,9 @@ def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None
 
 
 def reachable() -> bool:
-    """Whether the hub, or the proxy on the way to it, accepts a connection within three seconds; never in offline mode.
+    """Whether the hub, or the proxy to it, accepts a connection within three seconds; False in offline mode.
 
-    The hub's own clients try for half a minute, and report every try, where there is no network.
+    Without a network, the hub's own clients try for half a minute and report every try.
     """
     from huggingface_hub import constants
 
@@ -117,7 +116,7 @@ def reachable() -> bool:
         except OSError:
             pass
 
-    # In a thread: looking a name up knows no time-out, and every address of the name gets one of its own.
+    # In a thread: name resolution has no time-out, and every address of a name has its own.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)
@@ -126,7 +125,7 @@ def reachable() -> bool:
 
 @contextmanager
 def caches_only() -> Iterator[None]:
-    """Within it the hub's clients answer from their caches at once, or fail at once."""
+    """A context in which the hub's clients answer from their caches or fail immediately."""
     import datasets
     from huggingface_hub import constants
 
@@ -147,7 +146,7 @@ def _whole(hub_id: str, split: str) -> HubTexts:
         dataset = datasets.load_dataset(hub_id, split=split)
     _check_columns(hub_id, dataset.column_names)
     urls = dataset["url"] if "url" in dataset.column_names else [None] * len(dataset)
-    # A fingerprint depends on when the files were fetched; their addresses name the commit, equal on every machine.
+    # A fingerprint depends on the time of the download; URLs name the commit and are the same on every machine.
     files = sorted((dataset.info.download_checksums or {}).keys())
     origin = json.dumps([hub_id, split, files or dataset._fingerprint])
     names = [_name(split, index, url) for index, url in enumerate(urls)]
@@ -155,7 +154,7 @@ def _whole(hub_id: str, split: str) -> HubTexts:
 
 
 def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str]]:
-    """(name, text) of each document: streamed, or without a network from a data set that was once loaded whole."""
+    """(name, text) of each document, streamed, or without a network from a cached data set."""
     import datasets
 
     if hub_id in JSON_LINES:
@@ -168,7 +167,7 @@ def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str
         dataset = datasets.load_dataset(hub_id, split=split, streaming=online)
     if dataset.column_names is not None:
         _check_columns(hub_id, dataset.column_names)
-    # Of the rows in a stream only so many are fetched; those of a cached data set lie there anyway.
+    # `take` limits the download of a stream; a cached data set needs none.
     rows: Iterable[dict[str, Any]] = dataset.take(limit) if online and limit is not None else dataset
     for index, row in enumerate(islice(rows, limit)):
         _check_columns(hub_id, list(row))
@@ -176,7 +175,7 @@ def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str
 
 
 def _lines(source: JsonLines, split: str, limit: int | None) -> Iterator[tuple[str, str]]:
-    """(name, text) of each row that counts, streamed; a name is the row's place in the whole split."""
+    """(name, text) of each row to use, streamed; the name is the row's number in the whole split."""
     import datasets
 
     files = {split: source.files[split]}
@@ -185,7 +184,7 @@ def _lines(source: JsonLines, split: str, limit: int | None) -> Iterator[tuple[s
         found = ((_name(split, index, None), source.text_of(row["text"])) for index, row in enumerate(lines))
         for name, text in islice(((name, text) for name, text in found if text is not None), limit):
             if (letter := lone_surrogate(text)) is not None:
-                raise InputError(f"{files[split]}, row {name}: holds {letter}, half of a letter: it is no text")
+                raise InputError(f"{files[split]}, row {name}: contains {letter}, a lone surrogate: not valid text")
             yield name, text
 
 
@@ -195,7 +194,7 @@ def _check_columns(hub_id: str, columns: Sequence[str]) -> None:
 
 
 def _name(split: str, index: int, url: str | None) -> str:
-    # The number of the book at Project Gutenberg: unlike titles it is unique.
+    # The number of the book at Project Gutenberg; titles are not unique.
     return f"{split}-{index}" if url is None else str(url).rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -207,7 +206,7 @@ def _revision(hub_id: str, split: str, limit: int | None, rows: Iterable[tuple[s
 
 
 def _keep(hub_id: str, split: str, limit: int | None, folder: Path, key: str) -> Path:
-    """Write the rows to `folder`/<key>-<revision>.arrow, whole or not at all."""
+    """Write the rows to `folder`/<key>-<revision>.arrow, atomically."""
     from datasets import Features, Value
     from datasets.arrow_writer import ArrowWriter
 
@@ -230,12 +229,12 @@ def _keep(hub_id: str, split: str, limit: int | None, folder: Path, key: str) ->
 
 
 def _shown(rows: Iterator[tuple[str, str]], title: str, limit: int | None) -> Iterator[tuple[str, str]]:
-    """The same rows, counted by a bar on standard error."""
+    """The same rows, with a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    first = next(rows, None)  # the bar appears when there is something to fetch: a failure is one line without it
+    first = next(rows, None)  # the bar appears with the first row, so that a failure prints one line only
     if first is None:
         return
     with Progress(*columns, console=Console(stderr=True)) as bar:

@@ -11,17 +11,17 @@ from infini.tasks.text.hub import caches_only, reachable
 
 
 def hub_tokenizer(hub_id: str, setting: str = "scale.tokenizer", instead: str = "scale.tokenizer=bpe") -> TextTokenizer:
-    """A tokenizer of the Hugging Face hub, by id; InputError (one line) when it cannot be had.
+    """A tokenizer of the Hugging Face hub, by id; InputError (one line) when it cannot be loaded.
 
-    setting, instead: the key that names it, and what else can be set.
+    setting, instead: the key that names it, and an alternative setting.
     """
     try:
         with nullcontext() if reachable() else caches_only():
             tokenizer = _of_hub(hub_id)
     except Exception as error:  # the library raises bare Exception
         raise InputError(
-            f"{setting}={hub_id!r}: the Hugging Face hub did not give its tokenizer ({type(error).__name__}); "
-            f"needs a network, or use {instead}"
+            f"{setting}={hub_id!r}: its tokenizer could not be loaded from the Hugging Face hub "
+            f"({type(error).__name__}); connect to a network, or use {instead}"
         ) from error
     return TextTokenizer(tokenizer)
 
@@ -32,7 +32,7 @@ def _of_hub(hub_id: str) -> Any:
     try:
         return tokenizers.Tokenizer.from_pretrained(hub_id)
     except Exception:  # the library raises bare Exception
-        # Older repositories have a vocabulary and its merges alone, of which transformers makes one.
+        # Older repositories have only vocabulary and merges, from which transformers builds a tokenizer.
         try:
             from transformers import AutoTokenizer
         except ImportError:

@@ -4,7 +4,6 @@ Letters: B rows, T tokens a row, S segments a row, N tokens a segment; T = S * N
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,16 +24,15 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
     boundary. Only the document a row begins with starts at a random sequence boundary inside it, so that a short
     training does not see beginnings only.
 
-    Documents are handed out in an order drawn anew each epoch. As long as there are no fewer documents than rows, no
-    two rows are in the same document during the same segment. The batches depend on the arguments alone.
+    Documents come in a new random order each epoch. If there are at least as many documents as rows, no two rows read
+    the same document at the same time. The batches depend on the arguments alone.
 
-    excerpt_tokens: documents longer than this are cut into excerpts of just this length, the last one reaching back
-    over the one before, and every excerpt counts as a document. A short training then meets many books, not a few whole
-    ones.
+    excerpt_tokens: longer documents are cut into excerpts of exactly this length, the last of which overlaps the one
+    before, and every excerpt counts as a document. A short training then sees many books instead of a few whole ones.
 
     A batch is a dict of tensors of shape [B, T]:
-        ids_BT: int64, what the model reads: `bos_id`, then the document's tokens up to the last but one.
-        targets_BT: int64, the document's tokens, each beside the token before it; -100 on padding.
+        ids_BT: int64, the model's input: `bos_id`, then the document's tokens without the last.
+        targets_BT: int64, the token after each input token; -100 on padding.
         mask_BT: bool, True on a token, False on padding.
         reset_BT: bool, True where a row begins a document.
     """
@@ -64,10 +62,10 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
 
     def _begin(self) -> None:
         self.batches = 0
-        """Batches given so far."""
+        """Batches so far."""
         self._epoch = -1
         self._queue: list[int] = []
-        # -1: a row that has no document yet.
+        # -1: the row has no document yet.
         batch_size, n_segments, segment_length = self._shape
         self._documents = [-1] * batch_size
         self._positions = [0] * batch_size
@@ -79,18 +77,13 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
             self._documents[row] = document
             self._positions[row] = int(rng.integers(sequences)) * n_segments * segment_length
 
-    @property
-    def epoch(self) -> int:
-        """The pass over the documents that the newest one handed out belongs to, from 0."""
-        return self._epoch
-
     def __next__(self) -> dict[str, torch.Tensor]:
         batch_size, n_segments, segment_length = self._shape
-        # Padding is read as bos_id: any valid id would do, the mask says it is not there.
+        # Padding is bos_id; any valid id would do, because the mask excludes it.
         ids_BT = np.full((batch_size, n_segments * segment_length), self._bos_id, dtype=np.int64)
         targets_BT = np.full_like(ids_BT, IGNORED)
         reset_BT = np.zeros(ids_BT.shape, dtype=bool)
-        # Segment by segment across rows, not row by row: documents are handed out in the order in which time passes.
+        # Segment by segment across rows, so that rows take documents in the order in which they need them.
         for segment in range(n_segments):
             column = segment * segment_length
             for row in range(batch_size):
@@ -128,12 +121,12 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
                     return self._queue.pop(place)
             self._epoch += 1
             order = np.random.default_rng([self._seed, 1, self._epoch]).permutation(len(self._texts)).tolist()
-            # What an earlier epoch left waiting is not queued twice: one very long document must not pile up.
+            # Documents that an earlier epoch left in the queue are not queued twice, as those of one very long row.
             waiting = set(self._queue)
             self._queue.extend(document for document in order if document not in waiting)
 
     def seek(self, batches: int) -> None:
-        """Go to where the stream is after `batches` batches from its beginning, without making them."""
+        """Skip to the position after the first `batches` batches, without making them."""
         self._begin()
         batch_size, n_segments, _ = self._shape
         n_tokens = [len(text) for text in self._texts]
@@ -142,44 +135,9 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
                 self._advance(row, n_tokens[self._documents[row]])
         self.batches = batches
 
-    def _identity(self) -> list[Any]:
-        return [
-            self._split.revision,
-            self._split.tokenizer_name,
-            *self._shape,
-            self._bos_id,
-            self._seed,
-            self._excerpt_tokens,
-        ]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the stream is, of plain values; `load_state_dict` goes on with exactly the batches that follow."""
-        return {
-            "identity": self._identity(),
-            "batches": self.batches,
-            "epoch": self._epoch,
-            "queue": list(self._queue),
-            "documents": list(self._documents),
-            "positions": list(self._positions),
-            "fresh": list(self._fresh),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where `state` was taken; InputError when it is of other data, another tokenizer, shape or seed."""
-        if list(state["identity"]) != self._identity():
-            raise InputError(
-                "the training stream saved here is of other data, another tokenizer, batch shape or seed: "
-                f"saved {state['identity']}, now {self._identity()}"
-            )
-        self.batches, self._epoch = state["batches"], state["epoch"]
-        self._queue = list(state["queue"])
-        self._documents = list(state["documents"])
-        self._positions = list(state["positions"])
-        self._fresh = list(state["fresh"])
-
 
 def _excerpts(split: TokenisedSplit, longest: int | None) -> list[np.ndarray]:
-    """Views of every document's tokens, in parts of just `longest` where it has more."""
+    """Views of every document's tokens, in parts of exactly `longest` tokens where it has more."""
     texts = [split.ids(index) for index in range(len(split))]
     if longest is None:
         return texts
@@ -193,7 +151,7 @@ def _excerpts(split: TokenisedSplit, longest: int | None) -> list[np.ndarray]:
 class StreamDataset(IterableDataset[dict[str, torch.Tensor]]):
     """A `DocumentStream` for a DataLoader with `batch_size=None`: the items are whole batches.
 
-    Iterating a second time goes on where the first stopped.
+    A second iteration continues after the first.
     """
 
     def __init__(self, stream: DocumentStream) -> None:

@@ -1,4 +1,4 @@
-"""Tokens on disk: a split is tokenised once, and read from then on as memory-mapped Arrow."""
+"""Tokens on disk: a split is tokenized once and then read as memory-mapped Arrow."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class TokenisedSplit:
-    """The tokens of one split, a document an entry, in the order of its `Documents`."""
+    """The tokens of one split, one entry per document, in the order of its `Documents`."""
 
     name: str
     split: str
@@ -35,9 +35,9 @@ class TokenisedSplit:
     tokenizer_name: str
     names: Sequence[str]
     tokens: Sequence[np.ndarray]
-    """Token ids of each document, without a mark at its beginning; read-only views of the memory-mapped file."""
+    """Token ids of each document, without bos_id; read-only views of the memory-mapped file."""
     n_words: np.ndarray
-    """Words of each document: what white space separates."""
+    """Words of each document, separated by white space."""
     n_bytes: np.ndarray
     """UTF-8 bytes of each document."""
 
@@ -50,7 +50,7 @@ class TokenisedSplit:
         return np.array([len(ids) for ids in self.tokens], dtype=np.int64)
 
     def ids(self, index: int) -> np.ndarray:
-        """Token ids of document `index`, uint16 or uint32; a view, nothing is read before it is used."""
+        """Token ids of document `index`, uint16 or uint32; a view that is read on use."""
         return self.tokens[index]
 
     def totals(self) -> dict[str, int]:
@@ -63,7 +63,7 @@ class TokenisedSplit:
         }
 
     def data_record(self) -> dict[str, Any]:
-        """What a run record says about its data."""
+        """The description of the data for run records."""
         return {
             "name": self.name,
             "source": self.source,
@@ -75,9 +75,9 @@ class TokenisedSplit:
 
 
 def open_tokenizer(cfg: Config) -> TextTokenizer:
-    """The tokenizer `cfg` asks for: trained on the task's train split, or of the hub.
+    """The tokenizer of `cfg`: trained on the task's train split, or from the hub.
 
-    Raises InputError (one line) when the data or the tokenizer cannot be had.
+    Raises InputError (one line) when the data or the tokenizer cannot be loaded.
     """
     if cfg.scale.tokenizer == "bpe":
         return bpe_tokenizer(documents_of(cfg, "train"), cfg.scale.vocab_size, cache_folder(cfg))
@@ -89,26 +89,26 @@ def open_split(
 ) -> tuple[TokenisedSplit, TextTokenizer]:
     """A split of `cfg.task` as tokens, with its tokenizer.
 
-    `tokenizer` is that of a trained model; None takes `open_tokenizer(cfg)`. Raises InputError (one line) when the
-    data or the tokenizer cannot be had.
+    `tokenizer` is that of a trained model; None uses `open_tokenizer(cfg)`. Raises InputError (one line) when the data
+    or the tokenizer cannot be loaded.
     """
     tokenizer = tokenizer or open_tokenizer(cfg)
     return tokenise(documents_of(cfg, split), tokenizer, cache_folder(cfg), progress), tokenizer
 
 
 def documents_of(cfg: Config, split: str) -> Documents:
-    """The texts of a split of `cfg.task`; InputError (one line) when they cannot be had."""
+    """The texts of a split of `cfg.task`; InputError (one line) when they cannot be loaded."""
     task = cfg.task
     limit = cfg.scale.hub_train_documents
     return load_documents(task.corpus, split, task.data_dir, task.hub_id, cache_folder(cfg), limit)
 
 
 def tokenise(documents: Documents, tokenizer: TextTokenizer, cache_dir: Path, progress: bool = True) -> TokenisedSplit:
-    """The tokens of `documents`, from `cache_dir`/tokens when they lie there, else made and put there.
+    """The tokens of `documents`, from `cache_dir`/tokens, where they are written the first time.
 
-    The file's name is a hash of texts and tokenizer, and it gets that name only when it is complete: neither a
-    changed corpus nor an interrupted run is ever read as if it were this one. `progress` shows a bar with an
-    estimate on standard error while tokenising. Raises InputError naming a document that is empty or not UTF-8.
+    The file's name is a hash of texts and tokenizer, and the file gets it only when it is complete, so that neither a
+    changed corpus nor an interrupted run is read by mistake. `progress` shows a bar with an estimate on standard error
+    while tokenizing. Raises InputError naming a document that is empty or not UTF-8.
     """
     key = hashlib.sha256(json.dumps([_FORMAT, documents.revision, tokenizer.hash]).encode()).hexdigest()[:16]
     path = cache_dir / "tokens" / f"{documents.name}-{documents.split}-{key}.arrow"
@@ -120,8 +120,10 @@ def tokenise(documents: Documents, tokenizer: TextTokenizer, cache_dir: Path, pr
 def extents(
     documents: Documents, split: TokenisedSplit, tokenizer: TextTokenizer, n_tokens: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Words and UTF-8 bytes, int64, of the beginnings of the documents: of each so many tokens. They are counted in the
-    text, for what a token stands for is not proportional to its place."""
+    """Words and UTF-8 bytes, int64, of the first `n_tokens` tokens of each document.
+
+    They are counted in the text, because neither is proportional to the number of tokens.
+    """
     n_words, n_bytes = np.array(split.n_words), np.array(split.n_bytes)
     for index in np.flatnonzero(np.asarray(n_tokens) < split.n_tokens):
         text = documents[int(index)].text
@@ -145,13 +147,13 @@ def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress:
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
         temporary = Path(folder) / path.name
-        title = f"tokenising {documents.name}/{documents.split} ({len(documents)} documents)"
+        title = f"tokenizing {documents.name}/{documents.split} ({len(documents)} documents)"
         bar = progress_bar(title, documents.total_bytes or len(documents), progress)
         with ArrowWriter(features=features, path=str(temporary)) as writer, bar as advance:
             for document in documents:
                 ids = tokenizer.encode(document.text)
                 n_bytes = len(document.text.encode())
-                # One record batch a document: its tokens lie in one piece, so that a view of them needs no copy.
+                # One record batch per document: its tokens are contiguous, so that views need no copy.
                 row = {
                     "name": [document.name],
                     "n_words": [len(document.text.split())],

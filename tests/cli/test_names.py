@@ -83,7 +83,7 @@ def test_half_a_letter_is_named_with_its_line(tmp_path: Path, line: str, key: st
     path.write_text(json.dumps(row()) + "\n\n" + line % HALF + "\n", encoding="utf-8")
     with pytest.raises(InputError) as error:
         load_books("test", path.parent, "none/none")
-    assert str(error.value).startswith(f"{path}, line 3: not a book ({key} holds {HALF}, half of a letter")
+    assert str(error.value).startswith(f"{path}, line 3: not a book ({key} contains {HALF}, a lone surrogate")
     str(error.value).encode()
     # Both halves are a letter.
     path.write_text(json.dumps(row()) + "\n" + line % (HALF + "\\ude00") + "\n", encoding="utf-8")

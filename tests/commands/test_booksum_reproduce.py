@@ -72,7 +72,7 @@ def test_weights_of_others_are_the_papers_scale(table4: SummaryReport) -> None:
 
 def test_of_a_book_the_length_says_how_much_is_read(infini: Runner, words: list[str]) -> None:
     message = infini.error("eval", *words, "scale.eval_max_tokens=100")
-    assert message == "scale.eval_max_tokens=100: task=booksum does not read it; add task=pg19 or task=arxiv_math"
+    assert message == "scale.eval_max_tokens=100: task=booksum does not read it; add task=arxiv_math or task=pg19"
 
 
 def test_what_a_row_has_of_its_own_is_not_asked_for(infini: Runner, words: list[str]) -> None:

@@ -15,7 +15,7 @@ from tiny_runs import TINY, write_corpus
 
 from infini.cli import main as cli
 from infini.errors import InputError
-from infini.evaluation.decoding import Reader, draw, generate, load_reader, save_reader
+from infini.evaluation.decoding import Reader, generate, load_reader, sample_token, save_reader
 from infini.nn.state import leaves
 from infini.runs.generate import _pieces
 from infini.tasks.text.documents import TextTokenizer
@@ -119,7 +119,7 @@ LOGITS = torch.log(torch.tensor([0.1, 0.5, 0.05, 0.3, 0.05]))
 
 def shares(temperature: float, top_p: float, count: int = 4000) -> np.ndarray:
     generator = torch.Generator().manual_seed(0)
-    drawn = [draw(LOGITS, temperature, top_p, generator) for _ in range(count)]
+    drawn = [sample_token(LOGITS, temperature, top_p, generator) for _ in range(count)]
     return np.bincount(drawn, minlength=5) / count
 
 
@@ -241,7 +241,7 @@ def test_a_saved_state_finds_its_own_model(
     assert cli.main(["train", *TINY, *data, f"results_dir={tmp_path}/results"]) == 0
     assert said(capfd, settings, f"load_state={state}")[0] == expected
     err = said(capfd, settings, f"load_state={state}", "model=infini_linear", code=2)[1]
-    assert f"its model is '{own}'" in err and f"checkpoint={own} takes it" in err
+    assert f"its model is '{own}'" in err and f"it belongs to checkpoint={own}" in err
     assert said(capfd, settings, f"load_state={state}", f"checkpoint={own}")[0] == expected
 
 

@@ -108,8 +108,8 @@ def test_the_loss_is_on_the_summary_and_its_end_alone() -> None:
         assert asked == list(range(begin - 1, len(ids) - 1))
         assert targets[asked].tolist() == ids[begin:].tolist()
         # Each target is the token after its input.
-        assert batch["ids_BT"][row, : len(ids) - 1].tolist() == ids[:-1].tolist()
-        assert batch["mask_BT"][row].tolist() == [True] * (len(ids) - 1) + [False] * (13 - len(ids))
+        assert batch["ids_BT"][number, : len(ids) - 1].tolist() == ids[:-1].tolist()
+        assert batch["mask_BT"][number].tolist() == [True] * (len(ids) - 1) + [False] * (13 - len(ids))
 
 
 def test_every_example_comes_once_before_any_comes_again() -> None:
@@ -293,7 +293,7 @@ def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
 def test_a_field_that_is_none_of_a_book_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError, match=rf"test\.jsonl, line 2: not a book \(.*{problem}"):
         load_books("test", lines(tmp_path, row(), row(**changes)), "none/none")
-    with pytest.raises(InputError, match=r"line 1: not a book \(no JSON object"):
+    with pytest.raises(InputError, match=r"line 1: not a book \(not a JSON object"):
         load_books("test", lines(tmp_path, "text"), "none/none")
 
 

@@ -328,5 +328,7 @@ def test_the_proof_pile_is_fetched_once(proof_pile: Path, tmp_path: Path) -> Non
 
 
 def test_without_a_network_the_proof_pile_is_one_line(no_hub: None, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no data for arxiv_math: set INFINI_DATA_DIR to a folder .* or take"):
+    with pytest.raises(
+        InputError, match="no data for arxiv_math: set INFINI_DATA_DIR to a folder .* or try it out with"
+    ):
         arxiv("test", tmp_path)

@@ -282,7 +282,7 @@ def test_progress_is_shown_on_standard_error(
     tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "cache")
     out, err = capfd.readouterr()
     assert out == ""
-    assert "tokenising pg19/train" in err
+    assert "tokenizing pg19/train" in err
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_without_a_compiler_always_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     cfg = compose(["task=pg19", "parallel.compile=always"])
     with pytest.raises(InputError) as raised:
         compiled.check_compiler(cfg, torch.device("cpu"))
-    assert str(raised.value) == "parallel.compile='always': no C++ compiler here (nothing++); take auto or never"
+    assert str(raised.value) == "parallel.compile='always': no C++ compiler here (nothing++); use auto or never"
     compiled.check_compiler(compose(["task=pg19"]), torch.device("cpu"))
 
 
@@ -146,7 +146,7 @@ def test_where_compiling_fails_a_training_goes_on(
     for parameter, gradient in wanted.items():
         assert_close(gradients[parameter], gradient, 1e-12, parameter)
     told = [entry for entry in caplog.records if entry.name == "torch._dynamo.convert_frame" and entry.levelno >= 30]
-    assert told and all(entry.getMessage().startswith("parallel.compile: compiling failed") for entry in told)
+    assert told and all(entry.getMessage().startswith("parallel.compile: compilation failed") for entry in told)
     assert all("no such instruction" in entry.getMessage() and "\n" not in entry.getMessage() for entry in told)
 
 
@@ -170,7 +170,7 @@ def test_groups_of_segments_that_are_computed_again_are_compiled_too() -> None:
 def test_without_pythons_headers_nothing_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
     monkeypatch.setattr(compiled.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert compiled._missing() == f"no {tmp_path}/Python.h here, of which compiled code is made"
+    assert compiled._missing() == f"no {tmp_path}/Python.h here, which compiled code needs"
     (tmp_path / "Python.h").touch()
     assert compiled._missing() is None
 

@@ -19,7 +19,7 @@ from infini import records
 from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.errors import DivergedError, InputError
-from infini.evaluation.decoding import draw
+from infini.evaluation.decoding import sample_token
 from infini.evaluation.perplexity import Binned, Streamed, metrics
 from infini.records import RunRecord
 from infini.report.load import load_report
@@ -100,7 +100,7 @@ def test_the_field_of_a_record_is_there_for_trainings_that_diverged_alone() -> N
     made.diverged = {"step": 7, "reason": "the loss at step 7 is nan"}
     assert RunRecord.from_json(made.to_json()) == made
     content = json.loads(made.to_json()) | {"diverged": 7}
-    with pytest.raises(ValueError, match="'diverged' holds no object"):
+    with pytest.raises(ValueError, match="'diverged' is not an object"):
         RunRecord.from_json(json.dumps(content))
 
 
@@ -147,9 +147,9 @@ def test_no_token_is_drawn_from_outputs_that_are_not_finite() -> None:
     for wrong in (math.nan, math.inf):
         for temperature in (0.0, 1.0):
             with pytest.raises(InputError, match="outputs are not finite"):
-                draw(torch.tensor([0.0, wrong, 1.0]), temperature, 0.9, torch.Generator())
+                sample_token(torch.tensor([0.0, wrong, 1.0]), temperature, 0.9, torch.Generator())
     # One that is never to be drawn is no fault.
-    assert draw(torch.tensor([0.0, -math.inf, 9.0]), 0.0, 0.9, torch.Generator()) == 2
+    assert sample_token(torch.tensor([0.0, -math.inf, 9.0]), 0.0, 0.9, torch.Generator()) == 2
 
 
 @pytest.mark.parametrize(

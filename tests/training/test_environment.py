@@ -261,13 +261,15 @@ def test_a_strategy_that_starts_processes_is_one_line(
     """The training would be another process's, and the record that of an untrained model."""
     assert cli.main(["train", *words(corpus, tmp_path), f"parallel.strategy={strategy}"]) == cli.USAGE_ERROR
     said = capfd.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"infini: error: parallel.strategy='{strategy}': not here (it starts processes of its own")
+    assert said.startswith(
+        f"infini: error: parallel.strategy='{strategy}': not here (it starts processes, and a training is one process"
+    )
 
 
 @pytest.mark.parametrize(("name", "value"), [("RANK", "first"), ("LOCAL_RANK", ""), ("SLURM_PROCID", "x")])
 def test_a_rank_that_is_no_number_is_one_line(name: str, value: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cli", "train", "task.data_dir=synthetic"],
+        [sys.executable, "-m", "infini", "train", "task.data_dir=synthetic"],
         cwd=Path(__file__).parents[2],
         env={**os.environ, name: value},
         capture_output=True,

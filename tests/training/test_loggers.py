@@ -70,7 +70,7 @@ def netrc(folder: Path, text: str) -> Path:
         ({"WANDB_API_KEY": "0" * 40}, "", ["online"], ""),
         ({}, "machine api.wandb.ai login user password key", ["online"], ""),
         ({"WANDB_API_KEY": "0" * 40, "WANDB_MODE": "offline"}, "", ["offline"], ""),
-        ({"WANDB_API_KEY": "bad"}, "", ["online", "offline"], "logger=wandb: cannot come online (no network); goes"),
+        ({"WANDB_API_KEY": "bad"}, "", ["online", "offline"], "logger=wandb: cannot connect (no network); continues"),
     ],
     ids=["nobody", "a key", "a login", "told to", "no network"],
 )
@@ -203,7 +203,7 @@ def test_wandb_goes_offline_where_nothing_answers(
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setitem(loggers.WANDB_SECONDS, "init_timeout", 1.0)
     assert train(corpus, tmp_path / "results", "logger=wandb") == 0
-    assert capfd.readouterr().err.count("logger=wandb: cannot come online") == 1
+    assert capfd.readouterr().err.count("logger=wandb: cannot connect") == 1
     (kept,) = (tmp_path / "results" / "logs").glob("wandb/offline-run-*")
     (run,) = records.load_records(tmp_path / "results")
     assert kept.name.endswith(run.run_id)

@@ -17,7 +17,7 @@ from infini.tasks.passkey.data import PasskeyBatches
 from infini.tasks.passkey.prompt import BLOCK, PasskeyTemplate
 from infini.tasks.passkey.tokenizer import word_tokenizer
 from infini.training.additions import long_history
-from infini.training.additions.long_history import GROWTH, begun, read_histories
+from infini.training.additions.long_history import GROWTH, read_histories, sample_initial_states
 from infini.training.module import LanguageModelModule
 
 TOKENIZER = word_tokenizer()
@@ -66,7 +66,7 @@ def test_rows_begin_empty_or_after_one_of_the_histories() -> None:
     model = make_model({"name": "infini_delta"})
     histories = read_histories(model, random_ids(4, PIECE))
     fresh = model.init_state(400)
-    made = begun(fresh, histories, np.random.default_rng(0))
+    made = sample_initial_states(fresh, histories, np.random.default_rng(0))
     kinds = []
     for row in range(400):
         one = [leaf[row] for _, leaf in leaves(made)]

@@ -286,7 +286,7 @@ def test_no_room_for_a_point_is_one_line(corpus: Path, tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     here = Path(__file__).parents[1] / "support"
     done = subprocess.run(
-        [sys.executable, "-m", "cli", "train", *words(corpus, tmp_path)],
+        [sys.executable, "-m", "infini", "train", *words(corpus, tmp_path)],
         cwd=here.parent,
         capture_output=True,
         text=True,

@@ -1,1 +1,1 @@
-"""Additions to the paper's training, each off by default and named in the record."""
+"""Additions to the paper's training. Each is off by default and named in the record."""

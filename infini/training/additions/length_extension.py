@@ -1,9 +1,9 @@
 """Length extension, an addition to the paper: train on short sequences as if their past were long.
 
-At length L a memory's read is divided by a sum over about L keys, so a memory that works on short sequences need not
-work on long ones: what has to be found is diluted. Multiplying (M, z) by c at a segment boundary leaves what was read
-of it unchanged, numerator and denominator alike, and makes everything written later weigh 1/c as much beside it, as
-if c times as many tokens had been read. Training with that asks keys and queries for the selectivity that length needs.
+At length L a memory read is divided by a sum over about L keys, which dilutes the relevant ones: a memory that works on
+short sequences need not work on long ones. Multiplying (M, z) by c at a segment boundary does not change a read at that
+point, because numerator and denominator scale alike. It reduces the relative weight of all later writes to 1/c, as if c
+times as many tokens had been read. Training with it demands the selective keys and queries that long sequences need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from infini.nn.state import State, scale_memory
 
 
 def draw(rng: np.random.Generator, n_rows: int, n_segments: int, highest: float) -> tuple[int, torch.Tensor]:
-    """A boundary, 1 to n_segments - 1 (segments before it), and a factor a row, log-uniform in [1, highest]."""
+    """A random boundary, as the number of segments before it, and a factor per row, log-uniform in [1, highest]."""
     boundary = int(rng.integers(1, n_segments))
     factors = np.exp(rng.uniform(0.0, math.log(highest), n_rows))
     return boundary, torch.from_numpy(factors).float()
@@ -36,10 +36,10 @@ def extended_call(
 ) -> ModelOutput:
     """model(ids_BT, state, mask_BT, reset_BT) with the memory multiplied by factor_B after `cut` tokens.
 
-    cut: a multiple of the segment length, below T, counted from a state that stands on a boundary.
+    cut: a multiple of the segment length, below T, counted from a state on a segment boundary.
 
-    In one call: what is read before the cut is the same whatever all that was written by then is multiplied with, so
-    every token before the cut writes factor_B times as much from the start (with Eq. 5 too: M and z stay proportional).
+    One call is enough: reads before the cut do not depend on a common factor of all writes, so every token before the
+    cut is written factor_B times (also with Eq. 5: M and z stay proportional).
     """
     weight_BT = torch.ones(ids_BT.shape, dtype=factor_B.dtype)
     weight_BT[:, :cut] = factor_B[:, None]
@@ -56,10 +56,10 @@ def carried_call(
     cut: int,
     factor_B: torch.Tensor,
 ) -> ModelOutput:
-    """The hidden states and losses of extended_call, and the state of a plain call: what a next sequence goes on from.
+    """The hidden states and losses of extended_call, and the state of a plain call, for the next sequence.
 
-    The factor is for this sequence alone: carried on, it would be multiplied in every sequence, and what was written
-    since would weigh less for ever. What follows the cut is therefore read once more, without gradients.
+    The factor is for this sequence only. If it were carried on, factors would accumulate over sequences, and later
+    writes would have less and less weight. The tokens after the cut are therefore read again, without gradients.
     """
 
     def part(tensor_BT: torch.Tensor | None, later: bool) -> torch.Tensor | None:

@@ -1,9 +1,8 @@
-"""Long histories, a part of length extension: sequences that begin after up to millions of tokens of irrelevant text.
+"""Long histories, a part of length extension: sequences that start after up to millions of tokens of irrelevant text.
 
-Scaling a memory leaves what is read of it as it was. Reading on does not: every segment is written beside what was read
-of the memory before it, and by Eq. 5 values go on moving towards what the rule converges to, about as far with every
-doubling of what was read. So a history is read in pieces that write more and more, each three times as much as all
-before it: eight pieces stand for 16 thousand, and the values move as if those had been read.
+Scaling a memory does not change its values, but reading more text does: with Eq. 5 they keep moving towards a limit,
+about equally far with every doubling of the text. A history is therefore read in pieces with growing write weights,
+each three times the total of those before it. Eight pieces act like 16 thousand, and the values move accordingly.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from infini.nn.protocols import ModelOutput
 from infini.nn.state import State, detach, map_state, place_rows, select_rows
 
 GROWTH = 4
-"""How many times as much is in memory with every piece."""
+"""Factor by which each piece multiplies the total weight in memory."""
 EVERY = 20
-"""Steps after which the histories are read again, by the weights as they are then."""
+"""Steps after which the histories are read again with the current weights."""
 SHARE = 0.5
-"""Share of the rows that begin after a history."""
+"""Fraction of the rows that start after a history."""
 
 
 def read_histories(model: Callable[..., ModelOutput], pieces_PT: torch.Tensor) -> State:
-    """The states after the first piece, after the first two, and so on, a row each; without gradients.
+    """The states after the first piece, the first two, and so on, one per row; without gradients.
 
-    pieces_PT: token ids. The first is written as it is, each later one so that row p has a memory of T GROWTH^p tokens.
+    pieces_PT: token ids. Write weights are such that the memory of row p has the weight of T GROWTH^p tokens.
     """
     state, states = None, []
     with torch.no_grad():
@@ -40,7 +39,7 @@ def read_histories(model: Callable[..., ModelOutput], pieces_PT: torch.Tensor) -
 
 
 def sample_initial_states(fresh: State, histories: State, rng: np.random.Generator) -> State:
-    """`fresh` with about SHARE of its rows, drawn at random, after any of the histories."""
+    """`fresh` with about SHARE of its rows, at random, replaced by states after random histories."""
     n_rows, n_histories = (state.clock.slot_B.shape[0] for state in (fresh, histories))
     rows = np.flatnonzero(rng.random(n_rows) < SHARE)
     chosen = rng.integers(0, n_histories, len(rows))
