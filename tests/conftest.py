@@ -20,6 +20,15 @@ os.environ["WANDB_MODE"] = "disabled"
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked `gpu` are skipped where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA GPU")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def few_threads() -> None:
     """Tests are small: a second thread costs more than it brings."""

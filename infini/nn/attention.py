@@ -70,7 +70,7 @@ class LocalAttention(nn.Module):
     look_back: int | None = 0
     """Segments before its own that the layer's output depends on through its inputs there. None: all."""
     plain_projections = False
-    """Whether the layer also uses the matrices of its projections alone. It then allows neither qkv_bias nor qk_norm."""
+    """Whether the layer also uses the matrices of its projections alone. It then has neither qkv_bias nor qk_norm."""
     memory_is_a_sum = False
     """Whether every memory leaf of the layer is a sum over tokens, so that infini.nn.state.scale_memory applies. A
     decoder supports it if at least one layer does."""

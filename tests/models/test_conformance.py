@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
 from helpers import (
+    BFLOAT16_ROUNDING,
+    DEVICES,
     SEGMENT,
     TOLERANCE,
     VOCABULARY,
@@ -27,6 +31,7 @@ from torch import nn
 
 from infini.models import build_model
 from infini.nn.attention import GateInit
+from infini.nn.recurrent import Recurrence
 from infini.nn.state import fork, leaves, memory_floats, select_rows, state_bytes
 
 MIXED = [mixed("local", "delta", "xl"), mixed("infini_xl", "local", "linear")]
@@ -372,6 +377,68 @@ def test_rows_of_a_table_start_from_the_same_weights(options: dict[str, Any], ga
 
     ours, control = initial({**options, "gate_init": gate_init}), initial({"name": "local"})
     assert all(torch.equal(ours[name], weight) for name, weight in control.items())
+
+
+def gradients(model: Any, hidden_BTD: torch.Tensor, state: Any) -> torch.Tensor:
+    """Of a random projection of outputs and state, in all parameters, as one vector in float64."""
+    outputs = [hidden_BTD, *(leaf for _, leaf in leaves(state) if leaf.requires_grad)]
+    generator = torch.Generator().manual_seed(0)
+    probes = [torch.randn(x.shape, generator=generator).to(x.device, x.dtype) for x in outputs]
+    grads = torch.autograd.grad(outputs, list(model.parameters()), probes, materialize_grads=True)
+    return torch.cat([grad.flatten().double() for grad in grads])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("half", ["autocast", "weights"])
+def test_bfloat16_is_as_near_to_float32_as_its_roundings_allow(options: dict[str, Any], half: str, device: str) -> None:
+    """Outputs and state. A layer rounds a token's vector about 8 times in sequence (two norms, the projections, the
+    attention weights, the read, the feed-forward layers). The state that a segment reads has passed through the layers
+    once before; in a recurrent model, once for every segment. Independent errors of n roundings add up to sqrt(n) times
+    one; the tolerance is twice that. Gradients are sums that cancel: their direction is the same."""
+    n_segments = 5
+    model = make_model(options, torch.float32).to(device)
+    ids = random_ids(4, n_segments * model.segment_length + 3).to(device)
+    expected = model(ids)
+    direction = gradients(model, *expected[:2])
+    if half == "weights":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+    with torch.autocast(device, torch.bfloat16, enabled=half == "autocast"):
+        out = model(ids)
+    passes = len(model.blocks) * (n_segments + 1 if isinstance(model, Recurrence) else 2)
+    tolerance = 2 * BFLOAT16_ROUNDING * math.sqrt(8 * passes)
+    assert_close(out.hidden_BTD, expected.hidden_BTD, tolerance, "hidden")
+    assert_same_state(out.state, expected.state, tolerance)
+    floats = {leaf.dtype for _, leaf in leaves(out.state) if leaf.dtype.is_floating_point}
+    assert floats == {torch.float32}
+    cosine = torch.cosine_similarity(gradients(model, *out[:2]), direction, dim=0)
+    assert cosine > 0.95, f"cosine of the gradients {cosine:.3f}"
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_what_a_processor_computes(options: dict[str, Any]) -> None:
+    """Outputs, state and gradients in float64, in calls that cut segments."""
+    ids = random_ids(2, 45)
+    found = []
+    for device in ("cpu", "cuda"):
+        model = make_model(options).to(device)
+        hidden, state = run_in_calls(model, ids.to(device), [13, 19, 5])
+        found.append((hidden.cpu(), state.to("cpu"), gradients(model, hidden, state).cpu()))
+    (hidden, state, grads), (wanted, wanted_state, wanted_grads) = found[1], found[0]
+    assert_close(hidden, wanted, EXACT, "hidden")
+    assert_same_state(state, wanted_state, EXACT)
+    assert_close(grads, wanted_grads, EXACT, "gradients")
+
+
+def test_a_state_is_loaded_without_unpickling(options: dict[str, Any], tmp_path: Path) -> None:
+    """torch.save and torch.load with weights_only=True give back the tree: the following call is the same."""
+    model = make_model(options)
+    state = model(random_ids(2, 21)).state.detach()
+    torch.save(state, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert_same_state(loaded, state, 0.0)
+    more = random_ids(2, 5, seed=2)
+    assert torch.equal(model(more, loaded).hidden_BTD, model(more, state).hidden_BTD)
 
 
 def test_a_copy_computes_the_same(options: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from torch import nn
@@ -26,6 +27,9 @@ from infini.nn.state import leaves
 
 # Rounding of the dtype times the length of the sums, with an order of magnitude to spare; the same on every machine.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+BFLOAT16_ROUNDING = 2.0**-9
+"""The largest relative error of one rounding to bfloat16."""
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCABULARY = 31
 ARITHMETIC = ("first_segment", "positions", "compression")
 """Options of which every value is tried."""

@@ -106,6 +106,19 @@ def test_a_point_of_another_version_is_one_line(corpus: Path, tmp_path: Path, wh
     assert train(corpus, tmp_path).cost["resumed"]
 
 
+@pytest.mark.gpu
+def test_a_training_on_a_gpu_resumes(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums on a GPU may be taken in another order each time: the losses agree to that."""
+    monkeypatch.setitem(
+        globals(), "words", lambda *folders, words=words: [*words(*folders), "parallel.accelerator=gpu"]
+    )
+    train(corpus, tmp_path / "straight")
+    stopped_training(corpus, tmp_path / "stopped")
+    assert train(corpus, tmp_path / "stopped").cost["resumed"]
+    curves = [outcome(tmp_path / name)[0] for name in ("straight", "stopped")]
+    np.testing.assert_allclose(np.array(curves[1]), np.array(curves[0]), rtol=1e-3)
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
