@@ -1,48 +1,60 @@
-# `make test` and `make reproduce` need nothing but Python >= 3.11: each makes the environment once, then does its work.
+# `make test` and `make reproduce` need only Python >= 3.11. Each makes the environment once, then does its work.
+# Another Python: `make test PYTHON=python3.13 VENV=.venv-3.13`.
 
-BIN := .venv/bin
-STAMP := .venv/.installed
-DEV := .venv/.installed-dev
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+LOWEST := .venv-lowest
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help env test test-slow reproduce results gpu lint types layout clean
+.PHONY: help env test test-slow test-lowest reproduce results gpu lint types layout clean
 
 help:
-	@echo "make env        the environment alone, in .venv"
-	@echo "make test       tests, a few minutes"
-	@echo "make reproduce  train on short passkey inputs, ask in up to a million tokens, print the table"
-	@echo "make gpu        the paper's sizes measured, and the tables at GPU scale (one GPU)"
-	@echo "make test-slow  the tests that take longer"
-	@echo "make results    the published tables, claims and figures again, from the published records"
-	@echo "make lint       style"
-	@echo "make types      types"
-	@echo "make clean      remove the environment and the caches; records stay"
+	@echo "make env          make the environment .venv"
+	@echo "make test         run the tests, a few minutes"
+	@echo "make reproduce    train on short passkey inputs, evaluate on up to a million tokens, print the table"
+	@echo "make gpu          measure the paper's sizes, and make the tables at GPU scale (one GPU)"
+	@echo "make test-slow    run the slow tests"
+	@echo "make test-lowest  run the tests with the lowest versions that pyproject.toml allows"
+	@echo "make results      make the published tables, claims and figures from the published records"
+	@echo "make lint         check style and imports"
+	@echo "make types        check types"
+	@echo "make clean        remove the environments and the caches; records stay"
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found (looked for python3 and python3.11 to python3.14)" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make environments: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 2; }
-	$(PYTHON) -m venv --clear .venv
-# Modules are compiled as they are imported; most never are.
+	$(PYTHON) -m venv --clear $(VENV)
+# Python compiles a module when it is first imported; most never are.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
 	@touch $@
 
-# What the tests need beside that; a first table need not wait for it.
+# The tests' own packages; `make reproduce` does not wait for them.
 $(DEV): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 env: $(DEV)
 
-# One process a core.
+# One process per core.
 PARALLEL := --numprocesses=logical --maxprocesses=8
 
-# Whole files a process: what a file's tests share is made once.
+# A file's tests run in one process, which makes their shared fixtures once.
 test: $(DEV)
 	$(BIN)/python -m pytest $(PARALLEL) --dist=loadfile
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow -rP $(PARALLEL)
+
+# The lowest version of every package in pyproject.toml, in an environment of its own; `uv` resolves them. On Linux the
+# oldest torch comes with its GPU libraries, about 3 GB.
+test-lowest: pyproject.toml
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/python -m uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev]'
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) --dist=loadfile
 
 reproduce: $(STAMP)
 	$(BIN)/infini reproduce report=table3_passkey scale=laptop
@@ -55,7 +67,7 @@ lint: $(DEV) layout
 	$(BIN)/ruff format --check .
 	cd build/layout && $(CURDIR)/$(BIN)/lint-imports $(CURDIR)/pyproject.toml
 
-# The packages as they are installed, `tasks` and `conf` inside `infini`, for checkers that read folders.
+# The layout of the installed package, with `tasks` and `conf` inside `infini`, for checkers that read folders.
 layout:
 	@rm -rf build/layout && mkdir -p build/layout/infini
 	@ln -s $(CURDIR)/infini/* $(CURDIR)/tasks $(CURDIR)/conf build/layout/infini/
@@ -64,10 +76,10 @@ types: $(DEV) layout
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Encoder-decoders need transformers, which is among what the tests need.
+# Encoder-decoders need transformers, which `.[dev]` installs.
 gpu: $(DEV)
 	$(BIN)/infini bench suite=paper recipe.batch_size=1
 	$(BIN)/infini bench suite=paper_models recipe.batch_size=1 recipe.segments_per_sequence=16

@@ -405,12 +405,14 @@ def test_bfloat16_is_as_near_to_float32_as_its_roundings_allow(options: dict[str
             parameter.data = parameter.data.bfloat16()
     with torch.autocast(device, torch.bfloat16, enabled=half == "autocast"):
         out = model(ids)
-    passes = len(model.blocks) * (n_segments + 1 if isinstance(model, Recurrence) else 2)
+    n_layers = len(options.get("layers", ())) or tiny_dims().n_layers
+    passes = n_layers * (n_segments + 1 if isinstance(model, Recurrence) else 2)
     tolerance = 2 * BFLOAT16_ROUNDING * math.sqrt(8 * passes)
     assert_close(out.hidden_BTD, expected.hidden_BTD, tolerance, "hidden")
     assert_same_state(out.state, expected.state, tolerance)
-    floats = {leaf.dtype for _, leaf in leaves(out.state) if leaf.dtype.is_floating_point}
-    assert floats == {torch.float32}
+    if half == "autocast":
+        floats = {leaf.dtype for _, leaf in leaves(out.state) if leaf.dtype.is_floating_point}
+        assert floats == {torch.float32}
     cosine = torch.cosine_similarity(gradients(model, *out[:2]), direction, dim=0)
     assert cosine > 0.95, f"cosine of the gradients {cosine:.3f}"
 

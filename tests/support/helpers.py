@@ -15,6 +15,7 @@ import torch
 import yaml
 from torch import nn
 
+import infini.conf
 from infini.models import build_model, registered
 from infini.models.compressive import CompressiveAttention
 from infini.models.infini_xl import InfiniXLAttention
@@ -149,7 +150,7 @@ def tiny_dims(**changes: Any) -> SimpleNamespace:
 
 def variants() -> list[dict[str, Any]]:
     """Every registered model as its YAML ships it, once for each value of the options that change its arithmetic."""
-    conf = Path(__file__).parents[2] / "conf" / "model"
+    conf = Path(infini.conf.__file__).parent / "model"
     found = []
     for name, (config, _) in sorted(registered("language_model").items()):
         options = {**yaml.safe_load((conf / f"{name}.yaml").read_text()), "name": name}

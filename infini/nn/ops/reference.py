@@ -1,7 +1,7 @@
 """The oracle: Infini-attention as the paper writes it, one row, one head, one segment at a time.
 
-Slow on purpose and written in the order of the equations. Every fast path is held to it, in float64, in outputs,
-gradients and final state. Query head h reads the memory of key-value head h // (H / G), worked out here by hand.
+It is slow and follows the order of the equations. Tests compare every fast path with it in float64: outputs, gradients
+and final state. Query head h reads the memory of key-value head h // (H / G).
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ def sigma(x: torch.Tensor) -> torch.Tensor:
 
 
 def rotary(x_NK: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
-    """Rotary position embedding by complex numbers: pair i turns by position x base^(-2i / K)."""
+    """Rotary position embedding by complex numbers: pair i is rotated by the angle position x base^(-2i / K)."""
     n, width = x_NK.shape
     half = width // 2
-    rows = []
-    for t in range(n):
-        angle = torch.tensor(
-            [(first_position + t) * base ** (-2 * i / width) for i in range(half)], dtype=x_NK.dtype, device=x_NK.device
-        )
-        turned = torch.complex(x_NK[t, :half], x_NK[t, half:]) * torch.polar(torch.ones_like(angle), angle)
-        rows.append(torch.cat([turned.real, turned.imag]))
-    return torch.stack(rows)
+    frequency = torch.tensor([base ** (-2 * i / width) for i in range(half)], dtype=x_NK.dtype, device=x_NK.device)
+    position = torch.arange(first_position, first_position + n, dtype=x_NK.dtype, device=x_NK.device)
+    angle = torch.outer(position, frequency)
+    turned = torch.complex(x_NK[:, :half], x_NK[:, half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([turned.real, turned.imag], 1)
 
 
 def dot_product_attention(
@@ -38,13 +35,14 @@ def dot_product_attention(
     base: float,
     bias_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Eq. 2, with the causal mask and positions from the segment's start: rotary, or a number for each distance."""
+    """Eq. 2 with the causal mask. Positions count from the segment's start: rotary, or a bias for each distance."""
     n = q_NK.shape[0]
     if bias_N is None:
         score = rotary(q_NK, 0, base) @ rotary(k_NK, 0, base).T * scale
     else:
         score = q_NK @ k_NK.T * scale
-        score = score + torch.stack([torch.stack([bias_N[max(i - j, 0)] for j in range(n)]) for i in range(n)])
+        place = torch.arange(n, device=q_NK.device)
+        score = score + bias_N[(place[:, None] - place).clamp(min=0)]
     future = torch.ones(n, n, dtype=torch.bool, device=q_NK.device).triu(1)
     return torch.softmax(score.masked_fill(future, -math.inf), dim=-1) @ v_NV
 
@@ -66,7 +64,7 @@ def update_linear(
 def update_delta(
     m_KV: torch.Tensor, z_K: torch.Tensor, k_NK: torch.Tensor, v_NV: torch.Tensor, weight_N: torch.Tensor, empty: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eq. 5; what is retrieved from an empty memory counts as 0."""
+    """Eq. 5. An empty memory returns 0."""
     known = torch.zeros_like(v_NV) if empty else retrieve(k_NK, m_KV, z_K)
     s = sigma(k_NK) * weight_N[:, None]
     return m_KV + s.T @ (v_NV - known), z_K + s.sum(0)
@@ -87,9 +85,11 @@ def infini_attention(
     write_weight_BT: torch.Tensor | None = None,
     reset_BT: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Whole documents from an empty memory: A [B, T, H, V] (Eq. 6), and M [B, G, K, V], z [B, G, K] after the last
-    complete segment. Resets must fall on segment boundaries. bias_HN: what a distance adds to the scores of a head, in
-    place of rotary positions."""
+    """A [B, T, H, V] (Eq. 6) of whole documents, and M [B, G, K, V], z [B, G, K] after the last complete segment.
+
+    The memory is empty at first. Resets must be at segment boundaries. bias_HN: the bias of each head and distance that
+    is added to the scores in place of rotary positions.
+    """
     B, T, H, K = q_BTHK.shape
     G, V = k_BTGK.shape[2], v_BTGV.shape[3]
     scale = 1 / math.sqrt(K) if scale is None else scale
