@@ -1,1 +1,1 @@
-"""What another project would import: operations, layers, decoders and their states. No data and no configuration."""
+"""Operations, layers, decoders and their states, for use in other projects. No data and no configuration."""

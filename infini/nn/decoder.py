@@ -1,4 +1,4 @@
-"""The decoder every model shares: embedding, pre-norm blocks, final norm, head. Models differ in their attention."""
+"""The decoder that all models share: embedding, pre-norm blocks, final norm, head. Models differ in their attention."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model, its layers built by `attention(layer)`; see infini.nn.protocols.LanguageModel."""
+    """A decoder-only language model; see infini.nn.protocols.LanguageModel.
+
+    attention: builds the attention of a layer from the layer's number, 0 at the bottom.
+    """
 
     def __init__(
         self,
@@ -61,16 +64,16 @@ class Decoder(nn.Module):
         self.checkpoint_activations = False
         lengths = list(dict.fromkeys(layer.segment_length for layer in self.attentions()))
         if len(lengths) > 1:
-            told = ", ".join(map(str, lengths))
-            raise ValueError(f"segment_length: layers have {told}; all must have the same")
+            found = ", ".join(map(str, lengths))
+            raise ValueError(f"segment_length: layers have {found}; all must have the same")
         self.segment_length, self._window_segments = lengths[0], window_segments
         horizons = [layer.gradient_horizon for layer in self.attentions()]
-        # Each layer carries a gradient on from where the layer above it left it.
+        # A gradient reaches as far as the layers together: each adds its own reach.
         self.gradient_horizon: int | None = None if None in horizons else sum(h for h in horizons if h is not None)
         self.reset_parameters()
 
     def attentions(self) -> list[LocalAttention]:
-        """The attention of every layer, from the bottom. Layers may differ, so what holds for one is asked of each."""
+        """The attention of every layer, from the bottom. Layers may be of different kinds."""
         return [block.attention for block in self.blocks]  # type: ignore[misc]
 
     @property
@@ -90,14 +93,16 @@ class Decoder(nn.Module):
 
     @property
     def _inner_resets(self) -> bool:
-        """Whether a document may begin inside a segment: no layer has a memory that a segment is written to as a
-        whole."""
+        """Whether a document may begin inside a segment: true if no layer writes whole segments to a memory."""
         return all(layer.inner_resets for layer in self.attentions())
 
     def reset_parameters(self) -> None:
-        """Normal weights of standard deviation 1 / sqrt(fan in), what writes to the residual stream divided by
-        sqrt(2 layers), input and output embeddings 0.02; gates by their own rule. Gates draw last: models differing in
-        nothing but the memory start from the same weights."""
+        """Sample the initial weights.
+
+        The standard deviation is 1 / sqrt(fan in), divided by sqrt(2 layers) for matrices that write to the residual
+        stream, and 0.02 for input and output embeddings. Gates follow gate_init. They are sampled last, so that models
+        that differ only in the memory start with the same weights.
+        """
         depth = math.sqrt(2 * len(self.blocks))
         for name, parameter in self.named_parameters():
             if name in ("embedding.weight", "unembedding.weight"):
@@ -112,7 +117,7 @@ class Decoder(nn.Module):
                 module.reset_gate()
 
     def resize_segments(self, segment_length: int) -> None:
-        """Segments of another length from the next call on; no weight depends on it, states of the old length do."""
+        """Change the segment length from the next call on. Weights do not depend on it; states do."""
         self.segment_length = segment_length * self._window_segments
         for layer in self.attentions():
             layer.segment_length = self.segment_length
@@ -132,9 +137,9 @@ class Decoder(nn.Module):
         reset_BT: torch.Tensor | None = None,
         write_weight_BT: torch.Tensor | None = None,
     ) -> ModelOutput:
-        """ids [B, T] and the state before them -> final hidden states [B, T, D] and the state after them.
+        """Final hidden states [B, T, D] for ids [B, T], the state after them, and the layers' loss.
 
-        See LocalAttention.forward for mask, reset and write weights.
+        See LocalAttention.forward for state, mask, reset and write weights.
         """
         state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
         inner = self._inner_resets
@@ -143,7 +148,7 @@ class Decoder(nn.Module):
         def body(part_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
             means: list[torch.Tensor] = []
             x_BTD, new_layers = self._run_blocks(part_BT, layers, grid, len(self.blocks), means)
-            # Of a part's tokens: rows that stand elsewhere in their segments are read apart.
+            # Weighted by tokens: rows at other slots of their segments are read in other parts.
             losses.extend(mean * (part_BT.numel() / ids_BT.numel()) for mean in means)
             return self.norm(x_BTD), new_layers
 
@@ -151,7 +156,7 @@ class Decoder(nn.Module):
         return ModelOutput(hidden, state, torch.stack(losses).sum() if losses else hidden.new_zeros(()))
 
     def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
-        """The state that forward() would return, without its hidden states: the last layer only writes its memory."""
+        """The state that forward() returns, computed without hidden states of the last layer."""
 
         def body(ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
             x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks) - 1, [])
@@ -164,7 +169,8 @@ class Decoder(nn.Module):
     def _run_blocks(
         self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid, n_blocks: int, losses: list[torch.Tensor]
     ) -> tuple[torch.Tensor, tuple[Any, ...]]:
-        """Embedding and the first n_blocks layers: what the next layer sees, and their leaves; losses are appended."""
+        """Run the embedding and the first n_blocks layers: their output and leaves. Appends their losses to
+        `losses`."""
         x_BTD = self.embedding(ids_BT)
         new_layers = []
         for block, leaves in zip(self.blocks[:n_blocks], layers, strict=False):
@@ -187,7 +193,7 @@ class Decoder(nn.Module):
         return self.unembedding.weight
 
     def state_floats(self, n_segments: int) -> int:
-        """Numbers a row carries in memory leaves, whatever the number of segments; 0 without a memory."""
+        """Numbers per row in memory leaves, for any number of segments; 0 without a memory."""
         return sum(layer.memory_floats() for layer in self.attentions())
 
     @property
@@ -196,13 +202,13 @@ class Decoder(nn.Module):
         return self.segment_length * min(layer.cached_segments for layer in self.attentions())
 
     def receptive_field(self, n_segments: int) -> int:
-        """Table 1's context length: the own segment, and what each layer's memory adds to it."""
+        """Table 1's context length: the segment itself, and the segments that each layer's memory adds."""
         back = [layer.look_back for layer in self.attentions()]
         reached = n_segments if None in back else 1 + sum(b for b in back if b is not None)
         return self.segment_length * min(n_segments, reached)
 
     @torch.no_grad()
     def gates(self) -> list[list[float]] | None:
-        """sigmoid(beta), the weight of the memory, by layer (of those that have gates) and head; None without gates."""
+        """sigmoid(beta), the weight of the memory, by layer and head, for the layers with gates; None without any."""
         betas = [getattr(layer, "beta", None) for layer in self.attentions()]
         return [torch.sigmoid(beta).tolist() for beta in betas if isinstance(beta, torch.Tensor)] or None

@@ -1,4 +1,4 @@
-"""What the projections of a model's layers with a memory give in a call, recorded for measures and penalties."""
+"""Records the outputs of projections during a call, for measures and penalties."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from infini.nn.protocols import optional
 
 @contextmanager
 def recorded(model: Any, name: str) -> Iterator[list[torch.Tensor]]:
-    """Outputs [B, T, X] of the projection `name` ("q_proj", "k_proj", "v_proj") of every layer with a compressive
-    memory (memory_layers), from the bottom.
+    """Outputs [B, T, X] of the projection `name` ("q_proj", "k_proj" or "v_proj") of every layer in memory_layers, from
+    the bottom.
 
-    Filled when the block is left; several calls inside it are joined along T. A call without gradients inside a block
-    with them, and the other way round, is not recorded: it reads something once more.
+    The list is filled at the end of the `with` block; several calls inside it are joined along T. Only calls with the
+    same gradient mode as the block are recorded: others read tokens a second time.
     """
     layers = optional(model, "memory_layers")
     with_gradients = torch.is_grad_enabled()
@@ -25,7 +25,7 @@ def recorded(model: Any, name: str) -> Iterator[list[torch.Tensor]]:
 
     def keep(kept: list[torch.Tensor], output: torch.Tensor) -> None:
         if torch.is_grad_enabled() == with_gradients:
-            # Some layers project segment by segment, [B, S, Q, X].
+            # Some layers project by segment, [B, S, Q, X].
             kept.append(output.flatten(1, -2))
 
     hooks = [

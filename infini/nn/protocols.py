@@ -1,7 +1,7 @@
 """The interface of every language model, and the sizes it is built from.
 
-A model has every member of LanguageModel. It may have those of OptionalMembers, which say what a model without them
-counts as; whoever asks a model for one of these asks through `optional`. Nothing else is asked of a language model.
+A model has every member of LanguageModel. It may have members of OptionalMembers; `optional` reads them, and gives the
+default to a model without them. No other member of a language model is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from infini.nn.state import State
 
 
 class ModelOutput(NamedTuple):
-    """hidden_BTD: final hidden states, for `head`. state: after the call. aux_loss: added to the training loss."""
+    """hidden_BTD: final hidden states, the input of `head`. state: after the call. aux_loss: a term of the training
+    loss."""
 
     hidden_BTD: torch.Tensor
     state: State
@@ -24,7 +25,7 @@ class ModelOutput(NamedTuple):
 
 
 class Dimensions(Protocol):
-    """The sizes shared by all rows of a table; `conf/dims/` and `infini.config.DimsConfig` fill them."""
+    """The sizes that all rows of a table share; set by `conf/dims/` through `infini.config.DimsConfig`."""
 
     d_model: int
     n_layers: int
@@ -37,11 +38,12 @@ class Dimensions(Protocol):
 
 
 class LanguageModel(Protocol):
-    """A causal language model, a torch.nn.Module, with a bounded state: state in, state out, a call of any length >= 1.
+    """A causal language model: a torch.nn.Module that takes a state and returns the next one. A call has any length >=
+    1.
 
-    segment_length: tokens a segment of its grid. gradient_horizon: how many segments back a gradient reaches within one
-    call (None: all). checkpoint_activations: set by a training; where true, activations are computed again in the
-    backward pass instead of kept. The conformance tests hold every declaration for every registered model.
+    segment_length: tokens in a segment. gradient_horizon: segments that a gradient reaches back within one call; None:
+    all. checkpoint_activations: set by training; if true, the backward pass computes activations again instead of
+    keeping them. The conformance tests check these declarations for every registered model.
     """
 
     segment_length: int
@@ -51,7 +53,7 @@ class LanguageModel(Protocol):
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State: ...
 
     def resize_segments(self, segment_length: int) -> None:
-        """Segments of another length from the next call on."""
+        """Change the segment length from the next call on."""
         ...
 
     def __call__(
@@ -64,11 +66,11 @@ class LanguageModel(Protocol):
     ) -> ModelOutput: ...
 
     def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
-        """The state after a call, for when its output is not wanted: what only the output needs is left out."""
+        """The state after a call, computed without its output."""
         ...
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits over the vocabulary; separate, so that the loss runs in chunks."""
+        """Logits over the vocabulary. Separate from the call, so that the loss is computed in chunks."""
         ...
 
     @property
@@ -77,31 +79,31 @@ class LanguageModel(Protocol):
         ...
 
     def state_floats(self, n_segments: int) -> int:
-        """Numbers a row carries in memory leaves after n_segments whole segments."""
+        """Numbers per row in memory leaves after n_segments whole segments."""
         ...
 
     def receptive_field(self, n_segments: int) -> int:
-        """Tokens, counted back from the end of n_segments whole segments, that can change the last one's output."""
+        """Tokens that can change the output of the last of n_segments whole segments, counted back from its end."""
         ...
 
 
 class OptionalMembers:
-    """What a language model may have beside LanguageModel, each with the value that a model without it counts as."""
+    """Optional members of a language model, and their defaults."""
 
     memory_layers: Sequence[Any] = ()
-    """The layers with a compressive memory (infini.nn.attention.InfiniAttention), from the bottom: of these the
-    half-dilution length is measured, and they are what recipe.sparse_writes is about."""
+    """The layers with a compressive memory (infini.nn.attention.InfiniAttention), from the bottom. The half-dilution
+    length is measured on them, and recipe.sparse_writes penalises their writes."""
     memory_is_a_sum: bool = False
-    """Whether a layer's memory is a sum over tokens that write weights multiply (see infini.nn.state.scale_memory):
-    what recipe.length_extension and recipe.long_history need."""
+    """Whether a layer's memory is a sum over tokens, multiplied by write weights (see infini.nn.state.scale_memory).
+    recipe.length_extension and recipe.long_history need it."""
     summary_vectors: int = 0
-    """Vectors that a segment writes (p of the paper's Table 1)."""
+    """Vectors that a segment writes (p in the paper's Table 1)."""
     xl_cache: int = 0
     """Tokens before the segment whose keys and values, or layer inputs, every layer keeps uncompressed."""
 
     def gates(self) -> list[list[float]] | None:
-        """sigmoid(beta), the weight of the memory, by layer (of those that have gates) and head; None without gates.
-        They go into the records, and running text is read with knock-outs where there are some."""
+        """sigmoid(beta), the weight of the memory, by layer and head, for the layers with gates; None without any.
+        Records keep them, and a model that has them is also evaluated with its memory knocked out."""
         return None
 
 
@@ -109,15 +111,15 @@ _DEFAULTS = OptionalMembers()
 
 
 def optional(model: Any, name: str) -> Any:
-    """The member `name` of OptionalMembers that the model has, or the default."""
+    """The model's member `name`, or the default of OptionalMembers."""
     default = getattr(_DEFAULTS, name)
     if inspect.getattr_static(model, name, None) is not None:
-        # Not with a default: it would hide an AttributeError inside a property of the model.
+        # Without a default, which would hide an AttributeError raised inside a property of the model.
         return getattr(model, name)
     return getattr(model, name, default)
 
 
 def missing_members(model: Any) -> list[str]:
-    """Members of LanguageModel that a model lacks."""
+    """Members of LanguageModel that the model does not have."""
     names = [*LanguageModel.__annotations__, *vars(LanguageModel)]
     return [name for name in dict.fromkeys(names) if not name.startswith("_") and not hasattr(model, name)]

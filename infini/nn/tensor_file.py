@@ -1,4 +1,4 @@
-"""Tensors by name in one safetensors file with a checksum: written whole or not at all, read without unpickling."""
+"""Named tensors in a safetensors file with a checksum. Files are written atomically and read without unpickling."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from infini.records import write_atomically
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
-    """Write tensors and what is to be known about them, replacing what was there.
+    """Write tensors and metadata to a file, and replace an existing one.
 
-    tensors: contiguous and on the CPU, none sharing memory with another. OSError as of any writing.
+    tensors: contiguous, on the CPU, without shared memory. about: metadata. Raises OSError if writing fails.
     """
     from safetensors.torch import save
 
@@ -21,9 +21,9 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], about: dict[str,
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """What write_tensors wrote: (tensors, about).
+    """The tensors and the metadata that write_tensors wrote.
 
-    Raises ValueError, saying what is wrong, for a file that is missing, is no such file, or is damaged.
+    Raises ValueError, with the reason, for a file that is missing, damaged or of another kind.
     """
     from safetensors import safe_open
 

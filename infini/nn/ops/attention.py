@@ -19,8 +19,8 @@ def rotary_table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and signed sines of position x frequency, [length, heads x d_key], the frequencies base^(-2i / d_key).
 
-    Pair i is dimensions i and i + d_key / 2, so the sine is negative for the first half. The table is repeated for each
-    head: products with it then run over one long contiguous axis.
+    Pair i consists of dimensions i and i + d_key / 2, so that the sine is negative in the first half. The table is
+    repeated for each head, so that products with it run over one long contiguous axis.
     """
     if d_key % 2:
         raise ValueError(f"d_key={d_key}: rotary positions need an even number")
@@ -32,7 +32,7 @@ def rotary_table(
 
 
 class _Rotate(torch.autograd.Function):
-    """A rotation's gradient is the rotation back, so nothing but the small table is kept for it."""
+    """Rotation. Its gradient is the inverse rotation, which needs only the small table."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -51,10 +51,10 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def rotate(x: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
-    """Rotary embedding of x [..., n, heads, d_key]; its tokens stand at first_position, first_position + 1, ..."""
+    """Rotary embedding of x [..., n, heads, d_key] at positions first_position, first_position + 1, ..."""
     n, heads, d_key = x.shape[-3:]
     stop = first_position + n
-    # Rounded up, so that decoding token by token reads one table and does not make a new one a token.
+    # The length is rounded up, so that decoding does not make a new table for every token.
     cos, sin = rotary_table(1 << (stop - 1).bit_length(), heads, d_key, base, x.device, x.dtype)
     return _Rotate.apply(x, cos[first_position:stop], sin[first_position:stop])
 
@@ -65,24 +65,24 @@ def _has_amx() -> bool:
 
 
 SHORT_SEGMENT = 64
-"""Up to so many tokens the plain products are as fast as a fused kernel on a processor."""
+"""Tokens of a segment up to which plain products are as fast as a fused kernel on a CPU."""
 SLOW_DTYPE = torch.bfloat16
-"""In which the fused kernel's backward pass is slow on a processor."""
+"""The dtype in which the fused kernel's backward pass is slow on a CPU."""
 SHORTEST = 32
-"""From so many on `_ShortAttention` is worth its calls."""
+"""Tokens of a segment from which `_ShortAttention` is faster."""
 
 
 def _is_short(length: int, trained: bool) -> bool:
-    """Whether bfloat16 in the fused kernel is slow on a processor: its backward pass then takes several times as long
-    as float32's (results/LOG.md 86). With AMX that holds to 128 tokens, and not where nothing is trained."""
+    """Whether bfloat16 is slow in the CPU's fused kernel: its backward pass takes several times as long as in float32
+    (results/LOG.md 86). With AMX this holds up to 128 tokens, and only in training."""
     return length <= 128 and trained if _has_amx() else length <= 256
 
 
 class _ShortAttention(torch.autograd.Function):
-    """Causal attention of whole short segments on a processor, keys and values [X, N, ...] to X queries [X, N, K].
+    """Causal attention of whole short segments on a CPU: queries and keys [X, N, K], values [X, N, V].
 
-    Scores and softmax are float32's (float64's in float64), their products with values and gradients of the operands'
-    dtype, as in the fused kernels of GPUs; two thirds of the time that the fused kernel takes in float32 (LOG.md 101).
+    Scores and softmax are in float32 (float64 in float64), products with values and gradients in the operands' dtype,
+    as in the fused kernels of GPUs. It takes two thirds of the time of the fused kernel in float32 (LOG.md 101).
     """
 
     @staticmethod
@@ -98,7 +98,7 @@ class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, p, a = ctx.saved_tensors
-        # The softmax takes from every gradient their mean, which is that of the output.
+        # The gradient of the softmax subtracts the weighted mean, which the output and its gradient give.
         mean = (grad * a).sum(-1, keepdim=True)
         g_scores = (grad @ v.transpose(1, 2)).sub_(mean).mul_(p)
         g_q, g_k = (g_scores @ k).mul_(ctx.scale), (g_scores.transpose(1, 2) @ q).mul_(ctx.scale)
@@ -129,7 +129,7 @@ def local_attention(
         )
         with torch.autocast(q.device.type, enabled=False):
             return _ShortAttention.apply(q, k, v, scale).view(B, S, H, N, V).transpose(2, 3)
-    # Fused kernels want keys as wide as values. Zeros change no score, and the values' zeros are cut off again.
+    # Fused kernels need keys and values of one size. Padding with zeros changes no score; it is cut off the output.
     padded = K != V and (N > SHORT_SEGMENT or q_BSQHK.device.type != "cpu")
     dtype = torch.float32 if slow and (K == V or padded) else q_BSQHK.dtype
     q = rotate(q_BSQHK, N - Q, rope_base).to(dtype).flatten(0, 1).transpose(1, 2)
@@ -140,7 +140,7 @@ def local_attention(
     mask = None
     if 1 < Q < N:
         mask = torch.ones(Q, N, dtype=torch.bool, device=q.device).tril(N - Q)
-    # Autocast would turn the chosen dtype back into bfloat16.
+    # Autocast would cast the operands back to bfloat16.
     with torch.autocast(q.device.type, enabled=False):
         a = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and Q == N and Q > 1, scale=scale, enable_gqa=H != G

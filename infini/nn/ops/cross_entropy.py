@@ -1,4 +1,4 @@
-"""Next-token loss in chunks: logits exist for `chunk` tokens at a time, never for a whole long sequence."""
+"""Next-token loss in chunks: logits exist for `chunk` tokens at a time, not for a whole long sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IGNORE = -100
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Gradients are formed in the forward pass, chunk by chunk, while the logits are at hand."""
+    """The sum of the losses. Gradients are computed in the forward pass, chunk by chunk, while the logits exist."""
 
     @staticmethod
     def forward(
@@ -22,10 +22,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         kept = target_P != IGNORE
         weight = weight_WD.to(hidden_PD.dtype)
         total = hidden_PD.new_zeros((), dtype=state_dtype(hidden_PD.dtype))
-        # Neither is rounded before backward() has multiplied it.
+        # Rounded only after backward() multiplies them.
         grad_hidden = torch.empty_like(hidden_PD, dtype=total.dtype) if need_hidden else None
         grad_weight = torch.zeros_like(weight_WD, dtype=total.dtype) if need_weight else None
-        # The buffers serve every chunk, and every pass is in place: fresh ones would cost more than the products.
+        # All chunks share these buffers: new ones would cost more time than the products.
         n, width = hidden_PD.shape[0], weight.shape[0]
         products = hidden_PD.new_empty(min(chunk, n), width)
         wide = torch.empty_like(products, dtype=total.dtype)
@@ -42,8 +42,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             total += ((norm.log() + top - right) * keep).sum()
             if grad_hidden is not None or grad_weight is not None:
                 weights.mul_(keep / norm)
-                # The target's weight, p - 1, is most of a token's gradient, and where p is small it is rounded to -1
-                # for every token. So it is multiplied apart, in the wider dtype.
+                # The target's weight, p - 1, is most of a token's gradient. In bfloat16 it would round to -1 for every
+                # small p, so that it is multiplied separately, in the wider dtype.
                 of_target = weights.gather(1, target) - keep.to(weights.dtype)
                 others = product.copy_(weights.scatter_(1, target, 0.0))
                 if grad_hidden is not None:
@@ -52,7 +52,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if grad_weight is not None:
                     grad_weight += (others.T @ hidden).to(grad_weight.dtype)
                     added = (hidden * of_target).to(grad_weight.dtype)
-                    # Unlike index_add_ it gives the same sums every time on a GPU too.
+                    # Deterministic on a GPU, unlike index_add_.
                     grad_weight.index_put_((target.flatten(),), added, accumulate=True)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.dtypes = hidden_PD.dtype, weight_WD.dtype
@@ -60,8 +60,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # The weight of a mean, 1 / count, keeps its own dtype too: rounded to bfloat16, it would make every gradient
-        # wrong by the same factor, up to 1.004.
+        # The weight of a mean, 1 / count, keeps its dtype: rounded to bfloat16, it would scale every gradient by the
+        # same wrong factor, up to 1.004.
         hidden, weight = (
             None if g is None else (g * grad).to(dtype) for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
@@ -71,7 +71,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def summed_cross_entropy(
     hidden_BTD: torch.Tensor, weight_WD: torch.Tensor, target_BT: torch.Tensor, chunk: int
 ) -> tuple[torch.Tensor, int]:
-    """Sum of the negative log-likelihoods in nats over targets that are not IGNORE, and their number.
+    """Sum of the negative log-likelihoods, in nats, of all targets except IGNORE, and the number of these targets.
 
     weight_WD: the output embedding [vocabulary, D]. Logits are products in hidden's dtype (autocast's where it is on),
     their normaliser is float32 (float64 in float64).

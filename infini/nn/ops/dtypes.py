@@ -1,4 +1,4 @@
-"""Which number format a product, and which the state, is computed in."""
+"""The dtypes of products and of the state."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import torch
 
 
 def for_products(x: torch.Tensor) -> torch.Tensor:
-    """x in autocast's dtype where autocast is on. Casting once serves all the products that x goes into."""
+    """x in autocast's dtype if autocast is on. One cast serves all products of x."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """x times a factor that is shared by many numbers, in x's dtype: only the result is rounded to it. A factor that is
-    rounded first errs in the same direction for all of them. factor: of x's dimensions, each as long or 1."""
+    """x times a factor that many numbers share, in x's dtype. Only the result is rounded: the error of a rounded factor
+    would have the same sign for all of them. factor: broadcastable to x, with as many dimensions."""
     out: torch.Tensor = _Scaled.apply(x, factor)
     return out
 
 
 class _Scaled(torch.autograd.Function):
-    """As autograd has it, with a pass less over numbers of the wider dtype."""
+    """The product and its gradient, with one pass less over numbers of the wider dtype than autograd's."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -38,5 +38,5 @@ class _Scaled(torch.autograd.Function):
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of state and sums beside activations of `dtype`: float64 for float64, else float32."""
+    """The dtype of state and sums for activations of `dtype`: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,9 +1,9 @@
 """The compressive memory: Eq. 3 (retrieval), Eq. 4 (Linear update), Eq. 5 (Linear + Delta update), Eq. 6 (gate).
 
-All segments of a call are treated at once: nothing inside a segment depends on its own update, so only the state
-(M, z) has to be carried from segment to segment. For Linear that is a sum over the segments before. For
-Linear + Delta z is such a sum too, and M follows the affine recurrence M_s = (I - A_s) M_{s-1} + B_s whose A_s and B_s
-are computed for all segments in parallel.
+All segments of a call are computed at once: nothing inside a segment depends on its own update, so that only the state
+(M, z) is carried from segment to segment. For Linear the state is a sum over the earlier segments. For Linear + Delta
+z is such a sum too, and M follows the affine recurrence M_s = (I - A_s) M_{s-1} + B_s. All A_s and B_s are computed in
+parallel.
 
 Letters: B rows, S segments, N tokens a segment, H query heads, G key-value heads, K d_key, V d_value.
 Products are taken in the dtype of their operands (bfloat16 under autocast), the state is float32 (float64 in float64).
@@ -22,8 +22,8 @@ UpdateRule = Literal["linear", "delta"]
 DeltaNormaliser = Literal["previous", "current"]
 FirstSegment = Literal["local", "zero"]
 
-# sigma(q) . z is positive, but for tokens unlike anything written it may be far below 1. It is clamped, never shifted:
-# an added epsilon would bend exactly those small retrievals that a long context lives on.
+# sigma(q) . z is positive, but can be far below 1 for tokens unlike any token in memory. It is clamped, never shifted:
+# an added epsilon would distort these small values, and long contexts depend on them.
 SMALLEST_NORMALISER = 1e-30
 
 
@@ -40,14 +40,14 @@ class Memory(NamedTuple):
 
     @property
     def is_a_sum(self) -> bool:
-        """Both are sums over tokens, which infini.nn.state.scale_memory multiplies."""
+        """M and z are sums over tokens; see infini.nn.state.scale_memory."""
         return True
 
 
 class _Sigma(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        # exp(min(x, 0)) + max(x, 0) is x + 1 above 0 and exp(x) below: one of the two terms is exact, so that there is
+        # exp(min(x, 0)) + max(x, 0) is x + 1 above 0 and exp(x) below. One of the two terms is exact, so that there is
         # one rounding, in any dtype. Contiguous, because several products follow.
         y = x.clamp(max=0).exp_().add_(x.clamp(min=0)).contiguous()
         ctx.save_for_backward(y)
@@ -62,7 +62,7 @@ class _Sigma(torch.autograd.Function):
 def sigma(x: torch.Tensor) -> torch.Tensor:
     """ELU + 1, elementwise: x + 1 for x > 0, exp(x) otherwise.
 
-    Never elu(x) + 1: that is exactly 0 below about -17 in float32, and inexact well before.
+    Not elu(x) + 1: in float32 it is exactly 0 below about -17, and inexact well before.
     """
     return _Sigma.apply(x)
 
@@ -70,7 +70,7 @@ def sigma(x: torch.Tensor) -> torch.Tensor:
 def retrieve(sq_BSGQK: torch.Tensor, m_BSGKV: torch.Tensor, z_BSGK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Numerator sigma(Q) M [B, S, G, Q, V] and denominator sigma(Q) z [B, S, G, Q, 1] (state dtype) of Eq. 3.
 
-    The numerator has the dtype of sigma(Q), but for float16, which ends at 65,504: M and sums with it pass that.
+    The numerator has the dtype of sigma(Q), except for float16: M and its products exceed 65,504, the largest float16.
     """
     if sq_BSGQK.dtype == torch.float16:
         sq_BSGQK = sq_BSGQK.to(m_BSGKV.dtype)
@@ -87,8 +87,8 @@ def normaliser(s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
 class _Share(torch.autograd.Function):
     """g / n of a normaliser n. g: broadcast to n.
 
-    The gradient in n is taken as (gradient x g / n) / n, whose first factor is of ordinary size. As torch takes it,
-    g / n^2 overflows in float32 as soon as n is below 1e-19.
+    The gradient in n is computed as (gradient x g / n) / n, whose first factor has ordinary size. torch's own,
+    g / n^2, overflows in float32 for n below 1e-19.
     """
 
     @staticmethod
@@ -103,8 +103,8 @@ class _Share(torch.autograd.Function):
 
 
 class _Normaliser(torch.autograd.Function):
-    """s . z in the dtype of z, taken as a row times a matrix: as a matrix times a column it is several times slower on
-    a processor. The gradients likewise."""
+    """s . z in the dtype of z, computed as a row times a matrix: a matrix times a column is several times slower on a
+    CPU. The same holds for the gradients."""
 
     @staticmethod
     def forward(ctx: Any, s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ class _Normaliser(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         s_BSGNK, z_BSGK = ctx.saved_tensors
-        # Multiplied before it is rounded: in float16 a large z overflows and a small gradient is 0.
+        # The product is taken before rounding: in float16 a large z overflows and a small gradient is 0.
         g_s = (grad * z_BSGK[..., None, :]).to(s_BSGNK.dtype)
         with torch.autocast(grad.device.type, enabled=False):
             g_z = (grad.transpose(-1, -2) @ s_BSGNK.to(z_BSGK.dtype))[..., 0, :]
@@ -134,13 +134,13 @@ def scan(
 ) -> tuple[Memory, Memory]:
     """The memory each segment reads (M_{s-1}, z_{s-1}), stacked over S, and the memory after the last (Eq. 4, 5).
 
-    weight_BSN multiplies each token's contribution to M and z. reset_BS: the row forgets before that segment.
-    delta_normaliser: Eq. 5 divides by sigma(K) z_{s-1} ("previous"); "current" divides by sigma(K) z_s, which bounds
-    the spectral radius of A_s by 1 (an addition to the paper).
+    weight_BSN multiplies each token's contribution to M and z. reset_BS: the row's memory is cleared before the
+    segment. delta_normaliser: Eq. 5 divides by sigma(K) z_{s-1} ("previous"); "current" divides by sigma(K) z_s, which
+    bounds the spectral radius of A_s by 1 (an addition to the paper).
     """
     dtype = memory.z_BGK.dtype
     if sk_BSGNK.dtype == torch.float16:
-        # Sums over tokens, and write weights, pass the largest float16.
+        # Sums over tokens and write weights exceed the largest float16.
         sk_BSGNK, v_BSGNV = sk_BSGNK.to(dtype), v_BSGNV.to(dtype)
         with torch.autocast(sk_BSGNK.device.type, enabled=False):
             return scan(
@@ -162,7 +162,7 @@ def scan(
         m_read, m_last = _RunningSum.apply(b_BSGKV, memory.m_BGKV, kept_SB)
     else:
         z_divisor = z_read if delta_normaliser == "previous" else z_read + dz_BSGK
-        # Where nothing was written yet there is nothing to subtract: the read is 0 / 0 and counts as 0.
+        # An empty memory returns 0 / 0, which counts as 0: there is nothing to subtract.
         written_before = (z_read.sum(-1) > 0)[..., None, None].to(dtype)
         share = _Share.apply(written_before, normaliser(sk_BSGNK, z_divisor))
         a_BSGKK = (written_t @ scaled(sk_BSGNK, share)).to(dtype)
@@ -173,8 +173,8 @@ def scan(
 class _RunningSum(torch.autograd.Function):
     """x [B, S, ...] and the state before it -> the state each segment reads [B, S, ...], and the state after the last.
 
-    kept_SB: 0 where the row forgets before that segment, 1 elsewhere. A loop over segments with its own gradient spares
-    cumsum's flips and the zero-filled gradients of slices.
+    kept_SB: 0 where the row is reset before that segment, 1 elsewhere. A loop over segments with its own gradient is
+    faster than cumsum: it needs neither flips nor zero-filled gradients of slices.
     """
 
     @staticmethod
@@ -210,7 +210,7 @@ def _affine_scan(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """M_s = M_{s-1} - A_s M_{s-1} + B_s: the M each segment reads, and the last."""
     read = []
-    # The small products of the recurrence stay in the state's dtype whatever autocast says: errors here add up.
+    # The products of the recurrence have the state's dtype, also under autocast: their errors add up.
     with torch.autocast(m_BGKV.device.type, enabled=False):
         for s, (a, b) in enumerate(zip(a_BSGKK.unbind(1), b_BSGKV.unbind(1), strict=True)):
             if kept_SB is not None:
@@ -230,8 +230,8 @@ def gate(
 ) -> torch.Tensor:
     """Eq. 6: A = sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot with A_mem = numerator / denominator.
 
-    g: sigmoid(beta), the weight of the MEMORY, broadcastable to the denominator. first: where true nothing was written
-    yet and A_mem would be 0 / 0; there A = A_dot ("local") or A = (1 - sigmoid(beta)) A_dot ("zero").
+    g: sigmoid(beta), the weight of the MEMORY, broadcastable to the denominator. first: true where the memory is empty
+    and A_mem would be 0 / 0; there A = A_dot ("local") or A = (1 - sigmoid(beta)) A_dot ("zero").
     """
     g_mem = g if first is None else g.masked_fill(first, 0.0)
     g_dot = g_mem if first_segment == "local" else g
@@ -239,18 +239,19 @@ def gate(
 
 
 class _Mix(torch.autograd.Function):
-    """a x + b y, where the weights x and y, in the state's dtype, are one number a token and head, or fewer."""
+    """a x + b y. The weights x and y have the state's dtype and at most one number per token and head."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(a, b, x, y)
-        # Only the sum is rounded to a's dtype: x is a gate, the same for every token.
+        # Only the sum is rounded to a's dtype: x is a gate, and the error of rounding it would be the same for every
+        # token.
         return (a * x).addcmul_(b, y).to(a.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b, x, y = ctx.saved_tensors
-        # Summed over the last axis first: on a processor that is faster than over all that were broadcast at once.
+        # The last axis is summed first: on a CPU that is faster than one sum over all broadcast axes.
         g_x, g_y = (
             (grad * part).sum(-1, keepdim=True, dtype=weight.dtype).sum_to_size(weight.shape)
             for part, weight in ((a, x), (b, y))

@@ -1,4 +1,4 @@
-"""The keys of a long memory that score highest for each query: exact, in blocks, or by an approximate index.
+"""Search for the keys of a long memory with the highest scores: exact, in blocks, or with an approximate index.
 
 Letters: B rows, S segments, Q query tokens a segment, L keys, H query heads, G key-value heads, K d_key, R keys found.
 """
@@ -15,15 +15,16 @@ from infini.errors import InputError
 
 Search = Literal["exact", "approximate"]
 BLOCK = 1024
-"""Keys that are scored at a time, where that is more than SCORES."""
+"""Keys that are scored at a time, at least."""
 SCORES = 1 << 24
-"""Scores that exist at a time, 64 MB of them: never the full matrix of a long memory."""
+"""Scores that exist at a time, 64 MB: never the full matrix of a long memory."""
 SEGMENTS_PER_BATCH = 8
-"""Segments that are searched for at a time: all of them score every key that one of them may see."""
+"""Segments that are searched together: each scores every key that any of them may see."""
 WORTH_PACKING = 1 << 18
-"""Scores from which on it pays to select among packed integers."""
+"""Number of scores from which selecting among packed integers is faster."""
 CELLS_EACH = 64
-"""Keys to a cell of the approximate index, about; an eighth of the cells is searched. Up to BLOCK keys it is exact."""
+"""Keys per cell of the approximate index, about. An eighth of the cells is searched. Up to BLOCK keys are searched
+exactly."""
 
 
 @torch.no_grad()
@@ -39,7 +40,7 @@ def nearest(
     q_BSQHK = q_BSQHK.float() if q_BSQHK.dtype == torch.bfloat16 else q_BSQHK
     if search == "approximate":
         return _approximate(q_BSQHK, k_BLGK, low_BS, high_S, n)
-    # The windows of neighbouring segments are nearly the same, those of distant ones are not.
+    # Neighbouring segments see nearly the same keys; distant ones do not.
     near = zip(
         *(x.split(SEGMENTS_PER_BATCH, -1) for x in (low_BS, high_S)), q_BSQHK.split(SEGMENTS_PER_BATCH, 1), strict=True
     )
@@ -51,7 +52,7 @@ def _exact(
 ) -> torch.Tensor:
     B, S, Q, H, _ = q_BSQHK.shape
     L, G = k_BLGK.shape[1:3]
-    # Scores stay as the product leaves them: they are by far the most numbers here, and copies of them the most time.
+    # Scores keep the layout of the product: they are by far the largest tensor, and a copy would take most of the time.
     q = q_BSQHK.unflatten(3, (G, H // G)).permute(0, 3, 1, 2, 4, 5).flatten(2, 4)
     best = torch.full((B, G, S, Q * (H // G), 0), -math.inf, dtype=q.dtype, device=q.device)
     found = torch.full(best.shape, -1, dtype=torch.long, device=q.device)
@@ -76,14 +77,14 @@ def _exact(
 
 
 def _highest(scores: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The n highest scores of each row and their places, in no order."""
+    """The n highest scores of each row and their places, unordered."""
     length = scores.shape[-1]
     fast = scores.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
     if not fast or scores.dtype != torch.bfloat16 or not n < length <= 1 << 16 or scores.numel() < WORTH_PACKING:
         best = scores.topk(n, -1, sorted=False)
         return best.values, best.indices
-    # Score and place in one integer, ordered as the scores are: numpy selects among whole numbers with the processor's
-    # widest instructions, in a third of the time that torch takes for pairs (results/LOG.md 143).
+    # Score and place in one integer, with the order of the scores: numpy selects among integers with the CPU's widest
+    # instructions, in a third of the time that torch takes for pairs (results/LOG.md 143).
     packed = scores.view(torch.int16).to(torch.int32)
     packed ^= (packed >> 31) & 0x7FFF
     packed.mul_(1 << 16).add_(torch.arange(length, dtype=torch.int32))
@@ -95,8 +96,8 @@ def _highest(scores: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _approximate(
     q_BSQHK: torch.Tensor, k_BLGK: torch.Tensor, low_BS: torch.Tensor, high_S: torch.Tensor, n: int
 ) -> torch.Tensor:
-    """Each segment has an index of the keys it may see and of no others, cells and all: an index of the whole line
-    would know later keys, and find other keys in a call that is cut differently."""
+    """Search with one index per segment, of the keys that it may see. An index of the whole line would contain later
+    keys, and its results would depend on how a document is cut into calls."""
     try:
         import faiss
     except ImportError as error:
@@ -122,8 +123,8 @@ def _approximate(
 
 
 def _by_cells(faiss: Any, keys_LK: torch.Tensor, asked: Any, n: int) -> Any:
-    """Indices of n of the keys for each query, from the cells whose centres score highest. The centres are keys at even
-    distances: where cells come from k-means, making an index takes longer than the search that it saves."""
+    """Indices of n keys for each query, from the cells whose centres score highest. The centres are equally spaced
+    keys: k-means would take longer than the search that the index saves."""
     centres = torch.nn.functional.normalize(keys_LK.flip(0)[::CELLS_EACH], dim=-1)
     cells = faiss.IndexFlatIP(keys_LK.shape[1])
     cells.add(centres.contiguous().numpy())
@@ -134,7 +135,7 @@ def _by_cells(faiss: Any, keys_LK: torch.Tensor, asked: Any, n: int) -> Any:
     places = index.search(asked, n)[1]
     short = (places < 0).any(1)
     if short.any():
-        # Cells with fewer keys than are asked for: these queries search all.
+        # The searched cells have fewer than n keys: these queries search all cells.
         index.nprobe = len(centres)
         places[short] = index.search(asked[short], n)[1]
     return places

@@ -1,8 +1,8 @@
-"""Attention by relative position over keys that begin before the queries' segment.
+"""Attention with relative positions. Keys may begin before the queries' segment.
 
-Letters: B rows, S segments, X segments of all rows, Q query tokens a segment, L key tokens (L >= Q, the queries stand
-at the last Q of them), H query heads, G key-value heads, K d_key, V d_value. The distance of a key from a query is how
-many tokens before it the key stands, from 0 to L - 1.
+Letters: B rows, S segments, X segments of all rows, Q query tokens per segment, L key tokens (L >= Q; the queries are
+the last Q of them), H query heads, G key-value heads, K d_key, V d_value. The distance of a key from a query is the
+number of tokens from the key to the query, 0 to L - 1.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 T5_BUCKETS = 32
 T5_LONGEST = 128
-"""Distances from here on share the last bucket."""
+"""Distances from this one on share the last bucket."""
 MOST_QUERIES = 2048
-"""Of a window, whose biases exist at the same time."""
+"""Queries of a window whose biases exist at the same time."""
 FEW_SCORES = 1 << 15
-"""Up to so many, a segment of sixteen tokens alone, `_Biased` costs more than it saves, and of as few plain operations
-are faster where no gradient is wanted."""
+"""Number of scores below which `_Biased` costs more than it saves, and below which plain operations are faster without
+gradients: a single segment of sixteen tokens."""
 
 
 def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -34,8 +34,8 @@ def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtyp
 def relative_shift(x: torch.Tensor) -> torch.Tensor:
     """Scores by distance [..., Q, L] (distances L - 1, ..., 0) -> scores by key [..., Q, L].
 
-    Entry (i, j) becomes that of key j as seen from query i, which stands at key L - Q + i; entries of keys after the
-    query are of no meaning (Dai et al. 2019, appendix B).
+    Entry (i, j) of the result is the score of key j for query i, which is at the position of key L - Q + i. Entries of
+    keys after the query are meaningless (Dai et al. 2019, appendix B).
     """
     *lead, Q, L = x.shape
     padded = F.pad(x, (1, 0)).reshape(*lead, L + 1, Q)
@@ -43,7 +43,8 @@ def relative_shift(x: torch.Tensor) -> torch.Tensor:
 
 
 def t5_bucket(distance: torch.Tensor, buckets: int = T5_BUCKETS, longest: int = T5_LONGEST) -> torch.Tensor:
-    """The bucket of a distance >= 0: one each up to half of the buckets, then ever wider ones (Raffel et al. 2020)."""
+    """The bucket of a distance >= 0: one distance each for half of the buckets, then logarithmic ones (Raffel et al.
+    2020)."""
     exact = buckets // 2
     far = distance.clamp(min=1).double() / exact
     wide = exact + (far.log() / math.log(longest / exact) * (buckets - exact)).long()
@@ -51,7 +52,8 @@ def t5_bucket(distance: torch.Tensor, buckets: int = T5_BUCKETS, longest: int = 
 
 
 def t5_bias(bias: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-    """What a distance [Q, L] adds to the scores of each head, [H, Q, L]; keys after the query count as at 0.
+    """The bias that each head adds to the scores, [H, Q, L], for distances [Q, L]. Keys after the query count as
+    distance 0.
 
     bias: one number for each bucket and head, [T5_BUCKETS x H].
     """
@@ -59,7 +61,7 @@ def t5_bias(bias: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
 
 
 def distances(n_queries: int, n_keys: int, device: torch.device) -> torch.Tensor:
-    """How far before each query each key stands [Q, L]; negative for keys after it."""
+    """The distance of each key from each query [Q, L], negative for keys after the query."""
     query = torch.arange(n_keys - n_queries, n_keys, device=device)
     return query[:, None] - torch.arange(n_keys, device=device)
 
@@ -72,10 +74,10 @@ def _attended(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor, scale: float
 class _Biased(torch.autograd.Function):
     """Softmax attention of (q k scale + bias) of queries [X, H, Q, K] to keys and values [X, H, L, ...].
 
-    bias: [X or 1, H, Q, L] in float32 (float64 in float64), minus infinity where a key is not seen; a query sees some.
-    Scores, softmax and the sum that is the bias's gradient are in that, products with values and other gradients in the
-    operands' dtype. No fused kernel gives a gradient to a bias on a processor; the plain operations that torch puts in
-    its place convert every score several times and take twice as long (results/LOG.md 122).
+    bias: [X or 1, H, Q, L] in float32 (float64 in float64), minus infinity at masked keys; every query has an unmasked
+    key. Scores, softmax and the gradient of the bias have this dtype, products with values and other gradients the
+    operands' dtype. On a CPU no fused kernel has a gradient for the bias; the plain operations that torch uses instead
+    convert every score several times and take twice as long (results/LOG.md 122).
     """
 
     @staticmethod
@@ -92,7 +94,7 @@ class _Biased(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, p, a = ctx.saved_tensors
         rows, exact = ctx.bias
-        # The softmax takes from every gradient their mean, which is that of the output.
+        # The gradient of the softmax subtracts the weighted mean, which the output and its gradient give.
         mean = (grad * a).sum(-1, keepdim=True)
         g_scores = (grad @ v.transpose(-1, -2)).sub_(mean).mul_(p)
         g_bias = None
@@ -107,13 +109,13 @@ def masked_attention(
 ) -> torch.Tensor:
     """Softmax attention of (q k scale + bias) -> [X, Q, H, V].
 
-    bias: [X or 1, H, Q, L], minus infinity where a key is not seen; every query sees one.
+    bias: [X or 1, H, Q, L], minus infinity at masked keys; every query has an unmasked key.
     """
     H, G = q_XQHK.shape[2], k_XLGK.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q_XQHK, k_XLGK, v_XLGV))
     wants_gradient = torch.is_grad_enabled() and bias_XHQL.requires_grad
     few = q.shape[0] * H * q.shape[2] * k.shape[2] < FEW_SCORES
-    # No fused kernel takes values of another size than keys: what torch puts in its place is many small operations.
+    # No fused kernel takes values of another size than keys: torch then runs many small operations.
     plain = few and not torch.is_grad_enabled() and q.shape[3] != v.shape[3]
     if q.device.type == "cpu" and (plain or (wants_gradient and not few)):
         if H != G:
@@ -122,8 +124,8 @@ def masked_attention(
         with torch.autocast("cpu", enabled=False):
             a = _attended(q, k, bias, scale).to(v.dtype) @ v if plain else _Biased.apply(q, k, v, bias, scale)
     else:
-        # On a GPU the kernels that take a mask want the queries' dtype. Elsewhere biases are not rounded: they are the
-        # same for every token.
+        # A GPU's kernels need a mask of the queries' dtype. Elsewhere biases are not rounded, because the error would
+        # be the same for every token.
         mask = bias_XHQL.to(q.dtype if q.device.type == "cuda" else torch.promote_types(q.dtype, torch.float32))
         with torch.autocast(q.device.type, enabled=False):
             a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)
@@ -140,7 +142,7 @@ def biased_attention(
 ) -> torch.Tensor:
     """Causal softmax attention of (q k scale + bias) -> [B, S, Q, H, V].
 
-    bias: broadcast against [B, S, H, Q, L]. seen_BSL: keys that a segment may read (None: all); its own among them.
+    bias: broadcastable to [B, S, H, Q, L]. seen_BSL: keys that a segment may read, its own included; None: all.
     """
     B, S, Q, H, _ = q_BSQHK.shape
     L = k_BSLGK.shape[2]
@@ -158,8 +160,8 @@ def t5_attention(
 ) -> torch.Tensor:
     """biased_attention with T5's biases (see t5_bias).
 
-    There is one for every pair of tokens and head: eight billion in a window of 32,768. So longer windows than
-    MOST_QUERIES are read in parts, whose biases are computed again in the backward pass.
+    There is one bias per pair of tokens and head: eight billion in a window of 32,768. Windows longer than MOST_QUERIES
+    are therefore read in parts, and the backward pass computes the biases of a part again.
     """
     Q, L = q_BSQHK.shape[2], k_BSLGK.shape[2]
 
