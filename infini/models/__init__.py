@@ -1,4 +1,4 @@
-"""The registry of language models: one file a model, found by importing the package.
+"""The registry of models. Importing the package finds every model file.
 
 A model file decorates its builder with `@register("name", Config)`; the builder takes (config, dims, vocab_size).
 """
@@ -24,8 +24,8 @@ _KINDS: dict[str, Kind] = {}
 
 
 def register(name: str, config: type, kind: Kind = "language_model") -> Callable[[Builder], Builder]:
-    """Register a builder and the dataclass of its options under a name. kind: language_model, which keeps the promises
-    of `infini.nn.protocols.LanguageModel`; or seq2seq, an encoder-decoder."""
+    """Register a builder and the dataclass of its options under a name. kind: "language_model", a model with the
+    interface `infini.nn.protocols.LanguageModel`; or "seq2seq", an encoder-decoder."""
 
     def add(builder: Builder) -> Builder:
         if name in _REGISTRY:
@@ -37,9 +37,9 @@ def register(name: str, config: type, kind: Kind = "language_model") -> Callable
 
 
 def registered(kind: Kind | None = None) -> dict[str, tuple[type, Builder]]:
-    """name -> (config dataclass, builder) of every model file in this package, or of those of one kind.
+    """name -> (config dataclass, builder) of every model in this package, or of one kind.
 
-    Raises InputError naming the file and line that keep one from being imported: none can be left out unseen.
+    Raises InputError, naming file and line, if a model file cannot be imported: no model is left out silently.
     """
     for module in pkgutil.iter_modules(__path__):
         try:
@@ -50,7 +50,7 @@ def registered(kind: Kind | None = None) -> dict[str, tuple[type, Builder]]:
 
 
 def _place(module: pkgutil.ModuleInfo, error: Exception) -> str:
-    """The model file that could not be imported, with the line of it where there is one."""
+    """The model file that could not be imported, with the line if it is known."""
     folder = getattr(module.module_finder, "path", "infini/models")
     path = os.path.join(folder, f"{module.name}.py")
     if isinstance(error, SyntaxError):
@@ -60,14 +60,14 @@ def _place(module: pkgutil.ModuleInfo, error: Exception) -> str:
 
 
 def kind_of(name: str) -> Kind | None:
-    """The kind of a registered model; None where there is none of that name."""
+    """The kind of a registered model; None if no model has this name."""
     return _KINDS[name] if name in registered() else None
 
 
 def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
-    """The model that options["name"] names, with options for its config, at the sizes of `dims`.
+    """Build the model options["name"] with the other options, at the sizes of `dims`.
 
-    Raises InputError naming key, value and what is allowed; or what the model's file has left out.
+    Raises InputError naming key, value and what is allowed, or the members that the model's class lacks.
     """
     options = dict(options)
     name = options.pop("name", None)
@@ -94,7 +94,7 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
     except ValueError as error:
         raise InputError(f"model={name}: {error}") from error
     if _KINDS[name] == "language_model" and (lacking := missing_members(model)):
-        # Before anything is trained or read: a member may be asked for at the end of an evaluation only.
+        # Checked before any training: some members are only used at the end of an evaluation.
         raise InputError(f"model={name}: lacks {', '.join(lacking)}; see infini.nn.protocols.LanguageModel")
     return model
 

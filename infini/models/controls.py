@@ -1,7 +1,7 @@
-"""The controls: the Infini-Transformer without its memory, every other line shared.
+"""The controls: the Infini-Transformer without its memory, and otherwise the same code.
 
-`local`: attention inside the segment only. `full`: causal attention over windows of `window_segments` segments, the
-length the models are trained on.
+`local`: attention inside segments. `full`: causal attention inside windows of `window_segments` segments, the length of
+the training sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from infini.nn.protocols import Dimensions
 
 @dataclass
 class LocalConfig:
-    """Options of `local`; see LocalAttention for their meaning."""
+    """Options of `local`. See LocalAttention."""
 
     attention_scale: Literal["d_key", "d_model"] = "d_key"
     positions: Positions = "rotary"
@@ -35,13 +35,13 @@ class FullConfig(LocalConfig):
 
 @register("local", LocalConfig)
 def build_local(config: LocalConfig, dims: Dimensions, vocab_size: int) -> Decoder:
-    """The decoder with attention inside segments of dims.segment_length tokens."""
+    """A decoder with attention inside segments of dims.segment_length tokens."""
     return _decoder(config, dims, vocab_size, 1)
 
 
 @register("full", FullConfig)
 def build_full(config: FullConfig, dims: Dimensions, vocab_size: int) -> Decoder:
-    """The decoder with attention inside windows of window_segments segments."""
+    """A decoder with attention inside windows of window_segments segments."""
     if config.window_segments < 1:
         raise ValueError(f"window_segments={config.window_segments}: must be at least 1")
     return _decoder(config, dims, vocab_size, config.window_segments)

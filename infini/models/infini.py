@@ -1,7 +1,7 @@
 """Infini-Transformer: a pre-norm decoder whose every layer is Infini-attention.
 
-Features: local causal attention over segments with rotary positions; a compressive memory a head, read without
-positions (Eq. 3); Linear (Eq. 4) or Linear + Delta (Eq. 5) update; one learned gate a head (Eq. 6); back-propagation
+Features: local causal attention inside segments with rotary positions; a compressive memory per head, read without
+positions (Eq. 3); Linear (Eq. 4) or Linear + Delta (Eq. 5) update; one learned gate per head (Eq. 6); back-propagation
 through all segments of a training sequence.
 """
 
@@ -19,7 +19,7 @@ from infini.nn.protocols import Dimensions
 
 @dataclass
 class MemoryConfig:
-    """Options of every decoder with a compressive memory; see InfiniAttention for their meaning."""
+    """Options of every decoder with a compressive memory. See InfiniAttention."""
 
     update_rule: Literal["linear", "delta"] = "linear"
     first_segment: Literal["local", "zero"] = "local"
@@ -30,7 +30,7 @@ class MemoryConfig:
     tie_embeddings: bool = True
 
     def decoder(self, kind: type[InfiniAttention], dims: Dimensions, vocab_size: int, **options: Any) -> Decoder:
-        """The decoder with one layer of this kind of attention a layer; options: what else it takes."""
+        """A decoder with this kind of attention in every layer. options: further arguments of the attention."""
 
         def attention(layer: int) -> InfiniAttention:
             return kind(
@@ -59,7 +59,7 @@ class InfiniConfig(MemoryConfig):
     rope_base: float = 10000.0
 
     def __post_init__(self) -> None:
-        # A run is filed under its model's name, which says the rule.
+        # Records name a run's model, and the name states the rule.
         rule = "delta" if isinstance(self, InfiniDeltaConfig) else "linear"
         allowed = f"must be {rule} for infini_{rule}; take the other model"
         require(self.update_rule == rule, "model.update_rule", self.update_rule, allowed)
@@ -75,5 +75,5 @@ class InfiniDeltaConfig(InfiniConfig):
 @register("infini_linear", InfiniConfig)
 @register("infini_delta", InfiniDeltaConfig)
 def build(config: InfiniConfig, dims: Dimensions, vocab_size: int) -> Decoder:
-    """The decoder with one InfiniAttention a layer."""
+    """A decoder with InfiniAttention in every layer."""
     return config.decoder(InfiniAttention, dims, vocab_size, positions=config.positions, rope_base=config.rope_base)

@@ -1,9 +1,9 @@
-"""Infini-attention with Transformer-XL's cache (not in the paper): what a compressive memory adds to a cache.
+"""Infini-attention with Transformer-XL's cache (not in the paper): measures what a compressive memory adds to a cache.
 
-Each layer attends to its segment and to the one before, as Transformer-XL with T5's position biases does, where
-Infini-attention attends to its segment alone. The compressive memory of everything before the segment (Eq. 3 to 5) and
-the gate (Eq. 6) are Infini-attention's; the segment in the cache is in the memory too. The cache has no gradient, the
-memory has. Both lie in the state's memory: what knocks that out (`reset`, `foreign`) knocks out both.
+Each layer attends to its segment and to the previous one, like Transformer-XL with T5's position biases. The
+compressive memory of all earlier segments (Eq. 3 to 5) and the gate (Eq. 6) are those of Infini-attention; the memory
+contains the cached segment too. Gradients flow through the memory, not through the cache. Both are in the state's
+`memory`, so that the knock-outs `reset` and `foreign` remove both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from infini.nn.state import state_class
 
 @state_class
 class CachedMemory(NamedTuple):
-    """The segment before, and the compressive memory of all of them."""
+    """The previous segment, and the compressive memory of all earlier segments."""
 
     cache: Window
     compressive: Memory
@@ -34,19 +34,19 @@ class CachedMemory(NamedTuple):
 
 @state_class
 class InfiniXLLeaves(NamedTuple):
-    """A layer's share of the state."""
+    """The state of one layer."""
 
     window: Window
     memory: CachedMemory
 
 
 class InfiniXLAttention(XLAttention, InfiniAttention):
-    """An XLAttention with T5's biases whose output a gate mixes with what is read of a compressive memory.
+    """XLAttention with T5's biases, and a gate that mixes its output with reads of a compressive memory.
 
-    Options are InfiniAttention's, but for those of positions.
+    It has the arguments of InfiniAttention except `positions` and `rope_base`.
     """
 
-    # The cache is none.
+    # The cache is not a sum.
     memory_is_a_sum = False
     look_back = None
     gradient_horizon = None
@@ -90,5 +90,5 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
 
 @register("infini_xl", MemoryConfig)
 def build(config: MemoryConfig, dims: Dimensions, vocab_size: int) -> Decoder:
-    """The decoder with one InfiniXLAttention a layer."""
+    """A decoder with InfiniXLAttention in every layer."""
     return config.decoder(InfiniXLAttention, dims, vocab_size)

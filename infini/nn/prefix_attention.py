@@ -1,7 +1,7 @@
 """Layers of decoders that are recurrent over segments (infini/nn/recurrent.py): attention over [prefix; tokens; write
 tokens] of one segment.
 
-Letters: B rows, L vectors of a segment, P of its prefix, Q that ask, N tokens of a segment, H query heads, G key-value
+Letters: B rows, L vectors of a segment, P prefix vectors, Q queries, N tokens of a segment, H query heads, G key-value
 heads, K d_key, V d_value, D d_model.
 """
 
@@ -21,8 +21,8 @@ from infini.nn.ops.relative import masked_attention, t5_bias
 
 
 class SegmentShape(NamedTuple):
-    """What all layers read alike of a segment: vectors of the prefix, where the write tokens begin, who sees whom (a
-    mask of attention; None: everyone what stands before it), and from where on the last layer is asked for outputs."""
+    """What all layers share for a segment: the number of prefix vectors, the index of the first write token, the
+    attention mask (None: causal), and the index from which the last layer's outputs are wanted."""
 
     n_prefix: int
     write_from: int
@@ -37,8 +37,8 @@ class PrefixAttention(LocalAttention):
     plain_projections = True
 
     def projections(self) -> torch.Tensor:
-        """The matrices of queries, keys and values as one: for many short segments, read one by one, one product costs
-        less than three small ones."""
+        """The projection matrices of queries, keys and values, joined: for many short segments one product is faster
+        than three small ones."""
         return torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
 
     def attend_segment(
@@ -49,11 +49,11 @@ class PrefixAttention(LocalAttention):
         shape: SegmentShape,
         bias_HQL: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Window]:
-        """What the heads give for x, side by side, and keys and values of the new tokens.
+        """The concatenated outputs of the heads, before o_proj, and keys and values of the new tokens.
 
-        x: the prefix, the new tokens, the write tokens. projections: see above; None: not worth making. old: of the
-        segment's tokens before the new ones (None: there are none). bias: T5's, with what the layout masks (None:
-        rotary positions).
+        x_BLD: the prefix, the new tokens, the write tokens. projections: the joined matrices; None: the layer's own.
+        old: keys and values of the segment's earlier tokens, if any. bias_HQL: T5's biases, minus infinity where
+        masked; None: rotary positions.
         """
         H, G, P = self.n_heads, self.n_kv_heads, shape.n_prefix
         offset = 0 if old is None else old.k_BNGK.shape[1]
@@ -65,7 +65,7 @@ class PrefixAttention(LocalAttention):
         qk, v = qkv.split([(H + G) * self.d_key, G * self.d_value], -1)
         qk, v = qk.unflatten(-1, (H + G, self.d_key)), v.unflatten(-1, (G, self.d_value))
         new = Window(qk[:, P : shape.write_from, H:], v[:, P : shape.write_from])
-        # Tokens stand behind the prefix, write tokens behind the last token of a whole segment.
+        # Positions of tokens follow the prefix; those of write tokens follow the segment's last token.
         if bias_HQL is None and offset:
             turned = rotate(qk[:, :P], 0, self.rope_base), rotate(qk[:, P:], P + offset, self.rope_base)
             qk = torch.cat(turned, 1)
@@ -87,7 +87,7 @@ class PrefixAttention(LocalAttention):
         return a.transpose(1, 2).flatten(-2), new
 
     def bias(self, distance_QL: torch.Tensor, mask_QL: torch.Tensor) -> torch.Tensor | None:
-        """T5's biases [H, Q, L], minus infinity where attention is masked; None for rotary positions."""
+        """T5's biases [H, Q, L], minus infinity where masked; None for rotary positions."""
         if self.positions != "t5":
             return None
         return t5_bias(self.bucket_bias, distance_QL).masked_fill(~mask_QL, -math.inf)
@@ -102,8 +102,8 @@ def read_layers(
     biases: list[torch.Tensor | None],
     shape: SegmentShape,
 ) -> tuple[torch.Tensor, list[Window]]:
-    """What the last layer gives, normalised, for x from shape.wanted_from on, and keys and values of the new tokens by
-    layer; see PrefixAttention.attend_segment."""
+    """The normalised outputs of the last layer from shape.wanted_from on, and keys and values of the new tokens by
+    layer. See PrefixAttention.attend_segment."""
     new: list[Window] = []
     windows = [None] * len(blocks) if old is None else old
     for block, projection, window, bias in zip(blocks, projections, windows, biases, strict=True):

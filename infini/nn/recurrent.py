@@ -1,9 +1,9 @@
-"""Decoders that are recurrent over segments: vectors written at the end of a segment stand before the next ones.
+"""Decoders that are recurrent over segments: a segment writes vectors that precede the following segments.
 
-A segment is read as [prefix; tokens; write tokens] by all layers, causally, before the next one begins: what the last
-layer gives at the write tokens is written to the memory. So segments are read one after the other; only short ones
-between which gradients stop are read side by side (infini/nn/truncated_bptt.py). Models differ in what the prefix is,
-what the write tokens are, and how the memory takes up what was written (see Recurrence).
+All layers read a segment as [prefix; tokens; write tokens], causally. The last layer's outputs at the write tokens are
+written to the memory. Segments are therefore read in sequence; only short segments between which gradients are cut are
+read in parallel (infini/nn/truncated_bptt.py). Subclasses of Recurrence define the prefix, the write tokens and the
+update of the memory.
 
 Letters: B rows, T tokens of a call, Q new tokens of a segment, P prefix vectors, W write tokens, D d_model.
 """
@@ -30,7 +30,7 @@ from infini.nn.truncated_bptt import MAX_NUMEL, read_groups
 
 @state_class
 class RecurrentLeaves(NamedTuple):
-    """Keys and values of the unfinished segment, a layer each; the memory [B, M, D]; how often a document wrote [B]."""
+    """Keys and values of the unfinished segment, per layer; the memory [B, M, D]; the number of writes so far [B]."""
 
     window: tuple[Window, ...]
     memory: torch.Tensor
@@ -38,7 +38,8 @@ class RecurrentLeaves(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """Slots [begin, stop) of the segment [first, last) at one place of the call's grid; which rows forget before it."""
+    """Slots [begin, stop) of the segment [first, last) at one place of the call's grid, and the rows reset before
+    it."""
 
     place: int
     first: int
@@ -49,11 +50,10 @@ class _Read(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """What segments of a call have in common that are laid out alike: who sees whom, whether that is just what stands
-    before it, who is who, and T5's biases of each layer [H, Q, L], minus infinity for who is not seen (None: other
-    positions).
+    """Tensors that segments of the same sizes share: the attention mask, whether it is causal, the diagonal, and each
+    layer's T5 biases [H, Q, L], minus infinity where masked (None for other positions).
 
-    Made once a call: of short segments, of which a call has many, the lookup costs as much as attention itself.
+    Made once per call: for short segments it costs as much as attention itself.
     """
 
     mask_QL: torch.Tensor
@@ -63,27 +63,27 @@ class _Layout(NamedTuple):
 
 
 class _Tables(NamedTuple):
-    """What is made once for all segments of a call: each layer's matrices of attention (see projections; None: not
-    worth making), and the layouts so far."""
+    """What all segments of a call share: each layer's joined projection matrices (see PrefixAttention.projections;
+    None: not worth joining), and the layouts made so far."""
 
     projections: list[torch.Tensor | None]
     layouts: dict[tuple[int, ...], _Layout]
 
 
 class Recurrence(Decoder, ABC):
-    """The decoder that runs segment by segment; subclasses say what prefix, write tokens and memory are.
+    """A decoder that reads one segment after the other. Subclasses define prefix, write tokens and memory.
 
-    bptt_depth: segments before its own that a gradient goes back to at most (None: all). A document is cut into groups
-    of bptt_depth + 1 segments, and no gradient crosses from one group into another: the last of a group reaches
-    bptt_depth segments back, the first none, and what the last one writes gets none, however the calls are cut. (The
-    same reach for every segment would take a forward pass of its own for each.)
-    random_segments: in training about every second segment that a call reads whole is cut in two, at a place drawn from
-    torch's generator, the same for all rows. One that began in an earlier call, or that this one does not end, is not:
-    what was read of it stays as it was read.
+    bptt_depth: segments that a gradient reaches back at most; None: all. A document is divided into groups of
+        bptt_depth + 1 segments, and no gradient crosses the boundary of a group: it reaches back bptt_depth segments
+        from the last segment of a group, none from the first, and the vectors that the last one writes have no
+        gradient. The division does not depend on the calls. (The same reach for every segment would need a forward pass
+        for each.)
+    random_segments: in training, about half of the segments that a call reads whole are cut in two at a random place,
+        the same for all rows. torch's generator samples it. Segments that span several calls are not cut.
     """
 
     memory_sees_itself = False
-    """Whether all vectors of the prefix see each other, and all write tokens: not only those before."""
+    """Whether attention is bidirectional among the vectors of the prefix, and among the write tokens."""
 
     def __init__(
         self,
@@ -117,10 +117,12 @@ class Recurrence(Decoder, ABC):
         self._compiled: Callable[..., tuple[torch.Tensor, list[Window]]] | None = None
 
     def compile_layers(self, backend: Any = "inductor") -> bool:
-        """Training steps read segments by compiled code from now on (torch.compile), but where activations are computed
-        again: calling the operations of many short segments takes as long as they do. False, and nothing is compiled,
-        where gradients do not go through all segments, which may then be read side by side
-        (infini/nn/truncated_bptt.py), and where lengths are drawn."""
+        """Compile the reading of a segment for training steps without activation checkpointing (torch.compile).
+
+        Launching the operations of many short segments takes as long as running them. Returns False and compiles
+        nothing if bptt_depth is set, so that segments may be read in parallel (infini/nn/truncated_bptt.py), or if
+        segments have random lengths.
+        """
         if self.gradient_horizon is not None or self.random_segments:
             return False
         self._compiled = torch.compile(read_layers, dynamic=False, backend=backend)
@@ -128,20 +130,19 @@ class Recurrence(Decoder, ABC):
 
     @abstractmethod
     def memory_size(self) -> int:
-        """Vectors of the memory."""
+        """Number of vectors in the memory."""
 
     @abstractmethod
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What stands before a segment of a document that wrote so often: [B, P, D], and which of it exists [B, P]
-        (None: all)."""
+        """The prefix [B, P, D] of a segment after writes_B writes, and which of its vectors exist [B, P]; None: all."""
 
     @abstractmethod
     def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
-        """What is read behind the segment [B, W, D]."""
+        """The vectors [B, W, D] that follow the segment's tokens."""
 
     @abstractmethod
     def updated(self, memory_BMD: torch.Tensor, written_BWD: torch.Tensor) -> torch.Tensor:
-        """The memory that has taken up what was written."""
+        """The memory after a segment has written written_BWD."""
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         clock, layers = super().init_state(batch_size, device)
@@ -159,7 +160,7 @@ class Recurrence(Decoder, ABC):
         reset_BT: torch.Tensor | None = None,
         write_weight_BT: torch.Tensor | None = None,
     ) -> ModelOutput:
-        """ids [B, T] and the state before them -> final hidden states [B, T, D] and the state after them."""
+        """Final hidden states [B, T, D] for ids [B, T], and the state after them. See LocalAttention.forward."""
         state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
         hidden, state = run_on_grid(
             self._read_segments, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT
@@ -167,7 +168,7 @@ class Recurrence(Decoder, ABC):
         return ModelOutput(hidden, state, hidden.new_zeros(()))
 
     def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
-        """The state after a call: the memory is what the last layer gives, so nothing can be left out."""
+        """The state after a call. The memory is an output of the last layer, so that no computation is saved."""
         return self(ids_BT, state, reset_BT=reset_BT).state
 
     def _read_segments(
@@ -182,9 +183,9 @@ class Recurrence(Decoder, ABC):
         memory, writes_B, N = leaves.memory, leaves.writes_B, self.segment_length
         outputs: list[torch.Tensor] = []
         kept: list[list[Window]] = [[] for _ in self.blocks]
-        # Columns are counted from the beginning of the unfinished segment.
+        # Columns count from the start of the unfinished segment.
         stop_B = grid.window_B + grid.clock.slot_B
-        # Cut at once: the gradient of a slice is as large as what it was cut from.
+        # One split: the gradient of a slice is as large as the tensor that it is taken from.
         tokens = self.embedding(ids_BT).split([read.stop - read.begin for read in reads], 1)
         tables = self.tables(len(reads) > 1)
         for read, tokens_BQD in zip(reads, tokens, strict=True):
@@ -202,7 +203,7 @@ class Recurrence(Decoder, ABC):
             for layer, window in enumerate(new):
                 kept[layer].append(window)
             if written is not None:
-                # A row whose segment padding cut short has not ended it.
+                # Padding that cuts a row's segment short leaves it unfinished.
                 ended = stop_B >= read.place * N + read.last
                 updated = self.updated(memory, written.to(memory.dtype))
                 memory = torch.where(ended[:, None, None], updated, memory)
@@ -214,20 +215,22 @@ class Recurrence(Decoder, ABC):
         return torch.cat(outputs, 1), (RecurrentLeaves(tuple(windows), memory, writes_B),)
 
     def _falls_into_groups(self, grid: Grid, reads: list[_Read]) -> bool:
-        """Whether the call is of short whole segments of one length, more than a group of them, of which a gradient is
-        wanted. Where activations are computed again, what there is of them at a time is a segment's, not a batch of
-        segments'."""
+        """Whether the call is read in groups: it has more than a group of short whole segments, and gradients are on.
+
+        Not with activation checkpointing, which keeps the activations of one segment at a time instead of a batch of
+        them.
+        """
         if self.gradient_horizon is None or not torch.is_grad_enabled() or self.checkpoint_activations:
             return False
         B, N = len(grid.window_B), self.segment_length
         if len(reads) <= self.gradient_horizon + 1 or B * N * self.embedding.weight.shape[1] > MAX_NUMEL:
             return False
-        # Nor does any row end in padding: it would have a segment that it has not ended.
+        # A row that ends in padding would leave a segment unfinished.
         ends_whole = grid.window == len(reads) * N
         return ends_whole and all((read.begin, read.stop) == (0, N) for read in reads)
 
     def _reads(self, grid: Grid) -> Iterator[_Read]:
-        """What is read one after the other in a call."""
+        """The parts of segments that a call reads in sequence."""
         place, N = 0, self.segment_length
         for piece in grid.pieces:
             for s in range(piece.n_segments):
@@ -237,12 +240,12 @@ class Recurrence(Decoder, ABC):
                     begin, stop = max(first, piece.offset if s == 0 else 0), min(last, read_to)
                     if begin < stop:
                         yield _Read(place, first, last, begin, stop, reset_B)
-                        # Forgotten is what was written before, not what this segment's first part writes.
+                        # The reset clears earlier writes, not those of this segment's first part.
                         reset_B = None
                 place += 1
 
     def _drawn_segments(self, piece: Piece) -> list[tuple[int, int]]:
-        """The segments (first slot, slot after the last) of one place of the grid; all rows have the same."""
+        """The segments (first slot, slot after the last) at one place of the grid, the same for all rows."""
         N = self.segment_length
         whole = piece.offset == 0 and piece.commits
         if not (self.training and self.random_segments and whole) or N < 4:
@@ -254,14 +257,14 @@ class Recurrence(Decoder, ABC):
         return [(0, cut), (cut, N)]
 
     def cut_gradient(self, memory: torch.Tensor, writes_B: torch.Tensor) -> torch.Tensor:
-        """The memory before a segment, without history where the segment begins a group."""
+        """The memory before a segment, detached for rows in which the segment begins a group."""
         if self.gradient_horizon is None:
             return memory
         begins_B = writes_B % (self.gradient_horizon + 1) == 0
         return torch.where(begins_B[:, None, None], memory.detach(), memory)
 
     def tables(self, several: bool = True) -> _Tables:
-        """What is made once for a call; of one segment, matrices are not put together."""
+        """The tables of a call. several: whether it has several segments, so that joining matrices pays."""
         attentions: list[Any] = self.attentions()
         return _Tables([for_products(layer.projections()) if several else None for layer in attentions], {})
 
@@ -275,8 +278,13 @@ class Recurrence(Decoder, ABC):
         ends: bool = True,
         outputs: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor | None, list[Window]]:
-        """Final hidden states of a segment's new tokens (of none, if no outputs are wanted), what is written (None: the
-        segment goes on), and keys and values of the new tokens by layer. old: keys and values of the tokens before."""
+        """Read new tokens of a segment.
+
+        old: keys and values of the segment's earlier tokens, by layer. ends: whether the segment ends with these
+        tokens. outputs: whether hidden states are wanted. Returns the final hidden states of the new tokens (none if
+        not wanted), the vectors written (None if the segment does not end), and keys and values of the new tokens by
+        layer.
+        """
         prefix, valid = self.prefix(memory, writes_B)
         prefix = prefix.to(tokens_BQD.dtype)
         parts = [prefix, tokens_BQD, *([self.write_tokens(prefix)] if ends else [])]
@@ -299,8 +307,8 @@ class Recurrence(Decoder, ABC):
         return hidden, written if ends else None, new
 
     def _layout(self, n_prefix: int, offset: int, n_new: int, n_write: int, device: torch.device) -> _Layout:
-        """Of a segment of which `offset` tokens were read before: asking are the prefix and what stands behind these,
-        n_new vectors in all."""
+        """The layout of a segment of which `offset` tokens are already read. Queries are the prefix and the vectors
+        after these tokens, n_new in all."""
         length = offset + n_new
         place = torch.arange(length, device=device)
         asking = torch.cat([place[:n_prefix], place[n_prefix + offset :]])
@@ -315,15 +323,15 @@ class Recurrence(Decoder, ABC):
 
     @staticmethod
     def _mask(layout: _Layout, valid_BP: torch.Tensor | None) -> torch.Tensor | None:
-        """The mask of attention over a segment whose prefix is there as far as `valid` says (None: all of it), without
-        what the layout's biases mask; None where nothing is left to be masked, or only what comes later."""
+        """The attention mask of a segment, besides what the layout's biases mask; None if no mask, or the causal one,
+        is enough. valid_BP: which vectors of the prefix exist; None: all."""
         biased = layout.biases[0] is not None
-        # On a processor, where asking waits for nothing.
+        # On a CPU reading the value does not wait for a device.
         if valid_BP is None or (valid_BP.device.type == "cpu" and bool(valid_BP.all())):
             return None if biased or layout.is_causal else layout.mask_QL
         seen = torch.ones(len(valid_BP), layout.mask_QL.shape[1], dtype=torch.bool, device=valid_BP.device)
         seen[:, : valid_BP.shape[1]] = valid_BP
-        # A vector that does not exist sees itself, so that its softmax is one of something.
+        # A vector that does not exist sees itself, so that its softmax is defined.
         return ((layout.mask_QL & seen[:, None]) | layout.self_QL)[:, None]
 
     def state_floats(self, n_segments: int) -> int:
@@ -331,10 +339,10 @@ class Recurrence(Decoder, ABC):
         return self.memory_size() * self.embedding.weight.shape[1]
 
     def receptive_field(self, n_segments: int) -> int:
-        """Everything that was read: each segment's memory has seen the one before."""
+        """All tokens read: each segment's memory depends on the one before."""
         return self.segment_length * n_segments
 
 
 def vectors(n: int, d_model: int) -> nn.Parameter:
-    """n learned vectors that stand among embeddings, of their size."""
+    """n learned vectors, initialised like embeddings."""
     return nn.Parameter(torch.randn(n * d_model) * 0.02)

@@ -1,13 +1,13 @@
-"""Groups of segments that no gradient crosses, read side by side.
+"""Truncated back-propagation: groups of segments between which gradients are cut are read in parallel.
 
-Where a gradient goes back bptt_depth segments at most (see Recurrence), a document falls into groups of bptt_depth + 1
-segments that have nothing in common but the memory that one hands to the next. So a call is read twice: segment by
-segment without gradients, for the memory that each group begins with; then the first segments of all groups as one
-batch, the second ones, and so on. Values and gradients are those of reading once, segment by segment, up to rounding;
-what is done one after the other with gradients is one group, however long the call.
+If a gradient reaches back at most bptt_depth segments (see Recurrence), a document consists of groups of bptt_depth + 1
+segments that share only the memory handed from one to the next. A call is read twice. The first pass, without
+gradients, reads segment after segment and finds the memory at the start of each group. The second pass, with
+gradients, reads the first segments of all groups as one batch, then the second ones, and so on. Values and gradients
+equal those of one sequential pass up to rounding. The sequential part with gradients is one group, for any call length.
 
-Letters as in infini/nn/recurrent.py; R segments of a call of N tokens each, M vectors of the memory, K pairs of a
-segment and a row.
+Letters as in infini/nn/recurrent.py, and R segments of a call with N tokens each, M vectors of the memory, K pairs of
+a segment and a row.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from infini.nn.recurrent import Recurrence
 
 MAX_NUMEL = 1 << 14
-"""Numbers of a segment's embeddings, of all rows, up to which this pays: where to call operations takes longer than
-what they do. The reading without gradients is a third of the arithmetic more. Measured on a processor alone."""
+"""Size of a segment's embeddings over all rows up to which this is faster: launching operations then takes longer than
+running them. The pass without gradients adds a third of the arithmetic. Measured on a CPU only."""
 
 Resets = Sequence[torch.Tensor | None]
 
 
 class Schedule(NamedTuple):
-    """Of each segment and row of a call, on the processor: how often the document wrote before it [R, B], and the round
-    in which it is read with gradients, which is how many segments of its group the call has before it [R, B]."""
+    """For each segment and row of a call, on the CPU: the document's writes before it [R, B], and the round in which it
+    is read with gradients [R, B], which is the number of segments of its group before it in the call."""
 
     writes_RB: torch.Tensor
     round_RB: torch.Tensor
 
 
 def schedule(writes_B: torch.Tensor, resets: Resets, group: int) -> Schedule:
-    """writes_B: before the call. resets: which rows forget before each segment [B] (None: none). group: segments of a
-    group."""
+    """The schedule of a call. writes_B: writes before the call. resets: rows that are reset before each segment [B];
+    None: none. group: segments in a group."""
     none_B = torch.zeros_like(writes_B, dtype=torch.bool)
     resets_RB = torch.stack([none_B if reset_B is None else reset_B for reset_B in resets]).cpu()
     writes_B = writes_B.cpu()
@@ -55,21 +55,21 @@ def schedule(writes_B: torch.Tensor, resets: Resets, group: int) -> Schedule:
 def read_groups(
     model: Recurrence, ids_BT: torch.Tensor, memory_BMD: torch.Tensor, writes_B: torch.Tensor, resets: Resets
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Final hidden states [B, T, D] of whole segments, and memory and number of writes after them.
+    """Final hidden states [B, T, D] of whole segments, and the memory and the number of writes after them.
 
     memory_BMD, writes_B: before the call. resets: see schedule.
     """
     assert model.gradient_horizon is not None
     plan, device = schedule(writes_B, resets, model.gradient_horizon + 1), ids_BT.device
     R, B = plan.round_RB.shape
-    # A pair's turn is where it comes among all.
+    # A pair's turn is its place in the order in which pairs are read.
     order_K = plan.round_RB.flatten().sort(stable=True).indices
     turn_RB = order_K.argsort().view(R, B)
     counts = plan.round_RB.flatten().bincount().tolist()
-    # Where a pair's memory is: in the first round among those that groups begin with, later among what the round before
-    # wrote, that of the same row's segment before.
+    # Index of a pair's memory: in round 0 among the memories at the start of groups, later among those that the
+    # previous round wrote, at the same row's previous segment.
     begin_of_round_before = torch.tensor([0, 0, *counts[:-2]]).cumsum(0)
-    # (What roll puts before the first segment is not used: that is in the first round.)
+    # (roll moves the last segment before the first one; that entry is not used, since the first one is in round 0.)
     among_written_RB = turn_RB.roll(1, 0) - begin_of_round_before[plan.round_RB]
     source_RB = torch.where(plan.round_RB > 0, among_written_RB, torch.arange(R * B).view(R, B))
     source_K = source_RB.flatten()[order_K]
@@ -95,11 +95,11 @@ def read_groups(
 def _beginnings(
     model: Recurrence, ids_RBN: torch.Tensor, memory_BMD: torch.Tensor, writes_RB: torch.Tensor, resets: Resets
 ) -> torch.Tensor:
-    """The memory before each of the first segments [., B, M, D], as many as resets are given; that before the first one
-    has the history of what the call was given."""
+    """The memory before each of the first len(resets) segments [., B, M, D]. The first one keeps the gradient history
+    of the call's state."""
     found: list[torch.Tensor] = []
     with torch.no_grad():
-        # Not those of the reading with gradients: T5's biases would have no history.
+        # Separate tables: T5's biases in them have no gradient history.
         tables = model.tables()
     for segment, reset_B in enumerate(resets):
         if found:
@@ -111,6 +111,7 @@ def _beginnings(
         if reset_B is not None:
             memory_BMD = memory_BMD.masked_fill(reset_B[:, None, None], 0)
         found.append(memory_BMD if found else model.cut_gradient(memory_BMD, writes_RB[0]))
-    # Older versions of torch keep a weight that was cast without gradients, so that it would get none later on.
+    # Older versions of torch cache a weight cast without gradients, which would then get no gradient in the second
+    # pass.
     torch.clear_autocast_cache()
     return torch.stack(found)
