@@ -1,6 +1,6 @@
-"""Perplexity over whole documents, streamed with the memory carried, and what the memory is worth.
+"""Perplexity over whole documents, streamed with the memory carried, and knock-outs of the memory.
 
-Shared by every task of running text. Works with any infini.nn.protocols.LanguageModel; uses no architecture's inside.
+Shared by all tasks of running text. Works with any infini.nn.protocols.LanguageModel.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from infini.nn.state import State, is_memory, leaves, map_state, select_rows
 
 LOSS_CHUNK = 2048
 LONGEST_WORDS = 100
-"""Bytes a word on the average, above which what white space separates is taken for sentences or paragraphs, as in
-Chinese, and there is no perplexity a word. Languages that separate words need 5 to 30."""
+"""Average bytes per word above which white space is assumed to separate sentences, as in Chinese, so that there is no
+word perplexity. Languages that separate words have 5 to 30."""
 Advance = Callable[[int], None]
 
 
 class Documents(Protocol):
-    """What is read of a tokenised split (see infini.tasks.text.token_cache)."""
+    """Interface of a tokenized split (see infini.tasks.text.token_cache)."""
 
     @property
     def n_tokens(self) -> np.ndarray: ...
@@ -33,8 +33,7 @@ class Documents(Protocol):
 
 
 def position_edges(longest: int, first: int = 64) -> list[int]:
-    """Token positions that bin a document, each a power of two or half-way to the next, from 0 and `first`, a power of
-    two, to past `longest`."""
+    """Bin edges for token positions: 0, then powers of two from `first` and their midpoints, up to past `longest`."""
     edges, width = [0], first
     while edges[-1] < max(longest, 1):
         edges += [width, width * 3 // 2] if width > 1 else [width]
@@ -43,12 +42,12 @@ def position_edges(longest: int, first: int = 64) -> list[int]:
 
 
 def place_edges(segment_length: int) -> list[int]:
-    """Places in a segment that bin its tokens: as positions in a document, from the first token on and to its end."""
+    """Bin edges for token places in a segment: those of position_edges, with the segment's end as the last."""
     return [*(edge for edge in position_edges(segment_length, 1) if edge < segment_length), segment_length]
 
 
 class DocumentSubset:
-    """A few of the documents, in a given order."""
+    """Some of the documents, in a given order."""
 
     def __init__(self, documents: Documents, chosen: Sequence[int]) -> None:
         self.documents, self.chosen = documents, list(chosen)
@@ -63,7 +62,7 @@ class DocumentSubset:
 
 @dataclass
 class Binned:
-    """Loss in nats and tokens of each document by bin, [documents, bins]; edges: where the bins begin, and the end."""
+    """Loss in nats and tokens of each document by bin, [documents, bins]; edges: bin edges."""
 
     edges: list[int]
     nll: np.ndarray
@@ -79,7 +78,7 @@ class Streamed:
     by_place: Binned
     """By place in the segment."""
     growth: list[list[float]] = field(default_factory=list)
-    """Highest growth max_i dz_i / z_i of the normaliser in one segment, [layers][heads], where it was watched."""
+    """Highest growth max_i dz_i / z_i of the normaliser in one segment, [layers][heads]; empty if not measured."""
 
     @property
     def nll(self) -> np.ndarray:
@@ -110,7 +109,7 @@ class _Sums:
 
 
 class _Rows:
-    """Documents side by side, longest first; a row leaves when its document ends."""
+    """A batch of documents, longest first; a row leaves when its document ends."""
 
     def __init__(
         self,
@@ -129,11 +128,11 @@ class _Rows:
         self.by_place = _Sums(len(lengths), place_edges(segment_length), device)
 
     def active(self, position: int) -> np.ndarray:
-        """Documents with tokens from `position` on, longest first."""
+        """Documents with tokens at `position`, longest first."""
         return self.order[self.lengths[self.order] > position]
 
     def batch(self, rows: np.ndarray, position: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs [B, T] and targets [B, T] (-100 where a document has ended): input t is target t - 1."""
+        """Inputs [B, T] and targets [B, T] (-100 after a document's end); input t is target t - 1."""
         ids = np.full((len(rows), width + 1), self.bos_id, dtype=np.int64)
         targets = np.full((len(rows), width), -100, dtype=np.int64)
         for row, document in enumerate(rows):
@@ -144,7 +143,7 @@ class _Rows:
         return torch.from_numpy(ids[:, :-1]).to(self.device), torch.from_numpy(targets).to(self.device)
 
     def add(self, rows: np.ndarray, position: int, nll_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
-        """Count a call's losses to their documents, by position and by place."""
+        """Add a call's losses to their documents, by position and by place."""
         column = torch.arange(position, position + nll_BT.shape[1], device=self.device)
         index = torch.from_numpy(rows.copy()).to(self.device)
         self.by_position.add(index, column, nll_BT, targets_BT != -100)
@@ -169,11 +168,9 @@ def stream_documents(
 ) -> Streamed:
     """Read every document from its first token to its last (or to max_tokens), state carried, in constant memory.
 
-    Every token is scored, the first from the beginning-of-document mark. reset_every: forget every so many tokens, as
-    if each began a document (the `reset` knock-out). edges: of the position bins, where not those of the longest
-    document. segment_length: of the places by which losses are told apart, where not the model's, whose window may be
-    several segments. advance is called with the number of tokens done. points: where the reading is put down after a
-    call, and gone on with, to the same numbers bit by bit.
+    Every token is scored, the first after bos_id. reset_every: forget after this many tokens, as if a document began
+    (the `reset` knock-out). edges: position bins; None: those of the longest document. segment_length: of the place
+    bins; None: the model's, whose window may be several segments. advance is called with the number of tokens read.
     """
     device = next(model.parameters()).device
     lengths = [int(min(n, max_tokens or n)) for n in documents.n_tokens]
@@ -203,7 +200,7 @@ def stream_documents(
 
 
 def exchange_memory(state: State, donor_B: torch.Tensor) -> State:
-    """Each row with the memory leaves of another row; its own clock and window."""
+    """Each row with the memory of another row, and its own clock and window."""
     donated = select_rows(state, donor_B)
     paths = iter([path for path, _ in leaves(state)])
     return map_state(lambda own, other: other if is_memory(next(paths)) else own, state, donated)
@@ -220,10 +217,9 @@ def stream_with_foreign_memory(
 ) -> tuple[Streamed, Streamed]:
     """The `foreign` knock-out: (own, foreign) over the same tokens.
 
-    Before every segment a copy of each row gets the memory that another book left after equally many tokens, and is
-    thrown away after the segment; the rows themselves go on with their own memory. A book's donor is one at
-    least as long: the next in the order of length; the longest is read as far as the second, which is its donor.
-    advance, points: as for stream_documents.
+    Every segment is also read by a copy of each row with another document's memory after equally many tokens. The copy
+    is then discarded, and the row continues with its own memory. The donor of a document is the next longer one. The
+    longest is read as far as the second longest, which is its donor. advance: as for stream_documents.
     """
     device = next(model.parameters()).device
     lengths = np.array([min(int(n), max_tokens or int(n)) for n in documents.n_tokens])
@@ -254,7 +250,7 @@ def stream_with_foreign_memory(
         nll = token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK)
         own.add(active, position, nll, targets)
         if state is None:
-            foreign.add(active, position, nll, targets)  # nothing was written yet: both read the same
+            foreign.add(active, position, nll, targets)  # no memory yet: both are the same
         else:
             grown = _growth(state, out.state)
             growth = grown if growth is None else torch.maximum(growth, grown)
@@ -268,8 +264,8 @@ def stream_with_foreign_memory(
 
 
 def _growth(before: State, after: State) -> torch.Tensor:
-    """max over rows and dimensions of dz / z by layer and head [L, G], of layers that keep a normaliser z; minus
-    infinity where a layer has fewer heads than another."""
+    """max over rows and dimensions of dz / z by layer and head [L, G], for layers with a normaliser z; minus infinity
+    pads layers with fewer heads."""
     ratios = []
     for (path, z), (_, grown) in zip(leaves(before.layers), leaves(after.layers), strict=True):
         if path.endswith("z_BGK"):
@@ -280,11 +276,10 @@ def _growth(before: State, after: State) -> torch.Tensor:
 
 
 def metrics(streamed: Streamed, n_words: np.ndarray, n_bytes: np.ndarray) -> dict[str, dict[str, Any]]:
-    """Perplexity = exp(total NLL / total tokens) over the split, the same a word, and bits a byte.
+    """Perplexity = exp(total NLL / total tokens) over the split, word perplexity, and bits per byte.
 
-    n_words, n_bytes: of the text that was scored. A measure that does not exist has the value None and a note: of a
-    text without words or without bytes, of one whose words by white space are none (see LONGEST_WORDS), or where a
-    perplexity is larger than any float.
+    n_words, n_bytes: of the scored text. A missing measure is None, with a note: for a text without tokens, words or
+    bytes, for one whose white space does not separate words (see LONGEST_WORDS), or where a perplexity overflows.
     """
     nll, tokens = float(streamed.nll.sum()), int(streamed.tokens.sum())
     words, size = int(n_words.sum()), int(n_bytes.sum())

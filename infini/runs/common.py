@@ -109,13 +109,16 @@ def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) 
     keys = keys_of(overrides)
     if any_model and not any(key == "model" or key.startswith("model.") for key in keys):
         del wanted["model"]
-    if any(text.startswith("seed=") for text in overrides):
+    if "seed" in keys:
         wanted["seed"] = cfg.seed
-    runs = [run for run in records.load_records(cfg.results_dir) if run.verb == "train"]
-    if any(text.startswith("recipe=") for text in overrides):
-        runs = [run for run in runs if run.config["recipe"]["name"] == cfg.recipe.name]
-    runs = [run for run in runs if all(getattr(run, key) == value for key, value in wanted.items())]
-    runs = [run for run in runs if checkpoint_folder(cfg.results_dir, run.run_id).is_dir()]
+    runs = [
+        run
+        for run in records.load_records(cfg.results_dir)
+        if run.verb == "train"
+        and all(getattr(run, key) == value for key, value in wanted.items())
+        and ("recipe" not in keys or run.config["recipe"]["name"] == cfg.recipe.name)
+        and checkpoint_folder(cfg.results_dir, run.run_id).is_dir()
+    ]
     if not runs:
         described = " ".join(f"{key}={value}" for key, value in wanted.items())
         command = f"infini train task={cfg.task.name}" + (f" model={wanted['model']}" if "model" in wanted else "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
@@ -14,7 +13,6 @@ from typing import Any
 from rich.console import Console
 
 from infini import records
-from infini.config.lengths import format_length
 from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig, groups, task_schema
 from infini.errors import InputError
 from infini.nn.protocols import optional
@@ -56,11 +54,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
     for note in dict.fromkeys(entry["note"] for entry in record.results.values() if entry.get("note")):
         names = [name for name, entry in record.results.items() if entry.get("note") == note]
         console.print(f"{', '.join(names)}: {note}", markup=False, highlight=False, soft_wrap=True)
-    for cell in record.series.get("cells", ()):
-        if "overall" in cell and cell.get("length") and cell["books"]:
-            read = statistics.fmean(book["tokens_read"] for book in cell["books"])
-            span = f"at most {format_length(cell['length'])} of a book ({read:,.0f} tokens on average)"
-            console.print(f"{span}: overall {_shown(cell['overall'])}", highlight=False)
+    if (details := getattr(load_task(cfg.task.name), "details", None)) is not None:
+        for line in details(record):
+            console.print(line, markup=False, highlight=False)
     if record.synthetic:
         console.print("measured on made-up text: it shows that this runs, and nothing else", highlight=False)
     path = records.record_path(cfg.results_dir, record.run_id)

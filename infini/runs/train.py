@@ -169,7 +169,7 @@ def _fit(
     if not trainer.global_step == len(module.loss_curve) == cfg.recipe.steps:
         raise InputError(
             f"recipe.steps={cfg.recipe.steps}: the training ended after {trainer.global_step} optimizer steps on "
-            f"{len(module.loss_curve)} batches, so nothing is recorded. {saving.describe_newest()}"
+            f"{len(module.loss_curve)} batches, so nothing is recorded. {describe_checkpoint(saving.newest_step)}"
         )
     return point is not None
 

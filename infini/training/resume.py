@@ -173,14 +173,10 @@ class SaveCheckpoints(Callback):
         """Whether the training has started, with everything restored from the checkpoint."""
         self._saved = time.monotonic()
 
-    def describe_newest(self) -> str:
-        """A sentence on the newest checkpoint, without its full stop."""
-        return describe_checkpoint(self.newest_step)
-
     def describe_resume(self) -> str:
-        """The same, and the effect of starting the command again."""
+        """A sentence on the newest checkpoint, and on the effect of starting the command again."""
         effect = "starts again" if self.newest_step is None else "resumes from it"
-        return f"{self.describe_newest()}: the same command {effect}"
+        return f"{describe_checkpoint(self.newest_step)}: the same command {effect}"
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self._saved = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -137,6 +137,17 @@ def evaluate_reference(cfg: Config, record: RunRecord) -> dict[str, bytes]:
     record.series["cells"] = [cell]
     record.results = _results(cell, _note_of_unscored(list(compared), list(compared.values())))
     return {}
+
+
+def details(record: RunRecord) -> Iterator[str]:
+    """One line per input length: tokens read, and the overall score."""
+    for cell in record.series["cells"]:
+        if cell.get("length") and cell["books"]:
+            read = np.mean([book["tokens_read"] for book in cell["books"]])
+            yield (
+                f"at most {format_length(cell['length'])} of a book ({read:,.0f} tokens on average): "
+                f"overall {cell['overall']:.4f}"
+            )
 
 
 def _without_model(task: BooksumConfig, text: str, texts: Sequence[str], seed: int) -> str:

@@ -18,7 +18,7 @@ from infini.system.progress import progress_bar
 from infini.tasks.booksum.books import BookSplit, open_books
 from infini.tasks.booksum.config import BooksumConfig
 from infini.tasks.booksum.data import SEPARATOR, Examples, SourceBatches, SummaryBatches
-from infini.tasks.booksum.evaluation import evaluate, evaluate_reference
+from infini.tasks.booksum.evaluation import details, evaluate, evaluate_reference
 from infini.tasks.text.data_module import NumberedDataset, ResumableDataModule
 from infini.tasks.text.documents import TextTokenizer, bpe_tokenizer
 from infini.tasks.text.hub_tokenizer import hub_tokenizer
@@ -26,7 +26,7 @@ from infini.tasks.text.token_cache import TokenisedSplit, tokenise
 from infini.training.checkpoint import TOKENIZER, named_folder
 from infini.training.module import SOURCE
 
-__all__ = ["BooksumDataModule", "DataModule", "evaluate", "evaluate_reference"]
+__all__ = ["BooksumDataModule", "DataModule", "details", "evaluate", "evaluate_reference"]
 
 
 class BooksumDataModule(ResumableDataModule):
