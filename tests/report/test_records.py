@@ -125,7 +125,7 @@ def test_failure_while_writing_leaves_the_old_file_and_nothing_else(
         (b"\xff\xfe", "decode"),
         (make_record("damaged", documents={}).to_json().encode(), "'documents' holds a dict"),
         (make_record("damaged", results={"perplexity": 3}).to_json().encode(), "result 'perplexity' has no value"),
-        (make_record("damaged", results={"perplexity": {"value": "3"}}).to_json().encode(), "'perplexity' holds no"),
+        (make_record("damaged", results={"perplexity": {"value": "3"}}).to_json().encode(), "'perplexity' has no"),
         (make_record("damaged", documents=[3]).to_json().encode(), "'documents' has an entry that is not an object"),
         (b"[" * 200_000, "recursion"),
         (make_record("other").to_json().encode(), "it holds run 'other'"),
