@@ -55,8 +55,8 @@ def minimum_interval(counts: Sequence[tuple[float, float]], level: float = LEVEL
     """Interval of the lowest of several shares, each (successes, trials).
 
     The lowest observed share is partly low by chance, so its own interval would cover less than `level`. Each share
-    gets an interval at the level at which all are right together (Bonferroni). The lowest share lies between the lowest of
-    their lower ends and the lowest of their upper ends.
+    gets an interval at the level at which all are right together (Bonferroni). The lowest share lies between the lowest
+    of their lower ends and the lowest of their upper ends.
     """
     each = [proportion_interval(successes, trials, 1 - (1 - level) / len(counts)) for successes, trials in counts]
     return min(low for low, _ in each), min(high for _, high in each)

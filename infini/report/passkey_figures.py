@@ -18,7 +18,7 @@ from infini.report.selection import Selection
 
 def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Path, title: str) -> list[Path]:
     """Draw and print token accuracy in per cent for every length and place of the key, the mean over the runs. The mark
-    of the table shows where key and question are in one segment. Cells with fewer prompts than others show their number.
+    of the table shows where key and question are in one segment. Cells with fewer prompts show their number.
 
     Args:
         report: gives the lengths and places.

@@ -21,10 +21,11 @@ def carried_floats(run: RunRecord, training: Mapping[str, Any]) -> float | None:
     window_segments - 1, which are not in its memory leaves. training: the configuration of its training.
     """
     dims, options = training.get("dims") or {}, training.get("model") or {}
-    if "window_segments" not in options:
+    window = options.get("window_segments")
+    # Older records of full attention do not have the option.
+    if window is None and run.model != "full":
         found = run.cost.get("state_floats")
         return None if found is None else float(found)
-    window = options["window_segments"]
     if window is None or not {"d_key", "n_heads", "n_layers", "segment_length"} <= set(dims):
         return None
     heads = dims["n_heads"] if dims.get("n_kv_heads") is None else dims["n_kv_heads"]

@@ -289,7 +289,7 @@ def test_a_search_is_published_with_its_table_and_shown_where_nothing_was_run(
     records.write_record(changed, tmp_path)
     before = (published / "runs" / f"{changed.run_id}.json").read_bytes()
     assert main(["publish", *words]) == 2
-    assert f"run {changed.run_id} is published already, with another content" in capfd.readouterr().err
+    assert f"run {changed.run_id} is already published with different content" in capfd.readouterr().err
     assert (published / "runs" / f"{changed.run_id}.json").read_bytes() == before
     # Published is not made: a reproduction on another machine trains its own.
     assert main(["reproduce", *WORDS, f"results_dir={empty}"]) == 0

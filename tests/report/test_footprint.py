@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from report_runs import make_train
 
 from infini.cli.main import main
 from infini.config.compose import compose
 from infini.errors import InputError
+from infini.models import build_model
+from infini.nn.protocols import optional
 from infini.nn.state import State, is_memory, leaves, memory_floats
 from infini.report.footprint import PAPER, TABLE1, MemoryReport, Symbols, printed
 from infini.report.load import load_report, report_of_runs
+from infini.report.sizes import xl_cache
 from infini.runs import table_memory
 from infini.runs.table_memory import measure, table
 
@@ -55,6 +59,24 @@ def test_what_is_carried_is_what_is_declared_and_the_papers_formula_where_they_a
     assert TABLE1[cfg.model["name"]].floats(found.s) == paper
     if cfg.model.get("positions") != "dai2019":
         assert evaluated(TABLE1[cfg.model["name"]].carried, found.s) == carried
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [
+        *((sizes(model), 8) for model in ("transformer_xl", "memorizing", "infini_xl", "compressive")),
+        (sizes("compressive", "model.memory_segments=2"), 16),
+        *((sizes(model), 0) for model in ("local", "full", "infini_linear", "rmt")),
+    ],
+)
+def test_models_declare_their_xl_cache(overrides: list[str], tokens: int) -> None:
+    """The records of trainings have it; trainings before that are known by their models, with the same result."""
+    cfg = compose(overrides)
+    assert optional(build_model(cfg.model, cfg.dims, 16), "xl_cache") == tokens
+    older = make_train(cfg.model["name"], 1, config={"dims": {"segment_length": 8}, "model": cfg.model})
+    assert xl_cache(older, older) == (tokens or None)
+    older.cost["xl_cache"] = 40
+    assert xl_cache(older, older) == 40
 
 
 @pytest.mark.parametrize("model", TABLE1)
