@@ -47,7 +47,7 @@ class Selection:
     mismatches: dict[str, list[str]] = field(default_factory=dict)
     """Row name -> how its runs differ from what the row declares. Rows that match are not in it."""
     superseded: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """Row name -> run id -> how the run differs from what the row declares. Runs that match take its place."""
+    """Row name -> run id -> how the run differs from what the row declares. Runs that differ less take its place."""
 
     @property
     def all_runs(self) -> list[RunRecord]:
@@ -85,7 +85,7 @@ class RunReport(ReportKind):
     choices: ClassVar[tuple[str, ...]]
     """Values of `aggregate` that allow several runs for one cell. The first is the one that claims use."""
     one_match_is_enough: ClassVar[bool] = False
-    """Whether a run that matches its row's declaration also supersedes runs of other seeds that do not."""
+    """Whether a run also supersedes runs of other seeds that differ more from what the row declares."""
     baseline: str | None = None
     """Row with which the losses of the others are compared."""
     aggregate: str | None
@@ -158,11 +158,11 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord]) -> 
     """Select the evaluation runs that fill the cells of `report` at `scale`.
 
     Runs on synthetic text are dropped if there are runs on real text: in the whole table if it has one corpus, else in
-    the same row. Runs that differ from what their row declares are superseded by runs of the same row and seed that
-    match (see RunReport.one_match_is_enough). The remaining runs must agree: one corpus and tokenizer for the whole
-    table, one setting for each row over all its seeds, one run for each seed. Of an evaluation that was repeated with
-    the same outcome, the newest is kept. With `aggregate: newest` the newest run decides each of these; with `mean` all
-    runs of a seed are kept.
+    the same row. A run that differs from what its row declares is superseded by a run of the same row and seed with
+    only some of these differences, or none (see RunReport.one_match_is_enough). The remaining runs must agree: one
+    corpus and tokenizer for the whole table, one setting for each row over all its seeds, one run for each seed. Of an
+    evaluation that was repeated with the same outcome, the newest is kept. With `aggregate: newest` the newest run
+    decides each of these; with `mean` all runs of a seed are kept.
 
     Raises:
         InputError: two runs compete for a cell, and the report does not say how to choose. The message names both.
@@ -188,11 +188,15 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord]) -> 
         where = f"{report.name} at scale {scale}, {name}"
         mismatches = report.find_mismatches(name, runs, selection)
         if report.aggregate is None:
-            matched = {run.seed for run in runs if run.run_id not in mismatches}
+            differences = {run.run_id: set(mismatches.get(run.run_id, ())) for run in runs}
             left_out = {
                 run.run_id: mismatches[run.run_id]
                 for run in runs
-                if run.run_id in mismatches and (run.seed in matched or (matched and report.one_match_is_enough))
+                if any(
+                    differences[other.run_id] < differences[run.run_id]
+                    for other in runs
+                    if other.seed == run.seed or report.one_match_is_enough
+                )
             }
             if left_out:
                 selection.superseded[name] = left_out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from books import write_books
@@ -248,6 +249,7 @@ def marked(
 ) -> tuple[str, list[str]]:
     """The title of the one row with runs, and the notes on what is marked."""
     declared = declared or {"recipe": {"steps": 10}}
-    made = build_summary_report(report, "laptop", runs, None, declared)
+    with patch("infini.report.declared.declared_at", lambda task, scale: declared):
+        made = build_summary_report(report, "laptop", runs, None)
     (title,) = [row.title for row in made.tables[0].rows if row.cells[0].run_ids]
     return title, [note for note in made.notes if "\N{DAGGER}" in note]
