@@ -1,9 +1,9 @@
-"""AutoCompressors (Chevalier et al. 2023): summary vectors of all segments so far stand before every later one.
+"""AutoCompressors (Chevalier et al. 2023): the summary vectors of earlier segments precede every segment.
 
-A segment is read as [summaries; tokens; summary tokens]; what the last layer gives at the summary tokens, which are
-learned, are the segment's summary vectors. They accumulate as a soft prompt; of more than `accumulated` segments the
-oldest are dropped. A gradient goes through at most bptt_depth compressions, and in training segments may have random
-lengths (see Recurrence).
+A segment is read as [summaries; tokens; summary tokens]. The last layer's outputs at the summary tokens, which are
+learned, are the segment's summary vectors. They accumulate as a soft prompt of at most `accumulated` segments; the
+oldest are dropped. Gradients flow through at most bptt_depth segments, and in training segments may have random lengths
+(see Recurrence).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from infini.nn.recurrent import Recurrence, vectors
 
 
 class AutoCompressor(Recurrence):
-    """summary_tokens: summary vectors of a segment. accumulated: segments whose vectors are kept (Table 1's m)."""
+    """summary_tokens: summary vectors per segment. accumulated: segments whose vectors are kept (m in Table 1)."""
 
     def __init__(
         self, dims: Dimensions, vocab_size: int, summary_tokens: int, accumulated: int, **options: object
@@ -37,7 +37,7 @@ class AutoCompressor(Recurrence):
 
     @property
     def summary_vectors(self) -> int:
-        """Vectors that a segment writes, which are added to those of the segments before."""
+        """Vectors that a segment writes; they are appended to those of earlier segments."""
         return self.summary_tokens
 
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,8 +54,8 @@ class AutoCompressor(Recurrence):
 
 @dataclass
 class AutoCompressorConfig:
-    """Options of autocompressor; see AutoCompressor and Recurrence for their meaning. summary_tokens: null is
-    50 for segments of 2,048 as in their paper, and in proportion, from 1 on."""
+    """Options of autocompressor. See AutoCompressor and Recurrence. summary_tokens: null is 50 for segments of 2,048
+    tokens, as in their paper, and proportional for others, at least 1."""
 
     summary_tokens: int | None = None
     accumulated: int = 8

@@ -1,11 +1,12 @@
-"""Compressive Transformer (Rae et al. 2020): a Transformer-XL whose oldest memories are compressed, not dropped.
+"""Compressive Transformer (Rae et al. 2020): a Transformer-XL that compresses its oldest memories instead of dropping
+them.
 
-Each layer keeps its inputs of the last segments (the memory, first in, first out) and, of what falls out of it, `rate`
-times fewer compressed ones (the compressed memory, first in, first out). It attends to compressed memory, memory and
-its own segment, with the relative positions of Dai et al. 2019 over these together. No gradient goes into either
-memory. The compression (convolutions only: the other kinds have no weights) is trained by the attention-reconstruction
-loss alone: content-based attention of the segment to the memories that fall out and to their compressions shall be the
-same; of this loss nothing but the compression gets a gradient.
+Each layer keeps its inputs of the last segments (the memory, first in, first out). Inputs that leave the memory are
+compressed to `rate` times fewer vectors (the compressed memory, first in, first out). The layer attends to compressed
+memory, memory and its own segment, with the relative positions of Dai et al. 2019 over all three. Neither memory has a
+gradient. Only convolutions have weights; the attention-reconstruction loss alone trains them. It compares the segment's
+content-based attention to the memories that leave with its attention to their compressions, and only the compression
+gets its gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Compression = Literal["mean", "max", "convolution", "dilated", "most_used"]
 
 @state_class
 class Memories(NamedTuple):
-    """Layer inputs of the last segments [B, m N, D], and compressed ones of before them [B, c, D]; the newest last."""
+    """Layer inputs of the last segments [B, m N, D], and compressed earlier ones [B, c, D], the newest last."""
 
     recent_BMD: torch.Tensor
     compressed_BCD: torch.Tensor
@@ -39,7 +40,7 @@ class Memories(NamedTuple):
 
 @state_class
 class CompressiveLeaves(NamedTuple):
-    """One layer's share of the state."""
+    """The state of one layer."""
 
     window: Hidden
     memory: Memories
@@ -48,11 +49,12 @@ class CompressiveLeaves(NamedTuple):
 class CompressiveAttention(XLAttention):
     """Causal attention over compressed memory, memory and the segment.
 
-    rate: memories to one compressed memory; divides the segment length. memory_segments, compressed_segments: lengths
-    of the two memories in segments (compressed_segments N compressed memories, each standing for `rate` tokens).
-    compression: of `rate` neighbours "mean" or "max"; "convolution" with kernel and stride `rate`; "dilated", kernel
-    3, dilation and stride `rate`; "most_used", the memories that the segment at whose end they fall out paid most
-    attention to.
+    rate: memories per compressed memory, a divisor of the segment length.
+    memory_segments, compressed_segments: lengths of the two memories in segments. The compressed memory has
+        compressed_segments N vectors, each of `rate` tokens.
+    compression: "mean" or "max" of `rate` neighbours; "convolution" with kernel and stride `rate`; "dilated" with kernel
+        3, dilation and stride `rate`; "most_used": the memories with the most attention from the segment at whose end
+        they leave.
     """
 
     plain_projections = True
@@ -77,7 +79,7 @@ class CompressiveAttention(XLAttention):
         if compression not in get_args(Compression):
             raise ValueError(f"compression={compression!r}: must be one of {', '.join(get_args(Compression))}")
         self.compression, self.rate, self.memory_segments = compression, rate, memory_segments
-        # A segment becomes one chunk of N / rate compressed memories.
+        # A chunk is the N / rate compressed memories of one segment.
         self.chunks = compressed_segments * rate
         self.look_back = memory_segments + self.chunks
         self.cached_segments = memory_segments
@@ -125,7 +127,7 @@ class CompressiveAttention(XLAttention):
                     losses.append(self._reconstruction_loss(o_BSND, line[:, span], made[:, span], piece))
                 first = span.stop
         state = self._leaves_after_call(leaves, x_BTD, line, chunks, grid)
-        # Over all segments of the call: cut in parts that are averaged by their tokens, a call has the same loss.
+        # The mean over all segments of the call: parts of a call, weighted by their tokens, give the same loss.
         segments_read = x_BTD.shape[0] * x_BTD.shape[1] / self.segment_length
         return self.o_proj(torch.cat(outputs, 1)), state, torch.stack(losses).sum() / segments_read if losses else None
 
@@ -138,8 +140,8 @@ class CompressiveAttention(XLAttention):
     def _lines(
         self, memory: Memories, own: list[torch.Tensor], grid: Grid
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Segments [B, m + n, N, D]: those in memory, then the n that the call completes. Chunks [B, n, N / rate, D]:
-        the compression of what falls out as each of these ends. All chunks [B, c + n, N / rate, D], those in memory
+        """Segments [B, m + n, N, D]: those in memory, then the n that the call completes. Chunks [B, n, N / rate, D]: the
+        compressions of the segments that leave as these n end. All chunks [B, c + n, N / rate, D], those in memory
         first, detached."""
         N, m, c = self.segment_length, self.memory_segments, self.chunks
         complete = [o for piece, o in zip(grid.pieces, own, strict=True) if piece.commits]
@@ -162,14 +164,14 @@ class CompressiveAttention(XLAttention):
         assert self.compress_proj is not None
         if self.compression == "convolution":
             return self.compress_proj(x_BSND.unflatten(2, (-1, self.rate)).flatten(3))
-        # Dilated: the token itself, and those `rate` before and after it, zeros beyond the segment.
+        # Dilated: the token, and the tokens `rate` before and after it; zeros outside the segment.
         padded = F.pad(x_BSND, (0, 0, self.rate, self.rate))
         taps = [padded[:, :, tap * self.rate :][:, :, : x_BSND.shape[2] : self.rate] for tap in range(3)]
         return self.compress_proj(torch.cat(taps, 3))
 
     @torch.no_grad()
     def _most_used(self, line: torch.Tensor, chunks: torch.Tensor, own: list[torch.Tensor], grid: Grid) -> torch.Tensor:
-        """All chunks; each segment's reading decides what stays of the segment that falls out at its end."""
+        """All chunks: each segment's attention decides which vectors of the segment leaving at its end are kept."""
         N, first = self.segment_length, 0
         for piece, o_BSND in zip(grid.pieces, own, strict=True):
             for s in range(piece.n_segments if piece.commits else 0):
@@ -177,7 +179,7 @@ class CompressiveAttention(XLAttention):
                 both = torch.cat([*self._memories_of(line, chunks, first, one), o_BSND[:, s : s + 1]], 2)
                 q, bias = self.queries(o_BSND[:, s : s + 1], both.shape[2])
                 k = self.project_keys_values(both)[0]
-                # With unit vectors for the values of the oldest segment, attention reads its own weights.
+                # With unit vectors as values of the oldest segment, the output of attention is its weights.
                 begin = self.chunks * (N // self.rate)
                 unit = torch.eye(both.shape[2], dtype=q.dtype, device=q.device)[:, begin : begin + N]
                 v = unit[None, None, :, None].expand(*k.shape[:4], N)
@@ -193,14 +195,14 @@ class CompressiveAttention(XLAttention):
     def _memories_of(
         self, line: torch.Tensor, chunks: torch.Tensor, first: int, piece: Piece
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What each segment of a piece finds: compressed memory [B, S, C, D] and memory [B, S, M, D]."""
+        """The memories of each segment of a piece: compressed memory [B, S, C, D] and memory [B, S, M, D]."""
         segment = first + torch.arange(piece.n_segments, device=line.device)[:, None]
         compressed = chunks[:, segment + torch.arange(self.chunks, device=line.device)]
         recent = line[:, segment + torch.arange(self.memory_segments, device=line.device)]
         return compressed.flatten(2, 3), recent.flatten(2, 3)
 
     def _filled(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which chunks [..., c] and segments [..., m] of memory a document has filled after `index` whole segments."""
+        """Which chunks [..., c] and segments [..., m] of memory are filled after `index` whole segments of a document."""
         m, c = self.memory_segments, self.chunks
         age = torch.arange(m + c, 0, -1, device=index.device)
         filled = index[..., None] >= age
@@ -235,8 +237,8 @@ class CompressiveAttention(XLAttention):
     def _reconstruction_loss(
         self, x_BSND: torch.Tensor, old_BSND: torch.Tensor, new_BSCD: torch.Tensor, piece: Piece
     ) -> torch.Tensor:
-        """Mean square of attn(h, old memories) - attn(h, compressed memories), the former without gradient, summed
-        over the segments at whose end memories fall out."""
+        """Mean square of attn(h, old memories) - attn(h, compressed memories), summed over the segments at whose end
+        memories leave. Only the compression has a gradient."""
 
         def heads(x: torch.Tensor, projection: nn.Linear, size: int) -> torch.Tensor:
             return (
@@ -254,14 +256,14 @@ class CompressiveAttention(XLAttention):
         error = (attention(old_BSND) - attention(new_BSCD)).to(state_dtype(q.dtype)).square().mean((1, 2, 3))
         counts = (piece.index_BS >= self.memory_segments).flatten()
         if piece.weight_BSN is not None:
-            # A segment that padding cut short ends nowhere.
+            # A segment that padding cuts short does not end.
             counts = counts & (piece.weight_BSN > 0).any(-1).flatten()
         return (error * counts).sum()
 
 
 @dataclass
 class CompressiveConfig:
-    """Options of compressive; see CompressiveAttention for their meaning."""
+    """Options of compressive. See CompressiveAttention."""
 
     compression: Compression = "convolution"
     rate: int = 2
@@ -274,7 +276,7 @@ class CompressiveConfig:
 
 @register("compressive", CompressiveConfig)
 def build(config: CompressiveConfig, dims: Dimensions, vocab_size: int) -> Decoder:
-    """The decoder with one CompressiveAttention a layer."""
+    """A decoder with CompressiveAttention in every layer."""
 
     def attention(layer: int) -> CompressiveAttention:
         return CompressiveAttention(

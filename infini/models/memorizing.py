@@ -1,10 +1,10 @@
-"""Memorizing Transformers (Wu et al. 2022): one layer attends to the nearest of very many past keys.
+"""Memorizing Transformers (Wu et al. 2022): one layer attends to the nearest of many past keys.
 
-Every layer is a Transformer-XL layer with T5's position biases, queries and keys of length 1, and a learned scale a
-head. One layer also keeps the keys and values of the last tokens, a head each, without gradient, first in, first out.
-Each query attends to the `neighbours` of them that score highest, and a learned gate a head mixes that with the layer's
-own attention. The memory is queried before the segment is added to it; a document begins with an empty one, and as long
-as it is empty the gate is passed by.
+Every layer is a Transformer-XL layer with T5's position biases, queries and keys of length 1, and a learned scale per
+head. One layer also keeps the keys and values of past tokens, per head and without gradient, first in, first out. Each
+query attends to the `neighbours` keys with the highest scores, and a learned gate per head mixes the result with the
+layer's own attention. The memory is read before the segment is added to it. It is empty at the start of a document;
+while it is empty, the gate is bypassed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from infini.nn.state import state_class
 
 @state_class
 class LargeMemory(NamedTuple):
-    """The segment before, and keys [B, M, G, K] and values [B, M, G, V] of the last M tokens; the newest last."""
+    """The previous segment, and keys [B, M, G, K] and values [B, M, G, V] of the last M tokens, the newest last."""
 
     cache: Window
     entries: Window
@@ -38,14 +38,14 @@ class LargeMemory(NamedTuple):
 
 @state_class
 class MemorizingLeaves(NamedTuple):
-    """The share of the state of the layer with the memory."""
+    """The state of the layer with the memory."""
 
     window: Window
     memory: LargeMemory
 
 
 class NormalisedAttention(XLAttention):
-    """An XLAttention whose score is scale_h (q k + bias), q and k of length 1 (Wu et al.; Henry et al. 2020)."""
+    """XLAttention with scores scale_h (q k + bias), where q and k have length 1 (Wu et al.; Henry et al. 2020)."""
 
     def __init__(self, *sizes: Any, **options: Any) -> None:
         super().__init__(*sizes, positions="t5", **options)
@@ -58,15 +58,15 @@ class NormalisedAttention(XLAttention):
 
     def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
         q, bias = super().queries(x_BSQD, n_keys)
-        # Only the product is rounded to the queries' dtype: a scale is the same for every token.
+        # Only the product is rounded to the queries' dtype: rounding a scale would err equally for every token.
         unit = F.normalize(q.to(state_dtype(q.dtype)), dim=-1)
         return (unit * self.head_scale[:, None]).to(q.dtype), bias * self.head_scale[:, None, None]
 
 
 class MemorizingAttention(NormalisedAttention):
-    """The layer with the memory of M = memory_segments N tokens. neighbours: keys that a query attends to.
+    """The layer with a memory of M = memory_segments N tokens. neighbours: keys that a query attends to.
 
-    `beta`, one a query head: sigmoid(beta) is the weight of the memory, at first 0.5.
+    beta: [H]; sigmoid(beta) is the weight of the memory, initially 0.5.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MemorizingAttention(NormalisedAttention):
         self.beta = nn.Parameter(torch.zeros(self.n_heads, dtype=torch.float32))
 
     def memory_floats(self) -> int:
-        """(d_key + d_value) for each key-value head of M + N tokens: the memory, and the segment before."""
+        """d_key + d_value per key-value head and token, for M + N tokens: the memory and the previous segment."""
         each = (self.d_key + self.d_value) * self.n_kv_heads
         return each * self.segment_length * (self.memory_segments + 1)
 
@@ -139,9 +139,9 @@ class MemorizingAttention(NormalisedAttention):
     def _read_memory(
         self, q: torch.Tensor, line: Window, first: int, piece: Piece
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of q [B, S, Q, H, K] to the nearest entries [B, S, Q, H, V], and which segments have any [B, S].
+        """Attention of q [B, S, Q, H, K] to the nearest entries [B, S, Q, H, V], and which segments have entries [B, S].
 
-        The piece's first segment is the one after `first` complete ones.
+        first: segments that the call completes before the piece.
         """
         N, M = self.segment_length, self.memory_segments * self.segment_length
         B, S, Q, H, _ = q.shape
@@ -151,18 +151,18 @@ class MemorizingAttention(NormalisedAttention):
         k, v = (self._entries(x, index, q.dtype) for x in line)
         scores = torch.einsum("bsqhk,bsqhrk->bsqhr", q, k).masked_fill(index < 0, -math.inf)
         any_BS = (piece.index_BS > 0) & (high_S > low_BS)
-        # Where there is nothing all scores are -inf; what comes of them is thrown away.
+        # Without entries all scores are -inf; their result is not used.
         scores = scores.where(any_BS[:, :, None, None, None], torch.zeros_like(scores))
         return torch.einsum("bsqhr,bsqhrv->bsqhv", scores.softmax(-1), v), any_BS
 
     def _entries(self, x_BLGX: torch.Tensor, index_BSQHR: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Keys or values of the line at these places [B, S, Q, H, R, X]; where there is none (-1), the first's."""
+        """Keys or values of the line at these indices [B, S, Q, H, R, X]; for index -1, those of entry 0."""
         B, L, G, _ = x_BLGX.shape
         H, device = index_BSQHR.shape[3], index_BSQHR.device
         row = torch.arange(B, device=device).view(-1, 1, 1, 1, 1)
         group = (torch.arange(H, device=device) // (H // G)).view(1, 1, 1, -1, 1)
         place = (row * L + index_BSQHR.clamp(min=0)) * G + group
-        # What is found is much more than what is kept, but where a token is read alone.
+        # Usually the result is much larger than the memory; only for single tokens it is smaller.
         few = place.numel() < B * L * G
         table = x_BLGX if few else x_BLGX.to(dtype)
         found = table.flatten(0, 2).index_select(0, place.flatten()).unflatten(0, place.shape)
@@ -171,8 +171,8 @@ class MemorizingAttention(NormalisedAttention):
 
 @dataclass
 class MemorizingConfig:
-    """Options of memorizing. memory_layer: from 0 to 1, how far up the layer with the memory is (0.75: the 9th of 12).
-    memory_segments, memory_multiple: the memory is memory_multiple memory_segments segments long."""
+    """Options of memorizing. memory_layer: relative height of the layer with the memory, 0 to 1 (0.75: the 9th of 12).
+    The memory has memory_multiple * memory_segments segments."""
 
     memory_layer: float = 0.75
     memory_segments: int = 16
@@ -185,7 +185,7 @@ class MemorizingConfig:
 
 @register("memorizing", MemorizingConfig)
 def build(config: MemorizingConfig, dims: Dimensions, vocab_size: int) -> Decoder:
-    """The decoder with one MemorizingAttention among NormalisedAttention layers."""
+    """A decoder with one MemorizingAttention layer; the others are NormalisedAttention."""
     if not 0 <= config.memory_layer <= 1:
         raise ValueError(f"memory_layer={config.memory_layer}: must be from 0 to 1")
     chosen = max(1, math.ceil(config.memory_layer * dims.n_layers)) - 1

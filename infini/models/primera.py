@@ -1,5 +1,5 @@
-"""PRIMERA: an encoder-decoder that reads 4,096 tokens by attention within a window around each (Xiao et al., "PRIMERA:
-Pyramid-based Masked Sentence Pre-training"), which is the Longformer encoder-decoder with other weights."""
+"""PRIMERA: an encoder-decoder with inputs of 4,096 tokens and windowed attention (Xiao et al., "PRIMERA: Pyramid-based
+Masked Sentence Pre-training"). It is the Longformer encoder-decoder (LED) with other weights."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from infini.nn.protocols import Dimensions
 from infini.pretrained.seq2seq import MAX_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
 
 ATTENTION_WINDOW = 512
-"""Tokens, half of them on either side, that a token of the source attends to; PRIMERA's."""
+"""Tokens that a source token attends to, half of them on each side; PRIMERA's value."""
 
 
 @register("primera", Seq2SeqConfig, kind="seq2seq")
 def build(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> Seq2Seq:
-    """transformers' LED, fresh at the sizes of dims with as many layers on either side, or the weights that
-    model.weights names. The first token of every window attends to all of it and is attended to by all. Raises
-    InputError without transformers or where the hub does not give the weights."""
+    """The LED of transformers: with new weights at the sizes of dims and equally many layers in encoder and decoder, or
+    with the trained weights model.weights. The first token of every window has global attention. Raises InputError if
+    transformers or the weights are not available."""
     transformers = library()
     if config.weights is not None:
         inner = trained(transformers.LEDForConditionalGeneration, config.weights)

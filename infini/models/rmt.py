@@ -1,8 +1,8 @@
-"""Recurrent Memory Transformer (Bulatov et al. 2022): memory tokens before and behind every segment.
+"""Recurrent Memory Transformer (Bulatov et al. 2022): memory tokens before and after every segment.
 
-A segment is read as [memory; tokens; memory]; what the last layer gives at the places behind the tokens is the memory
-of the next segment. Attention is causal but inside either memory, whose vectors all see each other. A document begins
-with learned vectors. The gradient goes back through the memory as far as bptt_depth says.
+A segment is read as [memory; tokens; memory]. The last layer's outputs at the second memory are the memory of the next
+segment. Attention is causal, but bidirectional inside each memory. A document begins with learned vectors. Gradients
+flow back through the memory for bptt_depth segments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from infini.nn.recurrent import Recurrence, vectors
 
 
 class RMT(Recurrence):
-    """memory_tokens: vectors of the memory."""
+    """memory_tokens: number of vectors in the memory."""
 
     memory_sees_itself = True
 
@@ -35,7 +35,7 @@ class RMT(Recurrence):
 
     @property
     def summary_vectors(self) -> int:
-        """Vectors that a segment writes: all of the memory."""
+        """Vectors that a segment writes: the whole memory."""
         return self.memory_tokens
 
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -51,8 +51,8 @@ class RMT(Recurrence):
 
 @dataclass
 class RMTConfig:
-    """Options of rmt. memory_tokens: null is 100 for segments of 2,048 as in the paper, and in proportion, from 1 on.
-    bptt_depth: see Recurrence."""
+    """Options of rmt. memory_tokens: null is 100 for segments of 2,048 tokens, as in the paper, and proportional for
+    others, at least 1. bptt_depth: see Recurrence."""
 
     memory_tokens: int | None = None
     bptt_depth: int | None = None

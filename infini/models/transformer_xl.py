@@ -1,9 +1,9 @@
-"""Transformer-XL (Dai et al. 2019): each layer also attends to what it was given a segment earlier, without gradient.
+"""Transformer-XL (Dai et al. 2019): each layer also attends to the previous segment, without gradient.
 
-positions "dai2019": the paper's own, sinusoids of the distance through a key projection of their own, and two learned
-biases u and v; what is cached are the layer's (normalised) inputs, so that keys and values of the cache follow the
-weights. "t5": the set-up of Memorizing Transformers, which the Infini-attention paper's baseline follows: T5's learned
-biases by bucket of the distance; what is cached are keys and values.
+positions="dai2019" is the paper's own: sinusoids of the distance with their own key projection, and two learned biases
+u and v. The cache holds the layer's (normalised) inputs, so that its keys and values follow the weights. positions="t5"
+is the variant of Memorizing Transformers, which the baseline of the Infini-attention paper follows: T5's learned biases
+by bucket of the distance. The cache holds keys and values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Hidden(NamedTuple):
 
 @state_class
 class XLLeaves(NamedTuple):
-    """The unfinished segment, and the last whole one, detached: layer inputs (Hidden) or keys and values (Window)."""
+    """The unfinished segment, and the last whole segment, detached: layer inputs (Hidden) or keys and values (Window)."""
 
     window: Any
     memory: Any
@@ -78,7 +78,7 @@ class XLAttention(LocalAttention):
     def attend_and_mix(
         self, x_BTD: torch.Tensor, new: tuple[torch.Tensor, ...], leaves: XLLeaves, grid: Grid, mix: Mix
     ) -> tuple[torch.Tensor, XLLeaves]:
-        """attend(), each piece's attention [B, S, Q, H, V] replaced by mix(it, queries [B, S, Q, H, K], piece).
+        """attend(), with each piece's attention [B, S, Q, H, V] replaced by mix(attention, queries [B, S, Q, H, K], piece).
 
         new: _kept(x_BTD).
         """
@@ -87,7 +87,7 @@ class XLAttention(LocalAttention):
         for piece in grid.pieces:
             x_BSQD = x_BTD[:, piece.start : piece.stop].unflatten(1, (piece.n_segments, -1))
             own = tuple(segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
-            # What each segment finds of the one before it: the cache, then the call's own segments.
+            # The previous segment of each segment: the cache, then the call's own segments.
             past = tuple(
                 torch.cat([b[:, None].to(o.dtype), o[:, :-1]], 1).detach()
                 if piece.n_segments > 1
@@ -105,7 +105,7 @@ class XLAttention(LocalAttention):
         return self._leaves_after(leaves, self._kept(for_products(x_BTD)), grid)
 
     def _kept(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Of each token, what the state keeps."""
+        """The tensors of each token that the state keeps."""
         return (x_BTD,) if self.positions == "dai2019" else self.project_keys_values(x_BTD)
 
     @staticmethod
@@ -116,7 +116,7 @@ class XLAttention(LocalAttention):
         return XLLeaves(window, kind(*(grid.last_segment(c, w, n).detach() for c, w, n in triples)))
 
     def _seen(self, piece: Piece, n_keys: int) -> torch.Tensor | None:
-        """Keys that each segment may read [B, S, L]: a document's first segment has none before it."""
+        """Keys that each segment may read [B, S, L]; None: all. A document's first segment has no previous one."""
         if not bool(piece.first_BS.any()):
             return None
         seen = torch.ones(*piece.first_BS.shape, n_keys, dtype=torch.bool, device=piece.first_BS.device)
@@ -126,18 +126,18 @@ class XLAttention(LocalAttention):
     def read(
         self, x_BSQD: torch.Tensor, both: tuple[torch.Tensor, ...], seen_BSL: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the new tokens of each segment over what is kept of the L tokens up to them [B, S, Q, H, V], and
-        their queries [B, S, Q, H, K].
+        """Attention [B, S, Q, H, V] of each segment's new tokens over the L tokens up to them, and the queries
+        [B, S, Q, H, K].
 
-        seen_BSL: which of them a segment may read (None: all).
+        both: the kept tensors of these L tokens. seen_BSL: which of them a segment may read; None: all.
         """
-        # dai2019: no gradient for the cached states, but one for the weights they go through.
+        # dai2019: the cached inputs have no gradient; the weights that project them have one.
         k, v = self.project_keys_values(both[0]) if self.positions == "dai2019" else both
         q, bias = self.queries(x_BSQD, k.shape[2])
         return biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias, seen_BSL, self.scale), q
 
     def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [B, S, Q, H, K], and what the distance of each of L keys adds to the score, [B, S, H, Q, L] or 1s."""
+        """Queries [B, S, Q, H, K], and the biases [B, S, H, Q, L] of the distances, broadcastable in B and S."""
         heads = (self.n_heads, self.d_key)
         q = self.project_queries(x_BSQD)
         if self.positions == "dai2019":
@@ -149,7 +149,7 @@ class XLAttention(LocalAttention):
 
 
 def segments(old_BN: torch.Tensor, new_BT: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """A piece's tokens by segment [B, S, N, ...], those of the window before them."""
+    """A piece's tokens by segment [B, S, N, ...], preceded by those in the window."""
     tokens = new_BT[:, piece.start : piece.stop]
     if piece.offset:
         tokens = torch.cat([old_BN[:, : piece.offset].to(tokens.dtype), tokens], 1)
@@ -158,7 +158,7 @@ def segments(old_BN: torch.Tensor, new_BT: torch.Tensor, piece: Piece) -> torch.
 
 @dataclass
 class TransformerXLConfig:
-    """Options of transformer_xl; see the module's docstring."""
+    """Options of transformer_xl. See the module's docstring."""
 
     positions: Literal["dai2019", "t5"] = "t5"
     attention_scale: Literal["d_key", "d_model"] = "d_key"
@@ -168,7 +168,7 @@ class TransformerXLConfig:
 
 @register("transformer_xl", TransformerXLConfig)
 def build(config: TransformerXLConfig, dims: Dimensions, vocab_size: int) -> Decoder:
-    """The decoder with one XLAttention a layer."""
+    """A decoder with XLAttention in every layer."""
 
     def attention(layer: int) -> XLAttention:
         return XLAttention(

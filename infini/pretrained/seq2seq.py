@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers (BART, LED) as this project trains and asks them: a source in, tokens out.
+"""Encoder-decoders of transformers (BART, LED) with this project's interface for training and decoding.
 
 Letters: B rows, S tokens of the source, T tokens of the target, D width.
 """
@@ -20,28 +20,28 @@ from infini.pretrained.unlimiformer import encode, extend
 
 Unlimiformer = Literal["none", "test", "alternating"]
 MAX_NEW_TOKENS = 2048
-"""Tokens of a target that fresh models have positions for."""
+"""Target positions of models with new weights."""
 FILL = 1
-"""What short inputs are filled with, behind a mask. This project's own tokenizers never give it; in T5's vocabulary it
-ends a text, so it is a token like any other (see fresh)."""
+"""Padding token of short inputs, masked. This project's tokenizers never produce it. In T5's vocabulary it ends a text,
+so that its embedding is trained like any other (see fresh)."""
 
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """What encoder-decoders have in common."""
+    """Options of all encoder-decoders."""
 
     weights: str | None
-    """Name on the Hugging Face hub of trained weights with their sizes and tokenizer; None: fresh ones at the sizes of
-    the dims."""
+    """Name on the Hugging Face hub of trained weights, with their own sizes and tokenizer. None: new weights at the sizes
+    of dims."""
     window: int
-    """Tokens of the source that the encoder reads at once; what is behind them is not read without Unlimiformer."""
+    """Source tokens that the encoder reads at once. Without Unlimiformer the rest of the source is not read."""
     unlimiformer: Unlimiformer
-    """none; test: the whole source in evaluations, and a training as with none; alternating: trained on long sources,
-    too, in turn with the states that answer the decoder best and with as many at random."""
+    """none. test: evaluation reads the whole source, training is that of none. alternating: training reads long sources
+    too, in turn with the k best states and with k random states."""
     k: int
     """Encoder states that a head of the decoder attends to."""
     search: Literal["exact", "approximate"]
-    """How they are found where a target is drawn token by token; approximate needs faiss. Training is exact."""
+    """Search for these states in decoding; approximate needs faiss. Training is exact."""
 
     def __post_init__(self) -> None:
         if self.window < 2 or self.window % 2:
@@ -51,18 +51,18 @@ class Seq2SeqConfig:
 
 
 def library() -> Any:
-    """transformers; InputError where it is not installed."""
+    """The package transformers. Raises InputError if it is not installed."""
     try:
         import transformers
     except ImportError as error:
         raise InputError("encoder-decoders need transformers: pip install transformers") from error
-    # That a short input is padded is no news.
+    # It would warn whenever a short input is padded.
     transformers.logging.set_verbosity_error()
     return transformers
 
 
 def fresh_sizes(dims: Dimensions, vocab_size: int) -> dict[str, Any]:
-    """What BART's and LED's configurations share, at the sizes of dims with as many layers on either side."""
+    """Arguments that the configurations of BART and LED share, with equally many layers in encoder and decoder."""
     found: dict[str, Any] = {"vocab_size": vocab_size, "d_model": dims.d_model, "pad_token_id": FILL, "dropout": 0.0}
     for side in ("encoder", "decoder"):
         found[f"{side}_layers"] = dims.n_layers
@@ -72,20 +72,20 @@ def fresh_sizes(dims: Dimensions, vocab_size: int) -> dict[str, Any]:
 
 
 def fresh(model_class: Any, sizes: Any) -> Any:
-    """A model with weights of its own, of which every token's embedding is trained."""
+    """A model with new weights, in which every token's embedding is trained."""
     model = model_class(sizes)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            # It would keep gradients from the token that inputs are filled with.
+            # Otherwise the padding token's embedding gets no gradient.
             module.padding_idx = None
     return model
 
 
 def trained(model_class: Any, name: str) -> Any:
-    """A model of the hub, or of its cache, by name, in float32 and in training mode, as a fresh one is; InputError (one
-    line) where it cannot be had."""
+    """A trained model by its name on the hub or in its cache, in float32 and training mode. Raises InputError if it
+    cannot be loaded."""
     try:
-        # Left alone, weights have the type they were stored in, and the mode of an evaluation, which a trainer keeps.
+        # By default weights have their stored dtype and evaluation mode, which a trainer does not change.
         return model_class.from_pretrained(name, dtype=torch.float32).train()
     except Exception as error:  # every layer below raises its own kinds
         raise InputError(
@@ -95,16 +95,15 @@ def trained(model_class: Any, name: str) -> Any:
 
 
 class Seq2Seq(nn.Module):
-    """An encoder-decoder behind the calls of the trainer: `model(ids_BT, source_BS=..., source_mask_BS=...)`.
+    """An encoder-decoder with the interface of the trainer: `model(ids_BT, source_BS=..., source_mask_BS=...)`.
 
-    Trained weights are given what they were trained on: the source between the marks <s> and </s>, and before the
-    target a start of the decoder's own (</s>, in BART's and LED's).
+    Trained weights get inputs in the format of their training: the source between <s> and </s>, and the decoder's start
+    token (</s> for BART and LED) before the target.
 
-    inner: BartForConditionalGeneration or LEDForConditionalGeneration. segment_length: that of the dims, in whose
-    multiples a recipe counts. global_first: whether the first token of every window attends to all of it (LED).
+    inner: BartForConditionalGeneration or LEDForConditionalGeneration. segment_length: tokens in a segment; recipes give
+    lengths in segments. global_first: whether the first token of every window has global attention (LED).
 
-    Raises InputError where the encoder has no positions for config.window tokens, which LED fills up to whole attention
-    windows.
+    Raises InputError if the encoder has fewer positions than config.window, which LED pads to whole attention windows.
     """
 
     def __init__(self, inner: Any, config: Seq2SeqConfig, segment_length: int, global_first: bool = False) -> None:
@@ -112,7 +111,7 @@ class Seq2Seq(nn.Module):
         self.inner, self.config, self.segment_length = inner, config, segment_length
         self.global_first = global_first
         self._again = False
-        # Beside the target, and beside the source.
+        # Special tokens added to the target and to the source.
         self._marks, self._source_marks = (0, 0) if config.weights is None else (1, 2)
         positions = getattr(inner.config, "max_encoder_position_embeddings", None)
         if config.window > (most := positions or inner.config.max_position_embeddings):
@@ -137,19 +136,19 @@ class Seq2Seq(nn.Module):
         source_mask_BS: torch.Tensor,
         at_random: bool = False,
     ) -> ModelOutput:
-        """Hidden states of the target so far, for `head`.
+        """Hidden states of the target, the input of `head`.
 
-        mask_BT: ignored, for padding stands behind everything that is asked. at_random: of the source's states `k` that
-        are drawn count (Unlimiformer's training), not the best.
+        mask_BT: ignored, since padding follows all tokens that are scored. at_random: attend to k random states of the
+        source instead of the best (Unlimiformer's training).
         """
-        # The mark, and the summary.
+        # The start of the target, and the summary.
         self.check_target("task.summary_tokens", ids_BT.shape[1] - 1)
         read = self.source_tokens(source_BS.shape[1])
         source_BS, mask_BS = self._between_marks(source_BS[:, :read], source_mask_BS[:, :read].long())
         states_BSD = self.encode(source_BS, mask_BS)
         at_random = at_random and self.config.unlimiformer == "alternating"
         if at_random and self.config.k < states_BSD.shape[1]:
-            # Padding is drawn last.
+            # Padding is sampled last.
             order_BS = (torch.rand(mask_BS.shape, device=mask_BS.device) + mask_BS).argsort(1, descending=True)
             kept_BR = order_BS[:, : self.config.k]
             states_BSD = states_BSD.gather(1, kept_BR[..., None].expand(-1, -1, states_BSD.shape[-1]))
@@ -163,11 +162,11 @@ class Seq2Seq(nn.Module):
 
     @property
     def start(self) -> int:
-        """What trained weights read before the mark of a target."""
+        """The decoder's start token, which trained weights read before the target."""
         return int(self.inner.config.decoder_start_token_id)
 
     def _between_marks(self, source_BS: torch.Tensor, mask_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A source and its mask with the marks that trained weights know, the second behind a row's last token."""
+        """A source and its mask between the special tokens of trained weights, </s> after each row's last token."""
         if not self._source_marks:
             return source_BS, mask_BS
         config = self.inner.config
@@ -179,7 +178,7 @@ class Seq2Seq(nn.Module):
     def encode_source(
         self, source_BS: torch.Tensor, advance: Callable[[int], None] = lambda tokens: None
     ) -> torch.Tensor:
-        """Encoder states of what is read of a source, as `forward` makes them; advance is told of them as they come."""
+        """Encoder states of the part of a source that is read, as in `forward`. advance: see encode."""
         read_BS = source_BS[:, : self.source_tokens(source_BS.shape[1])]
         return self.encode(*self._between_marks(read_BS, torch.ones_like(read_BS)), advance)
 
@@ -194,7 +193,7 @@ class Seq2Seq(nn.Module):
         return encode(encoder, source_BS, self.config.window, self.global_first, advance, attention_mask=mask_BS)
 
     def source_tokens(self, length: int) -> int:
-        """Of a source of this many tokens, how many are read."""
+        """How many tokens of a source of this length are read."""
         how = self.config.unlimiformer
         whole = how == "alternating" or (how == "test" and not self.training)
         return length if whole else min(length, self.config.window - self._source_marks)
@@ -206,13 +205,13 @@ class Seq2Seq(nn.Module):
 
     @property
     def output_weight(self) -> torch.Tensor:
-        """The output embedding [vocabulary, D]; the bias beside it is 0 and not trained."""
+        """The output embedding [vocabulary, D]. The output bias is 0 and not trained."""
         weight: torch.Tensor = self.inner.lm_head.weight
         return weight
 
     @property
     def most_new_tokens(self) -> int:
-        """Tokens of a target that the decoder has positions for, beside the mark before them."""
+        """Target tokens that the decoder has positions for, without the special tokens before them."""
         config = self.inner.config
         return (
             int(getattr(config, "max_decoder_position_embeddings", None) or config.max_position_embeddings)
@@ -221,7 +220,7 @@ class Seq2Seq(nn.Module):
         )
 
     def check_target(self, key: str, tokens: int) -> None:
-        """Raise InputError, naming the key that asks for them, where so many tokens have no positions."""
+        """Raise InputError, naming the key, if the decoder has fewer positions than `tokens`."""
         if tokens > self.most_new_tokens:
             raise InputError(
                 f"{key}={tokens}: must be at most {self.most_new_tokens}, which the decoder has positions for"
@@ -229,47 +228,46 @@ class Seq2Seq(nn.Module):
 
     @property
     def checkpoint_activations(self) -> bool:
-        """Whether the layers' activations are computed again in the backward pass instead of kept."""
+        """Whether the backward pass computes the layers' activations again instead of keeping them."""
         return self._again
 
     @checkpoint_activations.setter
     def checkpoint_activations(self, again: bool) -> None:
         if again != self._again:
             what = "enable" if again else "disable"
-            # The older name ends with transformers 5.
+            # transformers 5 removes the older name.
             call = getattr(self.inner, f"activation_checkpointing_{what}", None)
             (call or getattr(self.inner, f"gradient_checkpointing_{what}"))()
         self._again = again
 
     def resize_segments(self, segment_length: int) -> None:
-        """Nothing depends on it but what a recipe counts."""
+        """Change the segment length. Only the lengths in recipes depend on it."""
         self.segment_length = segment_length
 
     def gates(self) -> None:
         return None
 
     def state_floats(self, n_segments: int) -> int:
-        """Numbers that are kept of a source of so many segments: its encoder states."""
+        """Numbers kept for a source of n_segments segments: its encoder states."""
         return self.source_tokens(n_segments * self.segment_length) * int(self.inner.config.d_model)
 
 
 @dataclass(frozen=True)
 class SourceReader:
-    """A model that has read a source and is in the middle of its target; infini.evaluation.decoding.generate draws from
-    it."""
+    """A model that has read a source and a part of its target; infini.evaluation.decoding.generate samples from it."""
 
     model: Seq2Seq
     state: Any
     """Encoder states, and the decoder's cache."""
     last: int
-    """The token that comes next: known, not read yet."""
+    """The last token, not read yet."""
 
     @classmethod
     @torch.no_grad()
     def begin(
         cls, model: Seq2Seq, ids: np.ndarray, bos_id: int, advance: Callable[[int], None] = lambda tokens: None
     ) -> SourceReader:
-        """Encode the tokens of a source that the model reads; bos_id: the mark that begins a target."""
+        """Encode the part of a source that the model reads. bos_id: the token that begins a target."""
         device = next(model.parameters()).device
         read = np.asarray(ids[: model.source_tokens(len(ids))], dtype=np.int64)
         state = model.encode_source(torch.from_numpy(read)[None].to(device), advance), None
@@ -279,7 +277,7 @@ class SourceReader:
 
     @torch.no_grad()
     def next_logits(self) -> tuple[torch.Tensor, Any]:
-        """float32 logits [vocabulary] of the token after `last`, and the state that has read `last`."""
+        """float32 logits [vocabulary] of the token after `last`, and the state after reading `last`."""
         states_BSD, cache = self.state
         ids = torch.tensor([[self.last]], device=states_BSD.device)
         out = self.model.inner.get_decoder()(

@@ -1,9 +1,10 @@
-"""Unlimiformer: an encoder-decoder that reads an input of any length in windows, and whose decoder attends, in every
-layer and head, to the k encoder states that answer its query best.
+"""Unlimiformer: an encoder-decoder that encodes an input of any length in windows. In every layer and head its decoder
+attends to the k encoder states with the highest scores.
 
 Bertsch et al., "Unlimiformer: Long-Range Transformers with Unlimited Length Input". A score q . (W h + b) is
-(W^T q) . h + q . b, and q . b is the same for all states h: so one index of the states themselves serves all heads of
-all layers, searched with W^T q. Weights are unchanged; with k at least the number of states it is full cross-attention.
+(W^T q) . h + q . b, and q . b is the same for all states h. One index of the states h, searched with W^T q, therefore
+serves all heads of all layers. Weights are unchanged. If k is at least the number of states, the result is full
+cross-attention.
 
 Letters: B rows, T decoder tokens, S encoder states, D their width, H heads, K size of a head, R retrieved states.
 """
@@ -22,13 +23,13 @@ from infini.system.progress import progress_bar
 
 SEARCHES = ("exact", "approximate")
 STATES_PER_CALL = 1 << 14
-"""Encoder states that an index takes at a time."""
+"""Encoder states added to an index at a time."""
 SCORES_PER_CALL = 1 << 24
-"""Scores that exist at the same time, where few queries ask many states."""
+"""Scores that exist at the same time, for few queries and many states."""
 
 
 class Window(NamedTuple):
-    """A window of the input and which of its states are kept, all as [start, stop) of the whole input."""
+    """A window [start, stop) of the input, and the part [keep_start, keep_stop) whose states are kept."""
 
     start: int
     stop: int
@@ -37,14 +38,14 @@ class Window(NamedTuple):
 
 
 def windows(n_tokens: int, size: int) -> list[Window]:
-    """Windows that overlap by half, of each of which the middle half is kept; the first keeps its beginning too, the
+    """Windows that overlap by half. The middle half of each is kept; the first window also keeps its beginning, and the
     last, which ends with the input, its end. Every token is kept once. size: even, at least 2."""
     if size < 2 or size % 2:
         raise ValueError(f"size={size}: must be even and at least 2")
     if n_tokens <= size:
         return [Window(0, n_tokens, 0, n_tokens)]
     starts = list(range(0, n_tokens - size, size // 2))
-    # The last window is whole, too: it begins where it must to end with the input.
+    # The last window has the full size and ends with the input.
     starts.append(n_tokens - size)
     kept = 0
     found = []
@@ -66,9 +67,9 @@ def encode(
 ) -> torch.Tensor:
     """Encoder states [B, S, D] of an input of any length, each from the window that keeps it.
 
-    encoder: as of a transformers model; options go into its calls, attention_mask ([B, S]) window by window.
-    global_first: the first token of every window attends to all of it (LED). advance is told of states as they come.
-    Without gradients but where the caller has them on.
+    encoder: of a transformers model. options: further arguments of its calls; tensors [B, S] such as attention_mask are
+    cut into windows. global_first: whether the first token of every window has global attention (LED). advance: called
+    with the number of new states after each window.
     """
     states = []
     for window in windows(ids_BS.shape[1], size):
@@ -78,8 +79,8 @@ def encode(
             for name, value in options.items()
         }
         if given.get("attention_mask") is not None:
-            # Beside a longer input a window may be padding throughout. Where nothing counts LED's gradients are NaN, so
-            # its first token does then; nothing sees it behind the mask of the states.
+            # A short input in a batch can have windows of padding only, for which LED's gradients are NaN. The first
+            # token of such a window is therefore unmasked; the mask of the states hides it.
             mask_BT = given["attention_mask"].clone()
             mask_BT[~mask_BT.bool().any(1), 0] = 1
             given["attention_mask"] = mask_BT
@@ -93,11 +94,11 @@ def encode(
 
 
 class StateIndex:
-    """An approximate index (faiss, HNSW by inner product) of the encoder states that were asked last, one a row; all
+    """An approximate index (faiss, HNSW by inner product) of the encoder states of the last search, one per row. All
     layers of a model share it.
 
-    It holds states minus their mean, which adds the same to all scores of a query: beside a large mean the search loses
-    sight of what tells states apart.
+    It holds the states minus their mean. The mean adds the same number to all scores of a query, and a large one would
+    hide the differences between states from the search.
     """
 
     def __init__(self) -> None:
@@ -108,9 +109,11 @@ class StateIndex:
     def nearest(
         self, states_BSD: torch.Tensor, queries_BQD: torch.Tensor, k: int, counts_BS: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Indices [B, Q, k] of states with about the largest inner products, of those that count (None: all); -1 where
-        there are fewer."""
-        # The tensor is kept, so that no other can come to lie at its place.
+        """Indices [B, Q, k] of the states with approximately the largest inner products, -1 if there are fewer.
+
+        counts_BS: which states may be found; None: all.
+        """
+        # A reference to the tensor keeps its memory from being used by another.
         if self._states is not states_BSD or not _same(self._counts, counts_BS):
             everything_S = torch.ones(states_BSD.shape[1], dtype=torch.bool)
             self._rows = []
@@ -120,7 +123,7 @@ class StateIndex:
             self._states, self._counts = states_BSD, counts_BS
         found = []
         for (index, places_R), queries_QD in zip(self._rows, queries_BQD, strict=True):
-            # It walks from neighbour to neighbour, and must have seen more than it gives.
+            # The search must visit more states than it returns.
             index.hnsw.efSearch = max(128, 2 * k)
             best_QR = torch.from_numpy(index.search(queries_QD.detach().float().cpu().numpy(), k)[1])
             found.append(torch.where(best_QR < 0, -1, places_R[best_QR.clamp(min=0)]))
@@ -148,19 +151,18 @@ def _hnsw(states_SD: torch.Tensor) -> Any:
 
 
 class UnlimiformerAttention(nn.Module):
-    """The cross-attention of one decoder layer, over the `k` states of all `key_value_states` that each head's query
-    answers best to.
+    """The cross-attention of one decoder layer. Each head attends to the `k` states with the highest scores.
 
-    base: the layer's own cross-attention, whose projections it takes over under their names: a checkpoint of the model
-    is one of the extended model. index: for an approximate search, token by token; None searches all states. results:
-    how many values the layer expects back. in_training: whether the best count in training, too, or all states.
+    base: the layer's own cross-attention. Its projections keep their names, so that checkpoints of the model stay valid.
+    index: for an approximate search, for one token at a time; None: exact search. results: number of values that the
+    layer expects. in_training: whether to use the best k states in training too, instead of all.
     """
 
     def __init__(
         self, base: Any, k: int, index: StateIndex | None = None, results: int = 2, in_training: bool = True
     ) -> None:
         super().__init__()
-        # In a tuple, for its projections are registered as this module's.
+        # In a tuple, which is not registered as a submodule: its projections are this module's.
         self._plain, self.in_training = (base,), in_training
         self.k, self.index, self.results = k, index, results
         self.dropout: float = base.dropout
@@ -184,17 +186,17 @@ class UnlimiformerAttention(nn.Module):
         heads = (self.num_heads, self.head_dim)
         q_BHTK = self.q_proj(hidden_states).unflatten(-1, heads).transpose(1, 2) * self.scaling
         weight_HKD = self.k_proj.weight.unflatten(0, heads)
-        # What asks the states themselves; q . b moves all scores alike, and the softmax does not see it.
+        # Queries of the states themselves. q . b shifts all scores equally, and does not change the softmax.
         asking_BHTD = torch.einsum("bhtk,hkd->bhtd", q_BHTK, weight_HKD)
         mask_BTS = _additive(attention_mask, asking_BHTD.dtype)
         S = key_value_states.shape[1]
-        # For many tokens the scores of all states are less than the best states themselves, one set a token and head.
+        # For many tokens the scores of all states take less memory than the best states, one set per token and head.
         if self.k >= S or hidden_states.shape[1] > 1:
             read_BHTD, total_BHT1 = self._over_all(asking_BHTD, key_value_states, mask_BTS)
         else:
-            # An answer, of which nothing is dropped: weights add up to 1.
+            # In decoding there is no dropout: weights sum to 1.
             read_BHTD, total_BHT1 = self._over_best(asking_BHTD, key_value_states, mask_BTS), None
-        # The value projection can come after the mean, its bias as often as weights are left.
+        # The value projection follows the weighted mean. Its bias is multiplied by the sum of the weights.
         value_HKD = self.v_proj.weight.unflatten(0, heads)
         o_BTHK = torch.einsum("bhtd,hkd->bthk", read_BHTD, value_HKD)
         if self.v_proj.bias is not None:
@@ -206,9 +208,8 @@ class UnlimiformerAttention(nn.Module):
     def _over_all(
         self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scores of all states, of which the best k count: for training, where many queries ask few states.
-
-        What is read, and the sum of the weights where dropout makes it another than 1.
+        """Weighted mean of the best k states, from the scores of all states: for training, with many queries and few
+        states. Also the sum of the weights if dropout changes it from 1, otherwise None.
         """
         scores = torch.einsum("bhtd,bsd->bhts", asking_BHTD, states_BSD)
         if mask_BTS is not None:
@@ -224,7 +225,7 @@ class UnlimiformerAttention(nn.Module):
     def _over_best(
         self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None
     ) -> torch.Tensor:
-        """The same for few queries and many states: these are searched, and only the best are gathered."""
+        """The same for few queries and many states: a search finds the best states, and only these are gathered."""
         B, H, T, D = asking_BHTD.shape
         if self.index is None:
             best_BHTR = self._best(asking_BHTD, states_BSD, mask_BTS)
@@ -234,7 +235,7 @@ class UnlimiformerAttention(nn.Module):
             best_BHTR = best_BQR.unflatten(1, (H, T))
         none_BHTR = best_BHTR < 0
         best_BHTR = best_BHTR.clamp(min=0)
-        # Whole states at a time, which indexing by row and place is not.
+        # index_select copies whole states at a time, unlike indexing by row and place.
         rows = zip(states_BSD, best_BHTR, strict=True)
         found_BHTRD = torch.stack([states.index_select(0, best.flatten()) for states, best in rows])
         found_BHTRD = found_BHTRD.view(B, H, T, -1, D)
@@ -244,16 +245,16 @@ class UnlimiformerAttention(nn.Module):
         return torch.einsum("bhtr,bhtrd->bhtd", scores.softmax(-1), found_BHTRD)
 
     def _best(self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None) -> torch.Tensor:
-        """Indices [B, H, T, k] of the states with the largest scores, by a part of the states at a time."""
+        """Indices [B, H, T, k] of the states with the largest scores, computed for a part of the states at a time."""
         B, H, T, _ = asking_BHTD.shape
         size = max(1, SCORES_PER_CALL // (B * H * T))
         best_scores = best = None
-        # As exact as the states are: autocast would copy all of them to bfloat16, for every token and layer again.
+        # In the states' dtype: autocast would copy all states to bfloat16 for every token and layer.
         with torch.no_grad(), torch.autocast(states_BSD.device.type, enabled=False):
             asking_BQD = asking_BHTD.to(states_BSD.dtype).flatten(1, 2)
             for start in range(0, states_BSD.shape[1], size):
                 part_BSD = states_BSD[:, start : start + size]
-                # Row by row: on a processor a batched product of few queries with many states takes twice as long.
+                # Row by row: on a CPU a batched product of few queries and many states takes twice as long.
                 found = [states_SD @ asking_QD.T for states_SD, asking_QD in zip(part_BSD, asking_BQD, strict=True)]
                 scores = torch.stack(found).transpose(1, 2).unflatten(1, (H, T))
                 if mask_BTS is not None:
@@ -272,7 +273,7 @@ def _kth_largest(scores: torch.Tensor, k: int) -> torch.Tensor:
     scores = scores.detach()
     if scores.device.type != "cpu":
         return scores.topk(k, -1).values[..., -1:]
-    # Many times as fast as topk on a processor; numpy has no bfloat16.
+    # Many times faster than topk on a CPU; numpy has no bfloat16.
     wide = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
     place = scores.shape[-1] - k
     found = np.partition(wide.numpy(), place, -1)[..., place : place + 1]
@@ -280,7 +281,7 @@ def _kth_largest(scores: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A mask [B, 1, T, S] as transformers makes it, true or 0 where a state counts, as [B, T, S] to be added."""
+    """The mask [B, 1, T, S] of transformers, true or 0 at visible states, as numbers [B, T, S] to add to scores."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
@@ -289,12 +290,12 @@ def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | N
 
 
 def extend(model: Any, k: int, search: str = "exact", in_training: bool = True) -> Any:
-    """Give every cross-attention of an encoder-decoder model of transformers (BART, LED) the k best states; the same
-    model, changed in place. Its weights stay what and where they were.
+    """Replace every cross-attention of an encoder-decoder of transformers (BART, LED) by UnlimiformerAttention.
 
-    search: exact, or approximate where one token is asked at a time, with an index that all layers and heads share.
-    in_training: whether the best count in training, too; otherwise all states do. Raises ValueError (an InputError) for
-    another search, for k below 1, and for a model that is neither.
+    The model is changed in place and returned; its weights and their names are unchanged. search: "exact", or
+    "approximate" for single tokens, with one index for all layers and heads. in_training: whether to use the best k
+    states in training too. Raises ValueError (an InputError) for another search, for k below 1, and for a model without
+    cross-attention.
     """
     one_of("search", search, SEARCHES)
     if k < 1:

@@ -130,7 +130,7 @@ def test_learned_scales_of_unit_queries(scale: float) -> None:
     x = normal(4, 8, SEGMENT, 32).to(BF16)
     with torch.autocast("cpu", BF16):
         q, _ = layer.queries(x, SEGMENT)
-        k, _ = layer._keys_values(x)
+        k, _ = layer.project_keys_values(x)
         raw_q, raw_k = layer.q_proj(x).unflatten(-1, (4, 16)), layer.k_proj(x).unflatten(-1, (4, 16))
     assert q.dtype == k.dtype == BF16
     assert_unbiased(q, scale * F.normalize(raw_q.double(), dim=-1), "queries")
