@@ -1,1 +1,1 @@
-"""What a model costs in time and memory, measured."""
+"""Measurements of time and memory."""

@@ -1,4 +1,4 @@
-"""What a longer training sequence costs in memory: all activations kept, or those of a group of segments at a time."""
+"""Memory of training on longer sequences: with all activations kept, or those of one group of segments at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from infini.training.activation_checkpointing import grouped
 
 
 def training_lengths(setting: Setting) -> dict[str, Any]:
-    """One training step (forward, loss, backward) of every model at every length of `suite.training_segments`, with all
-    activations kept ("all") and with those of `suite.training_group` segments at a time ("grouped"): seconds, and peak
-    memory above what there was before, in bytes. Random tokens, the batch of the recipe.
+    """Seconds and peak memory, in bytes above the use before, of one training step (forward, loss, backward).
 
-    Raises InputError where peak memory cannot be started anew, as on a processor outside Linux.
+    Measured for every model and every length of `suite.training_segments`, with all activations kept ("all") and with
+    those of `suite.training_group` segments at a time ("grouped"), on random tokens and the recipe's batch size.
+
+    Raises InputError if peak memory cannot be reset, as on a CPU outside Linux.
     """
     cfg, device, console = setting.cfg, setting.device, setting.console
     N, group = cfg.dims.segment_length, cfg.suite.training_group
@@ -41,7 +42,7 @@ def training_lengths(setting: Setting) -> dict[str, Any]:
                 ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, length * N), device=device)
                 for way in ways:
                     read = model if way == "all" else grouped(model, group * N)
-                    # Compilers and libraries take their own memory once.
+                    # The first call allocates memory of compilers and libraries.
                     training_step(setting, model, read, ids[:, :N])
                     try:
                         base = reset_peak_memory(device)

@@ -1,4 +1,4 @@
-"""What a long source costs an encoder-decoder: cross-attention to all of its states beside Unlimiformer's search."""
+"""Cost of long sources in an encoder-decoder: cross-attention to all states, and Unlimiformer's search."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ WAYS = {
     "exact": ["model.unlimiformer=test", "model.search=exact"],
     "approximate": ["model.unlimiformer=test", "model.search=approximate"],
 }
-"""How the decoder looks at the states -> what that is as settings of the model."""
+"""Kind of cross-attention -> settings of the model."""
 NEW_TOKENS = 32
-"""After the first, which projects all states or makes the index."""
+"""Tokens timed after the first one, which also projects all states or makes the index."""
 
 
 @torch.no_grad()
 def source_costs(setting: Setting) -> dict[str, Any]:
-    """For every length of `suite.source_tokens`: seconds of the encoder, and for each way to look at its states seconds
-    of the first token, milliseconds of a later one, and peak memory above what there was before. Random tokens; all
-    ways have the same weights and states. A way whose library is not installed is left out."""
+    """Time and memory for every length of `suite.source_tokens`, on random tokens.
+
+    Seconds of the encoder; for each kind of cross-attention seconds of the first token, milliseconds of later ones, and
+    peak memory above the use before. All kinds have the same weights and states. A kind whose library is not installed
+    is left out.
+    """
     cfg, device, console = setting.cfg, setting.device, setting.console
     table = Table(title="an encoder-decoder's source (BART)")
     for column in ("tokens", "encoded in s", "cross-attention", "first token s", "later ms", "quartiles", "peak MB"):

@@ -1,4 +1,4 @@
-"""What a training step costs: seconds beside `local`, tokens a second, parameters, numbers in memory, peak memory."""
+"""Cost of a training step: seconds relative to `local`, tokens per second, parameters, state size and peak memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOCABULARY = 4096
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured, where, and where it is printed."""
+    """The configuration, the device and the console of a benchmark."""
 
     cfg: Config
     overrides: list[str]
@@ -36,14 +36,14 @@ class Setting:
     console: Console
 
     def build(self, name: str, settings: Sequence[str] = ()) -> Any:
-        """The model of that name with its options and these settings, at the configuration's sizes and seed."""
+        """Build a model by name with its default options and these settings, at the configured sizes and seed."""
         others = [text for text in self.overrides if not text.startswith("model=")]
         options = compose([*others, f"model={name}", *settings]).model
         torch.manual_seed(self.cfg.seed)
         return build_model(options, self.cfg.dims, VOCABULARY).to(self.device)
 
     def language_model(self, name: str) -> Any:
-        """The same of a name in suite.models; InputError where that is no language model."""
+        """Build a model of suite.models. Raises InputError if it is not a language model."""
         if kind_of(name) not in (None, "language_model"):
             raise InputError(f"suite.models: {name} is a {kind_of(name)}; this suite takes language models")
         return self.build(name)
@@ -52,7 +52,7 @@ class Setting:
 def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]:
     """Interleaved repeats of one training step (forward, loss, backward) for each model, in one process.
 
-    peak: operations a second of a matrix product alone. again: whether activations are computed again.
+    peak: operations per second of a matrix product. again: whether activations are computed again.
     """
     cfg, device, console = setting.cfg, setting.device, setting.console
     segments = cfg.recipe.segments_per_sequence
@@ -68,7 +68,7 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
     with progress_bar(what, rounds * len(models), console.is_terminal, between=True) as advance:
         for repeat in range(rounds):
             for name, model in models.items():
-                # The first warms up, the last shows its memory: freed memory is given back before it, which takes time.
+                # The first repeat warms up. Peak memory is measured in the last one: resetting the peak takes time.
                 base = _start_peak(device) if repeat == rounds - 1 else None
                 begin = time.perf_counter()
                 training_step(setting, model, model, ids)
@@ -96,7 +96,7 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
         low, median, high = quartiles(seconds[name])
         ratio_low, ratio, ratio_high = quartiles(ratios)
         parameters, bytes_used = sum(p.numel() for p in model.parameters()), memory[name]
-        # The backward pass multiplies twice as much as the forward.
+        # The backward pass has twice as many products as the forward pass.
         share = 3 * product_flops(model, head=True) * ids.numel() / median / peak
         rows[name] = {
             "parameters": parameters,
@@ -129,9 +129,10 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
 
 
 def product_flops(model: Any, head: bool) -> int:
-    """Operations a token of the products with weight matrices: two for every number in one. head: the output's too.
+    """Operations per token in products with weight matrices, two for every weight. head: whether to count the output
+    layer.
 
-    Attention, the memory and what a model reads beside the text are not in it.
+    Attention, the memory, and vectors that a model reads in addition to the text are not counted.
     """
     tables = (model.embedding.weight, model.output_weight)
     layers = sum(p.numel() for p in model.parameters() if p.dim() == 2 and not any(p is table for table in tables))
@@ -139,7 +140,7 @@ def product_flops(model: Any, head: bool) -> int:
 
 
 def training_step(setting: Setting, model: Any, read: Callable[..., ModelOutput], ids: torch.Tensor) -> None:
-    """Forward, loss and backward; gradients are thrown away. read: the model, or what calls it group by group."""
+    """Forward, loss and backward; gradients are discarded. read: the model, or a function that calls it by groups."""
     cfg = setting.cfg
     with autocast(cfg.parallel.precision, setting.device):
         out = read(ids, None)
@@ -153,7 +154,7 @@ def training_step(setting: Setting, model: Any, read: Callable[..., ModelOutput]
 
 
 def _start_peak(device: torch.device) -> int | None:
-    """The memory in use, from where the peak counts on; None where that cannot be known."""
+    """Reset the peak and return the memory in use; None if the peak cannot be reset."""
     try:
         return reset_peak_memory(device)
     except OSError:
@@ -162,7 +163,7 @@ def _start_peak(device: torch.device) -> int | None:
 
 @torch.no_grad()
 def agreement(setting: Setting) -> dict[str, float]:
-    """||on this device - on the processor, in float32|| / ||the latter|| of every model's final hidden states."""
+    """||h - r|| / ||r|| for every model's final hidden states: h on this device, r on the CPU in float32."""
     cfg, device, console = setting.cfg, setting.device, setting.console
     ids = torch.randint(VOCABULARY, (1, cfg.suite.agreement_tokens))
     errors = {}
@@ -173,12 +174,12 @@ def agreement(setting: Setting) -> dict[str, float]:
         expected = model.cpu()(ids).hidden_BTD.double()
         errors[name] = float((found - expected).norm() / expected.norm())
     shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
-    console.print(f"{device.type} against the processor on {ids.numel():,} tokens: {shown}", highlight=False)
+    console.print(f"{device.type} against the CPU on {ids.numel():,} tokens: {shown}", highlight=False)
     return errors
 
 
 def matrix_product_rate(precision: str, device: torch.device) -> tuple[float, str]:
-    """Operations a second of a large matrix product, the median of ten, and its number format: that of the models."""
+    """Operations per second of a large matrix product, the median of ten, and its dtype, that of the models."""
     size = 8192 if device.type == "cuda" else 2048
     dtype = torch.bfloat16 if uses_bfloat16(precision, device) else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -196,7 +197,7 @@ def matrix_product_rate(precision: str, device: torch.device) -> tuple[float, st
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile; of one value that value."""
+    """Lower quartile, median and upper quartile; a single value is all three."""
     if len(values) < 2:
         return values[0], values[0], values[0]
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")

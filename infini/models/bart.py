@@ -1,5 +1,5 @@
-"""BART: an encoder-decoder with inputs of 1,024 tokens (Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training
-for Natural Language Generation, Translation, and Comprehension")."""
+"""BART: an encoder-decoder with inputs of 1,024 tokens (Lewis et al., "BART: Denoising Sequence-to-Sequence
+Pre-training for Natural Language Generation, Translation, and Comprehension")."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from infini.pretrained.seq2seq import MAX_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fr
 
 @register("bart", Seq2SeqConfig, kind="seq2seq")
 def build(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> Seq2Seq:
-    """The BART of transformers: with new weights at the sizes of dims and equally many layers in encoder and decoder, or
-    with the trained weights model.weights. Raises InputError if transformers or the weights are not available."""
+    """The BART of transformers: with new weights at the sizes of dims and equally many layers in encoder and decoder,
+    or with the trained weights model.weights. Raises InputError if transformers or the weights are not available."""
     transformers = library()
     if config.weights is not None:
         return Seq2Seq(trained(transformers.BartForConditionalGeneration, config.weights), config, dims.segment_length)

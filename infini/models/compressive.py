@@ -52,7 +52,8 @@ class CompressiveAttention(XLAttention):
     rate: memories per compressed memory, a divisor of the segment length.
     memory_segments, compressed_segments: lengths of the two memories in segments. The compressed memory has
         compressed_segments N vectors, each of `rate` tokens.
-    compression: "mean" or "max" of `rate` neighbours; "convolution" with kernel and stride `rate`; "dilated" with kernel
+    compression: "mean" or "max" of `rate` neighbours; "convolution" with kernel and stride `rate`; "dilated" with
+    kernel
         3, dilation and stride `rate`; "most_used": the memories with the most attention from the segment at whose end
         they leave.
     """
@@ -140,8 +141,8 @@ class CompressiveAttention(XLAttention):
     def _lines(
         self, memory: Memories, own: list[torch.Tensor], grid: Grid
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Segments [B, m + n, N, D]: those in memory, then the n that the call completes. Chunks [B, n, N / rate, D]: the
-        compressions of the segments that leave as these n end. All chunks [B, c + n, N / rate, D], those in memory
+        """Segments [B, m + n, N, D]: those in memory, then the n that the call completes. Chunks [B, n, N / rate, D]:
+        the compressions of the segments that leave as these n end. All chunks [B, c + n, N / rate, D], those in memory
         first, detached."""
         N, m, c = self.segment_length, self.memory_segments, self.chunks
         complete = [o for piece, o in zip(grid.pieces, own, strict=True) if piece.commits]
@@ -202,7 +203,8 @@ class CompressiveAttention(XLAttention):
         return compressed.flatten(2, 3), recent.flatten(2, 3)
 
     def _filled(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which chunks [..., c] and segments [..., m] of memory are filled after `index` whole segments of a document."""
+        """Which chunks [..., c] and segments [..., m] of memory are filled after `index` whole segments of a
+        document."""
         m, c = self.memory_segments, self.chunks
         age = torch.arange(m + c, 0, -1, device=index.device)
         filled = index[..., None] >= age

@@ -139,7 +139,8 @@ class MemorizingAttention(NormalisedAttention):
     def _read_memory(
         self, q: torch.Tensor, line: Window, first: int, piece: Piece
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of q [B, S, Q, H, K] to the nearest entries [B, S, Q, H, V], and which segments have entries [B, S].
+        """Attention of q [B, S, Q, H, K] to the nearest entries [B, S, Q, H, V], and which segments have entries [B,
+        S].
 
         first: segments that the call completes before the piece.
         """

@@ -34,7 +34,8 @@ class Hidden(NamedTuple):
 
 @state_class
 class XLLeaves(NamedTuple):
-    """The unfinished segment, and the last whole segment, detached: layer inputs (Hidden) or keys and values (Window)."""
+    """The unfinished segment, and the last whole segment, detached: layer inputs (Hidden) or keys and values
+    (Window)."""
 
     window: Any
     memory: Any
@@ -78,7 +79,8 @@ class XLAttention(LocalAttention):
     def attend_and_mix(
         self, x_BTD: torch.Tensor, new: tuple[torch.Tensor, ...], leaves: XLLeaves, grid: Grid, mix: Mix
     ) -> tuple[torch.Tensor, XLLeaves]:
-        """attend(), with each piece's attention [B, S, Q, H, V] replaced by mix(attention, queries [B, S, Q, H, K], piece).
+        """attend(), with each piece's attention [B, S, Q, H, V] replaced by mix(attention, queries [B, S, Q, H, K],
+        piece).
 
         new: _kept(x_BTD).
         """

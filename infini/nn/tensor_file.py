@@ -35,7 +35,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"cannot be read as a saved state ({reason})") from error
     if about.pop("sha256", None) != _digest(tensors):
-        raise ValueError("damaged, its checksum is another")
+        raise ValueError("checksum mismatch: the file is damaged")
     return tensors, about
 
 

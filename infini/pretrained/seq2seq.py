@@ -31,8 +31,8 @@ class Seq2SeqConfig:
     """Options of all encoder-decoders."""
 
     weights: str | None
-    """Name on the Hugging Face hub of trained weights, with their own sizes and tokenizer. None: new weights at the sizes
-    of dims."""
+    """Name on the Hugging Face hub of trained weights, with their own sizes and tokenizer. None: new weights at the
+    sizes of dims."""
     window: int
     """Source tokens that the encoder reads at once. Without Unlimiformer the rest of the source is not read."""
     unlimiformer: Unlimiformer
@@ -100,8 +100,8 @@ class Seq2Seq(nn.Module):
     Trained weights get inputs in the format of their training: the source between <s> and </s>, and the decoder's start
     token (</s> for BART and LED) before the target.
 
-    inner: BartForConditionalGeneration or LEDForConditionalGeneration. segment_length: tokens in a segment; recipes give
-    lengths in segments. global_first: whether the first token of every window has global attention (LED).
+    inner: BartForConditionalGeneration or LEDForConditionalGeneration. segment_length: tokens in a segment; recipes
+    give lengths in segments. global_first: whether the first token of every window has global attention (LED).
 
     Raises InputError if the encoder has fewer positions than config.window, which LED pads to whole attention windows.
     """

@@ -153,9 +153,9 @@ def _hnsw(states_SD: torch.Tensor) -> Any:
 class UnlimiformerAttention(nn.Module):
     """The cross-attention of one decoder layer. Each head attends to the `k` states with the highest scores.
 
-    base: the layer's own cross-attention. Its projections keep their names, so that checkpoints of the model stay valid.
-    index: for an approximate search, for one token at a time; None: exact search. results: number of values that the
-    layer expects. in_training: whether to use the best k states in training too, instead of all.
+    base: the layer's own cross-attention. Its projections keep their names, so that checkpoints of the model stay
+    valid. index: for an approximate search, for one token at a time; None: exact search. results: number of values that
+    the layer expects. in_training: whether to use the best k states in training too, instead of all.
     """
 
     def __init__(

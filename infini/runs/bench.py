@@ -1,6 +1,6 @@
-"""`infini bench`: what the memory costs. A training step beside `local` (bench_training), a long stream beside a short
-one, a token read alone after much text beside one after little, long training sequences (bench_lengths), and long
-sources (bench_sources)."""
+"""`infini bench`: the cost of the memory. It compares training steps with `local` (infini/bench/training.py), long with
+short streams, and decoding after much and after little text; and it measures long training sequences
+(infini/bench/lengths.py) and long sources (infini/bench/sources.py)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
 from infini.system.progress import progress_bar
 
 STREAM_CALL = 512
-"""Tokens of a call when streaming, about: what a call works on takes memory too."""
+"""Approximate number of tokens per call in streaming. The activations of a call count in the peak memory."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -120,16 +120,16 @@ def _oracle_error(cfg: Config, device: torch.device, console: Console) -> dict[s
 
 
 def _local_first(cfg: Config) -> list[str]:
-    """The models to measure, first the one that the others are compared with."""
+    """The models to measure; the first is the reference of the comparison."""
     return sorted(cfg.suite.models, key=lambda name: name != "local")
 
 
 def _streaming(setting: Setting, peak: float) -> dict[str, Any]:
-    """One row streamed for a short and a long text: tokens/s, peak memory above the model, bytes of the state.
+    """Streaming of a short and a long text in one row: tokens/s, peak memory above the model, bytes of the state.
 
-    The long text is read in parts as long as the short one, which is read before each of them: the ratio is the median
-    over these pairs, so that neither the machine's drift nor a moment's interruption decides it. peak: operations a
-    second of a matrix product alone.
+    The long text is read in parts as long as the short one, and the short one before each part. The ratio is the median
+    over these pairs, so that drift and interruptions of the machine do not decide it. peak: operations per second of a
+    matrix product.
     """
     cfg, device, console = setting.cfg, setting.device, setting.console
     N = cfg.dims.segment_length
@@ -143,7 +143,7 @@ def _streaming(setting: Setting, peak: float) -> dict[str, Any]:
     for name in _local_first(cfg):
         what = f"streaming {long:,} tokens through {name}, and {short:,} between its parts"
         model = setting.language_model(name).eval()
-        # One call first: what the libraries set up once, like the bar, is no part of streaming.
+        # The first call is not measured: libraries and the progress bar allocate memory in it.
         generator = torch.Generator().manual_seed(cfg.seed)
         _stream(cfg, model, call, call, None, generator, device)
         rates: dict[int, list[float]] = {short: [], long: []}
@@ -182,7 +182,7 @@ def _streaming(setting: Setting, peak: float) -> dict[str, Any]:
             "peak_growth_bytes": {str(n): peaks[n] for n in peaks},
             "state_bytes": {str(n): bytes_of[n] for n in bytes_of},
         }
-        # All but the first short text run beside the long text's state.
+        # All short texts but the first run while the long text's state is in memory.
         for length, used in ((short, peaks[short][0]), (long, max(peaks[long]))):
             table.add_row(
                 name,
@@ -210,7 +210,7 @@ def _stream(
     device: torch.device,
     advance: Callable[[float], None] | None = None,
 ) -> tuple[float, State]:
-    """Tokens a second for `n_tokens` more random tokens after `state`, and the state after them."""
+    """Tokens per second for `n_tokens` random tokens after `state`, and the state after them."""
     begin = time.perf_counter()
     with autocast(cfg.parallel.precision, device):
         for position in range(0, n_tokens, call):
@@ -226,10 +226,10 @@ def _stream(
 
 
 def _decoding(setting: Setting, peak: float) -> dict[str, Any]:
-    """Milliseconds a token read alone, after a short text and after a long one.
+    """Milliseconds per token of decoding after a short text and after a long one.
 
-    Both texts end at the same place of a segment, and their tokens are read in turn: each pair is at one place, and the
-    ratio is the median over the pairs. peak: as for _streaming.
+    Both texts end at the same slot of a segment, and their tokens are read alternately. The ratio is the median over
+    these pairs. peak: see _streaming.
     """
     cfg, device, console = setting.cfg, setting.device, setting.console
     suite = cfg.suite
@@ -240,7 +240,7 @@ def _decoding(setting: Setting, peak: float) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     for name in _local_first(cfg):
         model = setting.language_model(name).eval()
-        # A window of `full` is several segments.
+        # A window of `full` has several segments.
         N = model.segment_length
         call = max(1, STREAM_CALL // N) * N
         lengths = [-(-length // N) * N for length in (suite.decode_short_tokens, suite.decode_long_tokens)]

@@ -1,4 +1,4 @@
-"""Which device to run on, and in which number format its matrix products are fast."""
+"""The device to run on, and the precision of its matrix products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infini.errors import InputError
 
 
 def pick_device(accelerator: str) -> torch.device:
-    """ "auto" is the GPU where there is one, else the processor."""
+    """The device of parallel.accelerator. "auto" is the GPU if there is one, otherwise the CPU."""
     if accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -20,7 +20,7 @@ def pick_device(accelerator: str) -> torch.device:
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware itself multiplies bfloat16 (GPU tensor cores; AMX or AVX-512 BF16 on a processor)."""
+    """Whether the hardware multiplies bfloat16 (tensor cores on a GPU, AMX or AVX-512 BF16 on a CPU)."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
@@ -28,12 +28,12 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 
 def uses_bfloat16(precision: str, device: torch.device) -> bool:
-    """What `parallel.precision` (auto, bf16 or fp32) means on this device."""
+    """Whether `parallel.precision` (auto, bf16 or fp32) means bfloat16 on this device."""
     return precision == "bf16" or (precision == "auto" and has_fast_bfloat16(device))
 
 
 def emulated_bfloat16(precision: str, device: torch.device) -> str | None:
-    """A line to say where bfloat16 was asked of a device that does not multiply it, else None."""
+    """A warning if bfloat16 is requested on a device without bfloat16 products, otherwise None."""
     if precision != "bf16" or has_fast_bfloat16(device):
         return None
     return (
@@ -43,18 +43,18 @@ def emulated_bfloat16(precision: str, device: torch.device) -> str | None:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 matrix products, float32 parameters and memory; nothing where `precision` says fp32."""
+    """A context with bfloat16 matrix products, and float32 parameters and memory. No effect in fp32."""
     if uses_bfloat16(precision, device):
         return torch.autocast(device.type, torch.bfloat16)
     return contextlib.nullcontext()
 
 
 MADE_FOR_A_GPU = {"scale": ("gpu", "paper"), "suite": ("paper", "paper_models")}
-"""Group -> choices whose work takes days on a processor, and more memory than most have."""
+"""Group -> choices that take days, and much memory, on a CPU."""
 
 
 def check_made_for(group: str, choice: str, accelerator: str) -> None:
-    """Raises InputError where a choice is made for a GPU, there is none, and the processor was not asked for."""
+    """Raise InputError for a choice made for a GPU if there is none and parallel.accelerator is not cpu."""
     if choice not in MADE_FOR_A_GPU[group] or accelerator != "auto":
         return
     if not torch.cuda.is_available():

@@ -12,12 +12,12 @@ import torch
 
 
 def reset_peak_memory(device: torch.device) -> int:
-    """Start the peak anew, and return the memory in use now. Raises OSError for a processor's memory outside Linux."""
+    """Reset the peak, and return the memory in use. Raises OSError for a CPU's memory outside Linux."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
-    # Freed buffers that glibc keeps would hide what is used next.
+    # Freed buffers that glibc keeps would hide later allocations.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -26,11 +26,11 @@ def reset_peak_memory(device: torch.device) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The highest use so far (since the last reset): of the GPU's memory, else resident memory of the process."""
+    """Peak use since the last reset: of the GPU's memory, or the resident memory of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "linux":
-        # Not getrusage's, which no reset lowers.
+        # The peak of getrusage cannot be reset.
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

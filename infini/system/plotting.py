@@ -1,4 +1,4 @@
-"""What the environment says to other packages and must not decide here."""
+"""Keeps MPLBACKEND from breaking commands that do not draw on a screen."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def drawing_without_a_screen() -> Iterator[None]:
-    """matplotlib draws with Agg in here, whatever MPLBACKEND says.
+    """A context in which matplotlib draws with Agg, regardless of MPLBACKEND.
 
-    A shell that a notebook starts has the notebook's MPLBACKEND, which matplotlib refuses when it is imported where the
-    notebook's packages are not installed. torchmetrics, and with it Lightning, imports matplotlib, so a training would
-    not even start.
+    A shell started by a notebook inherits the notebook's MPLBACKEND. Importing matplotlib then fails where the
+    notebook's packages are not installed. torchmetrics, and so Lightning, imports matplotlib: training would not start.
     """
     before = os.environ.get("MPLBACKEND")
     os.environ["MPLBACKEND"] = "agg"

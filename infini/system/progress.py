@@ -1,4 +1,4 @@
-"""The progress of long work on standard error: a title, how far, and an honest estimate of the time left."""
+"""Progress of long work on standard error: a title, the part done, and an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 PLAIN_SECONDS = 15.0
-"""Time between two lines where no bar can be shown."""
+"""Time between two lines if no bar is shown."""
 
 
 @contextmanager
 def progress_bar(
     title: str, total: float | None, shown: bool = True, between: bool = False
 ) -> Iterator[Callable[[float], None]]:
-    """A bar that the function it gives moves on by so many of `total`; where it is not shown, a line now and then.
+    """A progress bar. The context gives a function that advances it by a part of `total`.
 
-    total: None where nobody knows how long it is: there is no estimate then, only how far it is and for how long.
-    between: drawn when it is moved and at no other time, so that no thread runs beside what is being timed.
+    total: None if unknown; the bar then shows the part done and the time elapsed. shown: if false, a line is printed
+    every PLAIN_SECONDS instead. between: draw only when the bar advances, so that no thread disturbs timings.
     """
     if not shown:
         yield _plain(title, total)

@@ -1,4 +1,4 @@
-"""Standard streams that stop no work: closed, without a reader, on a full disk, or in an encoding without our marks."""
+"""Standard streams that do not stop a command: closed, without a reader, on a full disk, or in a narrow encoding."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LOOKALIKES = {
     "\N{LEFT DOUBLE QUOTATION MARK}": '"',
     "\N{RIGHT DOUBLE QUOTATION MARK}": '"',
 }
-"""Mark -> what stands for it where a stream's encoding does not have it."""
+"""Character -> replacement in encodings that lack it."""
 _ERRORS = "infini.lookalikes"
 
 
 def _lookalike(error: UnicodeError) -> tuple[str, int]:
-    """An error handler of codecs: a lookalike of a mark; of any other character the escape, which loses nothing."""
+    """An error handler of codecs: the replacement of a character, or its escape sequence if there is none."""
     assert isinstance(error, UnicodeEncodeError)
     letters = error.object[error.start : error.end]
     escaped = (letter.encode("ascii", "backslashreplace").decode() for letter in letters)
@@ -43,16 +43,16 @@ codecs.register_error(_ERRORS, _lookalike)
 
 
 def in_encoding(text: str, encoding: str) -> str:
-    """`text` as a stream of this encoding shows it."""
+    """`text` as it appears in a stream of this encoding."""
     return text.encode(encoding, _ERRORS).decode(encoding)
 
 
 OUTPUT = "standard output"
-"""What errors of standard output name as their file."""
+"""The file name in errors of standard output."""
 
 
 class _PatientFile(io.FileIO):
-    """A descriptor whose writer goes on without a reader or a disk: what is written after that is dropped."""
+    """A descriptor that drops its output after the reader is gone or the disk is full, instead of failing again."""
 
     def __init__(self, descriptor: int, patient: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -64,7 +64,7 @@ class _PatientFile(io.FileIO):
             return super().write(content)
         except OSError as error:
             self.lost = error
-            # Python and other packages write to this descriptor again, at the end at the latest.
+            # Python and other packages will write to this descriptor again, for example at exit.
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.fileno())
             if self.patient:
@@ -74,13 +74,13 @@ class _PatientFile(io.FileIO):
 
 
 class Streams:
-    """What became of standard output; see robust_streams."""
+    """The state of standard output; see robust_streams."""
 
     def __init__(self, out: _PatientFile | None) -> None:
         self._out = out
 
     def finish(self) -> None:
-        """Write what is left. Raises OSError where standard output was lost otherwise than by its reader going."""
+        """Flush standard output. Raises OSError if output was lost for another reason than a reader that is gone."""
         sys.stdout.flush()
         lost = self._out.lost if self._out is not None else None
         if lost is not None and not isinstance(lost, BrokenPipeError):
@@ -90,13 +90,13 @@ class Streams:
 
 @contextlib.contextmanager
 def robust_streams(patient: bool) -> Iterator[Streams]:
-    """Standard streams that are safe to use in here.
+    """A context in which the standard streams are safe to use.
 
-    A closed one reads as empty and takes whatever is written; characters that an encoding does not have become
-    lookalikes or escapes. Writing to standard error never fails. patient: nor does writing to standard output while the
-    work goes on; Streams.finish says what was lost. Otherwise it raises OSError with OUTPUT as its file.
+    A closed stream reads as empty and discards what is written. Characters that an encoding lacks become replacements
+    or escapes. Writing to standard error never fails. patient: writing to standard output does not fail either, and
+    Streams.finish raises at the end; if false, writing raises OSError with OUTPUT as its file.
 
-    Streams that are not the process's own, as those of a notebook, stay as they are.
+    Streams that a notebook or another program has replaced are unchanged.
     """
     for descriptor in (0, 1, 2):
         _open_where_closed(descriptor)
@@ -116,16 +116,17 @@ def robust_streams(patient: bool) -> Iterator[Streams]:
 
 
 def _open_where_closed(descriptor: int) -> None:
-    """A file that is opened later would get this number, and what is printed would be written into it."""
+    """Open a closed descriptor: a file opened later would get its number, and printed text would go into that file."""
     try:
         os.fstat(descriptor)
     except OSError:
-        # The lowest number that is free is this one.
+        # os.open takes the lowest free number, which is this one.
         os.open(os.devnull, os.O_RDONLY if descriptor == 0 else os.O_WRONLY)
 
 
 def _replace(name: str, descriptor: int, patient: bool) -> _PatientFile | None:
-    """Put a patient file below sys.<name> and return it; None where the stream is not the process's own."""
+    """Replace sys.<name> by a stream on a _PatientFile, and return that file; None if the stream is not the
+    process's."""
     old = getattr(sys, name)
     if old is not getattr(sys, f"__{name}__") or not isinstance(old, io.TextIOWrapper | None):
         return None

@@ -105,7 +105,7 @@ def test_a_state_of_something_else_is_one_line(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match="damaged, its checksum is another"):
+    with pytest.raises(InputError, match="checksum mismatch: the file is damaged"):
         load_reader(path, model, ABOUT)
     path.write_bytes(content[:-9])
     with pytest.raises(InputError, match="cannot be read as a saved state"):
