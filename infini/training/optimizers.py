@@ -1,6 +1,5 @@
-"""Optimizers. The gates have a parameter group of their own.
+"""Optimizers over the parameter groups of infini.nn.parameter_groups.
 
-At the model's learning rate, or under weight decay, gates do not move; a well-known reproduction failed on that.
 Adafactor scales a step by the size of the parameter, so that a gate at 0 would never move.
 """
 
@@ -14,49 +13,25 @@ import torch
 from torch import nn
 
 from infini.config.schema import OptimizerConfig
+from infini.nn.parameter_groups import parameter_groups
 from infini.system.devices import has_fast_bfloat16
 from infini.training.adafactor import Adafactor
 
-GATE = "beta"
-POSITION_BIAS = "bucket_bias"
 BIAS_FACTOR = 10.0
 """Learning rate of T5's position biases over the model's, with Muon and AdamW. They are added to scores and start at 0;
 at the model's rate Transformer-XL was worse than local attention after 300 steps (results/LOG.md, 105)."""
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Matrices (decayed), embeddings and norms (not), T5's position biases (faster, not decayed), gates (own rate, not
-    decayed). No parameter is in two."""
-    groups: dict[str, list[nn.Parameter]] = {"matrices": [], "others": [], "biases": [], "gates": []}
-    # By type too: pretrained models give embeddings other names.
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    for name, parameter in model.named_parameters():
-        if name.split(".")[-1] == GATE:
-            groups["gates"].append(parameter)
-        elif name.split(".")[-1] == POSITION_BIAS:
-            groups["biases"].append(parameter)
-        elif parameter.dim() < 2 or "embedding" in name or id(parameter) in tables:
-            groups["others"].append(parameter)
-        else:
-            groups["matrices"].append(parameter)
-    decay = {"matrices": config.weight_decay}
+def configured_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """The parameter groups of a model at the rates of a configuration."""
     # Adafactor's steps are fractions of the parameter; see build_optimizer.
-    rates = {"gates": config.gate_lr, "biases": config.lr * (1.0 if config.name == "adafactor" else BIAS_FACTOR)}
-    return [
-        {
-            "params": parameters,
-            "name": name,
-            "lr": rates.get(name, config.lr),
-            "weight_decay": decay.get(name, 0.0),
-        }
-        for name, parameters in groups.items()
-        if parameters
-    ]
+    factor = 1.0 if config.name == "adafactor" else BIAS_FACTOR
+    return parameter_groups(model, config.lr, config.gate_lr, config.weight_decay, factor)
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """AdamW, Adafactor, or Muon (matrices) beside AdamW (the rest) over the groups above."""
-    groups = parameter_groups(model, config)
+    groups = configured_groups(model, config)
     if config.name == "muon":
         return MuonBesideAdamW(groups, (config.betas[0], config.betas[1]))
     if config.name == "adamw":

@@ -15,7 +15,7 @@ from infini.config.schema import OptimizerConfig, groups
 from infini.models import build_model, registered
 from infini.training.adafactor import Adafactor
 from infini.training.module import LanguageModelModule
-from infini.training.optimizers import BIAS_FACTOR, build_optimizer, parameter_groups
+from infini.training.optimizers import BIAS_FACTOR, build_optimizer, configured_groups
 
 MODELS = sorted(registered("language_model"))
 WITH_MEMORY = [options for options in variants() if "update_rule" in options]
@@ -164,7 +164,7 @@ def test_adafactor_goes_on_from_what_was_saved() -> None:
 def test_every_parameter_is_in_exactly_one_group(name: str, tied: bool) -> None:
     model = build_model({"name": name, "tie_embeddings": tied}, tiny_dims(), VOCABULARY)
     config = optimizer_config()
-    by_name = {group["name"]: group for group in parameter_groups(model, config)}
+    by_name = {group["name"]: group for group in configured_groups(model, config)}
     grouped = [id(parameter) for group in by_name.values() for parameter in group["params"]]
     assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
 

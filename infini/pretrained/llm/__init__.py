@@ -21,11 +21,14 @@ try:
 except ImportError as error:
     raise ImportError("infini.pretrained.llm needs transformers: pip install infini-attention-suite[llm]") from error
 
+from infini.nn.parameter_groups import parameter_groups
 from infini.pretrained.llm.cache import InfiniCache
 from infini.pretrained.llm.inject import inject
 from infini.pretrained.llm.saving import model_card
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
-from infini.pretrained.llm.training import GATE_MODULES, parameter_groups
+
+GATE_MODULES = ["infini_gate"]
+"""What peft trains whole: LoraConfig(..., modules_to_save=GATE_MODULES); add the names of norms to train them, too."""
 
 __all__ = [
     "GATE_MODULES",
