@@ -102,8 +102,8 @@ def test_bench_measures_the_models_of_its_suite(capfd: pytest.CaptureFixture[str
 
 def test_summaries_without_a_model_take_none(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["eval", "task=booksum", "task.reference=lead"]
-    assert error(capfd, *words, "model=bart").startswith("model: task.reference=lead needs no model")
-    assert error(capfd, *words, "checkpoint=x").startswith("checkpoint: task.reference=lead needs no model")
+    assert error(capfd, *words, "model=bart").startswith("model: task.reference=lead evaluates no model")
+    assert error(capfd, *words, "checkpoint=x").startswith("checkpoint: task.reference=lead evaluates no model")
     assert error(capfd, "eval", "decoding.top_p=0.5") == (
         "decoding.top_p=0.5: task=pg19 does not read it; add task=booksum"
     )

@@ -94,14 +94,14 @@ def test_half_a_letter_is_named_with_its_line(tmp_path: Path, line: str, key: st
 def test_half_a_letter_stops_a_training_with_one_line(infini: Runner, tmp_path: Path) -> None:
     data = write_books(tmp_path / "data", text="A man goes. A dog runs. \ud83d" * 60)
     said = infini.error("train", "task=booksum", *SUMMARIES, f"task.data_dir={data}")
-    assert "train.jsonl, line 1: not a book (text holds \\ud83d" in said
+    assert "train.jsonl, line 1: not a book (text contains \\ud83d" in said
 
 
 def test_a_row_of_the_hub_with_half_a_letter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": json.dumps({"text": text, "meta": {"config": "arxiv"}})} for text in ("a", "b\ud83d")]
     monkeypatch.setattr("datasets.load_dataset", lambda *given, **named: rows)
     monkeypatch.setattr(hub, "reachable", lambda: True)
-    with pytest.raises(InputError, match=r"row test-1: holds \\ud83d"):
+    with pytest.raises(InputError, match=r"row test-1: contains \\ud83d"):
         load_documents("arxiv_math", "test", None, "hoskinson-center/proof-pile")
 
 

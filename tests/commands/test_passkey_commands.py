@@ -269,7 +269,7 @@ def test_fine_tuning_of_nothing_is_said(capfd: pytest.CaptureFixture[str]) -> No
     tiny = [*PASSKEY, "recipe.steps=1", "recipe.warmup_steps=1"]
     for recipe, said in (("passkey_laptop", False), ("passkey_laptop_finetune", True)):
         _, err = infini(capfd, "train", *tiny, f"recipe={recipe}")
-        assert ("init_from names none" in err) is said
+        assert ("init_from is not set" in err) is said
 
 
 def test_publish_takes_the_examples_along(

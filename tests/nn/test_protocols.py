@@ -90,7 +90,8 @@ def test_nothing_else_is_asked_of_a_model_with_a_default() -> None:
     sources = [path for folder in ("infini", "tasks") for path in (ROOT / folder).rglob("*.py")]
     found = []
     for path in sources:
-        if path.name in ("protocols.py", "unlimiformer.py"):  # the latter looks into the library's models
+        # The latter two look into the models of a library.
+        if path.name in ("protocols.py", "unlimiformer.py") or path.parent.name == "llm":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (

@@ -25,7 +25,7 @@ from infini.runs import bench, figure
 from infini.tasks.booksum.data import SourceBatches
 from infini.tasks.text.documents import TextTokenizer
 from infini.training.module import LanguageModelModule
-from infini.training.optimizers import parameter_groups
+from infini.training.optimizers import configured_groups
 
 transformers = pytest.importorskip("transformers")
 from transformers.modeling_outputs import BaseModelOutput  # noqa: E402 - only where the library is
@@ -249,7 +249,7 @@ def test_activations_computed_again_give_the_same_gradients(name: str, unlimifor
 def test_embeddings_are_no_matrices_to_the_optimizer(name: str) -> None:
     config: Any = SimpleNamespace(name="muon", lr=0.1, gate_lr=0.1, weight_decay=0.1)
     model = make(name)
-    (matrices,) = [group["params"] for group in parameter_groups(model, config) if group["name"] == "matrices"]
+    (matrices,) = [group["params"] for group in configured_groups(model, config) if group["name"] == "matrices"]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert not [names[id(parameter)] for parameter in matrices if VOCABULARY in parameter.shape]
     assert not [names[id(parameter)] for parameter in matrices if "embed" in names[id(parameter)]]

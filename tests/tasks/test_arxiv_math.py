@@ -50,6 +50,6 @@ def test_train_evaluate_and_tabulate_mathematics(infini: Runner, papers: Path, m
     perplexity = evaluated.metric("perplexity")
     assert perplexity is not None and evaluated.parent == trained.run_id
     out = infini("table")
-    assert f"{perplexity:.2f} †" in out and "Arxiv-math, yours: 1 evaluation runs; data arxiv_math test (folder" in out
+    assert f"{perplexity:.2f} †" in out and "Arxiv-math, yours: 1 evaluation run; data arxiv_math test (folder" in out
     # What was trained on mathematics is asked of mathematics alone.
     assert "was trained on task=arxiv_math" in infini.error("eval", f"checkpoint={trained.run_id}")

@@ -121,7 +121,7 @@ def test_every_example_comes_once_before_any_comes_again() -> None:
 
 
 def test_an_example_without_room_for_a_book_is_refused() -> None:
-    with pytest.raises(InputError, match=r"6 tokens leave no room .* take 2 more"):
+    with pytest.raises(InputError, match=r"6 tokens leave no room .* use 2 more"):
         batches(length=6)
 
 

@@ -174,7 +174,7 @@ def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:
 
 def test_a_book_as_filler_needs_a_tokenizer_of_books() -> None:
     cfg = compose(["task=passkey", "task.filler=book"])
-    with pytest.raises(InputError, match="^task.filler='book': this tokenizer knows the prompt's words only"):
+    with pytest.raises(InputError, match="^task.filler='book': this tokenizer has only the words of the prompt"):
         PasskeyDataModule(cfg).setup("fit")
 
 

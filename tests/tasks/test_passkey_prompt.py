@@ -229,5 +229,5 @@ def test_a_tokenizer_that_joins_the_parts_is_refused():
     def encode(text: str) -> np.ndarray:
         return np.array([len(text)])
 
-    with pytest.raises(InputError, match="the tokenizer joins"):
+    with pytest.raises(InputError, match="the tokenizer merges"):
         PasskeyTemplate(encode)

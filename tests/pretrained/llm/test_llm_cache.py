@@ -57,7 +57,7 @@ def test_saved_and_loaded(name: str, options: dict[str, Any], tmp_path: Path) ->
         assert torch.equal(logits_in_calls(model, more, calls, loaded.fork())[0], expected)
     assert_close(expected, logits(model, torch.cat([ids, more], 1))[:, ids.shape[1] :], 1e-10, "after the book")
     path.write_bytes(path.read_bytes()[:-8] + b"12345678")
-    with pytest.raises(ValueError, match=r"book.safetensors: damaged"):
+    with pytest.raises(ValueError, match=r"book.safetensors: checksum mismatch"):
         InfiniCache.load(path, model)
 
 
