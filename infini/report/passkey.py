@@ -35,12 +35,12 @@ from infini.report.tables import (
 
 PAPER_LONGEST = 5120
 """Tokens of the longest input that the paper fine-tunes on."""
-BEHIND = (
-    "What stands behind it: token accuracy of the worst cell of a seed, in brackets the 95 % interval of the lowest "
-    "accuracy among all cells and seeds, exact match over all cells, in per cent, the longest training input, "
-    "and the tokens of filler that weigh as much as the key in the head that is best at it"
+DETAILS = (
+    "Details: token accuracy of the worst cell of a seed, in brackets the 95 % interval of the lowest accuracy among "
+    "all cells and seeds; exact match over all cells in per cent; the longest training input; and the number of filler "
+    "tokens that together weigh as much as the key in the head that is best at it"
 )
-BEHIND_COLUMNS = (
+DETAIL_COLUMNS = (
     *("Source", "Tokenizer", "Examples a cell", "Seeds", "Worst cell", "Exact match", "Training tokens", "Longest"),
     "Half-dilution",
 )
@@ -252,7 +252,7 @@ def build_passkey_report(
     places = " / ".join(parse_depths(report.depths))
     tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
     if behind:
-        tables.append(Table(BEHIND, BEHIND_COLUMNS, tuple(behind)))
+        tables.append(Table(DETAILS, DETAIL_COLUMNS, tuple(behind)))
     notes = [report.note] if report.note else []
     notes.append(
         f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
