@@ -354,6 +354,11 @@ def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
     task.pop("positions", None)
     if model.get("positions") == "rotary":
         del model["positions"]
+    if "base" in model:
+        # Sizes and tokenizer are the base's, whatever the configuration said before they were known.
+        dims = {"segment_length": (identity["dims"] or {}).get("segment_length")}
+        left = {"tokenizer", "vocab_size"}
+        identity |= {"dims": dims, "scale": {k: v for k, v in (identity["scale"] or {}).items() if k not in left}}
     identity |= {
         "task": task,
         "model": model,

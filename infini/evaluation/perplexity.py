@@ -268,7 +268,8 @@ def _growth(before: State, after: State) -> torch.Tensor:
     pads layers with fewer heads."""
     ratios = []
     for (path, z), (_, grown) in zip(leaves(before.layers), leaves(after.layers), strict=True):
-        if path.endswith("z_BGK"):
+        # Not what is pending or about to be forgotten.
+        if path.endswith(".memory.z_BGK") and "before" not in path:
             ratios.append(((grown - z) / z.clamp(min=1e-30)).amax((0, 2)))
     # Layers may have different numbers of heads.
     pad = torch.nn.utils.rnn.pad_sequence

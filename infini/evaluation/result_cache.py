@@ -22,6 +22,20 @@ def cache_path(results_dir: str | Path, task: str, *identity: Any) -> Path:
     return Path(results_dir) / "unfinished" / f"{task}-{digest[:16]}.jsonl"
 
 
+def identity_of_model(record: RunRecord) -> str:
+    """Names the model of an evaluation in cache_path: its training, or, of a pretrained model, what it was built as."""
+    if record.parent is not None:
+        return record.parent
+    return f"{record.config_hash} {json.dumps(record.environment.get('base'), sort_keys=True)}"
+
+
+def name_of_model(record: RunRecord) -> str:
+    """The same for people."""
+    if record.parent is not None:
+        return record.parent
+    return f"{record.model} {record.environment['base']['name']} without a training"
+
+
 class ResultCache:
     """Entries by name, each appended as a line of JSON and flushed to disk, with the commit that measured it.
 

@@ -21,16 +21,23 @@ Builder = Callable[[Any, Any, int], Any]
 Kind = Literal["language_model", "seq2seq"]
 _REGISTRY: dict[str, tuple[type, Builder]] = {}
 _KINDS: dict[str, Kind] = {}
+_BASES: dict[str, Callable[[str], Any]] = {}
 
 
-def register(name: str, config: type, kind: Kind = "language_model") -> Callable[[Builder], Builder]:
+def register(
+    name: str, config: type, kind: Kind = "language_model", base: Callable[[str], Any] | None = None
+) -> Callable[[Builder], Builder]:
     """Register a builder and the dataclass of its options under a name. kind: "language_model", a model with the
-    interface `infini.nn.protocols.LanguageModel`; or "seq2seq", an encoder-decoder."""
+    interface `infini.nn.protocols.LanguageModel`; or "seq2seq", an encoder-decoder.
+
+    base: for models whose option `base` names a pretrained model, from that name to it; see base_of."""
 
     def add(builder: Builder) -> Builder:
         if name in _REGISTRY:
             raise ValueError(f"model {name!r} is registered twice")
         _REGISTRY[name], _KINDS[name] = (config, builder), kind
+        if base is not None:
+            _BASES[name] = base
         return builder
 
     return add
@@ -62,6 +69,13 @@ def _place(module: pkgutil.ModuleInfo, error: Exception) -> str:
 def kind_of(name: str) -> Kind | None:
     """The kind of a registered model; None if no model has this name."""
     return _KINDS[name] if name in registered() else None
+
+
+def base_of(options: Mapping[str, Any]) -> Any:
+    """The pretrained model (infini.pretrained.llm.bases.Base) whose sizes and tokenizer the model options["name"] has,
+    and which can be evaluated without a training; None for models that are trained from scratch."""
+    name = options.get("name")
+    return _BASES[name](str(options["base"])) if name in registered() and name in _BASES else None
 
 
 def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:

@@ -239,7 +239,7 @@ def _of_seed(report: RunReport, runs: list[RunRecord], where: str) -> list[RunRe
 def _made_again(run: RunRecord, later: RunRecord) -> bool:
     """Whether a later run repeats this evaluation with the same outcome, so that either can be taken."""
     ours, theirs = ((one.parent, one.config_hash, one.results, one.series) for one in (run, later))
-    if run.parent is None or ours != theirs:
+    if (run.parent is None and "base" not in run.environment) or ours != theirs:
         return False
     # The files beside the records contain times.
     read, read_later = ({key: value for key, value in one.data.items() if key != "beside"} for one in (run, later))
@@ -278,8 +278,9 @@ def _corpus(run: RunRecord) -> dict[str, str]:
 
 
 def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
-    # A run without a parent used no model, whatever its configuration says.
-    training, evaluation = selection.training_config(run) if run.parent else {}, run.config
+    # A run with neither parent nor base used no model, whatever its configuration says.
+    of_model = run.parent or "base" in run.environment
+    training, evaluation = selection.training_config(run) if of_model else {}, run.config
     settings = _start(training, selection)
     for config, groups in ((training, _TRAINING_GROUPS), (evaluation, _EVALUATION_GROUPS)):
         for group in groups:

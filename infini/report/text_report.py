@@ -69,6 +69,8 @@ class Report(RunReport):
     whole_documents: bool = False
     """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
+    untrained: bool = False
+    """Whether the rows are pretrained models that are evaluated without a training. Then no other run fills a cell."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -85,8 +87,9 @@ class Report(RunReport):
         for name in self.variants:
             if name not in self.models:
                 raise InputError(f"report.variants: no row {name!r} in report.models{did_you_mean(name, self.models)}")
-        if not isinstance(self.whole_documents, bool):
-            raise InputError(f"report.whole_documents={self.whole_documents!r}: true or false")
+        for key in ("whole_documents", "untrained"):
+            if not isinstance(getattr(self, key), bool):
+                raise InputError(f"report.{key}={getattr(self, key)!r}: true or false")
         if self.task not in self.benchmarks:
             hint = did_you_mean(self.task, self.benchmarks)
             raise InputError(f"report.task={self.task!r}: a task of report.benchmarks{hint}")
@@ -115,6 +118,8 @@ class Report(RunReport):
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or run.data.get("split") != self.split or not self._reads_as_far_as(run):
+            return None
+        if self.untrained != (run.parent is None):
             return None
         trained = known.training_config(run)
         of = trained.get("variant")

@@ -8,7 +8,7 @@ import importlib
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from infini.config.compose import config_hash
 from infini.config.schema import Config
 from infini.config.words import key_of
 from infini.errors import DivergedError, InputError
-from infini.models import kind_of
+from infini.models import base_of, build_model, kind_of
 from infini.records import RunRecord, value_at
 from infini.report.search import KEY
 from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
@@ -95,6 +95,74 @@ def check_kind(cfg: Config) -> None:
     kind = kind_of(cfg.model["name"])
     if kind is not None and cfg.task.kind not in (kind, "any"):
         raise InputError(f"model={cfg.model['name']}: is a {kind}, and task={cfg.task.name} takes a {cfg.task.kind}")
+
+
+SEGMENT = 2048
+"""Tokens of a segment of a pretrained model where dims.segment_length is not set: the paper's."""
+
+
+def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
+    """`cfg` with the sizes and the tokenizer of the pretrained model that it names; `cfg` itself for other models.
+
+    Raises InputError where the command line sets others, or the pretrained model cannot be read.
+    """
+    base = base_of(cfg.model)
+    if base is None:
+        return cfg
+    sizes, keys = base.sizes(), keys_of(list(overrides))
+    for key in keys:
+        group, _, name = key.partition(".")
+        if group == "dims" and name in sizes and getattr(cfg.dims, name) != sizes[name]:
+            value = getattr(cfg.dims, name)
+            raise InputError(f"{key}={value!r}: model={cfg.model['name']} has the sizes of its base; leave it out")
+        if key in ("scale.tokenizer", "scale.vocab_size"):
+            value = value_at(asdict(cfg), key)
+            raise InputError(f"{key}={value!r}: model={cfg.model['name']} has the tokenizer of its base; leave it out")
+    if not {"dims", "dims.segment_length"} & set(keys):
+        sizes["segment_length"] = SEGMENT
+    dims = replace(cfg.dims, name="base", **sizes)
+    scale = replace(cfg.scale, tokenizer="base", vocab_size=len(base.tokenizer))
+    return replace(cfg, dims=dims, scale=scale)
+
+
+def find_model(cfg: Config, overrides: list[str]) -> Path | None:
+    """As find_checkpoint, and None for a pretrained model that is to be evaluated as it is: no checkpoint is named and
+    no training of exactly this model exists. cfg: of with_base."""
+    if cfg.checkpoint is not None or base_of(cfg.model) is None:
+        return find_checkpoint(cfg, overrides)
+    known = [
+        run
+        for run in records.load_records(cfg.results_dir)
+        if run.verb == "train"
+        and run.task == cfg.task.name
+        and run.scale == cfg.scale.name
+        and run.config.get("model") == cfg.model
+        and value_at(run.config, "dims.segment_length") == cfg.dims.segment_length
+        and checkpoint_folder(cfg.results_dir, run.run_id).is_dir()
+    ]
+    return find_checkpoint(cfg, overrides) if known else None
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """A pretrained model as it is, with what a checkpoint says of a trained one."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    """For messages and saved states: the base and the options that decide what the model computes."""
+
+
+def untrained(cfg: Config, device: torch.device) -> Untrained:
+    """The pretrained model of `cfg`, of with_base, without any training, in evaluation mode."""
+    from infini.tasks.text.documents import TextTokenizer
+
+    base = base_of(cfg.model)
+    tokenizer = TextTokenizer(base.backend_tokenizer())
+    model = build_model(cfg.model, cfg.dims, tokenizer.vocab_size).to(device).eval()
+    options = [f"{key}={value}" for key, value in cfg.model.items() if key not in ("name", "base", "train")]
+    name = f"{base.describe()['name']} ({', '.join(options)}, segment_length={cfg.dims.segment_length})"
+    return Untrained(model, tokenizer, name)
 
 
 def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) -> Path:

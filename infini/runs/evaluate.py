@@ -15,18 +15,21 @@ from rich.console import Console
 from infini import records
 from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig, groups, task_schema
 from infini.errors import InputError
+from infini.models import base_of
 from infini.nn.protocols import optional
 from infini.records import value_at
 from infini.report.tables import DASH
 from infini.runs.common import (
     check_kind,
     eval_overrides,
-    find_checkpoint,
+    find_model,
     keep_large_buffers,
     keys_of,
     load_task,
     load_tokenizer,
     start_record,
+    untrained,
+    with_base,
 )
 from infini.system.devices import pick_device
 from infini.system.memory_use import peak_memory_bytes
@@ -45,7 +48,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
                 raise InputError(f"{key}: task.reference={reference} evaluates no model, so this key has no effect")
         record = evaluate_reference(cfg, overrides, reference)
     else:
-        record = evaluate(cfg, overrides, find_checkpoint(cfg, overrides))
+        cfg = with_base(cfg, overrides)
+        record = evaluate(cfg, overrides, find_model(cfg, overrides))
     console = Console()
     for name, entry in record.results.items():
         console.print(
@@ -83,23 +87,31 @@ def _shown(value: float | None) -> str:
     return DASH if value is None or not math.isfinite(value) else f"{value:.4f}"
 
 
-def evaluate(cfg: Config, overrides: list[str], folder: Path) -> records.RunRecord:
+def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.RunRecord:
     """Run the task's evaluation of the model in `folder`, and write the record and the files beside it.
 
+    folder: None evaluates the pretrained model that `cfg` names, without a training.
     Raises InputError when the checkpoint is damaged or of another model, or the data cannot be loaded.
     """
     check_kind(cfg)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
-    changes = eval_overrides(cfg, overrides, read_description(folder)["model"])
-    model, description = load_model(folder, device, changes)
-    try:
-        cfg = _as_trained(cfg, overrides, description, folder, changes)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"checkpoint={str(folder)!r}: does not say how it was trained ({error!r})") from error
-    tokenizer = load_tokenizer(folder, description)
+    if folder is None:
+        cfg = with_base(cfg, overrides)
+        found = untrained(cfg, device)
+        model, tokenizer, parent = found.model, found.tokenizer, None
+    else:
+        changes = eval_overrides(cfg, overrides, read_description(folder)["model"])
+        model, description = load_model(folder, device, changes)
+        try:
+            cfg = _as_trained(cfg, overrides, description, folder, changes)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"checkpoint={str(folder)!r}: does not say how it was trained ({error!r})") from error
+        tokenizer, parent = load_tokenizer(folder, description), description["run_id"]
     model.resize_segments(cfg.dims.segment_length)
-    record = start_record("eval", cfg, overrides, parent=description["run_id"])
+    record = start_record("eval", cfg, overrides, parent=parent)
+    if (base := base_of(cfg.model)) is not None:
+        record.environment["base"] = base.describe() | {"memory": "untrained" if folder is None else "trained"}
     started = time.perf_counter()
     task = load_task(cfg.task.name)
     # First: an error here must not follow hours of reading.

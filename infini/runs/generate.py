@@ -17,7 +17,15 @@ from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate, load_reader, save_reader, saved_by
 from infini.models import kind_of
-from infini.runs.common import find_checkpoint, keep_large_buffers, load_tokenizer, model_changes, synthetic_note
+from infini.runs.common import (
+    find_model,
+    keep_large_buffers,
+    load_tokenizer,
+    model_changes,
+    synthetic_note,
+    untrained,
+    with_base,
+)
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import check_name, home_expanded, is_file, is_folder
 from infini.system.progress import progress_bar
@@ -49,13 +57,21 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
         check_writable("save_state", save_state)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
+    cfg = with_base(cfg, overrides)
     folder = _find_model(cfg, overrides, load_state)
-    model, description = load_model(folder, device, model_changes(cfg, overrides, folder))
-    if kind_of(description["model"]["name"]) == "seq2seq":
-        raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder does not continue text; use infini summarize")
-    tokenizer = load_tokenizer(folder, description)
-    print(f"{description['run_id']}{synthetic_note(description)} continues", file=sys.stderr)
-    about = {"model": str(description["run_id"]), "tokenizer": tokenizer.hash}
+    if folder is None:
+        found = untrained(cfg, device)
+        model, tokenizer, name, note = found.model, found.tokenizer, found.name, ""
+    else:
+        model, description = load_model(folder, device, model_changes(cfg, overrides, folder))
+        if kind_of(description["model"]["name"]) == "seq2seq":
+            raise InputError(
+                f"checkpoint={str(folder)!r}: an encoder-decoder does not continue text; use infini summarize"
+            )
+        tokenizer, name = load_tokenizer(folder, description), str(description["run_id"])
+        note = synthetic_note(description)
+    print(f"{name}{note} continues", file=sys.stderr)
+    about = {"model": name, "tokenizer": tokenizer.hash}
     with autocast(cfg.parallel.precision, device):
         reader = Reader.begin(model, tokenizer.bos_id)
         if load_state is not None:
@@ -90,14 +106,14 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     return 0
 
 
-def _find_model(cfg: Config, overrides: list[str], load_state: Path | None) -> Path:
-    """The checkpoint's folder: the model of a saved state, unless the command line selects a model."""
+def _find_model(cfg: Config, overrides: list[str], load_state: Path | None) -> Path | None:
+    """The checkpoint's folder: the model of a saved state, unless the command line selects a model; see find_model."""
     if load_state is not None and not any(text.startswith(_NAMES_A_MODEL) for text in overrides):
         run_id = saved_by(load_state)
         if run_id and Path(run_id).name == run_id and is_folder(checkpoint_folder(cfg.results_dir, run_id)):
             return checkpoint_folder(cfg.results_dir, run_id)
     # The seed is for sampling; it does not select the model.
-    return find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")])
+    return find_model(cfg, [text for text in overrides if not text.startswith("seed=")])
 
 
 def _open(prompt: str | None) -> tuple[Iterator[str], int | None]:

@@ -63,7 +63,8 @@ def reproduce(
 
     def fill(task: str, row: str, seed: int) -> str:
         cell = words(task, row, f"seed={seed}")
-        return _fill(compose(cell), cell, console)
+        made = _fill_untrained if report.untrained else _fill
+        return made(compose(cell), cell, console)
 
     for task, row in made:
         compose(words(task, row))
@@ -72,31 +73,39 @@ def reproduce(
     return run_jobs(jobs, console)
 
 
+def _fill_untrained(cfg: Config, overrides: list[str], console: Console) -> str:
+    evaluated = _evaluated(cfg, None) or evaluate(cfg, overrides, None)
+    return _line(evaluated)
+
+
 def _fill(cfg: Config, overrides: list[str], console: Console) -> str:
     # A cell that is filled does not need the model any more.
     training = find_training(cfg, with_model=False)
-    evaluated = _evaluated(cfg, training)
+    evaluated = None if training is None else _evaluated(cfg, training)
     if evaluated is None:
         training = find_training(cfg)
-        evaluated = _evaluated(cfg, training)
+        evaluated = None if training is None else _evaluated(cfg, training)
     training = trained(cfg, overrides, console, training)
     if evaluated is None:
         evaluated = evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, training.run_id))
+    return _line(evaluated)
+
+
+def _line(evaluated: RunRecord) -> str:
     perplexity = evaluated.metric("perplexity")
     return f"{evaluated.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
 
 
 def _evaluated(cfg: Config, trained: RunRecord | None) -> RunRecord | None:
-    """The newest evaluation of this training run on the current content of the report's split, or None."""
-    if trained is None:
-        return None
+    """The newest evaluation of this training run, or without one of the pretrained model as it is, on the current
+    content of the report's split; or None."""
     asked = {key: getattr(cfg.scale, key) for key in evaluation_keys("scale")}
     fitting = [
         run
         for run in records.load_records(cfg.results_dir)
         if run.verb == "eval"
         and config_hash(run.config) == config_hash(cfg)
-        and run.parent == trained.run_id
+        and run.parent == (None if trained is None else trained.run_id)
         and run.data.get("split") == cfg.report["split"]
         and asked == {key: run.config["scale"].get(key) for key in asked}
         # A variant of another report fills no cell of a report that does not have it.

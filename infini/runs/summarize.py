@@ -15,9 +15,19 @@ from infini.commands import verbs
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate
+from infini.models import base_of
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import write_atomically
-from infini.runs.common import find_checkpoint, keep_large_buffers, load_tokenizer, model_changes, synthetic_note
+from infini.runs.common import (
+    find_checkpoint,
+    find_model,
+    keep_large_buffers,
+    load_tokenizer,
+    model_changes,
+    synthetic_note,
+    untrained,
+    with_base,
+)
 from infini.runs.generate import TOKENS_PER_CALL, check_writable, open_text
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import home_expanded
@@ -50,10 +60,17 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     # The seed is for sampling; it does not select the model.
-    folder = find_checkpoint(cfg, [text for text in overrides if not text.startswith("seed=")], any_model=True)
-    settings = [text for text in overrides if text not in verbs()["summarize"].fixed]
-    model, description = load_model(folder, device, model_changes(cfg, settings, folder))
-    tokenizer = load_tokenizer(folder, description)
+    wanted = [text for text in overrides if not text.startswith("seed=")]
+    cfg = with_base(cfg, overrides)
+    folder = find_model(cfg, wanted) if base_of(cfg.model) else find_checkpoint(cfg, wanted, any_model=True)
+    if folder is None:
+        found = untrained(cfg, device)
+        model, tokenizer, name = found.model, found.tokenizer, found.name
+    else:
+        settings = [text for text in overrides if text not in verbs()["summarize"].fixed]
+        model, description = load_model(folder, device, model_changes(cfg, settings, folder))
+        tokenizer = load_tokenizer(folder, description)
+        name = f"{description['run_id']}{synthetic_note(description)}"
     reader: Reader | SourceReader
     read, total, shown = 0, 0, sys.stderr.isatty()
 
@@ -95,9 +112,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
         write_atomically(written, ("".join(said).strip() + "\n").encode())
     where = f"; summary in {written}" if written is not None else ""
     of_all = f" of {total:,}" if total > read else ""
-    print(
-        f"{read:,}{of_all} tokens read by {description['run_id']}{synthetic_note(description)}{where}", file=sys.stderr
-    )
+    print(f"{read:,}{of_all} tokens read by {name}{where}", file=sys.stderr)
     return 0
 
 

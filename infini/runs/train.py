@@ -34,6 +34,7 @@ from infini.runs.common import (
     keep_large_buffers,
     load_data_module,
     start_record,
+    with_base,
 )
 from infini.system.devices import pick_device, uses_bfloat16
 from infini.system.memory_use import peak_memory_bytes
@@ -74,6 +75,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     if cfg.parallel.devices != 1:
         raise InputError(f"parallel.devices={cfg.parallel.devices}: a training takes one device")
     check_kind(cfg)
+    cfg = with_base(cfg, overrides)
     # Checked before an hour of tokenization, not after it.
     records.check_writable(cfg.results_dir)
     if (before := diverged_before(cfg)) is not None:

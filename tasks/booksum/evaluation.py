@@ -16,7 +16,7 @@ from infini.config.lengths import format_length, parse_lengths
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate
-from infini.evaluation.result_cache import ResultCache, cache_path, to_line
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model, to_line
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import RunRecord
 from infini.system.devices import autocast
@@ -53,14 +53,21 @@ def evaluate(
     separator = np.zeros(0, np.int64) if isinstance(model, Seq2Seq) else tokenizer.encode(SEPARATOR)
     # With the model's options, because an evaluation may change those of an encoder-decoder.
     options = sorted(cfg.model.items())
-    decides = (record.parent, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, books.revision, options)
+    decides = (
+        identity_of_model(record),
+        cfg.dims.segment_length,
+        cfg.parallel.precision,
+        cfg.seed,
+        books.revision,
+        options,
+    )
     drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
     cache = ResultCache(cache_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS, record)
     wanted = [(length, index) for length in lengths for index in range(len(opened))]
     missing = [(length, index) for length, index in wanted if _name(length, opened.names[index]) not in cache.entries]
     console = Console(stderr=True)
     console.print(
-        f"summarizing with {record.parent}: {len(missing)} summaries"
+        f"summarizing with {name_of_model(record)}: {len(missing)} summaries"
         + (f" ({len(wanted) - len(missing)} were there before)" if len(missing) < len(wanted) else ""),
         markup=False,
         highlight=False,

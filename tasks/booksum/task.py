@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from infini.config.compose import cache_folder
 from infini.errors import require
-from infini.models import kind_of
+from infini.models import base_of, kind_of
 from infini.nn.ops.cross_entropy import summed_cross_entropy
 from infini.system.devices import autocast
 from infini.system.progress import progress_bar
@@ -40,6 +40,8 @@ class BooksumDataModule(ResumableDataModule):
             return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
         if (weights := self.cfg.model.get("weights")) is not None:
             return hub_tokenizer(weights, "model.weights", "model.weights=null")
+        if (base := base_of(self.cfg.model)) is not None:
+            return TextTokenizer(base.backend_tokenizer())
         if self.cfg.scale.tokenizer != "bpe":
             return hub_tokenizer(self.cfg.scale.tokenizer)
         return bpe_tokenizer(open_books(self.cfg, "train").documents, self.cfg.scale.vocab_size, cache_folder(self.cfg))

@@ -15,7 +15,7 @@ from rich.console import Console
 from infini.config.lengths import format_length, parse_depths, parse_lengths
 from infini.config.schema import Config
 from infini.evaluation.dilution import half_dilution
-from infini.evaluation.result_cache import ResultCache, cache_path, to_line
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model, to_line
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
 from infini.system.devices import autocast
@@ -57,7 +57,7 @@ def evaluate(
     missing = [question for question in questions if question.name not in cache.entries]
     console = Console(stderr=True)
     console.print(
-        f"asking {record.parent} ({cfg.recipe.name}) {len(missing):,} questions"
+        f"asking {name_of_model(record)} ({cfg.recipe.name}) {len(missing):,} questions"
         + (f" ({len(cache.entries):,} were answered before)" if cache.entries else ""),
         markup=False,
         highlight=False,
@@ -137,7 +137,7 @@ def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: i
 def _cache_path(cfg: Config, record: RunRecord, data: dict[str, Any]) -> Path:
     """Named after what decides the answers: model, prompts, precision."""
     prompts = {key: value for key, value in asdict(cfg.task).items() if key not in ("examples", "rows_per_call")}
-    identity = (record.parent, prompts, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, data)
+    identity = (identity_of_model(record), prompts, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, data)
     return cache_path(cfg.results_dir, cfg.task.name, *identity)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from infini.models import base_of
 from infini.system.devices import autocast
 from infini.tasks.passkey.answers import answer_questions
 from infini.tasks.passkey.config import PasskeyConfig
@@ -37,11 +38,13 @@ class PasskeyDataModule(ResumableDataModule):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the model from which the training starts, else that of the task or the scale."""
+        """The tokenizer of the model from which the training starts, else that of a pretrained model, of the task or of
+        the scale."""
         if self.cfg.init_from is not None:
             return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
         task = cast(PasskeyConfig, self.cfg.task)
-        return word_tokenizer() if task.tokenizer == "words" else open_tokenizer(self.cfg)
+        of_words = task.tokenizer == "words" and base_of(self.cfg.model) is None
+        return word_tokenizer() if of_words else open_tokenizer(self.cfg)
 
     def setup(self, stage: str | None = None) -> None:
         """Prepare the prompts. Raises InputError (one line) when the data cannot be loaded or a stage has no room."""

@@ -26,7 +26,7 @@ from infini.evaluation.perplexity import (
     stream_documents,
     stream_with_foreign_memory,
 )
-from infini.evaluation.result_cache import ResultCache, cache_path
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model
 from infini.nn.protocols import optional
 from infini.records import RunRecord
 from infini.system.devices import autocast
@@ -51,7 +51,7 @@ def evaluate(
     documents = documents_of(cfg, split_name)
     split = tokenise(documents, tokenizer, cache_folder(cfg))
     console = Console(stderr=True)
-    console.print(f"evaluating {record.parent} on {len(split)} documents", markup=False, highlight=False)
+    console.print(f"evaluating {name_of_model(record)} on {len(split)} documents", markup=False, highlight=False)
 
     N = cfg.dims.segment_length
     limit = cfg.scale.eval_max_tokens
@@ -59,7 +59,15 @@ def evaluate(
     knockouts = cfg.scale.knockouts and optional(model, "gates")() is not None and len(split) > 1
     total = int(np.minimum(split.n_tokens, limit or split.n_tokens.max()).sum())
     knocked = int(np.minimum(split.n_tokens, knock_limit).sum()) * knockouts
-    identity = (record.parent, N, cfg.parallel.precision, split.data_record(), split_name, limit, knock_limit)
+    identity = (
+        identity_of_model(record),
+        N,
+        cfg.parallel.precision,
+        split.data_record(),
+        split_name,
+        limit,
+        knock_limit,
+    )
     # Results of a version with other fields are in another file.
     cache = ResultCache(cache_path(cfg.results_dir, cfg.task.name, *identity, _FIELDS), _FIELDS, record)
     resumed = bool(cache.entries)

@@ -28,6 +28,11 @@ from infini.system.progress import progress_bar
 SPLITS = ("train", "validation", "test")
 SYNTHETIC = "synthetic"
 BOS, PAD, END = "<s>", "<pad>", "</s>"
+BEGINNINGS = (BOS, "<|begin_of_text|>", "<bos>", PAD, "<|endoftext|>")
+"""Tokens before a document, the first that a vocabulary has: this project's, Llama 3's, Gemma's, T5's (whose models
+start with the pad token), and that between the documents of GPT-2, Qwen, OLMo and SmolLM."""
+ENDINGS = (END, "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+"""Tokens after an answer, the first that a vocabulary has."""
 
 _SUFFIXES = (".txt", ".tex")
 _LAYOUT = "{train,validation,test}/*.txt or *.tex, one UTF-8 file a document"
@@ -260,14 +265,14 @@ class TextTokenizer:
         """SHA-256 of the tokenizer's JSON: equal hashes mean equal tokens."""
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.name = f"{type(tokenizer.model).__name__.lower()}-{self.vocab_size}-{self.hash[:8]}"
-        # T5 has no beginning-of-document token; its models start with the pad token.
-        marks = [tokenizer.token_to_id(mark) for mark in (BOS, PAD, "<|endoftext|>")]
-        known = [mark for mark in marks if mark is not None]
-        if not known:
-            raise InputError(f"tokenizer {self.name} has none of {BOS}, {PAD}, <|endoftext|> to begin a document with")
-        self.bos_id: int = known[0]
+        begin, end = (
+            next((mark for mark in map(tokenizer.token_to_id, marks) if mark is not None), None)
+            for marks in (BEGINNINGS, ENDINGS)
+        )
+        if begin is None:
+            raise InputError(f"tokenizer {self.name} has none of {', '.join(BEGINNINGS)} to begin a document with")
+        self.bos_id: int = begin
         """Id of the token before the first one of a document."""
-        end = tokenizer.token_to_id(END)
         self.end_id: int = self.bos_id if end is None else end
         """Id of the token after the last one of a summary; bos_id where the vocabulary has no end token."""
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)

@@ -14,6 +14,7 @@ import numpy as np
 
 from infini.config.compose import cache_folder
 from infini.config.schema import Config
+from infini.models import base_of
 from infini.records import naming
 from infini.system.progress import progress_bar
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents
@@ -75,10 +76,13 @@ class TokenisedSplit:
 
 
 def open_tokenizer(cfg: Config) -> TextTokenizer:
-    """The tokenizer of `cfg`: trained on the task's train split, or from the hub.
+    """The tokenizer of `cfg`: that of its pretrained model if it has one, else trained on the task's train split, or
+    from the hub.
 
     Raises InputError (one line) when the data or the tokenizer cannot be loaded.
     """
+    if (base := base_of(cfg.model)) is not None:
+        return TextTokenizer(base.backend_tokenizer())
     if cfg.scale.tokenizer == "bpe":
         return bpe_tokenizer(documents_of(cfg, "train"), cfg.scale.vocab_size, cache_folder(cfg))
     return hub_tokenizer(cfg.scale.tokenizer)

@@ -26,7 +26,9 @@ from infini.nn.state import State, is_memory, leaves
 BOS = VOCABULARY - 1
 LENGTHS = (37, 8, 1, 16, 21)
 MODELS = pytest.mark.parametrize("options", variants(), ids=variant_id)
-WITH_MEMORY = pytest.mark.parametrize("options", [v for v in variants() if "update_rule" in v], ids=variant_id)
+WITH_MEMORY = pytest.mark.parametrize(
+    "options", [v for v in variants() if "update_rule" in v and v.get("memory") != "none"], ids=variant_id
+)
 
 
 class Books:

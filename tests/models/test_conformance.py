@@ -368,8 +368,8 @@ def test_first_segment_local_is_the_local_control(options: dict[str, Any]) -> No
 @pytest.mark.parametrize("gate_init", get_args(GateInit))
 def test_rows_of_a_table_start_from_the_same_weights(options: dict[str, Any], gate_init: str) -> None:
     """With one seed, models that differ in nothing but the memory."""
-    if "gate_init" not in options:
-        pytest.skip("the model has no gates")
+    if not isinstance(options.get("gate_init"), str):
+        pytest.skip("the model has no gates, or the rest of it is pretrained")
 
     def initial(chosen: dict[str, Any]) -> dict[str, torch.Tensor]:
         torch.manual_seed(3)
@@ -405,7 +405,7 @@ def test_bfloat16_is_as_near_to_float32_as_its_roundings_allow(options: dict[str
             parameter.data = parameter.data.bfloat16()
     with torch.autocast(device, torch.bfloat16, enabled=half == "autocast"):
         out = model(ids)
-    n_layers = len(options.get("layers", ())) or tiny_dims().n_layers
+    n_layers = len(options.get("layers") or ()) or tiny_dims().n_layers
     passes = n_layers * (n_segments + 1 if isinstance(model, Recurrence) else 2)
     tolerance = 2 * BFLOAT16_ROUNDING * math.sqrt(8 * passes)
     assert_close(out.hidden_BTD, expected.hidden_BTD, tolerance, "hidden")

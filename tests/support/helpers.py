@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import importlib.util
+import shutil
+import tempfile
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -148,6 +152,55 @@ def tiny_dims(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**sizes, "segment_length": SEGMENT, **changes})
 
 
+LLM_VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"update_rule": "linear", "window": "previous", "sinks": 1},
+    {"memory": "none"},
+    {"memory": "none", "window": "previous"},
+]
+"""Options of `llm` that change its arithmetic. Its controls with keys and values of everything grow: test_llm.py."""
+
+
+@functools.cache
+def tiny_llm_folder() -> str:
+    """A folder with a tiny Llama of VOCABULARY tokens, as wide as tiny_dims say."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                # Fresh weights are too small for attention to matter.
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+    folder = tempfile.mkdtemp(prefix="infini-tiny-llm-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    return folder
+
+
+class _ExactNorm(nn.Module):
+    """A norm of transformers in the dtype of its input; transformers' computes in float32."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.variance_epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
+
+
+def with_exact_norms(model: Any) -> Any:
+    """The model with norms that do not round float64 to float32, so that tolerances are those of other models."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ == "LlamaRMSNorm":
+                setattr(module, name, _ExactNorm(child))
+    return model
+
+
 def variants() -> list[dict[str, Any]]:
     """Every registered model as its YAML ships it, once for each value of the options that change its arithmetic."""
     conf = Path(infini.conf.__file__).parent / "model"
@@ -158,6 +211,11 @@ def variants() -> list[dict[str, Any]]:
         # What follows the recipe is small here.
         options |= {key: 2 for key, value in options.items() if str(value).startswith("${")}
         made = [options]
+        if name == "llm":
+            if importlib.util.find_spec("transformers") is None:
+                continue
+            options |= {"base": tiny_llm_folder(), "gate_init": -0.5}
+            made = [{**options, **changes} for changes in LLM_VARIANTS]
         for key in ARITHMETIC:
             if key in hints:
                 made = [{**each, key: value} for each in made for value in typing.get_args(hints[key])]
@@ -167,7 +225,8 @@ def variants() -> list[dict[str, Any]]:
 
 def variant_id(options: dict[str, Any]) -> str:
     """The test id of a variant."""
-    return "-".join(str(options[key]) for key in ("name", *ARITHMETIC) if key in options)
+    of_llm = ("memory", "update_rule", "window") if options["name"] == "llm" else ()
+    return "-".join(str(options[key]) for key in ("name", *of_llm, *ARITHMETIC) if key in options)
 
 
 LAYERS: dict[str, Callable[..., LocalAttention]] = {
@@ -205,6 +264,8 @@ def make_model(options: dict[str, Any], dtype: torch.dtype = torch.float64, **di
     sizes = tiny_dims(**dims)
     layers = options.get("layers")
     model: Any = build_model(options, sizes, VOCABULARY) if layers is None else mixed_decoder(layers, sizes)
+    if options["name"] == "llm" and dtype == torch.float64:
+        with_exact_norms(model)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

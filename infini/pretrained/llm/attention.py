@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from infini.nn.ops import memory as ops
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.ops.memory import Memory
-from infini.nn.state import map_state, place_rows, select_rows
+from infini.nn.state import map_state, place_rows, select_rows, state_class
 from infini.pretrained.llm.plan import Columns, Group, Piece, SingleTokens, pieces
 from infini.pretrained.llm.settings import InfiniSettings
 
@@ -35,6 +35,7 @@ NAME = "infini"
 """Under which the attention is registered with transformers."""
 
 
+@state_class
 class Window(NamedTuple):
     """Rotated keys [B, G, N, K] and values [B, G, N, V] of the unfinished segment; beyond the row's slot: anything."""
 
@@ -42,6 +43,7 @@ class Window(NamedTuple):
     v_BGNV: torch.Tensor
 
 
+@state_class
 class Before(NamedTuple):
     """The segment before (window=previous), and the memory of what is older than it.
 
@@ -54,6 +56,7 @@ class Before(NamedTuple):
     next_k_BGNK: torch.Tensor
 
 
+@state_class
 class Sinks(NamedTuple):
     """Rotated keys [B, G, X, K] and values [B, G, X, V] of the document's first tokens (sinks=X)."""
 
@@ -61,6 +64,7 @@ class Sinks(NamedTuple):
     v_BGXV: torch.Tensor
 
 
+@state_class
 class LayerState(NamedTuple):
     """What a layer carries from call to call: the same size whatever the document's length.
 
@@ -267,9 +271,9 @@ def _whole_segments(
             _shifted(old, new) for old, new in ((before.k_BGNK, seen_BSGNK), (before.v_BGNV, v_BSGNV))
         )
         read = map_state(_shifted, before.memory, began)
-        next_k = before.next_k_BGNK
         # Copies: a view would keep what all segments hold.
-        before = Before(map_state(_last, began), _last(seen_BSGNK), _last(v_BSGNV), next_k)
+        k, v = (_last(new).to(old.dtype) for old, new in ((before.k_BGNK, seen_BSGNK), (before.v_BGNV, v_BSGNV)))
+        before = Before(map_state(_last, began), k, v, before.next_k_BGNK)
     a_BHTV = None
     if q_BHTK is not None:
         q_BSHNK = q_BHTK.unflatten(2, (S, N)).transpose(1, 2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from transformers.cache_utils import (
     DYNAMIC_LAYER_TYPE_MAPPING,
     Cache,
     CacheLayerMixin,
+    DynamicLayer,
     get_layer_types_and_kwargs,
 )
 
@@ -103,6 +104,14 @@ class InfiniLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """InfiniCache.crop does it for all layers with a memory at once."""
+
+
+def stock_layer(k_BGCK: torch.Tensor, v_BGCV: torch.Tensor) -> DynamicLayer:
+    """A cache layer of transformers that holds these keys and values."""
+    layer = DynamicLayer()
+    layer.lazy_initialization(k_BGCK, v_BGCV)
+    layer.keys, layer.values = k_BGCK, v_BGCV
+    return layer
 
 
 @dataclass
@@ -197,6 +206,22 @@ class InfiniCache(Cache):
         self._leads: list[int] = []
         self._past: _Past | None = None
         self._recording = False
+
+    @classmethod
+    def resumed(cls, config: Any, states: Sequence[Any], lengths: Sequence[int], columns: int) -> InfiniCache:
+        """A cache that resumes from states: of each layer a LayerState, or (keys, values) of `columns` columns.
+
+        lengths: real tokens that each row has read. Without gradients it writes into the states' windows.
+        """
+        cache = cls(config)
+        cache.lengths, cache._leads = list(lengths), [0] * len(lengths)
+        for i, (layer, state) in enumerate(zip(cache.layers, states, strict=True)):
+            if isinstance(layer, InfiniLayer):
+                layer.state, layer.columns, layer.is_initialized = state, columns, True
+            else:
+                # Not a sliding one, which would cut its keys and values by columns before padding is taken out.
+                cache.layers[i] = stock_layer(*state)
+        return cache
 
     @property
     def memory_layers(self) -> dict[int, InfiniLayer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,8 +12,8 @@ from infini.nn.ops.memory import FirstSegment, UpdateRule
 from infini.pretrained.llm import saving
 from infini.pretrained.llm.attention import layer_types
 from infini.pretrained.llm.families import classes_for
-from infini.pretrained.llm.modeling import convert
-from infini.pretrained.llm.settings import InfiniSettings, Kernel, Window
+from infini.pretrained.llm.modeling import apply_settings, convert
+from infini.pretrained.llm.settings import InfiniSettings, Kernel, Window, settings_of
 
 Model = TypeVar("Model")
 
@@ -82,6 +83,18 @@ def inject(
     convert(stock, settings)
     stock._keep_in_fp32_modules_strict = {*(stock._keep_in_fp32_modules_strict or ()), "infini_gate"}
     return model
+
+
+def resize_segments(model: Any, segment_length: int) -> InfiniSettings:
+    """Change the segment length of an injected model, in place -> its new settings. No weight depends on it; caches do.
+
+    Raises InputError for a length that its layers cannot have.
+    """
+    settings = replace(settings_of(model.config), segment_length=segment_length)
+    _check_positions(model.config, layer_types(model.config), settings)
+    model.config.infini = settings.stored()
+    apply_settings(model, settings)
+    return settings
 
 
 def _name(config: Any) -> str:

@@ -260,17 +260,24 @@ def convert(model: Any, settings: InfiniSettings) -> None:
     """Give the layers of a causal model their memory: subclasses in place, and one gate a layer."""
     inner = model.model
     _turn_into(inner, ModelMixin)
-    inner.infini_settings = settings
-    inner.__dict__.pop("_infini_tables", None)
+    apply_settings(model, settings)
     # transformers keeps by class what output_hidden_states can give, and notes it where a model is made.
     _CAN_RECORD_REGISTRY[inner] = inner._can_record_outputs
     for i, block in enumerate(inner.layers):
-        block.self_attn.infini_settings = settings
         if i in settings.layers:
             device = _device(block.self_attn)
             _turn_into(block.self_attn, AttentionMixin)
             block.self_attn.infini_gate = InfiniGate(model.config.num_attention_heads, settings.gate_init, device)
     model.config._attn_implementation = NAME
+
+
+def apply_settings(model: Any, settings: InfiniSettings) -> None:
+    """Give the parts of an injected model its settings."""
+    inner = model.model
+    inner.infini_settings = settings
+    inner.__dict__.pop("_infini_tables", None)
+    for block in inner.layers:
+        block.self_attn.infini_settings = settings
 
 
 def _device(module: Any) -> torch.device:

