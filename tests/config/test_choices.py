@@ -154,7 +154,8 @@ def test_of_the_hubs_mathematics_a_hundred_documents_are_tested_on() -> None:
 @pytest.mark.parametrize("task", ["pg19", "arxiv_math", "booksum"])
 def test_all_models_of_a_table_have_the_same_positions(task: str) -> None:
     """Only the Compressive Transformer's are of its own paper: Transformer-XL's, learned too."""
-    for name in registered("language_model"):
+    # A pretrained model's are its own.
+    for name in sorted(set(registered("language_model")) - {"llm"}):
         with torch.device("meta"):
             model = build_model(composed(f"task={task}", f"model={name}").model, composed(f"task={task}").dims, 64)
         learned = "u" if name == "compressive" else "bucket_bias"

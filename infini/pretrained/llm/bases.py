@@ -120,10 +120,12 @@ class Base:
         return model.eval()
 
     def describe(self) -> dict[str, str]:
-        """What a record says about the base: its name (of a path the last part) and its family."""
+        """What a record says about the base: its name (of a path the last part), family and package."""
         path = Path(self.name)
         name = path.name if path.expanduser().exists() else self.name
-        return {"name": name, "family": str(self.config.model_type)}
+        found = {"name": name, "family": str(self.config.model_type)}
+        package = {"package": f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"} if self.name == SMOLLM2 else {}
+        return found | package
 
     def _read(self, get: Any, what: str) -> Any:
         try:
