@@ -27,7 +27,7 @@ MAX_ROWS = 2**20
 """Most rows of a batch, examples of a cell and entries of a vocabulary: more would exhaust the memory unannounced."""
 LISTS = ("length", "depth")
 """Root keys that are lists; a single value is a list of one."""
-TEXTS = ("prompt", "save_state", "load_state", "output")
+TEXTS = ("prompt", "save_state", "load_state", "output", "base", "out")
 """Root keys whose values are taken as they are typed, without Hydra's grammar."""
 OPTIONAL_GROUPS = ("tuned", "experiment")
 """Groups that may be absent. They have no dataclass: their files set values of other groups."""
@@ -389,6 +389,10 @@ class Config:
     )
     load_state: str | None = setting("File of a saved state; the prompt is read after it.")
     output: str | None = setting("File for the summary of `infini summarize`; null: print it.")
+    base: str | None = setting(
+        "Pretrained language model that `infini inject` reads: a hub id, a folder, a .gguf file, or smollm2."
+    )
+    out: str | None = setting("Folder that `infini inject` writes.")
     results_dir: str = setting(
         "Folder of records and checkpoints. Here and in all other names of files and folders, ~ at the beginning is "
         "the home folder."

@@ -6,21 +6,16 @@ Only the used part of a data set is downloaded: it is streamed once and stored a
 import hashlib
 import json
 import os
-import socket
 import tempfile
-import threading
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from infini.errors import InputError, lone_surrogate
-
-PROBE_SECONDS = 3.0
+from infini.system.network import reachable
 
 
 @dataclass(frozen=True)
@@ -90,37 +85,6 @@ def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None
     key = hashlib.sha256(json.dumps([hub_id, split, limit]).encode()).hexdigest()[:16]
     kept = sorted((cache_dir / "hub").glob(f"{key}-*.arrow"))
     return _open(kept[0] if kept else _keep(hub_id, split, limit, cache_dir / "hub", key))
-
-
-def reachable() -> bool:
-    """Whether the hub, or the proxy to it, accepts a connection within three seconds; False in offline mode.
-
-    Without a network, the hub's own clients try for half a minute and report every try.
-    """
-    from huggingface_hub import constants
-
-    if constants.is_offline_mode():
-        return False
-    address = urlsplit(constants.ENDPOINT)
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get(address.scheme) or proxies.get("all")
-    if proxy and not urllib.request.proxy_bypass(address.hostname or ""):
-        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    target = (address.hostname or "", address.port or (443 if address.scheme == "https" else 80))
-    answers: list[bool] = []
-
-    def connect() -> None:
-        try:
-            socket.create_connection(target, PROBE_SECONDS).close()
-            answers.append(True)
-        except OSError:
-            pass
-
-    # In a thread: name resolution has no time-out, and every address of a name has its own.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
-    return bool(answers)
 
 
 @contextmanager

@@ -87,6 +87,7 @@ def test_frozen_surface() -> None:
         "reproduce",
         "publish",
         "bench",
+        "inject",
     ]
     assert [field.name for field in dataclasses.fields(Config)] == [
         "task",
@@ -110,6 +111,8 @@ def test_frozen_surface() -> None:
         "save_state",
         "load_state",
         "output",
+        "base",
+        "out",
         "results_dir",
         "cache_dir",
     ]
@@ -190,7 +193,7 @@ def test_help_of_a_verb_explains_every_key_of_its_groups(verb: str, capsys: pyte
     assert cli.main([verb, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 120
-    cfg = dataclasses.asdict(compose([]))
+    cfg = dataclasses.asdict(compose(verbs()[verb].fixed))
     in_groups, at_root = verbs()[verb].groups, verbs()[verb].keys
     keys = [*at_root, *(f"{group}.{key}" for group in in_groups if group != "report" for key in cfg[group])]
     for key in keys:

@@ -17,6 +17,7 @@ from tiny_llms import FAMILIES, prompt, tiny_base, tiny_llm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from infini.cli import main as cli
 from infini.errors import InputError
 from infini.nn.state import select_rows, state_bytes
 from infini.pretrained.llm import bases, inject
@@ -316,3 +317,53 @@ def test_an_injected_folder_is_a_base(llm: Llm, tmp_path: Path) -> None:
     first, second = perplexities(llm)
     assert first == second
     assert "was injected with 'linear'; set that" in llm.error("eval", *SHORT, "model.update_rule=delta")
+
+
+# infini inject.
+
+
+def test_inject_writes_a_folder(llm: Llm, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Stock classes of transformers load it, with its tokenizer; it is a base of its own."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "a folder"
+    words = ["inject", f"base={llm.base}", f"out={out}"]
+    options = ["segment_length=16", "update_rule=linear", "gate_init=-1", "window=previous", "sinks=2", "layers=[1]"]
+    assert cli.main([*words, *options]) == 0
+    said = capfd.readouterr().out
+    assert "InfiniLlamaForCausalLM with a memory in 1 of 2 layers (linear, segments of 16 tokens)" in said
+    assert {"README.md", "config.json", "model.safetensors", "modeling_infini.py", "tokenizer.json"} <= {
+        path.name for path in out.iterdir()
+    }
+    found = AutoModelForCausalLM.from_pretrained(out).eval()
+    made = inject(
+        LlamaForCausalLM.from_pretrained(llm.base), 16, "linear", [1], gate_init=-1.0, window="previous", sinks=2
+    ).eval()
+    ids = torch.tensor([AutoTokenizer.from_pretrained(out)("it was a dark and stormy night, and so on").input_ids])
+    assert torch.equal(found(ids).logits, made(ids).logits)
+    llm.base = out
+    llm("eval", *SHORT, "model.update_rule=linear", "model.window=previous", "model.sinks=2")
+    assert llm.infini.records()[0].environment["base"]["name"] == "a folder"
+    for more, problem in (
+        ([], "the folder is not empty; name another one"),
+        ([f"out={out}/config.json"], "exists and is not a folder; name another one"),
+        (["out=null"], "out=null: name the folder to write"),
+        (["base=null"], "base=null: name a hub id, a folder"),
+        (["base=no/such/folder", "out=x"], "base='no/such/folder': no such folder"),
+        (["sinks=99", "segment_length=16", "out=x"], "sinks=99: must be from 0 to segment_length=16"),
+        (["model.memory=none"], "infini inject does not read model.memory"),
+    ):
+        assert cli.main([*words, *more]) == 2
+        assert problem in capfd.readouterr().err
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed(tmp_path: Path) -> None:
+    """The registry knows the model without transformers."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, infini.models as m; assert 'llm' in m.registered(); "
+        "assert 'transformers' not in sys.modules, 'transformers'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

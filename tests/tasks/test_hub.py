@@ -6,6 +6,7 @@ import shutil
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from huggingface_hub import constants
 
 from infini.config.compose import compose
 from infini.errors import InputError
+from infini.system import network
 from infini.tasks.text import hub
 from infini.tasks.text.documents import Documents, load_documents
 from infini.tasks.text.hub import caches_only, reachable
@@ -230,7 +232,7 @@ class TestReachable:
     @pytest.fixture(autouse=True)
     def no_proxy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
+        monkeypatch.setattr(urllib.request, "getproxies", dict)
 
     @pytest.fixture
     def port(self) -> Iterator[int]:
@@ -249,10 +251,10 @@ class TestReachable:
 
     def test_a_proxy_stands_for_the_hub(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
-        monkeypatch.setattr(hub.urllib.request, "getproxies", lambda: {"https": f"http://user:word@127.0.0.1:{port}"})
-        monkeypatch.setattr(hub.urllib.request, "proxy_bypass", lambda host: False)
+        monkeypatch.setattr(urllib.request, "getproxies", lambda: {"https": f"http://user:word@127.0.0.1:{port}"})
+        monkeypatch.setattr(urllib.request, "proxy_bypass", lambda host: False)
         assert reachable()
-        monkeypatch.setattr(hub.urllib.request, "proxy_bypass", lambda host: host == "hub.invalid")
+        monkeypatch.setattr(urllib.request, "proxy_bypass", lambda host: host == "hub.invalid")
         assert not reachable()
 
     def test_a_name_server_that_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +264,7 @@ class TestReachable:
             answered.wait(10)
             raise OSError
 
-        monkeypatch.setattr(hub, "PROBE_SECONDS", 0.1)
+        monkeypatch.setattr(network, "PROBE_SECONDS", 0.1)
         monkeypatch.setattr(socket, "create_connection", wait)
         begin = time.perf_counter()
         assert not reachable()

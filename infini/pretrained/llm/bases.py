@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from infini.errors import InputError
+from infini.system.network import reachable
 
 SMOLLM2 = "smollm2"
 """The name of the base that comes as a Python package: SmolLM2-135M-Instruct, quantised to 4 bits."""
@@ -38,7 +39,7 @@ class Base:
 
     @cached_property
     def place(self) -> tuple[str, dict[str, Any]]:
-        """What transformers' from_pretrained takes: a folder or a hub id, and gguf_file for a GGUF file."""
+        """What transformers' from_pretrained takes: a folder or a hub id, and options, such as gguf_file."""
         path = _smollm2(self.where) if self.name == SMOLLM2 else Path(self.name).expanduser()
         if path.is_dir():
             return str(path), {}
@@ -50,7 +51,7 @@ class Base:
             raise InputError(f"{self.where}: a file that is not .gguf; name {_ALLOWED}")
         if not _HUB_ID.fullmatch(self.name):
             raise InputError(f"{self.where}: no such folder; name {_ALLOWED}")
-        return self.name, {}
+        return self.name, {} if reachable() else {"local_files_only": True}
 
     @property
     def where(self) -> str:
@@ -97,13 +98,16 @@ class Base:
         except AttributeError as error:
             raise InputError(f"{self.where}: {type(config).__name__} is not a language model that is known") from error
 
-    def load(self, dtype: torch.dtype = torch.float32) -> Any:
-        """The model in evaluation mode, with weights of this dtype; those of a GGUF file are dequantised."""
+    def load(self, dtype: torch.dtype | str = torch.float32) -> Any:
+        """The model in evaluation mode. dtype: of its weights, "auto" for the base's own; a GGUF file's are
+        dequantised."""
         from transformers import AutoModelForCausalLM, GgufConfig
 
         # Makes folders that `infini inject` wrote known to transformers.
         import infini.pretrained.llm  # noqa: F401
 
+        # First: without a network the model's other files are asked for again and again.
+        _ = self.config
         place, options = self.place
         quantised = "gguf_file" in options
         if quantised:
@@ -138,7 +142,7 @@ class Base:
                 raise InputError(f"{self.where}: a GGUF file needs the package gguf: pip install gguf") from error
             reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
             place, options = self.place
-            if options or Path(place).is_dir():
+            if "gguf_file" in options or Path(place).is_dir():
                 raise InputError(f"{self.where}: its {what} cannot be read ({reason})") from error
             raise InputError(
                 f"{self.where}: the Hugging Face hub did not give its {what} ({type(error).__name__}); connect to a "

@@ -1,0 +1,39 @@
+"""`infini inject`: put the memory into a pretrained language model, and write a model folder of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from infini.commands import Arguments, Verb
+from infini.config.words import take_texts
+
+SHORT = {
+    "segment_length": "dims.segment_length",
+    **{name: f"model.{name}" for name in ("update_rule", "gate_init", "window", "sinks", "layers", "dtype")},
+}
+"""Keys that may be written without their group here."""
+
+
+def read(words: Sequence[str]) -> Arguments:
+    """base and out are taken as they are typed; options may be written without their group."""
+    texts, settings = take_texts(words)
+    named = []
+    for word in settings:
+        key, separator, value = word.partition("=")
+        named.append(f"{SHORT.get(key, key)}{separator}{value}")
+    return Arguments(named, {"texts": texts})
+
+
+VERB = Verb(
+    "inject",
+    "put the memory into a pretrained language model, and write a folder for transformers",
+    "infini inject base=smollm2 out=smollm2-infini",
+    "infini.runs.inject",
+    groups=("model",),
+    keys=("base", "out"),
+    also=("dims.segment_length",),
+    never=("model.base", "model.memory", "model.train"),
+    order=10,
+    read=read,
+    fixed=("model=llm",),
+)
