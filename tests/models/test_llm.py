@@ -13,9 +13,8 @@ pytest.importorskip("transformers")
 import torch
 from command_runner import Runner
 from helpers import assert_close, assert_same_state
-from tiny_llms import FAMILIES, prompt, tiny_base, tiny_llm
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_llms import FAMILIES, prompt, tiny_base, tiny_llm, write_tiny_base
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from infini.cli import main as cli
 from infini.errors import InputError
@@ -32,23 +31,7 @@ SHORT = ["scale.eval_max_tokens=64", "scale.knockout_max_tokens=48"]
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny Llama and a byte-level tokenizer that merges nothing."""
-    folder = tmp_path_factory.mktemp("base")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate(["<|endoftext|>", "<|im_end|>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=260, num_key_value_heads=1, bos_token_id=0, eos_token_id=0, **sizes)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=0.3)
-    model.save_pretrained(folder)
-    return folder
+    return write_tiny_base(tmp_path_factory.mktemp("base"))
 
 
 class Llm:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from infini.pretrained.llm import InfiniCache, inject
 
@@ -128,6 +130,32 @@ def tiny_base(name: str = "llama", dtype: torch.dtype = torch.float64, sliding_w
 def tiny_llm(name: str = "llama", rule: Any = "delta", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
     """The same with a memory over segments of N tokens."""
     return inject(tiny_base(name, dtype), N, rule, **{"gate_init": GATE, **options}).eval()
+
+
+def write_tiny_base(folder: Path) -> Path:
+    """A folder with a tiny Llama and a byte-level tokenizer that merges nothing."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<|endoftext|>", "<|im_end|>"]
+    vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=special[0], eos_token=special[0], pad_token=special[0]
+    )
+    fast.save_pretrained(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=260, num_key_value_heads=1, bos_token_id=0, eos_token_id=0, pad_token_id=0, **sizes
+    )
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(folder)
+    return folder
 
 
 def prompt(rows: int, tokens: int, seed: int = 0) -> torch.Tensor:

@@ -1,0 +1,30 @@
+"""The Python of docs/llm.md, in order, on a tiny random model in place of the one it names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from tiny_llms import write_tiny_base
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "llm.md"
+BASE = '"Qwen/Qwen3-0.6B"'
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_tiny_base(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL))
+    assert BASE in code
+    code = code.replace(BASE, repr(str(base))).replace("segment_length=2048", "segment_length=64")
+    names: dict[str, object] = {}
+    exec(compile(code, "docs/llm.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "What fell in torrents?" in said and "MB for 2,360 tokens" in said
+    gates = [p for name, p in names["model"].named_parameters() if "modules_to_save" in name and name.endswith("beta")]  # type: ignore[attr-defined]
+    assert len(gates) == 2 and all(bool((gate != -4).all()) for gate in gates)
