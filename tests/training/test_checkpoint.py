@@ -16,7 +16,8 @@ from infini.nn.state import leaves
 from infini.system import devices as precision
 from infini.training.checkpoint import load_model, load_weights_into, read_description, save_model, sha256_of
 
-MODELS = sorted(registered("language_model"))
+MODELS = sorted(set(registered("language_model")) - {"llm"})
+"""Those that are trained from scratch."""
 WITH_MEMORY = [options for options in variants() if "update_rule" in options]
 CPU = torch.device("cpu")
 

@@ -17,7 +17,8 @@ from infini.training.adafactor import Adafactor
 from infini.training.module import LanguageModelModule
 from infini.training.optimizers import BIAS_FACTOR, build_optimizer, configured_groups
 
-MODELS = sorted(registered("language_model"))
+MODELS = sorted(set(registered("language_model")) - {"llm"})
+"""Those that are trained from scratch."""
 WITH_MEMORY = [options for options in variants() if "update_rule" in options]
 
 

@@ -30,7 +30,8 @@ from infini.tasks.text.document_data import DocumentDataModule
 from infini.tasks.text.stream import DocumentStream, StreamDataset
 from infini.training.module import LanguageModelModule
 
-MODELS = sorted(registered("language_model"))
+MODELS = sorted(set(registered("language_model")) - {"llm"})
+"""Those that are trained from scratch."""
 WITH_MEMORY = [options for options in variants() if "update_rule" in options]
 SEGMENT = 8
 
