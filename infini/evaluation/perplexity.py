@@ -268,8 +268,8 @@ def _growth(before: State, after: State) -> torch.Tensor:
     pads layers with fewer heads."""
     ratios = []
     for (path, z), (_, grown) in zip(leaves(before.layers), leaves(after.layers), strict=True):
-        # Not what is pending or about to be forgotten.
-        if path.endswith(".memory.z_BGK") and "before" not in path:
+        # Of a pretrained model's layer only the memory of all finished segments.
+        if path.endswith("z_BGK") and not {"pending", "before"} & set(path.split(".")):
             ratios.append(((grown - z) / z.clamp(min=1e-30)).amax((0, 2)))
     # Layers may have different numbers of heads.
     pad = torch.nn.utils.rnn.pad_sequence

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import SEGMENT, VOCABULARY, make_model, variant_id, variants
+from helpers import SEGMENT, VOCABULARY, make_model, variant_id, variants, with_memory
 
 from infini.evaluation.perplexity import (
     Binned,
@@ -26,9 +27,7 @@ from infini.nn.state import State, is_memory, leaves
 BOS = VOCABULARY - 1
 LENGTHS = (37, 8, 1, 16, 21)
 MODELS = pytest.mark.parametrize("options", variants(), ids=variant_id)
-WITH_MEMORY = pytest.mark.parametrize(
-    "options", [v for v in variants() if "update_rule" in v and v.get("memory") != "none"], ids=variant_id
-)
+WITH_MEMORY = pytest.mark.parametrize("options", with_memory(), ids=variant_id)
 
 
 class Books:
@@ -89,9 +88,20 @@ def states_before(model: Any, tokens: np.ndarray) -> list[State]:
 
 
 def with_memory_of(state: State, other: State) -> State:
-    """`state` with the memory of `other`, layer by layer."""
+    """`state` with the memory of `other`, layer by layer; with window=previous also with the one that is read."""
+
+    def mixed(own: Any, donor: Any) -> Any:
+        own = own._replace(memory=donor.memory)
+        before = getattr(own, "before", ())
+        return own._replace(before=before._replace(memory=donor.before.memory)) if before else own
+
     pairs = zip(state.layers, other.layers, strict=True)
-    return state._replace(layers=tuple(own._replace(memory=donor.memory) for own, donor in pairs))
+    return state._replace(layers=tuple(mixed(own, donor) for own, donor in pairs))
+
+
+def memories_of_a_layer(options: dict[str, Any]) -> int:
+    """Leaves of a layer that are memory: M and z, and what a cache or the segment before adds."""
+    return 4 if options["name"] == "infini_xl" or options.get("window") == "previous" else 2
 
 
 def assert_streamed(streamed: Streamed, expected: list[np.ndarray]) -> None:
@@ -312,7 +322,8 @@ def test_foreign_by_hand(
     own_streamed, foreign = stream_with_foreign_memory(model, books, BOS, max_tokens=max_tokens)
     assert_streamed(foreign, expected)
     # The first segment reads no memory; after it another book's memory is not one's own.
-    assert (np.abs(foreign.nll - own_streamed.nll) > 1e-6).all()
+    reads = [len(ids) > (2 if options.get("window") == "previous" else 1) * SEGMENT for ids in cut]
+    assert ((np.abs(foreign.nll - own_streamed.nll) > 1e-6) == reads).all()
 
 
 @WITH_MEMORY
@@ -326,7 +337,7 @@ def test_exchange_takes_memory_and_nothing_else(options: dict[str, Any]) -> None
     for (path, before), (_, after) in zip(leaves(state), leaves(exchanged), strict=True):
         n_memory += is_memory(path)
         assert torch.equal(after, before.flip(0) if is_memory(path) else before), path
-    assert n_memory == (4 if options["name"] == "infini_xl" else 2) * len(state.layers)
+    assert n_memory == memories_of_a_layer(options) * len(state.layers)
 
 
 def test_foreign_needs_two_documents() -> None:
@@ -347,7 +358,9 @@ def test_the_growth_of_the_normaliser_is_watched(options: dict[str, Any]) -> Non
     highest = np.zeros((2, 2))
     for ids in (books.ids(0)[:29], books.ids(1), books.ids(2)):
         z_SLGK = [
-            torch.stack([leaf[0] for path, leaf in leaves(state.layers) if path.endswith("z_BGK")])
+            torch.stack(
+                [leaf[0] for path, leaf in leaves(state.layers) if re.fullmatch(r"\d\.memory\.(\w+\.)?z_BGK", path)]
+            )
             for state in states_before(model, ids)[1:]
         ]
         for before, after in itertools.pairwise(z_SLGK):

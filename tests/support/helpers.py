@@ -223,6 +223,11 @@ def variants() -> list[dict[str, Any]]:
     return found
 
 
+def with_memory() -> list[dict[str, Any]]:
+    """The variants that have a compressive memory and read it."""
+    return [options for options in variants() if "update_rule" in options and options.get("memory") != "none"]
+
+
 def variant_id(options: dict[str, Any]) -> str:
     """The test id of a variant."""
     of_llm = ("memory", "update_rule", "window") if options["name"] == "llm" else ()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import VOCABULARY, make_model, tiny_dims, variant_id, variants
+from helpers import VOCABULARY, make_model, tiny_dims, variant_id, with_memory
 
 from infini.errors import InputError
 from infini.models import registered
@@ -18,7 +18,7 @@ from infini.training.checkpoint import load_model, load_weights_into, read_descr
 
 MODELS = sorted(set(registered("language_model")) - {"llm"})
 """Those that are trained from scratch."""
-WITH_MEMORY = [options for options in variants() if "update_rule" in options]
+WITH_MEMORY = with_memory()
 CPU = torch.device("cpu")
 
 

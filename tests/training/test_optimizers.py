@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import VOCABULARY, assert_close, make_model, tiny_dims, variants
+from helpers import VOCABULARY, assert_close, make_model, tiny_dims, with_memory
 from torch import nn
 
 from infini.config.compose import compose
@@ -19,7 +19,7 @@ from infini.training.optimizers import BIAS_FACTOR, build_optimizer, configured_
 
 MODELS = sorted(set(registered("language_model")) - {"llm"})
 """Those that are trained from scratch."""
-WITH_MEMORY = [options for options in variants() if "update_rule" in options]
+WITH_MEMORY = with_memory()
 
 
 def optimizer_config(**changes: Any) -> OptimizerConfig:

@@ -11,7 +11,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from helpers import VOCABULARY, make_model, tiny_dims, variant_id, variants
+from helpers import VOCABULARY, make_model, tiny_dims, variant_id, variants, with_memory
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from safetensors.torch import load_file
@@ -32,7 +32,7 @@ from infini.training.module import LanguageModelModule
 
 MODELS = sorted(set(registered("language_model")) - {"llm"})
 """Those that are trained from scratch."""
-WITH_MEMORY = [options for options in variants() if "update_rule" in options]
+WITH_MEMORY = with_memory()
 SEGMENT = 8
 
 
@@ -190,7 +190,7 @@ def test_no_gradient_crosses_sequences_and_it_reaches_through_one(options: dict[
         embedded_BTD.retain_grad()
         used.append(embedded_BTD)
 
-    module.model.embedding.register_forward_hook(keep)
+    next(part for part in module.model.modules() if isinstance(part, torch.nn.Embedding)).register_forward_hook(keep)
     inside = batch(2)
     inside["targets_BT"] = inside["targets_BT"].clone()
     inside["targets_BT"][:, :SEGMENT] = -100
