@@ -25,6 +25,7 @@ from infini.evaluation.perplexity import (
 from infini.nn.state import State, is_memory, leaves
 
 BOS = VOCABULARY - 1
+OF_MEMORY = re.compile(r"\d\.memory\.(\w+\.)?z_BGK")
 LENGTHS = (37, 8, 1, 16, 21)
 MODELS = pytest.mark.parametrize("options", variants(), ids=variant_id)
 WITH_MEMORY = pytest.mark.parametrize("options", with_memory(), ids=variant_id)
