@@ -7,8 +7,8 @@
     model.generate(**tokenizer(book, return_tensors="pt"), prefill_chunk_size=8192, max_new_tokens=100)
     model.save_pretrained("folder")
 
-`inject` gives the layers with global attention a compressive memory; the rest of the model, its saving, its generation
-and its training stay what transformers users know. Importing this module makes saved models known to
+`inject` gives the layers with global attention a compressive memory; saving, generation and training work as for any
+model of transformers. Importing this module makes saved models known to
 AutoModelForCausalLM: `import infini.pretrained.llm`, then `AutoModelForCausalLM.from_pretrained("folder")`.
 
 Needs transformers: pip install infini-attention-suite[llm].

@@ -1,4 +1,4 @@
-"""Infini-attention on queries, keys and values as a family's own attention makes them, before their rotary embedding.
+"""Infini-attention on the queries, keys and values of a family's own attention, before the rotary embedding.
 
 One mechanism for every family. What a family adds (biases, norms, fused projections, scales, soft caps) is done before
 or inside the stock attention kernel that is called here; the mathematics of the memory are `infini.nn.ops`. The memory
@@ -37,7 +37,8 @@ NAME = "infini"
 
 @state_class
 class Window(NamedTuple):
-    """Rotated keys [B, G, N, K] and values [B, G, N, V] of the unfinished segment; beyond the row's slot: anything."""
+    """Rotated keys [B, G, N, K] and values [B, G, N, V] of the unfinished segment; entries beyond the row's slot are
+    undefined."""
 
     k_BGNK: torch.Tensor
     v_BGNV: torch.Tensor
@@ -81,7 +82,7 @@ class LayerState(NamedTuple):
 
 @dataclass
 class Call:
-    """One forward pass: the work of the host's plan, the state that each layer begins with, and what comes of it."""
+    """One forward pass: the plan of the host, the state of each layer before the pass, and the state after it."""
 
     groups: list[Group | SingleTokens]
     columns_B: list[Columns]
@@ -111,7 +112,7 @@ class Layer:
     def rotate(
         self, q_BHTK: torch.Tensor, k_BGTK: torch.Tensor, positions: slice | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both with the family's own rotary embedding; positions: a slice for all rows, or [B, T]."""
+        """Rotate queries and keys by the family's own rotary embedding. positions: a slice for all rows, or [B, T]."""
         if not getattr(self.module, "use_rope", True):
             return q_BHTK, k_BGTK
         cos, sin = self.cos_PR[positions], self.sin_PR[positions]
@@ -183,7 +184,7 @@ def _exact(x: torch.Tensor) -> torch.Tensor:
 
 
 def _stock(module: Any) -> Any:
-    """The module of transformers that a family's attention class is from."""
+    """The module of transformers that defines the family's attention class."""
     return sys.modules[getattr(type(module), "family_module", type(module).__module__)]
 
 
@@ -193,7 +194,7 @@ def _kernel(module: Any, settings: InfiniSettings) -> Callable[..., Any]:
 
 
 def empty_state(k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, settings: InfiniSettings, keep: bool) -> LayerState:
-    """The state of rows that have read nothing; without `keep` no room for what only later calls would need."""
+    """The state of rows that have read nothing. Without `keep` it has no room for later calls."""
     B, G, _, K = k_BGTK.shape
     V, exact = v_BGTV.shape[-1], state_dtype(k_BGTK.dtype)
 
@@ -211,7 +212,7 @@ def empty_state(k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, settings: InfiniSett
 
 
 def _writable(buffer: torch.Tensor) -> torch.Tensor:
-    """The buffer itself where nothing else may need what it holds; else a copy."""
+    """The buffer itself if nothing else needs its content, else a copy."""
     frozen = buffer.is_inference() and not torch.is_inference_mode_enabled()
     return buffer.clone() if torch.is_grad_enabled() or frozen else buffer
 
@@ -223,7 +224,7 @@ def _write(buffer_BGNK: torch.Tensor, slot: int, x_BGTK: torch.Tensor) -> torch.
 
 
 def _next_segment(state: LayerState) -> LayerState:
-    """The state at a boundary: what was pending is the memory, the finished segment is the one before."""
+    """The state at a segment boundary: the pending memory becomes the memory, the finished segment the previous one."""
     before, window = state.before, state.window
     if before:
         # The older buffers are taken over to be written next.
@@ -294,7 +295,7 @@ def _whole_segments(
 
 
 def _shifted(before: torch.Tensor, x_BS: torch.Tensor) -> torch.Tensor:
-    """What was there before each segment: x of the one before it, `before` for the first."""
+    """For each segment the x of the previous one, and `before` for the first."""
     return torch.cat([before[:, None].to(x_BS.dtype), x_BS[:, :-1]], 1)
 
 
@@ -381,7 +382,7 @@ def _attend_single(
     rows: SingleTokens,
     keep: bool,
 ) -> tuple[torch.Tensor | None, LayerState]:
-    """One token a row, each at a place of its own -> [B, H, 1, V] and the state."""
+    """One token in each row, at different places in their segments -> [B, H, 1, V] and the state."""
     settings, device = layer.settings, k_BG1K.device
     N, X, depth = settings.segment_length, settings.sinks, settings.depth
     slot_B, segment_B = (torch.tensor(x, device=device) for x in (rows.slots, rows.segments))
@@ -481,8 +482,8 @@ def attend(
 class InfiniGate(nn.Module):
     """beta [H], float32: sigmoid(beta) is the weight of the memory, one a query head (Eq. 6).
 
-    A module and not a bare parameter, so that peft's modules_to_save can name it. Casting the model leaves it in
-    float32: in bfloat16 an optimizer's steps would be rounded away.
+    It is a module, not a bare parameter, so that peft's modules_to_save can name it. Casting the model leaves it in
+    float32, because in bfloat16 rounding would remove an optimizer's steps.
     """
 
     def __init__(self, n_heads: int, gate_init: float, device: torch.device) -> None:
@@ -538,8 +539,8 @@ def infini_attention(
 
 
 def infini_mask(*args: Any, **options: Any) -> Any:
-    """The mask function that transformers calls: what a stock layer's kernel wants; nothing where no layer asks, as the
-    plan is made from the model's own attention_mask."""
+    """The mask function that transformers calls: the mask that stock layers need, or None. Layers with a memory use
+    the plan, which is made from the model's attention_mask."""
     config = options["config"]
     sliding = options.get("local_size") is not None
     if ("sliding" if sliding else "full") not in kinds_without_memory(config):
@@ -548,7 +549,7 @@ def infini_mask(*args: Any, **options: Any) -> Any:
 
 
 def kinds_without_memory(config: Any) -> set[str]:
-    """Of the layers without a memory: "sliding" and "full"."""
+    """The kinds of the layers without a memory: "sliding" or "full"."""
     types = layer_types(config)
     left = set(range(len(types))) - set(config.infini["layers"])
     return {"sliding" if types[i] == "sliding_attention" else "full" for i in left}

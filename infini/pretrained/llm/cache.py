@@ -1,4 +1,4 @@
-"""What an injected model carries from call to call: bounded, whatever the document's length.
+"""The cache of an injected model, whose size does not depend on the length of the document.
 
 `generate()` and `model(..., use_cache=True)` make one. A book is read once and asked many times:
 
@@ -56,7 +56,7 @@ class InfiniLayer(CacheLayerMixin):
         raise InputError("an InfiniCache is written by an injected model: use model.generate or model.forward")
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Not for such a layer: its keys and values are no growing list."""
+        """Always an error: the keys and values of this layer are not a growing list."""
         self.lazy_initialization(key_states, value_states)
 
     def get_seq_length(self) -> int:
@@ -72,7 +72,7 @@ class InfiniLayer(CacheLayerMixin):
         return self.columns + query_length, 0
 
     def map(self, function: Callable[[Any], Any]) -> None:
-        """Replace the state by function(state), where there is one."""
+        """Replace the state by function(state), if there is a state."""
         if self.state is not None:
             self.state = function(self.state)
 
@@ -81,7 +81,7 @@ class InfiniLayer(CacheLayerMixin):
         self.record_past = True
 
     def reset(self) -> None:
-        """Nothing read."""
+        """Forget everything."""
         self.state, self.columns, self.is_initialized = None, 0, False
 
     def offload(self) -> None:
@@ -99,7 +99,7 @@ class InfiniLayer(CacheLayerMixin):
         self.map(lambda state: select_rows(state, indices))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row so many times, side by side."""
+        """Repeat every row, with the copies next to each other."""
         self.map(lambda state: map_state(lambda leaf: leaf.repeat_interleave(repeats, 0), state))
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -251,7 +251,7 @@ class InfiniCache(Cache):
 
     @torch.compiler.disable
     def begin(self, call: Call) -> None:
-        """Give a call the states that it goes on from."""
+        """Give a call the states it starts from."""
         call.states = {i: layer.state for i, layer in self.memory_layers.items()}
         if not self.lengths:
             self.lengths, self._leads = ([0] * len(call.columns_B) for _ in range(2))
@@ -263,7 +263,7 @@ class InfiniCache(Cache):
 
     @torch.compiler.disable
     def commit(self, call: Call) -> None:
-        """Take what a call left."""
+        """Store the states that a call returns."""
         self.lengths, self._leads = _counted(self.lengths, self._leads, call.columns_B, call.columns)
         for i, layer in self.memory_layers.items():
             layer.state, layer.is_initialized = call.results.pop(i, layer.state), True
@@ -276,14 +276,15 @@ class InfiniCache(Cache):
     # What generate() does with it.
 
     def activate_past_recording(self) -> None:
-        """Remember what is written from now on, so that `crop` can take it back (assisted decoding asks for it)."""
+        """Record what is written from now on, so that `crop` can undo it, as assisted decoding requires."""
         super().activate_past_recording()
         self._recording = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last -tokens_to_remove columns; 0 settles what was recorded.
+        """Undo the last -tokens_to_remove columns; 0 accepts all recorded columns.
 
-        A memory cannot be unwritten: the state at the last crop is taken and what stays is written again. Raises
+        A memory cannot be unwritten, so the state at the last crop is restored and the columns that stay are written
+        again. Raises
         InputError for a positive number, without past recording, or beyond the last crop or ROLLBACK columns.
         """
         if tokens_to_remove > 0:
@@ -320,7 +321,7 @@ class InfiniCache(Cache):
         self._pick(indices.nonzero()[:, 0].tolist() if indices.dtype == torch.bool else indices.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row so many times, side by side."""
+        """Repeat every row, with the copies next to each other."""
         super().batch_repeat_interleave(repeats)
         self._pick([row for row in range(len(self.lengths)) for _ in range(repeats)])
 
@@ -337,7 +338,7 @@ class InfiniCache(Cache):
     # What a user does with it.
 
     def fork(self, repeats: int = 1) -> InfiniCache:
-        """A copy that shares nothing, every row `repeats` times: for several questions about one text."""
+        """An independent copy with every row repeated `repeats` times, for several questions about one text."""
         if repeats < 1:
             raise InputError(f"repeats={repeats}: must be at least 1")
         other = copy.copy(self)
@@ -355,11 +356,11 @@ class InfiniCache(Cache):
         return other
 
     def detach(self) -> InfiniCache:
-        """Without history, in place: between training sequences, where gradients are to end. Returns itself."""
+        """Cut the gradient history in place, between training sequences. Returns itself."""
         return self._map(detach)
 
     def to(self, device: torch.device | str) -> InfiniCache:
-        """On another device, in place. Returns itself."""
+        """Move to another device in place. Returns itself."""
         return self._map(lambda tree: move(tree, device))
 
     def _map(self, function: Callable[[Any], Any]) -> InfiniCache:
@@ -373,7 +374,8 @@ class InfiniCache(Cache):
         return self
 
     def inputs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:
-        """What `generate` takes to go on with `input_ids` [B, T], the new tokens alone, on a fork of this cache.
+        """Arguments with which `generate` continues with `input_ids` [B, T] (only the new tokens) on a fork of this
+        cache.
 
         attention_mask [B, T]: 0 is padding. B rows: as many as were read, or a multiple of them, side by side.
         """
@@ -405,7 +407,7 @@ class InfiniCache(Cache):
         ]
 
     def _described(self) -> dict[str, Any]:
-        """What another cache must be equal in to take this one's tensors."""
+        """What two caches must agree on to exchange tensors."""
         s = self.settings
         return {
             "model_type": self.model_type,
@@ -419,7 +421,8 @@ class InfiniCache(Cache):
         }
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file, whole or not at all. InputError for a cache that read nothing."""
+        """Write the cache to one safetensors file, completely or not at all. InputError for a cache that has read
+        nothing."""
         if not self.lengths:
             raise InputError("the cache is empty: nothing to save")
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self._stock_tensors()}
@@ -438,7 +441,7 @@ class InfiniCache(Cache):
 
     @classmethod
     def load(cls, path: str | Path, model: Any, device: torch.device | str | None = None) -> InfiniCache:
-        """What `save` wrote, for the model (or its config) that it was made by.
+        """Read what `save` wrote, for the model (or its config) that made it.
 
         device: where to; without one, each layer's own device. InputError where the file is damaged or another model's.
         The weights are not compared: a cache read by other weights of the same base is garbage.

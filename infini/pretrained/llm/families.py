@@ -1,7 +1,7 @@
 """The families that can be injected, and why others cannot.
 
-Each has a model class and a config of its own, with a model_type of its own, registered with transformers: an injected
-checkpoint is never taken for its base.
+Each has a model class and a config of its own, with a model_type of its own, registered with transformers: an
+injected checkpoint cannot be mistaken for its base.
 """
 
 from __future__ import annotations

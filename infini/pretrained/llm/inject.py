@@ -31,7 +31,7 @@ def inject(
     local_attention: Kernel | None = None,
     base: str | None = None,
 ) -> Model:
-    """Infini-attention inside a ...ForCausalLM of transformers, in place; the same object is returned.
+    """Put Infini-attention into a ...ForCausalLM of transformers, in place. Returns the same object.
 
     The weights stay the base's; one float32 beta a query head is added and nothing else. On any input of at most one
     segment the model equals its base (with first_segment="local"). Gates start nearly shut, so a longer input is first
@@ -97,7 +97,7 @@ def resize_segments(model: Any, segment_length: int) -> InfiniSettings:
 
 
 def _name(config: Any) -> str:
-    """The base's name; of a folder its last part alone, as where it lay is nobody's business."""
+    """The base's name; of a folder only the last part, because the rest is private."""
     name = str(getattr(config, "_name_or_path", "") or "")
     return Path(name).name if Path(name).exists() else name
 

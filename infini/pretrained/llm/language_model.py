@@ -287,7 +287,7 @@ class PretrainedLM(nn.Module):
 
 
 def _without_memory(state: LayerState) -> LayerState:
-    """The state without what the shut gates of memory=none never read."""
+    """The state without the memories, which memory=none never reads."""
     before = state.before and state.before._replace(memory=())  # type: ignore[arg-type]
     return state._replace(memory=(), pending=(), before=before)  # type: ignore[arg-type]
 

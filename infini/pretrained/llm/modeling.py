@@ -83,7 +83,7 @@ class ModelMixin(_Initialised):
         use_cache: bool | None = None,
         **options: Any,
     ) -> Any:
-        """The family's forward with a plan of the segments; the cache, if any, goes on from where it stands.
+        """The family's forward with a plan of the segments; a cache, if any, continues.
 
         attention_mask: 2D, over all columns of the cache and the call; 0 is padding. In training no cache is made
         unless use_cache says so or one is passed.
@@ -116,7 +116,7 @@ class ModelMixin(_Initialised):
     def _begin(
         self, x: torch.Tensor, mask: Any, position_ids: Any, given: Any, use_cache: bool | None, again: bool
     ) -> tuple[Call, InfiniCache | None]:
-        """The plan of a call, and its cache if it has one. On the host, so nothing for a compiler."""
+        """The plan of a call, and its cache if it has one. It runs on the host, outside compiled graphs."""
         settings, (B, T) = self.infini_settings, x.shape[:2]
         cache = self._cache_of(given, use_cache, again)
         mask_BT = self._checked_mask(mask, position_ids, cache, T)
@@ -170,7 +170,7 @@ class ModelMixin(_Initialised):
     def _tables(self, device: torch.device) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
         """Cosines and sines of the positions in use [positions, R], by layer type; made once.
 
-        By a rotary embedding of their own: dynamic kinds change themselves as longer inputs come by.
+        They come from a separate rotary embedding, because dynamic kinds change with longer inputs.
         """
         dtype = self.embed_tokens.weight.dtype
         found = self.__dict__.setdefault("_infini_tables", {})
@@ -233,8 +233,8 @@ class CausalLMMixin(_Initialised):
         """Nothing: the file beside the weights says where the class is."""
 
     def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
-        """As the base saves, and a model card, and the file by which processes find this class that never imported
-        `infini`."""
+        """Save as the base does, with a model card and a file that lets processes without `infini` imported find this
+        class."""
         super().save_pretrained(save_directory, *args, **options)
         saving.write_beside_weights(self, save_directory)
 

@@ -1,4 +1,4 @@
-"""Which tokens of a call go where: rows that stand alike are computed together. On the host, once a forward pass.
+"""The plan of a call, made on the host once for each forward pass: rows in the same situation are computed together.
 
 A row's real tokens are counted from its own first one, so the segment grid is right for every row of a padded batch and
 padding, wherever it stands, reaches neither a window nor a memory.

@@ -1,4 +1,4 @@
-"""What stands beside the weights of an injected model: a card, and a file that names its classes."""
+"""The files next to the weights of an injected model: a model card, and a file that names its classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def auto_map(config_class: type, model_class: type) -> dict[str, str]:
 
 
 def write_beside_weights(model: Any, folder: str | Path) -> None:
-    """Write both files; a README.md that is there already stays."""
+    """Write both files. An existing README.md is kept."""
     path = Path(folder)
     names = f"{type(model.config).__name__}, {type(model).__name__}"
     code = (
@@ -35,7 +35,7 @@ def write_beside_weights(model: Any, folder: str | Path) -> None:
 
 
 def model_card(model: Any) -> str:
-    """Markdown with front matter: the base, the settings, the gates as they stand, the training, how to load it."""
+    """Markdown with front matter: the base, the settings, the current gates, the training, and how to load it."""
     settings = settings_of(model.config)
     on_hub = settings.base.count("/") == 1 and not Path(settings.base).exists()
     head = ["library_name: transformers", "tags: [infini-attention, long-context]"]

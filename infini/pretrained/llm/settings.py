@@ -1,4 +1,4 @@
-"""What an injected model is beside its base: the options of `inject`, kept in its config as `config.infini`."""
+"""The options of `inject`, stored in the config of an injected model as `config.infini`."""
 
 from __future__ import annotations
 
