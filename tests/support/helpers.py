@@ -162,12 +162,12 @@ LLM_VARIANTS: list[dict[str, Any]] = [
 
 
 @functools.cache
-def tiny_llm_folder() -> str:
-    """A folder with a tiny Llama of VOCABULARY tokens, as wide as tiny_dims say."""
+def tiny_llm_folder(vocabulary: int = VOCABULARY) -> str:
+    """A folder with a tiny Llama of so many tokens, as wide as tiny_dims say."""
     import transformers
 
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes)
+    config = transformers.LlamaConfig(vocab_size=vocabulary, num_key_value_heads=2, **sizes)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import tiny_dims, variant_id, variants
+from helpers import tiny_dims, tiny_llm_folder, variant_id, variants, with_exact_norms
 from report_runs import make_train
 
 from infini.errors import InputError
@@ -26,8 +26,10 @@ LENGTHS = [200, 333]
 
 
 def passkey_model(options, segment=16):
+    if options["name"] == "llm":
+        options = {**options, "base": tiny_llm_folder(TOKENIZER.vocab_size)}
     torch.manual_seed(0)
-    model = build_model(options, tiny_dims(segment_length=segment), TOKENIZER.vocab_size)
+    model = with_exact_norms(build_model(options, tiny_dims(segment_length=segment), TOKENIZER.vocab_size))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
