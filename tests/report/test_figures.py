@@ -249,6 +249,7 @@ def test_bins_of_an_evaluation_double() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # about 200 figures, and other tests beside them
 def test_published_figures_are_drawn_again_byte_for_byte(project_root: Path, tmp_path: Path) -> None:
     """From the published records, by the library that drew them."""
     pinned = f"matplotlib=={version('matplotlib')}"
