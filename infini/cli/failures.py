@@ -38,4 +38,4 @@ def _of_the_system(error: OSError) -> str | None:
     if error.errno not in UNUSABLE_DISK and not refused:
         return None
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror}; nothing that was there before is lost"
+    return f"{where}{error.strerror}; existing files are unchanged"

@@ -307,7 +307,7 @@ def test_a_full_disk_is_one_line_in_a_sweep_too(
     assert cli.main(arguments) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("infini: error: ") and shown.count("\n") == 1
-    assert shown.endswith("model.safetensors: No space left on device; nothing that was there before is lost\n")
+    assert shown.endswith("model.safetensors: No space left on device; existing files are unchanged\n")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["table", "report=lr_search", "--help"], ["table"]])
