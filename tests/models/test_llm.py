@@ -104,6 +104,19 @@ def test_shut_gates_are_the_control(llm: Llm) -> None:
     assert none == pytest.approx(shut, rel=1e-6)
 
 
+def test_no_weights_open_a_gate_of_the_control() -> None:
+    """It has the parameters of the base alone, and reads a segment as if it were alone, whatever they are."""
+    model = PretrainedLM(inject(tiny_base(), N), N, "none").double().eval()
+    names = {name.removeprefix("llm.") for name, _ in model.named_parameters()}
+    assert names == dict(tiny_base().named_parameters()).keys()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+        ids = prompt(1, 3 * N)
+        alone = model(ids[:, 2 * N :], model.init_state(1)).hidden_BTD
+        assert_close(model(ids, model.init_state(1)).hidden_BTD[:, 2 * N :], alone, 1e-12, "hidden states")
+
+
 def test_pass_keys(llm: Llm) -> None:
     """With the base's tokenizer; prompts share what they share, and the answers are those of each prompt alone."""
     asked = ["task=passkey", "task.examples=2", "length=[1K,2K]", "depth=[start,0.5]", "dims.segment_length=64"]

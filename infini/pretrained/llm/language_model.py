@@ -29,8 +29,14 @@ from infini.pretrained.llm.modeling import CausalLMMixin
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
 MemoryKind = Literal["infini", "none", "full"]
-SHUT = -10000.0
-"""A beta whose sigmoid is 0."""
+
+
+class ShutGate(nn.Module):
+    """A gate that is 0 whatever is loaded or trained: nothing of a memory is read."""
+
+    def forward(self, like: torch.Tensor) -> torch.Tensor:
+        """0 [1, 1, 1], on the device and in the dtype of `like`."""
+        return like.new_zeros(1, 1, 1)
 
 
 @state_class
@@ -46,7 +52,7 @@ class PretrainedLM(nn.Module):
     """A ...ForCausalLM of transformers as a LanguageModel.
 
     llm: the model, injected unless memory is "full". segment_length: N.
-    memory: "infini"; "none", the same model with segment-local attention, all gates shut; "full", the base with keys
+    memory: "infini"; "none", the same model with segment-local attention and no gates; "full", the base with keys
     and values of everything that it has read.
     """
 
@@ -63,9 +69,9 @@ class PretrainedLM(nn.Module):
             self.settings = resize_segments(llm, segment_length)
         self.segment_length = segment_length
         if memory == "none":
-            # Their gradient is 0 there, so that a training leaves them shut.
-            for gate in self._gates():
-                nn.init.constant_(gate.beta, SHUT)
+            for block in llm.model.layers:
+                if hasattr(block.self_attn, "infini_gate"):
+                    block.self_attn.infini_gate = ShutGate()
         config, kinds = llm.config, layer_types(llm.config)
         self._n_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._d_key = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -74,10 +80,6 @@ class PretrainedLM(nn.Module):
         slides = bool(self._stock) and all(kinds[i] == "sliding_attention" for i in self._stock)
         self._columns: int | None = config.sliding_window - 1 if slides else None
         """Columns of keys and values that are kept; None: all."""
-
-    def _gates(self) -> list[Any]:
-        layers = (block.self_attn for block in self.llm.model.layers)
-        return [layer.infini_gate for layer in layers if hasattr(layer, "infini_gate")]
 
     @property
     def checkpoint_activations(self) -> bool:
@@ -106,7 +108,9 @@ class PretrainedLM(nn.Module):
         """sigmoid(beta) by layer and head, of the layers with a memory; None where no gate can open."""
         if self.memory != "infini":
             return None
-        return [torch.sigmoid(gate.beta.detach().float()).tolist() for gate in self._gates()]
+        layers = (block.self_attn for block in self.llm.model.layers)
+        gates = [layer.infini_gate for layer in layers if hasattr(layer, "infini_gate")]
+        return [torch.sigmoid(gate.beta.detach().float()).tolist() for gate in gates]
 
     @property
     def xl_cache(self) -> int:
