@@ -1,4 +1,4 @@
-"""The passkey task from end to end: tiny models, real files, an evaluation that is stopped and goes on."""
+"""The passkey task from end to end: tiny models, real files, an evaluation that is stopped and resumed."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_rows_are_independent(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["plain", "reset"])
-def test_absorbing_leaves_the_state_of_a_call(options: dict[str, Any], reset: bool) -> None:
+def test_prefill_leaves_the_state_of_a_call(options: dict[str, Any], reset: bool) -> None:
     model = make_model(options)
     N = model.segment_length
     ids = random_ids(2, 4 * N + 3)
@@ -104,11 +104,11 @@ def test_absorbing_leaves_the_state_of_a_call(options: dict[str, Any], reset: bo
     with torch.no_grad():
         for columns in (slice(0, 5), slice(5, N), slice(N, 4 * N + 3)):
             part = None if mask is None else mask[:, columns]
-            absorbed, state = (
+            prefilled, state = (
                 model.prefill(ids[:, columns], state, part),
                 model(ids[:, columns], state, reset_BT=part).state,
             )
-            assert_same_state(absorbed, state, 0.0)
+            assert_same_state(prefilled, state, 0.0)
 
 
 @pytest.mark.parametrize("tail", [0, 3], ids=["whole", "tail"])
@@ -344,8 +344,7 @@ def test_tokens_that_write_nothing_are_not_remembered(options: dict[str, Any]) -
     written = [leaf for path, leaf in leaves(first.layers) if "memory" in path and "cache" not in path]
     assert len(written) == 2 * len(first.layers) and not any(leaf.any() for leaf in written)
     if options["name"] != "infini_xl":
-        # Without a cache an empty memory reads 0 and the gate goes on: what first_segment="zero" does where nothing was
-        # read before.
+        # Without a cache an empty memory reads 0 and the gate mixes it in, as first_segment="zero" does at the start.
         silent = make_model({**options, "first_segment": "zero"}, torch.float32)
         assert_close(out.hidden_BTD[:, N:], silent(ids[:, N:]).hidden_BTD, TOLERANCE[torch.float32], "second segment")
     out.hidden_BTD.square().sum().backward()

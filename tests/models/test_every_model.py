@@ -29,7 +29,7 @@ def test_every_registered_model_ships_a_yaml() -> None:
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_running_text(infini: Runner, name: str) -> None:
-    """Perplexity, with knock-outs where there are gates, and a text that goes on."""
+    """Perplexity, with knock-outs where there are gates, and a text that is continued."""
     words = [f"model={name}", "recipe.steps=2", "scale.eval_max_tokens=96", "scale.knockout_max_tokens=64"]
     infini("train", *read_by(["train"], words))
     infini("eval", *read_by(["eval"], words))

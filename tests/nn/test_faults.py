@@ -407,7 +407,7 @@ def test_nanotron_padding_allowed(options: dict[str, Any], side: str) -> None:
 
 @INFINI
 def test_nanotron_streaming_memory_is_carried(options: dict[str, Any]) -> None:
-    """A second forward pass with the first one's state goes on; without it, it starts anew."""
+    """A second forward pass continues from the first one's state; without it, it starts again."""
     model = make_model(options)
     ids = random_ids(1, 48)
     whole, first = model(ids).hidden_BTD, model(ids[:, :32])

@@ -107,7 +107,7 @@ def test_a_document_that_ends_in_padding_before_the_next() -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("padding", [slice(8 * N - 3, 8 * N), slice(7 * N, 8 * N), slice(0, 3), slice(0, N)])
 def test_padding_of_all_rows_ends_no_segment(padding: slice, rows: int) -> None:
-    """At their ends, less than a segment and a whole one, or at their beginnings; a call goes on from there."""
+    """At their ends, less than a segment and a whole one, or at their beginnings; the next call continues."""
     model = make_model({**MODELS[0], "bptt_depth": 1})
     mask = torch.ones(rows, 16 * N, dtype=torch.bool)
     mask[:, padding] = False
@@ -188,7 +188,7 @@ def test_what_does_not_fall_into_groups_is_read_one_by_one(monkeypatch: pytest.M
     assert reads(gradients=False) == [(2, False)] * 9
     assert reads(checkpoint_activations=True) == [(2, True)] * 9
     assert reads(gradient_horizon=None) == [(2, True)] * 9
-    assert reads(columns=8 * N + 1) == [(2, True)] * 9, "a segment that goes on"
+    assert reads(columns=8 * N + 1) == [(2, True)] * 9, "a segment that continues"
     assert reads(columns=2 * N) == [(2, True)] * 2, "one group"
     assert len(reads(drawn=True)) > 9 and set(reads(drawn=True)) == {(2, True)}
     model = make_model({**MODELS[0], "bptt_depth": 1})

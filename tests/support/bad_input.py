@@ -272,7 +272,7 @@ def try_out(case: Case, prepared: Path, folder: Path) -> list[str]:
         assert code == cli.USAGE_ERROR and len(errors) == 1 and said[-1] == errors[0], wrong
         assert not any("Traceback" in line for line in said), wrong
         assert before.items() <= after.items(), wrong
-        # A training that found no room for its weights has its tokenizer there already, and goes on with it. One that
+        # A training that found no room for its weights has its tokenizer there already, and uses it. One that
         # diverged is on record.
         new = {name for name in set(after) - set(before) if not _says_diverged(after[name])}
         assert {Path(name).name for name in new} <= {"tokenizer.json"}, wrong

@@ -131,7 +131,7 @@ def test_an_answer_is_what_one_call_over_the_whole_prompt_gives():
 
 
 def test_decoding_is_greedy_and_feeds_back_its_own_tokens():
-    """Never teacher forcing: a model that repeats what it just said plus one goes on from its own first digit."""
+    """Never teacher forcing: a model that repeats its last token plus one continues from its own first digit."""
     question = questions_of()[0]
     digits = [int(TOKENIZER.encode(str(digit))[0]) for digit in range(10)]
     fed = []
@@ -274,7 +274,7 @@ def test_what_the_model_is_fed_is_the_prompts_own_tokens(monkeypatch):
     model = passkey_model({"name": "infini_linear"})
     questions = questions_of(examples=1, lengths=[333], depths={"start": 0.0, "middle": 0.5})
     fed = []
-    real_forward, real_absorb = type(model).forward, type(model).prefill
+    real_forward, real_prefill = type(model).forward, type(model).prefill
 
     def forward(self, ids_BT, *rest, **more):
         fed.append(ids_BT.clone())
@@ -282,7 +282,7 @@ def test_what_the_model_is_fed_is_the_prompts_own_tokens(monkeypatch):
 
     def prefill(self, ids_BT, *rest, **more):
         fed.append(ids_BT.clone())
-        return real_absorb(self, ids_BT, *rest, **more)
+        return real_prefill(self, ids_BT, *rest, **more)
 
     monkeypatch.setattr(type(model), "forward", forward)
     monkeypatch.setattr(type(model), "prefill", prefill)

@@ -189,7 +189,7 @@ def test_a_signal_of_slurm_stops_a_training_like_ctrl_c(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing is saved in the working folder, and no job is put into a queue: the run goes on from its own point."""
+    """Nothing is saved in the working folder, no job is queued: the run resumes from its own checkpoint."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "here").mkdir()
     requeue = tmp_path / "bin" / "scontrol"

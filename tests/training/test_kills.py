@@ -156,7 +156,7 @@ def has_ended(results: Path) -> bool:
 def test_a_training_killed_while_it_clears_up_has_ended(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After any of the removals: a sitting more goes on to the same record, or is a whole training of its own."""
+    """After any of the removals the next run resumes to the same record, or is a whole training of its own."""
 
     class Killed(BaseException):
         pass

@@ -1,4 +1,4 @@
-"""Trainings that are stopped at any moment: points to go on from, what is done about damaged ones, real kills."""
+"""Trainings that are stopped at any moment: checkpoints to resume from, damaged checkpoints, real kills."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[An
 
 
 def test_two_points_are_kept_and_carry_their_checksum(corpus: Path, tmp_path: Path) -> None:
-    points = stopped_training(corpus, tmp_path)
-    assert [path.name.split("-")[1] for path in points] == ["00000004", "00000006"]
-    for path in points:
+    checkpoints = stopped_training(corpus, tmp_path)
+    assert [path.name.split("-")[1] for path in checkpoints] == ["00000004", "00000006"]
+    for path in checkpoints:
         assert path.stem.split("-")[2] == resume.sha256_of(path)
     assert not list(tmp_path.glob("unfinished/*/.*.partial"))
 
@@ -74,7 +74,7 @@ def test_a_stop_says_where_it_goes_on(corpus: Path, tmp_path: Path) -> None:
             train(corpus, tmp_path)
 
 
-def test_a_stop_before_the_first_step_knows_the_point(corpus: Path, tmp_path: Path) -> None:
+def test_a_stop_before_the_first_step_knows_the_checkpoint(corpus: Path, tmp_path: Path) -> None:
     stopped_training(corpus, tmp_path)
     # A shell starts what runs in the background with Ctrl-C ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -90,15 +90,15 @@ def test_a_stop_before_the_first_step_knows_the_point(corpus: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("what", ["state_dict", "infini", "optimizer_states"])
-def test_a_point_of_another_version_is_one_line(corpus: Path, tmp_path: Path, what: str) -> None:
+def test_a_checkpoint_of_another_version_is_one_line(corpus: Path, tmp_path: Path, what: str) -> None:
     stopped_training(corpus, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         load = torch.load
 
         def other(*arguments: Any, **options: Any) -> Any:
-            point = load(*arguments, **options)
-            point[what] = [{"state": {}, "param_groups": []}] if what == "optimizer_states" else {"other": 1}
-            return point
+            checkpoint = load(*arguments, **options)
+            checkpoint[what] = [{"state": {}, "param_groups": []}] if what == "optimizer_states" else {"other": 1}
+            return checkpoint
 
         patch.setattr(torch, "load", other)
         with pytest.raises(InputError, match=r"step-00000006-.*does not fit this version .* remove .* start .* again"):
@@ -143,12 +143,12 @@ def test_a_damaged_checkpoint_is_skipped(
     how_many: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    points = stopped_training(corpus, tmp_path)
-    for path in points[-how_many:]:
+    checkpoints = stopped_training(corpus, tmp_path)
+    for path in checkpoints[-how_many:]:
         damage(path)
     record = train(corpus, tmp_path)
     err = capsys.readouterr().err.replace("\n", "")
-    assert [path.name in err for path in points] == [True, True]
+    assert [path.name in err for path in checkpoints] == [True, True]
     assert err.count("damaged, skipped") == how_many
     assert record.cost["resumed"] is (how_many == 1)
     assert outcome(tmp_path) == straight
@@ -160,8 +160,8 @@ def test_new_points_are_kept_after_a_restart_past_damaged_ones(
     for path in stopped_training(corpus, tmp_path):
         flip(path)
     # Both are of later steps than what is saved next.
-    points = stopped_training(corpus, tmp_path, step=4)
-    assert [path.name.split("-")[1] for path in points] == ["00000002"]
+    checkpoints = stopped_training(corpus, tmp_path, step=4)
+    assert [path.name.split("-")[1] for path in checkpoints] == ["00000002"]
     assert train(corpus, tmp_path).cost["resumed"]
     assert outcome(tmp_path) == straight
     assert not list((tmp_path / "unfinished").iterdir())
@@ -189,12 +189,12 @@ class Hostile:
 
 
 def test_a_point_that_would_run_code_is_passed_over(corpus: Path, tmp_path: Path, straight: tuple[Any, bytes]) -> None:
-    points = stopped_training(corpus, tmp_path)
+    checkpoints = stopped_training(corpus, tmp_path)
     marker = tmp_path / "ran"
     hostile = tmp_path / "hostile"
     torch.save({"infini": Hostile(marker)}, hostile)
-    for path in points:
-        hostile.rename(points[-1].with_name(f"step-00000007-{resume.sha256_of(hostile)}.ckpt"))
+    for path in checkpoints:
+        hostile.rename(checkpoints[-1].with_name(f"step-00000007-{resume.sha256_of(hostile)}.ckpt"))
         hostile.write_bytes(pickle.dumps({"infini": Hostile(marker)}))
         path.unlink()
     assert not train(corpus, tmp_path).cost["resumed"]

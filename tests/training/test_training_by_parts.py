@@ -45,7 +45,7 @@ def test_a_training_by_groups_of_segments_is_the_training(model: str, monkeypatc
 
 @pytest.mark.parametrize("groups", [[], ["recipe.checkpoint_segments=1"]], ids=["whole", "by groups"])
 def test_the_length_extension_is_for_its_own_sequence_alone(groups: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a row goes on from is what it read, without the factor; where nothing goes on one call is enough."""
+    """A row continues from what it read, without the factor; where no row continues one call is enough."""
     called: list[str] = []
 
     def watch(name: str, call: Any) -> None:
