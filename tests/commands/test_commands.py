@@ -280,7 +280,7 @@ def test_every_language_model_is_measured() -> None:
 
 def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "matrix_product_rate", lambda precision, device: (1e12, "float32"))
-    trained = ["infini_linear", "local", "memorizing", "rmt", "full"]
+    trained = ["infini_linear", "local", "full"]
     decode = ["suite.decode_tokens=5", "suite.decode_short_tokens=20", "suite.decode_long_tokens=100"]
     asked = [f"suite.models=[{','.join(trained)}]", "suite.agreement_tokens=20"]
     out = infini("bench", *asked, "suite.repeats=2", "suite.stream_short_tokens=64", "suite.stream_tokens=256", *decode)

@@ -104,6 +104,7 @@ def test_the_pages_task_is_trained_evaluated_continued_and_tabulated(project: Pa
     assert "task.late_from=1024" in meaning and "Position in a letter from which tokens count as late" in meaning
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_passkey_task_works(project: Path, tmp_path: Path) -> None:
     corpus, results = write_corpus(tmp_path / "data"), f"results_dir={tmp_path}/results"
     lookup = ["task=lookup", results, "task.examples=1", "length=256", "depth=start"]

@@ -20,6 +20,8 @@ from tiny_runs import outcome, words
 
 from infini import records
 from infini.cli import main as cli
+from infini.errors import InputError
+from infini.runs import _check_ranks
 from infini.training.module import LanguageModelModule
 from infini.training.trainer import make_trainer
 
@@ -266,19 +268,27 @@ def test_a_strategy_that_starts_processes_is_one_line(
     )
 
 
-@pytest.mark.parametrize(("name", "value"), [("RANK", "first"), ("LOCAL_RANK", ""), ("SLURM_PROCID", "x")])
-def test_a_rank_that_is_no_number_is_one_line(name: str, value: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", ""), ("SLURM_PROCID", "x"), ("JSM_NAMESPACE_RANK", "1.0")])
+def test_a_rank_that_is_no_number_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError) as refused:
+        _check_ranks()
+    assert str(refused.value) == f"{name}={value!r}: this environment variable must be a number, or unset"
+
+
+def test_a_rank_that_is_no_number_is_one_line() -> None:
+    """It is said before Lightning reads the variable, which it does when it is imported."""
     done = subprocess.run(
         [sys.executable, "-m", "infini", "train", "task.data_dir=synthetic"],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, name: value},
+        env={**os.environ, "RANK": "first"},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode == cli.USAGE_ERROR
     (line,) = done.stderr.splitlines()
-    assert line == f"infini: error: {name}={value!r}: this environment variable must be a number, or unset"
+    assert line == "infini: error: RANK='first': this environment variable must be a number, or unset"
 
 
 @pytest.mark.parametrize("logger", ["wandb", "tensorboard"])

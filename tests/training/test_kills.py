@@ -115,6 +115,7 @@ def test_an_evaluation_that_is_killed_asks_the_remaining_prompts(corpus: Path, t
     assert not list((tmp_path / "results" / "unfinished").glob("*"))
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_books_that_is_killed_resumes(corpus: Path, tmp_path: Path) -> None:
     """Killed before the result of a pass is written, and in the middle of its line, in every pass but the last."""
     asked = [*words(corpus, tmp_path / "results"), "scale.eval_segments_per_call=16"]
