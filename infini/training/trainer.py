@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import lightning
-from lightning.fabric.plugins.environments import ClusterEnvironment
-from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 PREFIX = "PL_TRAINER_"
@@ -27,48 +26,23 @@ LAUNCHERS = ("TORCHELASTIC_", "TORCH_DIST_INIT_BARRIER", "STANDALONE_PORT", "MAS
 """Prefixes of the variables from which a strategy creates a process group."""
 
 
-class OneProcess(ClusterEnvironment):
+class OneProcess(LightningEnvironment):
     """One process on one machine, however it was launched. Strategies with several processes need another class."""
-
-    def __init__(self) -> None:
-        self._port: int | None = None
-
-    @staticmethod
-    def detect() -> bool:
-        return True
 
     @property
     def creates_processes_externally(self) -> bool:
         # There are no others to create.
         return True
 
-    @property
-    def main_address(self) -> str:
-        return "127.0.0.1"
-
-    @property
-    def main_port(self) -> int:
-        if self._port is None:
-            self._port = find_free_network_port()
-        return self._port
-
-    def world_size(self) -> int:
-        return 1
-
-    def set_world_size(self, size: int) -> None:
-        pass
-
-    def global_rank(self) -> int:
-        return 0
-
-    def set_global_rank(self, rank: int) -> None:
-        _write_as_rank_zero()
-
     def local_rank(self) -> int:
         return 0
 
     def node_rank(self) -> int:
         return 0
+
+    def teardown(self) -> None:
+        # Lightning's would delete a launcher's WORLD_SIZE.
+        pass
 
 
 def make_trainer(**settings: Any) -> lightning.Trainer:
@@ -78,14 +52,10 @@ def make_trainer(**settings: Any) -> lightning.Trainer:
     loaded only if `fit` is given its path.
     """
     # On import Lightning reads the rank from RANK, LOCAL_RANK or SLURM_PROCID; loggers of other ranks write nothing.
-    _write_as_rank_zero()
+    setattr(rank_zero_only, "rank", 0)  # noqa: B010 - its type does not declare it
     plugins = [OneProcess(), *settings.pop("plugins", ())]
     # Not a folder, so that no checkpoint is found there.
     return lightning.Trainer(**{**_DEFAULTS, **settings, "plugins": plugins, "default_root_dir": os.devnull})
-
-
-def _write_as_rank_zero() -> None:
-    setattr(rank_zero_only, "rank", 0)  # noqa: B010 - its type does not declare it
 
 
 def ignored_variables() -> list[str]:
