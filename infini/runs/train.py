@@ -7,7 +7,7 @@ import math
 import sys
 import time
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +110,16 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
 
     # The corpus is part of the name: a training never resumes with other books or another vocabulary.
     unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}")
+    training = _Training(cfg, module, data, device, unfinished, record, console)
     try:
-        resumed = _fit(cfg, module, data, device, unfinished, record, console)
+        resumed = training.fit()
         try:
-            return _keep(cfg, module, data, device, unfinished, record, resumed, console)
+            training.keep(resumed)
+            return record
         except KeyboardInterrupt as stopped:
             raise KeyboardInterrupt("stopped after the last step: the same command resumes from there") from stopped
     except DivergedError as error:
-        _keep_diverged(cfg, module, data, device, record, error)
+        training.keep_diverged(error)
         newest = unfinished.newest_step()
         if newest is None:
             unfinished.clear()
@@ -128,114 +130,125 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
         unfinished.release()
 
 
-def _fit(
-    cfg: Config,
-    module: LanguageModelModule,
-    data: Any,
-    device: torch.device,
-    unfinished: UnfinishedRun,
-    record: records.RunRecord,
-    console: Console,
-) -> bool:
-    """Train to the end, from the last checkpoint if there is one; returns whether there is."""
-    if unfinished.claim(record):
-        _warn(console, f"{record.run_id} was started at another commit: no single commit reproduces it")
-    point, damaged = unfinished.newest()
-    for path in damaged:
-        _warn(console, f"{path}: damaged, skipped")
-    if point is not None:
-        console.print(f"resuming from {point}", markup=False, highlight=False, soft_wrap=True)
-    if variables := ignored_variables():
-        _warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
-    saving = SaveCheckpoints(unfinished, cfg.recipe.save_every, point)
-    trainer = _trainer(cfg, device, record.run_id, saving)
-    try:
-        with without_launcher():
-            trainer.fit(module, datamodule=data, ckpt_path=None if point is None else str(point), weights_only=True)
-        module.read_losses()
-    except SystemExit:
-        if not trainer.interrupted:
-            raise
-    except DivergedError:
-        raise
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        if point is None or saving.started:
-            raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"{point}: does not fit this version of infini or of its packages ({reason}); remove {point.parent} to "
-            "start this training again"
-        ) from error
-    if trainer.interrupted:
-        raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.describe_resume()}")
-    if not trainer.global_step == len(module.loss_curve) == cfg.recipe.steps:
-        raise InputError(
-            f"recipe.steps={cfg.recipe.steps}: the training ended after {trainer.global_step} optimizer steps on "
-            f"{len(module.loss_curve)} batches, so nothing is recorded. {describe_checkpoint(saving.newest_step)}"
-        )
-    return point is not None
+@dataclass
+class _Training:
+    """What a training consists of."""
 
+    cfg: Config
+    module: LanguageModelModule
+    data: Any
+    device: torch.device
+    unfinished: UnfinishedRun
+    record: records.RunRecord
+    console: Console
 
-def _keep(
-    cfg: Config,
-    module: LanguageModelModule,
-    data: Any,
-    device: torch.device,
-    unfinished: UnfinishedRun,
-    record: records.RunRecord,
-    resumed: bool,
-    console: Console,
-) -> records.RunRecord:
-    """Validate, save the model, write the record, and remove the checkpoints of the training."""
-    seconds = module.seconds
-    model = module.model.to(device).eval()
-    record.data = data.data_record("train")
-    record.results = data.validate(model, device)
-    _check_validation(record.results, cfg.recipe.steps)
-    record.cost = {
-        "wall_seconds": seconds,
-        "resumed": resumed,
-        "peak_memory_bytes": peak_memory_bytes(device),
-        "tokens_seen": module.tokens_seen,
-        "tokens_per_second": module.tokens_seen / seconds,
-        "state_floats": model.state_floats(cfg.recipe.segments_per_sequence),
-        "xl_cache": optional(model, "xl_cache"),
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
-    record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
-    record.series["in_last_stage"] = module.in_last_stage
-    if not module.in_last_stage:
-        _warn(
-            console,
-            f"the curriculum stopped at stage {module.stage + 1} of {len(cfg.recipe.curriculum or ()) + 1}: its loss "
-            f"never fell below recipe.advance_below={cfg.recipe.advance_below}; take more recipe.steps",
+    def fit(self) -> bool:
+        """Train to the end, from the last checkpoint if there is one; returns whether there is."""
+        cfg, module, console = self.cfg, self.module, self.console
+        if self.unfinished.claim(self.record):
+            _warn(console, f"{self.record.run_id} was started at another commit: no single commit reproduces it")
+        point, damaged = self.unfinished.newest()
+        for path in damaged:
+            _warn(console, f"{path}: damaged, skipped")
+        if point is not None:
+            console.print(f"resuming from {point}", markup=False, highlight=False, soft_wrap=True)
+        if variables := ignored_variables():
+            _warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
+        saving = SaveCheckpoints(self.unfinished, cfg.recipe.save_every, point)
+        trainer = _trainer(cfg, self.device, self.record.run_id, saving)
+        given = {"datamodule": self.data, "ckpt_path": None if point is None else str(point)}
+        try:
+            with without_launcher():
+                trainer.fit(module, **given, weights_only=True)
+            module.read_losses()
+        except SystemExit:
+            if not trainer.interrupted:
+                raise
+        except DivergedError:
+            raise
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            if point is None or saving.started:
+                raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise InputError(
+                f"{point}: does not fit this version of infini or of its packages ({reason}); remove {point.parent} to "
+                "start this training again"
+            ) from error
+        if trainer.interrupted:
+            raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.describe_resume()}")
+        if not trainer.global_step == len(module.loss_curve) == cfg.recipe.steps:
+            raise InputError(
+                f"recipe.steps={cfg.recipe.steps}: the training ended after {trainer.global_step} optimizer steps on "
+                f"{len(module.loss_curve)} batches, so nothing is recorded. {describe_checkpoint(saving.newest_step)}"
+            )
+        return point is not None
+
+    def keep(self, resumed: bool) -> None:
+        """Validate, save the model, write the record, and remove the checkpoints of the training."""
+        cfg, module, record, tokenizer = self.cfg, self.module, self.record, self.data.tokenizer
+        seconds = module.seconds
+        model = module.model.to(self.device).eval()
+        record.results = self.data.validate(model, self.device)
+        _check_validation(record.results, cfg.recipe.steps)
+        self._describe(seconds)
+        record.cost |= {
+            "resumed": resumed,
+            "tokens_per_second": module.tokens_seen / seconds,
+            "state_floats": model.state_floats(cfg.recipe.segments_per_sequence),
+            "xl_cache": optional(model, "xl_cache"),
+        }
+        record.series["in_last_stage"] = module.in_last_stage
+        if not module.in_last_stage:
+            _warn(
+                self.console,
+                f"the curriculum stopped at stage {module.stage + 1} of {len(cfg.recipe.curriculum or ()) + 1}: its "
+                f"loss never fell below recipe.advance_below={cfg.recipe.advance_below}; take more recipe.steps",
+            )
+        if (gates := optional(model, "gates")()) is not None:
+            record.series["gates"] = gates
+        folder = checkpoint_folder(cfg.results_dir, record.run_id)
+        tokenizer.save(folder / TOKENIZER)
+        description = {
+            "run_id": record.run_id,
+            "model": cfg.model,
+            "dims": asdict(cfg.dims),
+            "vocab_size": tokenizer.vocab_size,
+            "task": cfg.task.name,
+            "config": asdict(cfg),
+            "tokenizer_hash": tokenizer.hash,
+        }
+        save_model(folder, model, description)
+        records.write_record(record, cfg.results_dir)
+        self.unfinished.clear()
+        name, result = next(iter(record.results.items()))
+        self.console.print(
+            f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, "
+            f"{name.replace('_', ' ')} {result['value']:.4f} {result['unit']}"
+            f"{' (made-up text)' if record.synthetic else ''}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
-    if (gates := optional(model, "gates")()) is not None:
-        record.series["gates"] = gates
-    folder = checkpoint_folder(cfg.results_dir, record.run_id)
-    data.tokenizer.save(folder / TOKENIZER)
-    description = {
-        "run_id": record.run_id,
-        "model": cfg.model,
-        "dims": asdict(cfg.dims),
-        "vocab_size": data.tokenizer.vocab_size,
-        "task": cfg.task.name,
-        "config": asdict(cfg),
-        "tokenizer_hash": data.tokenizer.hash,
-    }
-    save_model(folder, model, description)
-    records.write_record(record, cfg.results_dir)
-    unfinished.clear()
-    name, result = next(iter(record.results.items()))
-    console.print(
-        f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, "
-        f"{name.replace('_', ' ')} {result['value']:.4f} {result['unit']}"
-        f"{' (made-up text)' if record.synthetic else ''}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-    return record
+
+    def keep_diverged(self, error: DivergedError) -> None:
+        """Write the record of a training that diverged, so that it is not repeated. Its checkpoints stay: if the record
+        is removed, the same command resumes from the last one."""
+        self.record.results = {}
+        self._describe(self.module.seconds)
+        self.record.diverged = {"step": error.step, "reason": str(error)}
+        records.write_record(self.record, self.cfg.results_dir)
+
+    def _describe(self, seconds: float) -> None:
+        """Fill the record with what every training has, whether it diverged or not."""
+        module = self.module
+        self.record.data = self.data.data_record("train")
+        self.record.cost = {
+            "wall_seconds": seconds,
+            "peak_memory_bytes": peak_memory_bytes(self.device),
+            "tokens_seen": module.tokens_seen,
+            "parameters": sum(p.numel() for p in module.model.parameters()),
+        }
+        self.record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
 
 
 def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
@@ -245,29 +258,6 @@ def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
         if not math.isfinite(value) or (entry["unit"].startswith("nats") and value > HIGHEST_LOSS):
             shown = f"{name.replace('_', ' ')} is {value:.6g} {entry['unit']}"
             raise DivergedError(f"after the last step, {step}, the {shown}, of which there is no perplexity", step)
-
-
-def _keep_diverged(
-    cfg: Config,
-    module: LanguageModelModule,
-    data: Any,
-    device: torch.device,
-    record: records.RunRecord,
-    error: DivergedError,
-) -> None:
-    """Write the record of a training that diverged, so that it is not repeated. Its checkpoints stay: if the record is
-    removed, the same command resumes from the last one."""
-    record.data = data.data_record("train")
-    record.results = {}
-    record.cost = {
-        "wall_seconds": module.seconds,
-        "peak_memory_bytes": peak_memory_bytes(device),
-        "tokens_seen": module.tokens_seen,
-        "parameters": sum(p.numel() for p in module.model.parameters()),
-    }
-    record.series = {"loss_curve": module.loss_curve, "stage_steps": module.stage_steps}
-    record.diverged = {"step": error.step, "reason": str(error)}
-    records.write_record(record, cfg.results_dir)
 
 
 def _warn(console: Console, text: str) -> None:
