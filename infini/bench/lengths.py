@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from infini.bench.training import VOCABULARY, Setting, training_step
-from infini.errors import InputError
-from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.bench.training import VOCABULARY, Setting, start_peak, training_step
+from infini.system.memory_use import peak_memory_bytes
 from infini.system.progress import progress_bar
 from infini.training.activation_checkpointing import grouped
 
@@ -44,12 +43,7 @@ def training_lengths(setting: Setting) -> dict[str, Any]:
                     read = model if way == "all" else grouped(model, group * N)
                     # The first call allocates memory of compilers and libraries.
                     training_step(setting, model, read, ids[:, :N])
-                    try:
-                        base = reset_peak_memory(device)
-                    except OSError as error:
-                        raise InputError(
-                            f"suite.training_segments: peak memory cannot be started anew here ({error}); set it to []"
-                        ) from error
+                    base = start_peak(device, "suite.training_segments", "[]")
                     begin = time.perf_counter()
                     training_step(setting, model, read, ids)
                     seconds, peak = time.perf_counter() - begin, peak_memory_bytes(device) - base

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from infini.bench.training import VOCABULARY, Setting, quartiles
+from infini.bench.training import VOCABULARY, Setting, quartiles, wait
 from infini.pretrained.seq2seq import SourceReader
 from infini.system.devices import autocast
 from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
@@ -48,7 +48,7 @@ def source_costs(setting: Setting) -> dict[str, Any]:
             ids = torch.randint(VOCABULARY, (1, length), generator=torch.Generator().manual_seed(cfg.seed)).to(device)
             begin = time.perf_counter()
             states = next(iter(models.values())).encode(ids, torch.ones_like(ids))
-            _wait(device)
+            wait(device)
             encoded = time.perf_counter() - begin
             step(1)
             found: dict[str, Any] = {}
@@ -85,8 +85,3 @@ def source_costs(setting: Setting) -> dict[str, Any]:
 
 def _available(way: str) -> bool:
     return way != "approximate" or find_spec("faiss") is not None
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

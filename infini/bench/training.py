@@ -6,6 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,10 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
         for repeat in range(rounds):
             for name, model in models.items():
                 # The first repeat warms up. Peak memory is measured in the last one: resetting the peak takes time.
-                base = _start_peak(device) if repeat == rounds - 1 else None
+                base = None
+                if repeat == rounds - 1:
+                    with suppress(OSError):
+                        base = reset_peak_memory(device)
                 begin = time.perf_counter()
                 training_step(setting, model, model, ids)
                 if 0 < repeat < rounds - 1:
@@ -149,16 +153,24 @@ def training_step(setting: Setting, model: Any, read: Callable[..., ModelOutput]
     loss.backward()
     for parameter in model.parameters():
         parameter.grad = None
-    if setting.device.type == "cuda":
+    wait(setting.device)
+
+
+def wait(device: torch.device) -> None:
+    """Return when the work of all calls is done: on a GPU a call returns before."""
+    if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def _start_peak(device: torch.device) -> int | None:
-    """Reset the peak and return the memory in use; None if the peak cannot be reset."""
+def start_peak(device: torch.device, key: str, off: str) -> int:
+    """Reset the peak and return the memory in use. Raises InputError if it cannot be reset, as on a CPU outside Linux.
+
+    key: the setting that asks for the measurement. off: the value that does not.
+    """
     try:
         return reset_peak_memory(device)
-    except OSError:
-        return None
+    except OSError as error:
+        raise InputError(f"{key}: peak memory cannot be started anew here ({error}); set it to {off}") from error
 
 
 @torch.no_grad()
@@ -185,12 +197,10 @@ def matrix_product_rate(precision: str, device: torch.device) -> tuple[float, st
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = []
     for _ in range(13):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        wait(device)
         begin = time.perf_counter()
         a @ b
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        wait(device)
         seconds.append(time.perf_counter() - begin)
     gc.collect()
     return 2 * size**3 / statistics.median(seconds[3:]), str(dtype).removeprefix("torch.")

@@ -24,13 +24,14 @@ from infini.bench.training import (
     matrix_product_rate,
     product_flops,
     quartiles,
+    start_peak,
     training_steps,
+    wait,
 )
 from infini.config.schema import Config
-from infini.errors import InputError
 from infini.nn.state import State, state_bytes
 from infini.runs.common import keep_large_buffers, start_record
-from infini.runs.table import WIDTH_WITHOUT_TERMINAL
+from infini.runs.table import wide_console
 from infini.system.devices import autocast, pick_device
 from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
 from infini.system.progress import progress_bar
@@ -44,9 +45,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
     record = start_record("bench", cfg, overrides)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH_WITHOUT_TERMINAL)
+    console = wide_console()
     peak, used = matrix_product_rate(cfg.parallel.precision, device)
     console.print(f"matrix products: {peak / 1e12:.3f} TFLOP/s in {used} on this machine", highlight=False)
     record.series["matrix_product_flops"], record.series["matrix_product_format"] = peak, used
@@ -149,38 +148,30 @@ def _streaming(setting: Setting, peak: float) -> dict[str, Any]:
         rates: dict[int, list[float]] = {short: [], long: []}
         peaks: dict[int, list[int]] = {short: [], long: []}
         bytes_of: dict[int, int] = {}
-        state: State | None = None
+        states: dict[int, State] = {}
         with progress_bar(what, long // short, console.is_terminal, between=True) as advance:
-            try:
-                base = reset_peak_memory(device)
-            except OSError as error:
-                raise InputError(
-                    f"suite.stream_tokens: peak memory cannot be started anew here ({error}); set it to 0"
-                ) from error
+            base = start_peak(device, "suite.stream_tokens", "0")
             for _ in range(long // short):
-                reset_peak_memory(device)
-                rate, other = _stream(cfg, model, call, short, None, generator, device)
-                rates[short].append(rate)
-                peaks[short].append(peak_memory_bytes(device) - base)
-                bytes_of[short] = state_bytes(other)
-                del other
-                reset_peak_memory(device)
-                rate, state = _stream(cfg, model, call, short, state, generator, device)
-                rates[long].append(rate)
-                peaks[long].append(peak_memory_bytes(device) - base)
-                bytes_of[long] = state_bytes(state)
+                for length in (short, long):
+                    # Every short text starts anew, and its state is gone before the long text goes on.
+                    states.pop(short, None)
+                    reset_peak_memory(device)
+                    rate, states[length] = _stream(cfg, model, call, short, states.get(length), generator, device)
+                    rates[length].append(rate)
+                    peaks[length].append(peak_memory_bytes(device) - base)
+                    bytes_of[length] = state_bytes(states[length])
                 advance(1)
         low, ratio, high = quartiles([b / a for a, b in zip(rates[short], rates[long], strict=True)])
         flops = product_flops(model, head=False)
         shares = {n: flops * statistics.median(rates[n]) / peak for n in rates}
-        local_rates = rows["local"]["tokens_per_second"][str(long)] if rows else rates[long]
+        local_rates = rows["local"]["tokens_per_second"][long] if rows else rates[long]
         rows[name] = {
-            "tokens_per_second": {str(n): rates[n] for n in rates},
-            "share_of_peak": {str(n): shares[n] for n in shares},
+            "tokens_per_second": rates,
+            "share_of_peak": shares,
             "ratio": [low, ratio, high],
             "rate_to_local": statistics.median(rates[long]) / statistics.median(local_rates),
-            "peak_growth_bytes": {str(n): peaks[n] for n in peaks},
-            "state_bytes": {str(n): bytes_of[n] for n in bytes_of},
+            "peak_growth_bytes": peaks,
+            "state_bytes": bytes_of,
         }
         # All short texts but the first run while the long text's state is in memory.
         for length, used in ((short, peaks[short][0]), (long, max(peaks[long]))):
@@ -219,8 +210,7 @@ def _stream(
             state = model(ids, state).state
             if advance is not None:
                 advance(width)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    wait(device)
     assert state is not None
     return n_tokens / (time.perf_counter() - begin), state
 

@@ -22,7 +22,11 @@ from infini.system.paths import is_folder
 if TYPE_CHECKING:
     from infini.config.schema import Config
 
-WIDTH_WITHOUT_TERMINAL = 120
+
+def wide_console() -> Console:
+    """Standard output; where it is no terminal, 120 columns wide."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -42,9 +46,7 @@ def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
     published = records.load_records(records.published_dir())
     yours = records.load_records(cfg.results_dir) if report.is_published else None
     rendered = tabulate(report, cfg, overrides, published, yours)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH_WITHOUT_TERMINAL)
+    console = wide_console()
     print_report(rendered, console)
     if not records.in_checkout() and not is_folder(records.published_dir() / "runs"):
         console.print(records.WHERE_PUBLISHED, markup=False, highlight=False, soft_wrap=True)
