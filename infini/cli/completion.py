@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
-import yaml
-
 from infini.commands import Verb, verbs
-from infini.config.schema import groups
+from infini.config.schema import groups, settings_in
 from infini.errors import InputError, did_you_mean
 
 SHELLS = ("bash", "zsh")
@@ -68,8 +64,7 @@ def _keys(verb: Verb) -> list[str]:
     found = dict.fromkeys([*verb.groups, *verb.choices, *verb.keys])
     for group in verb.groups:
         for choice in groups()[group]:
-            text = resources.files("infini.conf").joinpath(group, f"{choice}.yaml").read_text("utf-8")
-            settings = yaml.safe_load(text) or {}
+            settings = settings_in(group, choice)
             # A choice that sets another group's keys too, "# @package _global_", has its own below the group's name.
             own = settings.get(group, settings)
             found |= dict.fromkeys(f"{group}.{key}" for key in own if key not in ("name", "kind", "defaults"))

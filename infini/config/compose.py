@@ -16,7 +16,6 @@ import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -39,6 +38,7 @@ from infini.config.schema import (
     one_of,
     require,
     root_defaults,
+    settings_in,
     task_schema,
 )
 from infini.errors import InputError, did_you_mean
@@ -115,17 +115,11 @@ def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
     having = [name for name in tasks if last in {field.name for field in dataclasses.fields(task_schema(name))}]
     hint = f"; did you mean {same[0]!r}?" if same else did_you_mean(key, siblings) or did_you_mean(key, known)
     hint = f"; of task={', task='.join(having)}" if having else hint
-    owners = _models_with(last) if parent == "model" else []
+    models = groups()["model"] if parent == "model" else []
+    owners = [name for name in models if last in settings_in("model", name)]
     hint = f"; of model={', model='.join(owners)}" if owners else hint
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
     return f"{key}={value!r}: no such key{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}"
-
-
-def _models_with(option: str) -> list[str]:
-    """The models with an option."""
-    files = sorted(resources.files("infini.conf").joinpath("model").iterdir(), key=lambda file: file.name)
-    texts = {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in files if file.name.endswith(".yaml")}
-    return [name for name, text in texts.items() if option in (OmegaConf.to_container(OmegaConf.create(text)) or {})]
 
 
 def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
@@ -150,7 +144,8 @@ def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
         _check_folder(_cache_key(made), cache_root(made))
     except InputError:
         # Without a home folder only commands that use the cache fail.
-        if made.cache_dir or os.environ.get("INFINI_CACHE_DIR") or _has_home():
+        has_home = not os.path.expanduser("~").startswith("~")
+        if made.cache_dir or os.environ.get("INFINI_CACHE_DIR") or has_home:
             raise
     return made
 
@@ -169,10 +164,6 @@ def _check_folder(key: str, folder: Path) -> None:
         raise InputError(
             f"{key}={str(folder)!r}: {standing} is a file; must be a folder, or a path where one can be created"
         )
-
-
-def _has_home() -> bool:
-    return not os.path.expanduser("~").startswith("~")
 
 
 def _with_short_warmup(recipe: Any, overrides: Sequence[str]) -> Any:

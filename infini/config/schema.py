@@ -419,5 +419,11 @@ def groups() -> dict[str, list[str]]:
 
 def root_defaults() -> dict[str, Any]:
     """The root keys that are not groups, with their defaults."""
-    text = resources.files("infini.conf").joinpath("config.yaml").read_text(encoding="utf-8")
-    return {key: value for key, value in yaml.safe_load(text).items() if key not in ("defaults", "hydra")}
+    return {key: value for key, value in settings_in("config").items() if key not in ("defaults", "hydra")}
+
+
+def settings_in(*names: str) -> dict[str, Any]:
+    """The settings in the file of a choice, named by group and choice; empty if there is none. A reference to another
+    key is its text."""
+    path = resources.files("infini.conf").joinpath(*names[:-1], f"{names[-1]}.yaml")
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}

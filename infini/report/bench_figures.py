@@ -4,10 +4,93 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from infini.config.lengths import format_length
 from infini.records import RunRecord
-from infini.report.source_costs import draw_source_costs
-from infini.report.training_memory import draw_training_memory
+from infini.report.figures import LINES, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLES = {
+    "full": "all states",
+    "exact": "the best of all states",
+    "approximate": "the best by an approximate index",
+}
+"""How a decoder attends to the states of a source -> its title in the legend."""
+
+
+def _line(index: int) -> dict[str, Any]:
+    style, marker, shade = LINES[index % len(LINES)]
+    return {"linestyle": style, "marker": marker, "color": shade, "markersize": 4, "linewidth": 1.2}
+
+
+def _label_axes(panels: Mapping[str, Axes], ticks: list[int], names: list[str], tokens_of: str) -> None:
+    """Two logarithmic axes of each panel. panels: label of the vertical axis -> panel."""
+    for label, axes in panels.items():
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(ticks, names)
+        axes.set_xlabel(f"tokens of {tokens_of}")
+        axes.set_ylabel(label)
+
+
+def draw_source_costs(run: RunRecord, folder: Path) -> list[Path]:
+    """Draw, by length of the source, milliseconds per token (bars: quartiles), and seconds of the first token, which
+    projects all states or builds the index: `infini bench suite=sources`.
+
+    Returns:
+        Paths of the PNG and the SVG.
+    """
+    sources = run.series["sources"]
+    lengths = sorted(map(int, sources["lengths"]))
+    with new_figure(7.2, 3.4, layout="constrained") as figure:
+        later, first = figure.subplots(1, 2)
+        for index, (way, title) in enumerate(TITLES.items()):
+            found = {n: sources["lengths"][str(n)]["ways"].get(way) for n in lengths}
+            known = [n for n in lengths if found[n]]
+            if not known:
+                continue
+            quartiles = [found[n]["milliseconds"] for n in known]
+            middle = [median for _, median, _ in quartiles]
+            bars = [[m - low for low, m, _ in quartiles], [high - m for _, m, high in quartiles]]
+            later.errorbar(known, middle, bars, capsize=2, label=title, **_line(index))
+            first.plot(known, [found[n]["first_seconds"] for n in known], label=title, **_line(index))
+        panels = {"a token, milliseconds": later, "the first token, seconds": first}
+        _label_axes(panels, lengths, [format_length(n) for n in lengths], "the source")
+        later.legend(frameon=False, fontsize=8)
+        figure.suptitle(f"Cross-attention to a long source, scale {run.scale}, k = {sources['k']:,}", fontsize=9)
+        return save(figure, folder / f"source_costs_{run.scale}")
+
+
+def draw_training_memory(run: RunRecord, folder: Path) -> list[Path]:
+    """Draw, by sequence length, peak memory and seconds of a training step: with all activations kept (filled marks),
+    and with those of one group of segments at a time (open marks): `infini bench suite=lengths`.
+
+    Returns:
+        Paths of the PNG and the SVG.
+    """
+    measured = run.series["training_lengths"]
+    N, group = measured["segment_length"], measured["group"]
+    with new_figure(7.2, 3.4, layout="constrained") as figure:
+        memory, time = figure.subplots(1, 2)
+        for index, (name, ways) in enumerate(measured["models"].items()):
+            for way, title in (("all", "all kept"), ("grouped", f"{group} segments kept")):
+                lengths = sorted(map(int, ways[way]))
+                tokens = [length * N for length in lengths]
+                drawn = _line(index) | {"label": f"{name}, {title}"}
+                drawn["markerfacecolor"] = drawn["color"] if way == "all" else "white"
+                found = [ways[way][str(length)] for length in lengths]
+                memory.plot(tokens, [one["peak_bytes"] / 2**20 for one in found], **drawn)
+                time.plot(tokens, [one["seconds"] for one in found], **drawn)
+        panels = {"peak memory above the model, MB": memory, "a training step, seconds": time}
+        _label_axes(panels, tokens, [f"{n:,}" for n in tokens], "a training sequence")
+        memory.legend(frameon=False, fontsize=7)
+        batch = f"{measured['batch_size']} sequences of segments of {N}"
+        figure.suptitle(f"Training on longer sequences, scale {run.scale}, {batch}", fontsize=9)
+        return save(figure, folder / f"training_memory_{run.scale}")
+
 
 DRAWN_BY: Mapping[str, tuple[str, Callable[[RunRecord, Path], list[Path]]]] = {
     "sources": ("sources", draw_source_costs),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infini.records import RunRecord
-from infini.report.figures import LINES, SYNTHETIC_MARK, paper_style, save
+from infini.report.figures import LINES, SYNTHETIC_MARK, new_figure, save
 from infini.report.selection import Selection
 from infini.report.sizes import carried_floats
 from infini.report.text_report import Report
@@ -139,10 +139,7 @@ def scatter(
     models: row -> its model. Rows of one model differ in the filling of the marker, and a thin line joins them if their
     costs differ.
     """
-    with paper_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.4, 3.8))
+    with new_figure(6.4, 3.8) as figure:
         axes = figure.add_subplot()
         rows_of: dict[str, list[str]] = {}
         for row in points:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from infini.records import RunRecord
-from infini.report.figures import LINES, paper_style, save
+from infini.report.figures import LINES, new_figure, save
 from infini.report.selection import Selection
 
 POINTS = 60
@@ -34,10 +34,7 @@ def training_curves(
         Paths of the PNG and the SVG.
     """
     n_rows = math.ceil(len(trained) / _COLUMNS)
-    with paper_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7.2, 0.7 + 1.9 * n_rows), layout="constrained")
+    with new_figure(7.2, 0.7 + 1.9 * n_rows, layout="constrained") as figure:
         curves = [smoothed(run.series["loss_curve"])[1] for runs in trained.values() for run in runs]
         lowest, highest = (pick([pick(curve) for curve in curves]) for pick in (np.min, np.max))
         panels = figure.subplots(n_rows, min(_COLUMNS, len(trained)), sharey=True, squeeze=False).flatten()

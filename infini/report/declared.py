@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from importlib import resources
 from typing import Any, Protocol
 
-import yaml
-
-from infini.records import RunRecord
+from infini.config.schema import settings_in
+from infini.records import RunRecord, value_at
+from infini.report.kind import values_of
 from infini.report.search import KEY
 from infini.report.selection import IRRELEVANT_SETTINGS, Selection
 from infini.report.tables import MISMATCH_MARK
@@ -52,30 +51,22 @@ def declared_at(task: str, scale: str) -> Declared:
     return {**groups, "task": asdict(cfg.task), "decoding": asdict(cfg.decoding)}
 
 
-@cache
-def _options(model: str) -> Mapping[str, Any]:
-    path = resources.files("infini.conf").joinpath("model", f"{model}.yaml")
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
 def tuned_rate(task: str, scale: str, model: str, optimizer: str) -> float | None:
     """The rate that a search found for a model (conf/tuned), or None."""
-    path = resources.files("infini.conf").joinpath("tuned", f"{task}_{scale}_{model}_{optimizer}.yaml")
-    return float(yaml.safe_load(path.read_text(encoding="utf-8"))["optimizer"]["lr"]) if path.is_file() else None
+    rate = value_at(settings_in("tuned", f"{task}_{scale}_{model}_{optimizer}"), KEY)
+    return None if rate is None else float(rate)
 
 
 def expected(report: Declares, row: str, scale: str, declared: Declared) -> dict[str, Any]:
     """Dotted key -> value that the row declares for its trainings at a scale."""
-    groups = {**declared, "model": _options(report.model_of(row))}
+    groups = {**declared, "model": settings_in("model", report.model_of(row))}
     found = {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
     # The rate is the one that the model's search found. Without a search any rate is accepted.
     found[KEY] = tuned_rate(report.task, scale, report.model_of(row), str(found.get("optimizer.name")))
     if found[KEY] is None:
         del found[KEY]
-    for text in report.settings_of(row, scale) or ():
-        key, _, value = text.partition("=")
-        if key.partition(".")[0] in GROUPS:
-            found[key] = yaml.safe_load(value)
+    own = values_of(report.settings_of(row, scale) or ())
+    found |= {key: value for key, value in own.items() if key.partition(".")[0] in GROUPS}
     # Options that refer to another key, for example a window of the training length.
     return {key: found.get(value[2:-1]) if str(value).startswith("${") else value for key, value in found.items()}
 

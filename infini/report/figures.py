@@ -6,8 +6,8 @@ matplotlib is loaded when the first figure is drawn. No window system is needed.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +39,15 @@ LINES: tuple[tuple[Any, str, str], ...] = (
 SYNTHETIC_MARK = " [synthetic corpus]"
 
 
-def paper_style() -> AbstractContextManager[None]:
+@contextmanager
+def new_figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
+    """A figure of this size in inches, drawn and saved inside the context, which sets the style. options: of Figure."""
     with drawing_without_a_screen():
         import matplotlib
-
+        from matplotlib.figure import Figure
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
-    return matplotlib.rc_context({**defaults, "svg.hashsalt": "infini", "font.size": 9.0})
+    with matplotlib.rc_context({**defaults, "svg.hashsalt": "infini", "font.size": 9.0}):
+        yield Figure(figsize=(width, height), **options)
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
@@ -75,10 +78,7 @@ def gate_heatmap(record: RunRecord, path: Path, title: str | None = None) -> lis
     """
     gates = _gates(record)
     n_layers, n_heads = gates.shape
-    with paper_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(1.6 + 0.55 * n_heads, 1.3 + 0.38 * n_layers))
+    with new_figure(1.6 + 0.55 * n_heads, 1.3 + 0.38 * n_layers) as figure:
         axes = figure.add_subplot()
         image = axes.imshow(gates, cmap="Greys", vmin=0.0, vmax=1.0, aspect="auto")
         for layer in range(n_layers):
@@ -149,10 +149,7 @@ def gap_by_position(
     what, where = ("position", "document") if series == BY_POSITION else ("place", "segment")
     if not any(len(curve) for curve in curves.values()):
         raise InputError(f"no runs with losses by {what} of {baseline!r} and of another row with the same seed")
-    with paper_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.4, 3.8))
+    with new_figure(6.4, 3.8) as figure:
         axes = figure.add_subplot()
         named = titles or {}
         axes.axhline(0.0, color="0.6", linewidth=0.8)

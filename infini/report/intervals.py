@@ -121,7 +121,7 @@ class Estimate:
     @property
     def p(self) -> float:
         """Two-sided p-value of a mean of 0."""
-        return two_sided(*self.p_values())
+        return min(1.0, 2 * min(self.p_values()))
 
     def with_more(self, n_seeds: int, n_documents: int) -> Estimate:
         """The estimate with this many seeds and documents, at the same spread."""
@@ -137,11 +137,6 @@ def _ratio(mean: float, se: float) -> float:
     if math.isnan(se):
         return math.nan
     return math.copysign(math.inf, mean) if mean else 0.0
-
-
-def two_sided(p: float, q: float) -> float:
-    """The two-sided p-value of two one-sided ones."""
-    return min(1.0, 2 * min(p, q))
 
 
 def clustered(

@@ -7,9 +7,11 @@ keys.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
+
+import yaml
 
 from infini.config.keys import OF_REPORTS, PLACES, TRAINED
 from infini.errors import InputError, did_you_mean
@@ -30,6 +32,12 @@ class OwnVerb:
     """Keys that it does not read although a pattern covers them."""
     module: str = ""
     """Module with a function of the verb's name that does the work; empty: the verb's own module does it."""
+
+
+def values_of(settings: Iterable[str]) -> dict[str, Any]:
+    """Dotted key -> value of settings, which are given as the command line takes them."""
+    pairs = (text.partition("=") for text in settings)
+    return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 class ReportKind:

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
-
 from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, value_at
 from infini.report.intervals import minimum_interval
-from infini.report.kind import REPRODUCED, OwnVerb
+from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.rows import RowsOfOneTask, make_row
 from infini.report.selection import Selection, select_sources
 from infini.report.tables import (
@@ -85,11 +83,6 @@ class PasskeyRow:
             "frozen_gates": self.frozen_gates,
         }
 
-    def overridden(self) -> dict[str, Any]:
-        """Dotted key -> value of every override."""
-        pairs = (text.partition("=") for text in self.overrides)
-        return {key: yaml.safe_load(value) for key, _, value in pairs}
-
 
 @dataclass(frozen=True)
 class PasskeyReport(RowsOfOneTask):
@@ -120,12 +113,10 @@ class PasskeyReport(RowsOfOneTask):
 
     def __post_init__(self) -> None:
         for key in ("lengths", "depths"):
-            if not isinstance(getattr(self, key), list):
-                raise InputError(f"report.{key}={getattr(self, key)!r}: must be a list")
+            require(isinstance(getattr(self, key), list), f"report.{key}", getattr(self, key), "must be a list")
         parse_lengths(self.lengths)
         parse_depths(self.depths)
-        if not isinstance(self.rows, Mapping):
-            raise InputError(f"report.rows={self.rows!r}: must be a group of keys")
+        require(isinstance(self.rows, Mapping), "report.rows", self.rows, "must be a group of keys")
         rows = {name: make_row(PasskeyRow, f"report.rows.{name}", row) for name, row in self.rows.items()}
         object.__setattr__(self, "rows", rows)
         self.check_rows(rows)
@@ -202,7 +193,7 @@ class PasskeyReport(RowsOfOneTask):
         fitting = []
         for name, row in self.rows.items():
             settings = row.settings(scale)
-            expected = taught | row.overridden()
+            expected = taught | values_of(row.overrides)
             if settings.pop("start") in starts and settings == found:
                 if expected == {key: value_at(training, key) for key in expected}:
                     fitting.append(name)

@@ -11,7 +11,8 @@ import numpy as np
 
 from infini.config.lengths import format_length
 from infini.records import RunRecord
-from infini.report.figures import LINES, draw_gates, paper_style, save
+from infini.report.figures import LINES, draw_gates, new_figure, save
+from infini.report.kind import values_of
 from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, percent
 from infini.report.selection import Selection
 
@@ -42,10 +43,7 @@ def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Pat
     grid = np.full((len(depths), len(lengths)), np.nan)
     for (length, depth), values in found.items():
         grid[depths.index(depth), lengths.index(length)] = statistics.fmean(values)
-    with paper_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(2.0 + 0.62 * len(lengths), 1.4 + 0.32 * len(depths)))
+    with new_figure(2.0 + 0.62 * len(lengths), 1.4 + 0.32 * len(depths)) as figure:
         axes = figure.add_subplot()
         image = axes.imshow(grid, cmap="Greys", vmin=0.0, vmax=100.0, aspect="auto")
         for (row, column), value in np.ndenumerate(grid):
@@ -78,7 +76,7 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
     titles: dict[str, str] = {}
     for name, runs in selection.runs.items():
         # The row from which the others start is not drawn.
-        if "dims.segment_length" not in report.rows[name].overridden():
+        if "dims.segment_length" not in values_of(report.rows[name].overrides):
             continue
         for run in runs:
             segment = selection.training_config(run)["dims"]["segment_length"]
@@ -87,10 +85,7 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
                     titles.setdefault(run.model, report.rows[name].title.partition(",")[0])
                     updates = points.setdefault((run.model, cell["length"], str(cell["depth"])), {})
                     updates.setdefault(cell["length"] // segment, []).append(100 * cell["token_accuracy"])
-    with paper_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(5.2, 3.2))
+    with new_figure(5.2, 3.2) as figure:
         axes = figure.add_subplot()
         for index, ((model, length, depth), updates) in enumerate(sorted(points.items())):
             line, marker, shade = LINES[index % len(LINES)]
@@ -113,7 +108,7 @@ def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder
     """Draw a heatmap of accuracy for every row with runs, and the gates of its first seed. If rows differ in their
     segment length, draw accuracy by updates instead."""
     written: list[Path] = []
-    lengths = {name: row.overridden().get("dims.segment_length") for name, row in report.rows.items()}
+    lengths = {name: values_of(row.overrides).get("dims.segment_length") for name, row in report.rows.items()}
     if len(set(lengths.values()) - {None}) > 1:
         sized = [name for name in selection.runs if lengths[name] is not None]
         return accuracy_by_updates(report, scale, selection, folder / f"{report.name}_{scale}") if sized else []

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError, did_you_mean, require
 from infini.report.selection import RunReport
+
+MAPPING = "names with what belongs to each, {a: ..., b: ...}"
 
 
 class RowsOfOneTask(RunReport):
@@ -16,10 +18,9 @@ class RowsOfOneTask(RunReport):
 
     def check_rows(self, rows: Mapping[str, Any]) -> None:
         """Raise InputError for an `aggregate` or a name in `run` that is not allowed. rows: by name."""
-        if self.aggregate not in (None, *self.choices):
-            raise InputError(f"report.aggregate={self.aggregate!r}: null or {' or '.join(self.choices)}")
-        if not isinstance(self.run, (str, list)):
-            raise InputError(f"report.run={self.run!r}: all, or names of rows")
+        allowed = f"null or {' or '.join(self.choices)}"
+        require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, allowed)
+        require(isinstance(self.run, str | list), "report.run", self.run, "all, or names of rows")
         for name in self.wanted:
             if name != "all" and name not in rows:
                 raise InputError(f"report.run={name!r}: all, or names of {', '.join(rows)}{did_you_mean(name, rows)}")

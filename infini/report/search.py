@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from infini.errors import InputError
+from infini.errors import require
 from infini.records import RunRecord
 from infini.report.kind import REPRODUCED, OwnVerb, ReportKind
 from infini.report.rows import rows_of_models
@@ -54,19 +54,17 @@ class SearchReport(ReportKind):
 
     def __post_init__(self) -> None:
         rates = self.rates
-        if not isinstance(rates, list) or len(rates) < 2 or any(not _number(rate) or rate <= 0 for rate in rates):
-            raise InputError(f"report.rates={rates}: must be two rates above 0, or more")
-        if sorted(set(rates)) != list(rates):
-            raise InputError(f"report.rates={rates}: must ascend")
-        if not _number(self.factor) or not self.factor > 1:
-            raise InputError(f"report.factor={self.factor!r}: must be above 1")
-        if not isinstance(self.most, int) or self.most < len(rates):
-            raise InputError(f"report.most={self.most!r}: must be at least the {len(rates)} rates")
+        several = isinstance(rates, list) and len(rates) > 1 and all(_number(rate) and rate > 0 for rate in rates)
+        require(several, "report.rates", rates, "must be two rates above 0, or more")
+        require(sorted(set(rates)) == list(rates), "report.rates", rates, "must ascend")
+        require(_number(self.factor) and self.factor > 1, "report.factor", self.factor, "must be above 1")
+        enough = isinstance(self.most, int) and self.most >= len(rates)
+        require(enough, "report.most", self.most, f"must be at least the {len(rates)} rates")
         for key, of in (("settings", "scale"), ("model_settings", "model")):
             found = getattr(self, key)
             texts = found.values() if isinstance(found, dict) else [None]
-            if not all(isinstance(listed, list) and all("=" in str(text) for text in listed) for listed in texts):
-                raise InputError(f"report.{key}={found!r}: must be {{{of}: [key=value, ...]}}")
+            right = all(isinstance(listed, list) and all("=" in str(text) for text in listed) for listed in texts)
+            require(right, f"report.{key}", found, f"must be {{{of}: [key=value, ...]}}")
 
     def limited_to(self, models: Sequence[str]) -> SearchReport:
         return replace(self, models=rows_of_models(self.name, {model: model for model in self.models}, models))
@@ -117,13 +115,13 @@ def tuned_yaml(found: Losses) -> str | None:
     best = best_rate(found)
     if best is None or at_the_edge(found):
         return None
-    tried = [f"# {rate:g}: {_outcome(run)} ({run.run_id})" for rate, run in sorted(found.items()) if run is not None]
+    tried = []
+    for rate, run in sorted(found.items()):
+        if run is not None:
+            outcome = f"{loss_of(run):.4f}" if run.diverged is None else run.diverged.get("reason")
+            tried.append(f"# {rate:g}: {outcome} ({run.run_id})")
     head = ["# @package _global_", f"# Best of {KEY} by the loss on the validation documents, in nats a token:", *tried]
     return "\n".join([*head, "optimizer:", f"  lr: {best:g}", ""])
-
-
-def _outcome(run: RunRecord) -> str:
-    return f"{loss_of(run):.4f}" if run.diverged is None else str(run.diverged.get("reason"))
 
 
 def build_search(

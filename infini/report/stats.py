@@ -18,6 +18,8 @@ from infini.records import RunRecord
 from infini.report.intervals import Estimate, two_way
 
 Knockout = Literal["reset", "foreign"]
+Pair = tuple[float, float, str, int]
+"""A difference of total losses in nats, the tokens behind it, the book and the seed."""
 
 _KNOCKOUT_FIELDS: dict[str, tuple[str, str, str]] = {
     "reset": ("nll_reset", "nll_reset_base", "reset_tokens"),
@@ -76,10 +78,7 @@ def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) 
     shared = sorted(seeds_a.keys() & seeds_b.keys())
     if not shared:
         return None
-    differences: list[float] = []
-    weights: list[float] = []
-    clusters: list[str] = []
-    of_seed: list[int] = []
+    pairs: list[Pair] = []
     reference = seeds_a[shared[0]][0]
     for seed in shared:
         nll_a = _mean_nll(seeds_a[seed], reference)
@@ -87,15 +86,17 @@ def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) 
         if nll_a is None or nll_b is None:
             return None
         for book, entry in books(reference).items():
-            differences.append(nll_a[book] - nll_b[book])
-            weights.append(float(entry["tokens"]))
-            clusters.append(book)
-            of_seed.append(seed)
-    if not clusters:
+            pairs.append((nll_a[book] - nll_b[book], float(entry["tokens"]), book, seed))
+    return _effect(pairs, [run for seed in shared for run in (*seeds_a[seed], *seeds_b[seed])])
+
+
+def _effect(pairs: Sequence[Pair], used: Sequence[RunRecord]) -> Effect | None:
+    """The effect over pairs of a book and a seed; None if there are none."""
+    if not pairs:
         return None
-    used = [run.run_id for seed in shared for run in (*seeds_a[seed], *seeds_b[seed])]
-    estimate = two_way(differences, weights, clusters, of_seed)
-    return Effect(estimate, effective_number(weights, clusters), tuple(used))
+    differences, weights, clusters, seeds = zip(*pairs, strict=True)
+    run_ids = tuple(run.run_id for run in used)
+    return Effect(two_way(differences, weights, clusters, seeds), effective_number(weights, clusters), run_ids)
 
 
 def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | None:
@@ -105,10 +106,7 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
     knock-out are left out; None if no book has it.
     """
     knocked, normal, tokens = _KNOCKOUT_FIELDS[knockout]
-    differences: list[float] = []
-    weights: list[float] = []
-    clusters: list[str] = []
-    of_seed: list[int] = []
+    pairs: list[Pair] = []
     used: list[RunRecord] = []
     for seed_runs in by_seed(runs).values():
         for run in seed_runs:
@@ -121,14 +119,9 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
                 used.append(run)
             for book, entry in measured.items():
                 # Several runs of one seed have the weight of one run.
-                differences.append((entry[knocked] - entry[normal]) / len(seed_runs))
-                weights.append(entry[tokens] / len(seed_runs))
-                clusters.append(book)
-                of_seed.append(run.seed)
-    if not clusters:
-        return None
-    estimate = two_way(differences, weights, clusters, of_seed)
-    return Effect(estimate, effective_number(weights, clusters), tuple(run.run_id for run in used))
+                difference = (entry[knocked] - entry[normal]) / len(seed_runs)
+                pairs.append((difference, entry[tokens] / len(seed_runs), book, run.seed))
+    return _effect(pairs, used)
 
 
 def books(run: RunRecord) -> dict[str, dict[str, float]]:

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
-
 from infini.config.lengths import format_length, parse_lengths
 from infini.config.schema import groups
-from infini.errors import InputError
+from infini.errors import require
 from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
 from infini.report.declared import declared_at, find_mismatches, report_mismatches
-from infini.report.kind import REPRODUCED, OwnVerb
-from infini.report.rows import RowsOfOneTask, make_row
+from infini.report.kind import REPRODUCED, OwnVerb, values_of
+from infini.report.rows import MAPPING, RowsOfOneTask, make_row
 from infini.report.selection import Selection, select_sources
 from infini.report.tables import (
     DASH,
@@ -60,11 +58,10 @@ class SummaryRow:
     def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
         """Whether the run is of this system: trained with its settings, and evaluated with the model's options of the
         training. trained: the configuration of its training."""
-        wanted = [text.partition("=") for text in self.settings_at(run.scale)]
         same = all(
             # The evaluation decides how summaries are decoded.
-            value_at(run.config if key.startswith("decoding.") else trained, key) == yaml.safe_load(value)
-            for key, _, value in wanted
+            value_at(run.config if key.startswith("decoding.") else trained, key) == value
+            for key, value in values_of(self.settings_at(run.scale)).items()
         )
         return self.model == run.model and same and trained.get("model") == run.config.get("model")
 
@@ -100,8 +97,7 @@ class SummaryReport(RowsOfOneTask):
 
     def __post_init__(self) -> None:
         parse_lengths(self.input_lengths)
-        if not isinstance(self.systems, Mapping):
-            raise InputError(f"report.systems={self.systems!r}: names with what belongs to each, {{a: ..., b: ...}}")
+        require(isinstance(self.systems, Mapping), "report.systems", self.systems, MAPPING)
         self.check_rows(self.systems)
         object.__setattr__(self, "systems", {name: _row(name, row) for name, row in self.systems.items()})
 
@@ -143,17 +139,15 @@ class SummaryReport(RowsOfOneTask):
             wanted = {"task.reference_words": declared["task"]["reference_words"]}
         else:
             wanted = {f"decoding.{key}": value for key, value in declared["decoding"].items() if key != "name"}
-            texts = [text.partition("=") for text in self.settings_of(row, run.scale)]
-            wanted |= {key: yaml.safe_load(value) for key, _, value in texts if key in wanted}
+            own = values_of(self.settings_of(row, run.scale))
+            wanted |= {key: value for key, value in own.items() if key in wanted}
         found = {key: value_at(run.config, key) for key in wanted}
         return [f"{key} {found[key]} instead of {value}" for key, value in wanted.items() if found[key] != value]
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
-        return frozenset(cell.get("length") for cell in run.series.get("cells", ()) if self._counts(cell))
-
-    def _counts(self, cell: Mapping[str, Any]) -> bool:
         # References read no input, so they have no length.
-        return cell.get("length") is None or cell["length"] in parse_lengths(self.input_lengths)
+        known = {cell.get("length") for cell in run.series.get("cells", ())}
+        return frozenset(known & {None, *parse_lengths(self.input_lengths)})
 
     def render(
         self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
@@ -168,13 +162,12 @@ class SummaryReport(RowsOfOneTask):
 
 def _row(name: str, values: Any) -> SummaryRow:
     made: SummaryRow = make_row(SummaryRow, f"report.systems.{name}", values)
-    if len(made.paper) not in (0, 4):
-        raise InputError(f"report.systems.{name}.paper={made.paper!r}: must be R-1, R-2, R-L and Overall, or empty")
+    where = f"report.systems.{name}"
+    require(len(made.paper) in (0, 4), f"{where}.paper", made.paper, "must be R-1, R-2, R-L and Overall, or empty")
     listed = isinstance(made.at_scale, Mapping) and all(
         isinstance(texts, list | tuple) for texts in made.at_scale.values()
     )
-    if not listed:
-        raise InputError(f"report.systems.{name}.at_scale={made.at_scale!r}: must be {{scale: [key=value, ...]}}")
+    require(listed, f"{where}.at_scale", made.at_scale, "must be {scale: [key=value, ...]}")
     at_scale = {scale: tuple(texts) for scale, texts in made.at_scale.items()}
     return replace(made, paper=tuple(made.paper), settings=tuple(made.settings), at_scale=at_scale)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from infini.config.lengths import format_length, parse_lengths
 from infini.records import RunRecord
 from infini.report.book_scores import interval_over_books
-from infini.report.figures import LINES, SYNTHETIC_MARK, draw_gates, paper_style, save
+from infini.report.figures import LINES, SYNTHETIC_MARK, draw_gates, new_figure, save
 from infini.report.selection import Selection
 from infini.report.summaries import SummaryReport, cells_at
 
@@ -23,10 +23,7 @@ def overall_by_length(report: SummaryReport, scale: str, selection: Selection, p
     curves = {name: points for name, runs in selection.runs.items() if (points := _points(report, runs))}
     if not any(len(points) > 1 for points in curves.values()):
         return []
-    with paper_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    with new_figure(6.4, 4.0, layout="constrained") as figure:
         axes = figure.add_subplot()
         for index, (name, points) in enumerate(curves.items()):
             style, marker, shade = LINES[index % len(LINES)]

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
-import yaml
-
-from infini.errors import InputError, did_you_mean
+from infini.config.schema import settings_in
+from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches
-from infini.report.kind import REPRODUCED, OwnVerb
+from infini.report.kind import REPRODUCED, OwnVerb, values_of
+from infini.report.rows import MAPPING
 from infini.report.selection import IRRELEVANT_SETTINGS, RunReport, Selection
 from infini.report.tables import RenderedReport
 
@@ -31,9 +30,8 @@ class Variant:
 
     def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
         """Whether the run is of this model and was trained with these settings."""
-        wanted = [text.partition("=") for text in self.settings.get(run.scale, ())]
-        decides = [(key, yaml.safe_load(value)) for key, _, value in wanted if key not in IRRELEVANT_SETTINGS]
-        same = all(value_at(trained, key) == value for key, value in decides)
+        wanted = values_of(self.settings.get(run.scale, ()))
+        same = all(value_at(trained, key) == wanted[key] for key in wanted.keys() - IRRELEVANT_SETTINGS)
         return bool(wanted) and run.model == self.model and same
 
 
@@ -74,32 +72,25 @@ class Report(RunReport):
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.aggregate not in (None, *self.choices):
-            raise InputError(f"report.aggregate={self.aggregate!r}: null, newest or mean")
+        require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, "null, newest or mean")
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
         for key in ("models", "benchmarks", "paper", "variants", "baselines"):
-            if not isinstance(getattr(self, key), Mapping):
-                raise InputError(
-                    f"report.{key}={getattr(self, key)!r}: names with what belongs to each, {{a: ..., b: ...}}"
-                )
+            value = getattr(self, key)
+            require(isinstance(value, Mapping), f"report.{key}", value, MAPPING)
         for name in self.variants:
             if name not in self.models:
                 raise InputError(f"report.variants: no row {name!r} in report.models{did_you_mean(name, self.models)}")
         for key in ("whole_documents", "untrained"):
-            if not isinstance(getattr(self, key), bool):
-                raise InputError(f"report.{key}={getattr(self, key)!r}: true or false")
-        if self.task not in self.benchmarks:
-            hint = did_you_mean(self.task, self.benchmarks)
-            raise InputError(f"report.task={self.task!r}: a task of report.benchmarks{hint}")
-        if self.baseline is not None and self.baseline not in self.models:
+            require(isinstance(getattr(self, key), bool), f"report.{key}", getattr(self, key), "true or false")
+        hint = did_you_mean(self.task, self.benchmarks)
+        require(self.task in self.benchmarks, "report.task", self.task, f"a task of report.benchmarks{hint}")
+        if self.baseline is not None:
             hint = did_you_mean(self.baseline, self.models)
-            raise InputError(f"report.baseline={self.baseline!r}: a model of report.models{hint}")
-        if self.baselines and self.baseline is None:
-            raise InputError(
-                f"report.baselines={self.baselines!r}: needs report.baseline, for the rows it does not name"
-            )
+            require(self.baseline in self.models, "report.baseline", self.baseline, f"a model of report.models{hint}")
+        alone = bool(self.baselines) and self.baseline is None
+        require(not alone, "report.baselines", self.baselines, "needs report.baseline, for the rows it does not name")
         for name in (*self.baselines, *self.baselines.values()):
             if name not in self.models:
                 raise InputError(f"report.baselines: no row {name!r} in report.models{did_you_mean(name, self.models)}")
@@ -194,24 +185,20 @@ def _variant(name: str, given: Any) -> Variant:
     whole = isinstance(given, Mapping) and {"model", "settings"} <= set(given) <= {"model", "settings", "rates"}
     read: Mapping[str, Any] = given if whole else {}
     settings, rates = read.get("settings"), read.get("rates", {})
-    if not _lists_settings(settings) or not _rates(rates):
-        allowed = "{model: name, settings: {scale: [key=value, ...]}}, with rates: {task: number above 0} or without"
-        raise InputError(f"report.variants.{name}={given!r}: must be {allowed}")
+    positive = isinstance(rates, Mapping) and all(type(rate) in (int, float) and rate > 0 for rate in rates.values())
+    allowed = "{model: name, settings: {scale: [key=value, ...]}}, with rates: {task: number above 0} or without"
+    require(_lists_settings(settings) and positive, f"report.variants.{name}", given, f"must be {allowed}")
+    assert settings is not None
     return Variant(str(read["model"]), {scale: list(map(str, settings[scale])) for scale in settings}, dict(rates))
 
 
-def _lists_settings(settings: Any) -> TypeGuard[Mapping[str, Sequence[Any]]]:
+def _lists_settings(settings: Any) -> bool:
     return isinstance(settings, Mapping) and all(
         isinstance(texts, list) and texts and all("=" in str(text) for text in texts) for texts in settings.values()
     )
 
 
-def _rates(rates: Any) -> bool:
-    return isinstance(rates, Mapping) and all(type(rate) in (int, float) and rate > 0 for rate in rates.values())
-
-
 @cache
 def _stops_early(scale: str) -> bool:
     """Whether evaluations at a scale read only the beginning of a document."""
-    path = resources.files("infini.conf").joinpath("scale", f"{scale}.yaml")
-    return path.is_file() and yaml.safe_load(path.read_text(encoding="utf-8")).get("eval_max_tokens") is not None
+    return settings_in("scale", scale).get("eval_max_tokens") is not None

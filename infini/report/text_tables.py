@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from infini.config.lengths import format_length
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
 from infini.report.declared import marked, report_mismatches
 from infini.report.intervals import holm, p_value
 from infini.report.positions import BY_PLACE, BY_POSITION, gap
@@ -67,8 +67,14 @@ def build_report(
         # The other tables compare runs in pairs, so they show the runs of one source.
         beside = "yours" if yours is not None and sources["yours"].runs else "published"
         if sources[beside].runs:
-            builders = (_measures_table, _memory_table, _position_table, _place_table)
-            tables += [build(part, beside, sources[beside]) for build in builders]
+            shown = part, beside, sources[beside]
+            # By position: does the gap keep growing? By place: at the beginning of a segment the baseline sees little.
+            tables += [
+                _measures_table(*shown),
+                _memory_table(*shown),
+                _gap_table(*shown, BY_POSITION, BIN_GROWTH, "by position in the document"),
+                _gap_table(*shown, BY_PLACE, 1.0, "by place in the segment"),
+            ]
         named = {f"{report.benchmarks[part.task]}, {source}": selection for source, selection in sources.items()}
         notes += [
             provenance(source, selection.all_runs, partial(_data, selection, part))
@@ -89,7 +95,10 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Tabl
         cells: list[Cell] = []
         for task, sources in chosen.items():
             cells.append(quoted(paper.get(task)))
-            cells += [_perplexity(selection, model, source) for source, selection in sources.items()]
+            for source, selection in sources.items():
+                runs = selection.runs.get(model, ())
+                cell = over_seeds(runs, lambda run: run.metric("perplexity"), ".2f", source)
+                cells.append(replace(cell, text=marked(cell.text, selection, model)))
         rows.append(Row(model, title, tuple(cells)))
     return Table("Perplexity per token", tuple(columns), tuple(rows))
 
@@ -105,7 +114,8 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
                 # The reader's own runs replace the published ones.
                 if row not in found or source == "yours" != found[row][0]:
                     found[row] = source, selection
-    floats = {row: _carried(selection, row) for row, (_, selection) in found.items()}
+    first = {row: selection.runs[row][0] for row, (_, selection) in found.items()}
+    floats = {row: carried_floats(run, found[row][1].training_config(run)) for row, run in first.items()}
     rows = []
     for row, title in report.models.items():
         paper = [quoted(report.paper.get(row, {}).get(name)) for name in printed.values()]
@@ -113,10 +123,8 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
         if row in found:
             source, selection = found[row]
             title = _title(report, selection, row)
-            training = selection.training_config(selection.runs[row][0])
-            run = selection.runs[row][0]
-            cache = xl_cache(run, selection.training(run))
-            size, length = floats[row], (training.get("dims") or {}).get("segment_length")
+            cache = xl_cache(first[row], selection.training(first[row]))
+            size, length = floats[row], value_at(selection.training_config(first[row]), "dims.segment_length")
             ratio = "" if size is None else compression(size, floats.get(REFERENCE))
             run_ids = [run.run_id for run in selection.runs[row]]
             seeds = {run.seed for run in selection.runs[row]}
@@ -136,16 +144,6 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
     whose = ("paper", "ours") if beside_paper else ("",)
     columns = tuple(f"{name} {of}".rstrip() for name in printed for of in whose)
     return Table(SIZES, columns, tuple(rows))
-
-
-def _carried(selection: Selection, row: str) -> float | None:
-    run = selection.runs[row][0]
-    return carried_floats(run, selection.training_config(run))
-
-
-def _perplexity(selection: Selection, row: str, source: str) -> Cell:
-    cell = over_seeds(selection.runs.get(row, ()), lambda run: run.metric("perplexity"), ".2f", source)
-    return replace(cell, text=marked(cell.text, selection, row))
 
 
 def _title(report: Report, selection: Selection, row: str) -> str:
@@ -205,17 +203,8 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     return Table(title, (*columns, "Documents (effective)", "Seeds"), tuple(rows))
 
 
-def _position_table(report: Report, source: str, selection: Selection) -> Table:
-    """The gap to the baseline by position in the document: does it keep growing?"""
-    return _gap_table(report, source, selection, BY_POSITION, BIN_GROWTH, "by position in the document")
-
-
-def _place_table(report: Report, source: str, selection: Selection) -> Table:
-    """The gap to the baseline by place in the segment. At the beginning of a segment the baseline sees little."""
-    return _gap_table(report, source, selection, BY_PLACE, 1.0, "by place in the segment")
-
-
 def _gap_table(report: Report, source: str, selection: Selection, series: str, growth: float, by_what: str) -> Table:
+    """The gap to the baseline in bins of a series. growth: the end of a bin over its start, at least."""
     at_zero = {row: selection.runs.get(baseline, []) for row in selection.runs if (baseline := report.baseline_of(row))}
     gaps = {row: gap(selection.runs[row], baseline, growth, series) for row, baseline in at_zero.items()}
     bins = sorted({(first, last) for points in gaps.values() for first, last, _, _ in points.tolist()})
@@ -267,23 +256,18 @@ def _whose(source: str) -> str:
     return "your runs" if source == "yours" else "published runs"
 
 
-def _scored(run: RunRecord) -> str:
-    """Tokens that were scored, and the tokens of the split if the evaluation stopped early."""
-    scored, size = run.cost.get("tokens_seen"), run.data.get("tokens")
-    if scored is None or scored == size:
-        return _count(size)
-    return f"the first {_count(scored)} of {_count(size)}"
-
-
 def _data(selection: Selection, report: Report) -> list[str]:
     """Data, tokenizer and training tokens of the runs of a selection."""
     data = []
     for run in selection.all_runs:
-        seen = run.data
+        seen, scored = run.data, run.cost.get("tokens_seen")
+        size = _count(seen.get("tokens"))
+        # An evaluation may stop early.
+        tokens = size if scored in (None, seen.get("tokens")) else f"the first {_count(scored)} of {size}"
         data.append(
             f"{seen.get('name')} {seen.get('split')} "
             f"({seen.get('source')}, revision {str(seen.get('revision'))[:12]}), "
-            f"{_count(seen.get('documents'))} documents, {_scored(run)} tokens"
+            f"{_count(seen.get('documents'))} documents, {tokens} tokens"
         )
     training_tokens = described(selection, {report.models[model]: found for model, found in selection.runs.items()})
     tokenizers = distinct(run.data.get("tokenizer") for run in selection.all_runs)

@@ -28,14 +28,11 @@ def equal_tokens(selection: Selection, rows: Iterable[Sequence[RunRecord]]) -> b
     by_seed: dict[int, list[int | None]] = {}
     for run in (run for runs in rows for run in runs):
         by_seed.setdefault(run.seed, []).append(trained_tokens(selection, run))
-    return all(_equal(counts) for counts in by_seed.values())
-
-
-def _equal(counts: Sequence[int | None]) -> bool:
-    known = [count for count in counts if count is not None]
-    if not known or len(known) < len(counts):
-        return not known
-    return max(known) <= min(known) * (1 + TOLERANCE)
+    for counts in by_seed.values():
+        known = [count for count in counts if count is not None]
+        if known and (len(known) < len(counts) or max(known) > min(known) * (1 + TOLERANCE)):
+            return False
+    return True
 
 
 def described(selection: Selection, rows: dict[str, Sequence[RunRecord]]) -> str:

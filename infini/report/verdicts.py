@@ -132,15 +132,10 @@ def _finding(claim: Claim, found: Measured, adjusted: tuple[float, int] | None) 
         return Finding(verdict, found.text, run_ids=found.run_ids)
     p, size = adjusted
     among = f", adjusted for {size} tests" if size > 1 else ""
-    text = f"{found.text}; p {_printed(p)}{among}"
+    text = f"{found.text}; p {'' if p_value(p).startswith('<') else '= '}{p_value(p)}{among}"
     if p <= 1 - LEVEL:
         return Finding(verdict, text, run_ids=found.run_ids)
     return Finding("inconclusive", text, _takes(found, size), found.run_ids)
-
-
-def _printed(p: float) -> str:
-    text = p_value(p)
-    return text if text.startswith("<") else f"= {text}"
 
 
 def _takes(found: Measured, size: int) -> str:

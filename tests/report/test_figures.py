@@ -287,11 +287,10 @@ def python(code: str, folder: Path, root: Path, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "qt", "nonsense"])
 def test_figures_are_drawn_whatever_the_surroundings_say(backend: str, project_root: Path, tmp_path: Path) -> None:
     drawing = (
-        "from infini.report.figures import paper_style, save\n"
+        "from infini.report.figures import new_figure, save\n"
         "from pathlib import Path\n"
-        "with paper_style():\n"
-        "    from matplotlib.figure import Figure\n"
-        "    save(Figure(), Path('drawn'))\n"
+        "with new_figure(6.4, 4.8) as figure:\n"
+        "    save(figure, Path('drawn'))\n"
     )
     python(drawing, tmp_path, project_root, backend)
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "drawn.svg").is_file()
