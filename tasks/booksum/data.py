@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from infini.errors import InputError
-from infini.nn.ops.cross_entropy import IGNORE
+from infini.tasks.text.data_module import batch_of
 
 SEPARATOR = "\n\nSummary of the whole book:\n\n"
 """Between a book and its summary."""
@@ -99,16 +99,8 @@ class SummaryBatches(Examples):
         return ids, len(ids) - len(self.ends[pair]) - len(summary)
 
     def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
-        shape = len(pairs), self.length
-        ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
-        targets_BT = np.full(shape, IGNORE, dtype=np.int64)
-        mask_BT = np.zeros(shape, dtype=bool)
-        for row, pair in enumerate(pairs):
-            ids, begin = self.example(pair)
-            ids_BT[row, : len(ids) - 1] = ids[:-1]
-            mask_BT[row, : len(ids) - 1] = True
-            targets_BT[row, begin - 1 : len(ids) - 1] = ids[begin:]
-        arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
+        rows = [(ids[:-1], ids[begin:]) for ids, begin in map(self.example, pairs)]
+        arrays = batch_of(rows, self.length, self.bos_id)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -138,14 +130,9 @@ class SourceBatches(Examples):
         targets = [np.concatenate([[self.bos_id], self.pairs[pair][1], self.ends[pair]]) for pair in pairs]
         source_BS = np.full((len(pairs), max(map(len, books))), self.bos_id, dtype=np.int64)
         source_mask_BS = np.zeros(source_BS.shape, dtype=bool)
-        shape = len(pairs), max(map(len, targets)) - 1
-        ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
-        targets_BT = np.full(shape, IGNORE, dtype=np.int64)
-        mask_BT = np.zeros(shape, dtype=bool)
-        for row, (book, target) in enumerate(zip(books, targets, strict=True)):
+        for row, book in enumerate(books):
             source_BS[row, : len(book)], source_mask_BS[row, : len(book)] = book, True
-            asked = len(target) - 1
-            ids_BT[row, :asked], targets_BT[row, :asked], mask_BT[row, :asked] = target[:-1], target[1:], True
-        arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
+        rows = [(target[:-1], target[1:]) for target in targets]
+        arrays = batch_of(rows, max(map(len, targets)) - 1, self.bos_id)
         arrays |= {"source_BS": source_BS, "source_mask_BS": source_mask_BS}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from infini.config.compose import cache_folder
 from infini.errors import require
-from infini.models import base_of, kind_of
+from infini.models import kind_of
 from infini.nn.ops.cross_entropy import summed_cross_entropy
 from infini.system.devices import autocast
 from infini.system.progress import progress_bar
@@ -20,9 +20,9 @@ from infini.tasks.booksum.config import BooksumConfig
 from infini.tasks.booksum.data import SEPARATOR, Examples, SourceBatches, SummaryBatches
 from infini.tasks.booksum.evaluation import details, evaluate, evaluate_reference
 from infini.tasks.text.data_module import NumberedDataset, ResumableDataModule
-from infini.tasks.text.documents import TextTokenizer, bpe_tokenizer
+from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.hub_tokenizer import hub_tokenizer
-from infini.tasks.text.token_cache import TokenisedSplit, tokenise
+from infini.tasks.text.token_cache import TokenisedSplit, open_tokenizer, tokenise
 from infini.training.checkpoint import TOKENIZER, named_folder
 from infini.training.module import SOURCE
 
@@ -34,17 +34,13 @@ class BooksumDataModule(ResumableDataModule):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the model from which the training starts, else that of the hub's weights or of the scale; a
-        BPE is trained on the books of the train split."""
+        """The tokenizer of the model from which the training starts, else that of the hub's weights, else that of
+        open_tokenizer for the books of the train split."""
         if self.cfg.init_from is not None:
             return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
         if (weights := self.cfg.model.get("weights")) is not None:
             return hub_tokenizer(weights, "model.weights", "model.weights=null")
-        if (base := base_of(self.cfg.model)) is not None:
-            return TextTokenizer(base.backend_tokenizer())
-        if self.cfg.scale.tokenizer != "bpe":
-            return hub_tokenizer(self.cfg.scale.tokenizer)
-        return bpe_tokenizer(open_books(self.cfg, "train").documents, self.cfg.scale.vocab_size, cache_folder(self.cfg))
+        return open_tokenizer(self.cfg, lambda: open_books(self.cfg, "train").documents)
 
     def _tokens(self, books: BookSplit) -> TokenisedSplit:
         return tokenise(books.documents, self.tokenizer, cache_folder(self.cfg))
@@ -85,11 +81,6 @@ class BooksumDataModule(ResumableDataModule):
 
     def revision(self, split: str) -> str:
         return open_books(self.cfg, split).revision
-
-    @property
-    def identity(self) -> str:
-        """Names the data of an unfinished training, which resumes on the same data only."""
-        return f"{self._train.revision[:8]}-{self.tokenizer.hash[:8]}"
 
     def train_dataloader(self) -> DataLoader[dict[str, Any]]:
         """Whole batches."""

@@ -12,6 +12,7 @@ from infini.config.lengths import HISTORY_SEGMENTS
 from infini.errors import InputError
 from infini.nn.ops.cross_entropy import IGNORE
 from infini.tasks.passkey.prompt import PasskeyTemplate, Prompt
+from infini.tasks.text.data_module import batch_of
 
 TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
 """Independent streams of a seed's random numbers."""
@@ -67,22 +68,17 @@ class PasskeyBatches:
         last = stage == len(self.stages) - 1
         rng = np.random.default_rng([self.seed, TRAINING_STREAM, index])
         shortest = max(length - segment_length + 1, self.template.shortest(training=True))
-        shape = (max(1, self.tokens // length), length)
-        ids_BT = np.full(shape, self.bos_id, dtype=np.int64)
-        targets_BT = np.full(shape, IGNORE, dtype=np.int64)
-        others_BT = np.full(shape, IGNORE, dtype=np.int64)
-        mask_BT = np.zeros(shape, dtype=bool)
         share = self.few_digit_share if last else 0.0
-        for row in range(shape[0]):
+        rows = []
+        for _ in range(max(1, self.tokens // length)):
             prompt = self._prompt(rng, shortest, length, segment_length if last else None, share)
-            ids = input_ids(prompt, self.bos_id)
-            ids_BT[row, : len(ids)] = ids
-            mask_BT[row, : len(ids)] = True
-            targets_BT[row, len(prompt) : len(ids)] = prompt.answer
-            others_BT[row, : len(prompt)] = ids[1 : len(prompt) + 1]
-        arrays = {"ids_BT": ids_BT, "targets_BT": targets_BT, "mask_BT": mask_BT, "reset_BT": np.zeros_like(mask_BT)}
+            rows.append((input_ids(prompt, self.bos_id), prompt.answer))
+        arrays = batch_of(rows, length, self.bos_id)
         if self.lm_loss_weight:
-            arrays["lm_targets_BT"] = others_BT
+            arrays["lm_targets_BT"] = np.full_like(arrays["ids_BT"], IGNORE)
+            for row, (ids, answer) in enumerate(rows):
+                n_prompt = len(ids) - len(answer)
+                arrays["lm_targets_BT"][row, :n_prompt] = ids[1 : n_prompt + 1]
         if last and self.history and index >= self.history[1]:
             size = HISTORY_SEGMENTS * segment_length
             arrays["history_PT"] = self.template.filler(rng, self.history[0] * size).reshape(-1, size)

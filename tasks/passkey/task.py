@@ -73,11 +73,6 @@ class PasskeyDataModule(ResumableDataModule):
             return False
         return super().has_read(data, split)
 
-    @property
-    def identity(self) -> str:
-        """Names the data of an unfinished training, which resumes on the same data only."""
-        return f"{self._data['revision'][:8]}-{self.tokenizer.hash[:8]}"
-
     def train_dataloader(self) -> DataLoader[int]:
         """The numbers of the batches."""
         return DataLoader(NumberedDataset(int, self._first_batch), batch_size=None, num_workers=0)

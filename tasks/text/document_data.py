@@ -14,7 +14,7 @@ from infini.system.devices import autocast
 from infini.system.progress import progress_bar
 from infini.tasks.text.data_module import ResumableDataModule
 from infini.tasks.text.documents import TextTokenizer
-from infini.tasks.text.stream import DocumentStream, StreamDataset
+from infini.tasks.text.stream import DocumentStream
 from infini.tasks.text.token_cache import TokenisedSplit, documents_of, open_split, open_tokenizer
 
 VALIDATION_TOKENS = 16384
@@ -76,15 +76,10 @@ class DocumentDataModule(ResumableDataModule):
             cfg.recipe.excerpt_tokens,
         )
         stream.seek(self._first_batch)
-        return DataLoader(StreamDataset(stream), batch_size=None, num_workers=0)
+        return DataLoader(stream, batch_size=None, num_workers=0)
 
     def revision(self, split: str) -> str:
         return documents_of(self.cfg, split).revision
-
-    @property
-    def identity(self) -> str:
-        """Names the data of an unfinished training, which resumes on the same data only."""
-        return f"{self.train.revision[:8]}-{self.tokenizer.hash[:8]}"
 
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
         """Loss over the beginning of every validation document, by which configurations are chosen."""

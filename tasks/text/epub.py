@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import unquote
 from xml.parsers import expat
 
@@ -319,34 +319,41 @@ def _decoded(content: bytes, charset: str | None = None) -> str:
     return text if wrong <= len(re.findall(r"[^\0-\x7f\ufffd]", text)) else content.decode("cp1252", errors="replace")
 
 
-class _Reader:
-    """Takes elements and text as they come, and gives paragraphs."""
+class _Reader(HTMLParser):
+    """Takes elements and text as they come, of XML or, as a parser, of HTML, and gives paragraphs."""
+
+    # Versions of Python differ in these.
+    CDATA_CONTENT_ELEMENTS = ("script", "style")  # type: ignore[misc]
+    RCDATA_CONTENT_ELEMENTS = ()  # type: ignore[misc]
 
     def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
         self.paragraphs: list[str] = []
         self.parts: list[str] = []
         self.hidden: list[str] = []
         """Open elements whose text is not the book's."""
         self.left = MAX_BYTES
 
-    def start(self, name: str) -> None:
+    def handle_starttag(self, tag: str, attrs: Any = ()) -> None:
+        name = tag.rpartition(":")[2].lower()
         if name == "body":
             self.hidden.clear()
         if name in _HIDDEN:
             self.hidden.append(name)
         self._break(name)
 
-    def end(self, name: str) -> None:
+    def handle_endtag(self, tag: str) -> None:
+        name = tag.rpartition(":")[2].lower()
         if name == "head":
             self.hidden.clear()
         if name in self.hidden:
             del self.hidden[len(self.hidden) - 1 - self.hidden[::-1].index(name) :]
         self._break(name)
 
-    def data(self, text: str) -> None:
+    def handle_data(self, data: str) -> None:
         if not self.hidden:
-            self.parts.append(text)
-            self.left -= len(text)
+            self.parts.append(data)
+            self.left -= len(data)
             if self.left < 0:
                 raise _PageError("its entities stand for too much text")
 
@@ -362,21 +369,26 @@ class _Reader:
             self.paragraphs.append(paragraph)
         self.parts = []
 
+    def read_html(self, text: str) -> None:
+        """Read a page that is not well-formed XML."""
+        self.feed(_without_sections(text))
+        while not self.hidden and self.rawdata.startswith("<") and len(self.rawdata) > 1:
+            # A comment or a quote in a tag that never ends would take the rest of the page: it ends at the first ">".
+            rest = self.rawdata.partition(">")[2]
+            self.rawdata = ""
+            self.feed(rest)
+        self.close()
+
 
 def _paragraphs(text: str, name: str) -> list[str]:
     """The paragraphs of a page. name: of its file. Raises _PageError where the rest of a page cannot be told from what
     is hidden."""
     reader = _Reader()
     try:
-        _parse_xml(
-            text,
-            lambda tag, attributes: reader.start(tag.rpartition(":")[2].lower()),
-            lambda tag: reader.end(tag.rpartition(":")[2].lower()),
-            reader.data,
-        )
+        _parse_xml(text, reader.handle_starttag, reader.handle_endtag, reader.handle_data)
     except expat.ExpatError:
         reader = _Reader()
-        _parse_html(text, reader)
+        reader.read_html(text)
     except _PageError as error:
         raise _PageError(f"{name}: {error}") from error
     if reader.hidden:
@@ -406,36 +418,6 @@ def _parse_xml(
     parser.ExternalEntityRefHandler = lambda *names: 0
     # The text is decoded: what it declares is no matter.
     parser.Parse(text.lstrip().encode("utf-8", errors="replace").decode(), True)
-
-
-class _HTML(HTMLParser):
-    # Versions of Python differ in these.
-    CDATA_CONTENT_ELEMENTS = ("script", "style")  # type: ignore[misc]
-    RCDATA_CONTENT_ELEMENTS = ()  # type: ignore[misc]
-
-    def __init__(self, reader: _Reader) -> None:
-        super().__init__(convert_charrefs=True)
-        self.reader = reader
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.reader.start(tag.rpartition(":")[2])
-
-    def handle_endtag(self, tag: str) -> None:
-        self.reader.end(tag.rpartition(":")[2])
-
-    def handle_data(self, data: str) -> None:
-        self.reader.data(data)
-
-
-def _parse_html(text: str, reader: _Reader) -> None:
-    parser = _HTML(reader)
-    parser.feed(_without_sections(text))
-    while not reader.hidden and parser.rawdata.startswith("<") and len(parser.rawdata) > 1:
-        # A comment or a quote in a tag that never ends would take the rest of the page: it ends at the first ">".
-        rest = parser.rawdata.partition(">")[2]
-        parser.rawdata = ""
-        parser.feed(rest)
-    parser.close()
 
 
 def _without_sections(text: str) -> str:

@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from infini.errors import InputError, lone_surrogate
 from infini.system.network import reachable
+from infini.system.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -194,19 +195,12 @@ def _keep(hub_id: str, split: str, limit: int | None, folder: Path, key: str) ->
 
 def _shown(rows: Iterator[tuple[str, str]], title: str, limit: int | None) -> Iterator[tuple[str, str]]:
     """The same rows, with a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     first = next(rows, None)  # the bar appears with the first row, so that a failure prints one line only
-    if first is None:
-        return
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=limit, completed=1)
-        yield first
-        for row in rows:
-            bar.advance(task)
-            yield row
+    if first is not None:
+        with progress_bar(title, limit) as advance:
+            for row in chain([first], rows):
+                advance(1)
+                yield row
 
 
 def _open(path: Path) -> HubTexts:

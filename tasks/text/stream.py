@@ -10,14 +10,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from infini.errors import InputError
+from infini.nn.ops.cross_entropy import IGNORE
 from infini.tasks.text.token_cache import TokenisedSplit
 
-IGNORED = -100
-"""Target of a position that has no loss, as `torch.nn.functional.cross_entropy` expects it."""
 
-
-class DocumentStream(Iterator[dict[str, torch.Tensor]]):
-    """An endless, deterministic iterator over training batches.
+class DocumentStream(IterableDataset[dict[str, torch.Tensor]]):
+    """An endless, deterministic iterator over training batches, for a DataLoader with `batch_size=None`.
 
     Each row reads one document from its first token to its last, sequence after sequence, then takes the next. The
     segment grid belongs to the document: its last segment is padded, so a document always begins on a segment
@@ -52,8 +50,6 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
             raise ValueError("batch_size, segments_per_sequence and segment_length must be at least 1")
         if len(split) == 0:
             raise InputError(f"the {split.split} split of {split.name} has no documents to train on")
-        self._split = split
-        self._excerpt_tokens = excerpt_tokens
         self._texts = _excerpts(split, excerpt_tokens)
         self._shape = (batch_size, segments_per_sequence, segment_length)
         self._bos_id = bos_id
@@ -77,11 +73,15 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
             self._documents[row] = document
             self._positions[row] = int(rng.integers(sequences)) * n_segments * segment_length
 
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """The stream itself: a second iteration continues after the first."""
+        return self
+
     def __next__(self) -> dict[str, torch.Tensor]:
         batch_size, n_segments, segment_length = self._shape
         # Padding is bos_id; any valid id would do, because the mask excludes it.
         ids_BT = np.full((batch_size, n_segments * segment_length), self._bos_id, dtype=np.int64)
-        targets_BT = np.full_like(ids_BT, IGNORED)
+        targets_BT = np.full_like(ids_BT, IGNORE)
         reset_BT = np.zeros(ids_BT.shape, dtype=bool)
         # Segment by segment across rows, so that rows take documents in the order in which they need them.
         for segment in range(n_segments):
@@ -101,7 +101,7 @@ class DocumentStream(Iterator[dict[str, torch.Tensor]]):
         return {
             "ids_BT": torch.from_numpy(ids_BT),
             "targets_BT": torch.from_numpy(targets_BT),
-            "mask_BT": torch.from_numpy(targets_BT != IGNORED),
+            "mask_BT": torch.from_numpy(targets_BT != IGNORE),
             "reset_BT": torch.from_numpy(reset_BT),
         }
 
@@ -146,16 +146,3 @@ def _excerpts(split: TokenisedSplit, longest: int | None) -> list[np.ndarray]:
         for text in texts
         for start in range(0, max(len(text), 1), longest)
     ]
-
-
-class StreamDataset(IterableDataset[dict[str, torch.Tensor]]):
-    """A `DocumentStream` for a DataLoader with `batch_size=None`: the items are whole batches.
-
-    A second iteration continues after the first.
-    """
-
-    def __init__(self, stream: DocumentStream) -> None:
-        self.stream = stream
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        return self.stream

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,16 +75,18 @@ class TokenisedSplit:
         }
 
 
-def open_tokenizer(cfg: Config) -> TextTokenizer:
+def open_tokenizer(cfg: Config, documents: Callable[[], Documents] | None = None) -> TextTokenizer:
     """The tokenizer of `cfg`: that of its pretrained model if it has one, else trained on the task's train split, or
     from the hub.
 
-    Raises InputError (one line) when the data or the tokenizer cannot be loaded.
+    documents: gives the texts of the train split; None: those of documents_of. Raises InputError (one line) when the
+    data or the tokenizer cannot be loaded.
     """
     if (base := base_of(cfg.model)) is not None:
         return TextTokenizer(base.backend_tokenizer())
     if cfg.scale.tokenizer == "bpe":
-        return bpe_tokenizer(documents_of(cfg, "train"), cfg.scale.vocab_size, cache_folder(cfg))
+        texts = documents_of(cfg, "train") if documents is None else documents()
+        return bpe_tokenizer(texts, cfg.scale.vocab_size, cache_folder(cfg))
     return hub_tokenizer(cfg.scale.tokenizer)
 
 

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from infini.config.compose import compose
 from infini.config.schema import Config
 from infini.errors import InputError
+from infini.nn.ops.cross_entropy import IGNORE
 from infini.tasks.text.document_data import DocumentDataModule
-from infini.tasks.text.stream import IGNORED, DocumentStream, StreamDataset
+from infini.tasks.text.stream import DocumentStream
 from infini.tasks.text.token_cache import TokenisedSplit
 
 BOS = 0
@@ -83,7 +84,7 @@ def test_rows_reproduce_documents_exactly_and_in_order() -> None:
 
 def test_padding_is_only_at_the_end_of_a_document_and_has_no_loss() -> None:
     joined = take(make_stream(), 40)
-    assert torch.equal(joined["targets_BT"] == IGNORED, ~joined["mask_BT"])
+    assert torch.equal(joined["targets_BT"] == IGNORE, ~joined["mask_BT"])
     for row in range(3):
         for run in runs(joined, row)[:-1]:
             real = run["mask_BT"]
@@ -155,7 +156,7 @@ def test_sizes_and_empty_splits_are_refused() -> None:
 
 
 def test_the_data_set_gives_whole_batches_and_goes_on() -> None:
-    loader = DataLoader(StreamDataset(make_stream()), batch_size=None)
+    loader = DataLoader(make_stream(), batch_size=None)
     expected = make_stream()
     for _ in range(2):
         assert_equal(next(iter(loader)), next(expected))

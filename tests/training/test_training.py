@@ -27,7 +27,7 @@ from infini.nn.state import leaves
 from infini.records import RunRecord, load_records
 from infini.runs import train as train_command
 from infini.tasks.text.document_data import DocumentDataModule
-from infini.tasks.text.stream import DocumentStream, StreamDataset
+from infini.tasks.text.stream import DocumentStream
 from infini.training.module import LanguageModelModule
 
 MODELS = sorted(set(registered("language_model")) - {"llm"})
@@ -89,7 +89,7 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, DataLoader(StreamDataset(stream), batch_size=None))
+    trainer.fit(module, DataLoader(stream, batch_size=None))
     module.read_losses()
     return module
 
