@@ -34,7 +34,8 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
     for group in (*verb.groups, *verb.choices):
         chosen = cfg[group].get("name")
         others = [choice for choice in groups()[group] if choice != chosen]
-        lines += ["", f"{group}={chosen}: {_lower(about.get(group, ''))}"]
+        what = about.get(group, "")
+        lines += ["", f"{group}={chosen}: {what[:1].lower()}{what[1:]}"]
         if others:
             also = f"Also: {', '.join(others)}."
             lines += textwrap.wrap(also, WIDTH, initial_indent="  ", subsequent_indent="  ")
@@ -43,7 +44,8 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
         if group == "report":
             lines += _report_entries(cfg[group])
             continue
-        explained = _option_meanings(group, str(chosen)) | _meanings(_schema_of(group, str(chosen)))
+        schema = task_schema(str(chosen)) if group == "task" else get_type_hints(Config)[group]
+        explained = _option_meanings(group, str(chosen)) | _meanings(schema)
         for key, value in cfg[group].items():
             if key not in ("name", "kind"):
                 lines += _entry(f"{group}.{key}", value, explained.get(key, ""))
@@ -65,10 +67,6 @@ def _report_entries(report: dict[str, Any]) -> list[str]:
     return [line for entry in found for line in entry]
 
 
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
 def _entry(key: str, value: Any, meaning: str) -> list[str]:
     shown = f"  {key}={_text(value)}"
     if len(shown) > _INDENT - 2:
@@ -84,11 +82,6 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
-
-
-def _schema_of(group: str, chosen: str) -> Any:
-    """The dataclass of a group; `dict` for a group that is a mapping."""
-    return task_schema(chosen) if group == "task" else get_type_hints(Config)[group]
 
 
 def _meanings(schema: Any) -> dict[str, str]:

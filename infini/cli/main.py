@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from infini.cli.checks import check, note_replaced
+from infini.cli.checks import check, note_replaced, refuse_unread
 from infini.cli.failures import one_line
 from infini.cli.hints import refuse_bare_words, without_dashes
-from infini.cli.keys import refuse_unread
 from infini.commands import Verb, verbs
 from infini.config.words import bracketed, check_lengths, key_of
 from infini.errors import InputError, did_you_mean

@@ -69,19 +69,15 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     return 0
 
 
+# A launcher may have started a job in a process with its own streams.
+@robust_streams(patient=True)
 def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | None:
     """One job of a sweep, maybe in a process of its own. Returns the user's error, which Hydra would not print."""
     from hydra.core.hydra_config import HydraConfig
 
-    overrides = [str(text) for text in HydraConfig.get().overrides.task]
-    # A launcher may have started this job in a process with its own streams.
-    with robust_streams(patient=True):
-        return _job_here(name, progress, cfg, overrides)
-
-
-def _job_here(name: str, progress: SweepProgress | None, cfg: DictConfig, overrides: list[str]) -> str | None:
     from infini.config.compose import load
 
+    overrides = [str(text) for text in HydraConfig.get().overrides.task]
     # Launchers of several processes run sys.argv again: it must be the command of the job, not of the sweep.
     sweep_argv, sys.argv = sys.argv, [sys.argv[0], name, *overrides]
     try:

@@ -5,7 +5,6 @@ A model file decorates its builder with `@register("name", Config)`; the builder
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import pkgutil
@@ -14,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from infini.errors import InputError
+from infini.errors import InputError, require
 from infini.nn.protocols import missing_members
 
 Builder = Callable[[Any, Any, int], Any]
@@ -22,6 +21,7 @@ Kind = Literal["language_model", "seq2seq"]
 _REGISTRY: dict[str, tuple[type, Builder]] = {}
 _KINDS: dict[str, Kind] = {}
 _BASES: dict[str, Callable[[str], Any]] = {}
+_NOUNS = {bool: "true or false", float: "a number", int: "an integer"}
 
 
 def register(
@@ -96,12 +96,11 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
         allowed = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is typing.Literal else None
         if allowed and value not in allowed:
             raise InputError(f"model.{key}={value!r}: must be one of {', '.join(map(str, allowed))}")
-        if hints[key] is bool and not isinstance(value, bool):
-            raise InputError(f"model.{key}={value!r}: must be true or false")
-        if hints[key] is float and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise InputError(f"model.{key}={value!r}: must be a number")
-        if hints[key] is int and (isinstance(value, bool) or not isinstance(value, int)):
-            raise InputError(f"model.{key}={value!r}: must be an integer")
+        if hints[key] in _NOUNS:
+            # A truth value is an int of Python, and an int may stand for a float.
+            kinds = (int, float) if hints[key] is float else hints[key]
+            right = isinstance(value, kinds) and isinstance(value, bool) == (hints[key] is bool)
+            require(right, f"model.{key}", value, f"must be {_NOUNS[hints[key]]}")
     config = config_class(**options)
     try:
         model = builder(config, dims, vocab_size)
@@ -111,8 +110,3 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
         # Checked before any training: some members are only used at the end of an evaluation.
         raise InputError(f"model={name}: lacks {', '.join(lacking)}; see infini.nn.protocols.LanguageModel")
     return model
-
-
-def option_names(name: str) -> list[str]:
-    """The options of a registered model, in order."""
-    return [field.name for field in dataclasses.fields(registered()[name][0])]

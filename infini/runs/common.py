@@ -25,7 +25,7 @@ from infini.models import base_of, build_model, kind_of
 from infini.records import RunRecord, value_at
 from infini.report.search import KEY
 from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
-from infini.training.checkpoint import TOKENIZER, checkpoint_folder, named_folder, read_description
+from infini.training.checkpoint import TOKENIZER, checkpoint_folder, load_model, named_folder, read_description
 
 T = TypeVar("T")
 
@@ -130,31 +130,36 @@ def find_model(cfg: Config, overrides: list[str]) -> Path | None:
     no training of exactly this model exists. cfg: of with_base."""
     if cfg.checkpoint is not None or base_of(cfg.model) is None:
         return find_checkpoint(cfg, overrides)
-    known = [
-        run
-        for run in records.load_records(cfg.results_dir)
-        if run.verb == "train"
-        and run.task == cfg.task.name
-        and run.scale == cfg.scale.name
-        and run.config.get("model") == cfg.model
+    known = any(
+        (run.task, run.scale, run.config.get("model")) == (cfg.task.name, cfg.scale.name, cfg.model)
         and value_at(run.config, "dims.segment_length") == cfg.dims.segment_length
-        and checkpoint_folder(cfg.results_dir, run.run_id).is_dir()
-    ]
+        for run in _with_models(cfg)
+    )
     return find_checkpoint(cfg, overrides) if known else None
 
 
+def _with_models(cfg: Config) -> Iterator[RunRecord]:
+    """The trainings in the results folder whose models still exist, oldest first."""
+    for run in records.load_records(cfg.results_dir):
+        if run.verb == "train" and checkpoint_folder(cfg.results_dir, run.run_id).is_dir():
+            yield run
+
+
 @dataclass(frozen=True)
-class Untrained:
-    """A pretrained model as it is, with what a checkpoint says of a trained one."""
+class Opened:
+    """A model in evaluation mode, with its tokenizer."""
 
     model: Any
     tokenizer: Any
     name: str
-    """For messages and saved states: the base and the options that decide what the model computes."""
+    """For messages and saved states: the run id, or of an untrained model the base and the options that decide what it
+    computes."""
+    note: str = ""
+    """What belongs behind the name: that the model was trained on synthetic text."""
 
 
-def untrained(cfg: Config, device: torch.device) -> Untrained:
-    """The pretrained model of `cfg`, of with_base, without any training, in evaluation mode."""
+def untrained(cfg: Config, device: torch.device) -> Opened:
+    """The pretrained model of `cfg`, of with_base, without any training."""
     from infini.tasks.text.documents import TextTokenizer
 
     base = base_of(cfg.model)
@@ -162,7 +167,19 @@ def untrained(cfg: Config, device: torch.device) -> Untrained:
     model = build_model(cfg.model, cfg.dims, tokenizer.vocab_size).to(device).eval()
     options = [f"{key}={value}" for key, value in cfg.model.items() if key not in ("name", "base", "train")]
     name = f"{base.describe()['name']} ({', '.join(options)}, segment_length={cfg.dims.segment_length})"
-    return Untrained(model, tokenizer, name)
+    return Opened(model, tokenizer, name)
+
+
+def open_model(cfg: Config, overrides: list[str], folder: Path | None, device: torch.device) -> Opened:
+    """The trained model in `folder` with the options on the command line (see model_changes), or if there is no folder
+    the pretrained model of `cfg` as it is."""
+    if folder is None:
+        return untrained(cfg, device)
+    model, description = load_model(folder, device, model_changes(cfg, overrides, folder))
+    note = ""
+    if description["config"]["task"].get("data_dir") == "synthetic":
+        note = " (trained on made-up text: it shows that this runs, and nothing else)"
+    return Opened(model, load_tokenizer(folder, description), str(description["run_id"]), note)
 
 
 def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) -> Path:
@@ -181,11 +198,9 @@ def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) 
         wanted["seed"] = cfg.seed
     runs = [
         run
-        for run in records.load_records(cfg.results_dir)
-        if run.verb == "train"
-        and all(getattr(run, key) == value for key, value in wanted.items())
+        for run in _with_models(cfg)
+        if all(getattr(run, key) == value for key, value in wanted.items())
         and ("recipe" not in keys or run.config["recipe"]["name"] == cfg.recipe.name)
-        and checkpoint_folder(cfg.results_dir, run.run_id).is_dir()
     ]
     if not runs:
         described = " ".join(f"{key}={value}" for key, value in wanted.items())
@@ -288,12 +303,6 @@ def load_tokenizer(folder: Path, description: dict[str, Any]) -> Any:
     return tokenizer
 
 
-def synthetic_note(description: dict[str, Any]) -> str:
-    """A note after the run id of a model that was trained on synthetic text; empty for other models."""
-    synthetic = description["config"]["task"].get("data_dir") == "synthetic"
-    return " (trained on made-up text: it shows that this runs, and nothing else)" if synthetic else ""
-
-
 def names_a_task(overrides: list[str]) -> bool:
     """Whether a command line chooses a task or sets one of its keys, which then apply to that task only."""
     return any(text.startswith(("task=", "task.")) for text in overrides)
@@ -304,13 +313,13 @@ def find_training(cfg: Config, with_model: bool = True) -> RunRecord | None:
 
     with_model: only runs whose model still exists. Raises InputError when the data cannot be loaded.
     """
+    wanted = config_hash(cfg)
     runs = [
         run
-        for run in records.load_records(cfg.results_dir)
+        for run in (_with_models(cfg) if with_model else records.load_records(cfg.results_dir))
         if run.verb == "train"
         and run.diverged is None
-        and config_hash(run.config) == config_hash(cfg)
-        and (not with_model or checkpoint_folder(cfg.results_dir, run.run_id).is_dir())
+        and config_hash(run.config) == wanted
         # A variant of another report fills no cell of this one.
         and (cfg.variant is not None or not run.config.get("variant"))
     ]
@@ -332,13 +341,6 @@ def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Iterator[
         yield from (run for run in reversed(runs) if data.has_read(run.data, split))
 
 
-def _settings_of(verb: str, overrides: Sequence[str]) -> list[str]:
-    """The settings that the verb reads, each once. `infini reproduce` also passes those of other verbs, and may set a
-    key several times; the last one counts."""
-    last = {key_of(text): text for text in overrides}
-    return [text for key, text in last.items() if verbs()[verb].reads(key)]
-
-
 def start_record(
     verb: str, cfg: Config, overrides: list[str], parent: str | None = None, model: str | None = None
 ) -> RunRecord:
@@ -357,6 +359,9 @@ def start_record(
         # The choice that `auto` made.
         "bfloat16": uses_bfloat16(cfg.parallel.precision, device),
     }
+    # `infini reproduce` also passes settings of other verbs, and may set a key several times; the last one counts.
+    last = {key_of(text): text for text in overrides}
+    settings = [text for key, text in last.items() if verbs()[verb].reads(key)]
     return RunRecord(
         run_id=records.new_run_id(verb, cfg.task.name, model, cfg.seed),
         verb=verb,
@@ -365,7 +370,7 @@ def start_record(
         scale=cfg.scale.name,
         seed=cfg.seed,
         parent=parent,
-        command=shlex.join(["infini", verb, *_settings_of(verb, overrides)]),
+        command=shlex.join(["infini", verb, *settings]),
         overrides=list(overrides),
         config=asdict(cfg),
         config_hash=config_hash(cfg),

@@ -16,20 +16,12 @@ import torch
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate, load_reader, save_reader, saved_by
-from infini.models import kind_of
-from infini.runs.common import (
-    find_model,
-    keep_large_buffers,
-    load_tokenizer,
-    model_changes,
-    synthetic_note,
-    untrained,
-    with_base,
-)
+from infini.pretrained.seq2seq import Seq2Seq
+from infini.runs.common import find_model, keep_large_buffers, open_model, with_base
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import check_name, home_expanded, is_file, is_folder
 from infini.system.progress import progress_bar
-from infini.training.checkpoint import checkpoint_folder, load_model
+from infini.training.checkpoint import checkpoint_folder
 
 TOKENS_PER_CALL = 4096
 _BYTES = 1 << 20
@@ -59,19 +51,12 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     device = pick_device(cfg.parallel.accelerator)
     cfg = with_base(cfg, overrides)
     folder = _find_model(cfg, overrides, load_state)
-    if folder is None:
-        found = untrained(cfg, device)
-        model, tokenizer, name, note = found.model, found.tokenizer, found.name, ""
-    else:
-        model, description = load_model(folder, device, model_changes(cfg, overrides, folder))
-        if kind_of(description["model"]["name"]) == "seq2seq":
-            raise InputError(
-                f"checkpoint={str(folder)!r}: an encoder-decoder does not continue text; use infini summarize"
-            )
-        tokenizer, name = load_tokenizer(folder, description), str(description["run_id"])
-        note = synthetic_note(description)
-    print(f"{name}{note} continues", file=sys.stderr)
-    about = {"model": name, "tokenizer": tokenizer.hash}
+    opened = open_model(cfg, overrides, folder, device)
+    model, tokenizer = opened.model, opened.tokenizer
+    if isinstance(model, Seq2Seq):
+        raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder does not continue text; use infini summarize")
+    print(f"{opened.name}{opened.note} continues", file=sys.stderr)
+    about = {"model": opened.name, "tokenizer": tokenizer.hash}
     with autocast(cfg.parallel.precision, device):
         reader = Reader.begin(model, tokenizer.bos_id)
         if load_state is not None:

@@ -18,22 +18,12 @@ from infini.evaluation.decoding import Reader, generate
 from infini.models import base_of
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import write_atomically
-from infini.runs.common import (
-    find_checkpoint,
-    find_model,
-    keep_large_buffers,
-    load_tokenizer,
-    model_changes,
-    synthetic_note,
-    untrained,
-    with_base,
-)
+from infini.runs.common import find_checkpoint, find_model, keep_large_buffers, open_model, with_base
 from infini.runs.generate import TOKENS_PER_CALL, check_writable, open_text
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import home_expanded
 from infini.system.progress import progress_bar
 from infini.tasks.text.epub import epub_text
-from infini.training.checkpoint import load_model
 
 EPUB = ".epub"
 
@@ -63,14 +53,9 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     wanted = [text for text in overrides if not text.startswith("seed=")]
     cfg = with_base(cfg, overrides)
     folder = find_model(cfg, wanted) if base_of(cfg.model) else find_checkpoint(cfg, wanted, any_model=True)
-    if folder is None:
-        found = untrained(cfg, device)
-        model, tokenizer, name = found.model, found.tokenizer, found.name
-    else:
-        settings = [text for text in overrides if text not in verbs()["summarize"].fixed]
-        model, description = load_model(folder, device, model_changes(cfg, settings, folder))
-        tokenizer = load_tokenizer(folder, description)
-        name = f"{description['run_id']}{synthetic_note(description)}"
+    settings = [text for text in overrides if text not in verbs()["summarize"].fixed]
+    opened = open_model(cfg, settings, folder, device)
+    model, tokenizer = opened.model, opened.tokenizer
     reader: Reader | SourceReader
     read, total, shown = 0, 0, sys.stderr.isatty()
 
@@ -112,7 +97,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
         write_atomically(written, ("".join(said).strip() + "\n").encode())
     where = f"; summary in {written}" if written is not None else ""
     of_all = f" of {total:,}" if total > read else ""
-    print(f"{read:,}{of_all} tokens read by {name}{where}", file=sys.stderr)
+    print(f"{read:,}{of_all} tokens read by {opened.name}{opened.note}{where}", file=sys.stderr)
     return 0
 
 
