@@ -340,23 +340,18 @@ def _hardware() -> dict[str, Any]:
     flags = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     total = re.search(r"^MemTotal:\s*(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    # A run without torch uses no accelerator, so torch is not imported for this.
+    torch, accelerator = sys.modules.get("torch"), None
+    if torch is not None and torch.cuda.is_available():
+        count, accelerator = torch.cuda.device_count(), str(torch.cuda.get_device_name(0))
+        accelerator = accelerator if count == 1 else f"{count} x {accelerator}"
     return {
         "cpu": name.group(1).strip() if name else platform.processor() or platform.machine(),
         "cores": cores,
         "memory_gb": round(int(total.group(1)) / 2**20, 1) if total else None,
-        "accelerator": _accelerator(),
+        "accelerator": accelerator,
         "has_amx": "amx_tile" in flags.group(1).split() if flags else False,
     }
-
-
-def _accelerator() -> str | None:
-    # A run without torch uses no accelerator, so torch is not imported for this.
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return None
-    count = torch.cuda.device_count()
-    name = str(torch.cuda.get_device_name(0))
-    return name if count == 1 else f"{count} x {name}"
 
 
 def environment(root: Path | None = None) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
         if cfg.scale.name not in (getattr(report, "settings", None) or [cfg.scale.name]):
             # A search that has no such scale reports that itself.
             return
-    verb.check(cfg, overrides)
+    if verb.check is not None:
+        verb.check(cfg, overrides)
     if verb.computes and getattr(cfg.task, "reference", None) is None:
         from infini.system.devices import check_made_for
 

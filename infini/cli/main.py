@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from infini.cli.checks import check, note_replaced, refuse_unread
 from infini.cli.failures import one_line
 from infini.cli.hints import refuse_bare_words, without_dashes
-from infini.commands import Verb, verbs
+from infini.commands import Arguments, Verb, verbs
 from infini.config.words import bracketed, check_lengths, key_of
 from infini.errors import InputError, did_you_mean
 from infini.system.plotting import drawing_without_a_screen
+from infini.system.signals import as_interrupt
 from infini.system.streams import OUTPUT, Streams, robust_streams
 
 USAGE_ERROR = 2
@@ -35,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _answer(arguments: list[str], streams: Streams) -> int:
     """Run a command line and print errors that the user can fix in one line."""
     try:
-        with _termination_as_interrupt():
+        # Schedulers send this signal before they kill.
+        with as_interrupt("SIGTERM"):
             code = _dispatch(arguments)
             streams.finish()
             return code
@@ -51,23 +49,6 @@ def _answer(arguments: list[str], streams: Streams) -> int:
             raise
         print(f"infini: error: {line}", file=sys.stderr)
         return USAGE_ERROR
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM, which schedulers send before they kill, as Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _completion(arguments: list[str]) -> int:
@@ -135,7 +116,8 @@ def _run(verb: Verb, words: Sequence[str]) -> int:
     """Run a verb on its words."""
     from infini.config.compose import compose
 
-    taken = verb.read([bracketed(word) for word in words])
+    words = [bracketed(word) for word in words]
+    taken = Arguments(words) if verb.read is None else verb.read(words)
     overrides, extra = [*verb.fixed, *taken.overrides], dict(taken.extra)
     cfg = compose([*overrides, *taken.first])
     check(verb, cfg, overrides)

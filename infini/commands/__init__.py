@@ -25,15 +25,6 @@ class Arguments:
     """Settings to compose with where a key was given several values: the first of each."""
 
 
-def read_settings(words: Sequence[str]) -> Arguments:
-    """Every word is a setting."""
-    return Arguments(list(words))
-
-
-def no_check(cfg: Any, overrides: Sequence[str]) -> None:
-    """Nothing is wrong."""
-
-
 @dataclass(frozen=True)
 class Verb:
     """One command: what it does, which keys it reads, and the function that does it."""
@@ -56,8 +47,9 @@ class Verb:
     """Keys of `groups` that it does not read."""
     order: int = 100
     """Place in the list of verbs."""
-    read: Callable[[Sequence[str]], Arguments] = read_settings
-    """Takes the words of the command line apart. Raises InputError for words that cannot be."""
+    read: Callable[[Sequence[str]], Arguments] | None = None
+    """Takes the words of the command line apart, and raises InputError for words that cannot be; None: every word is a
+    setting."""
     takes_words: bool = False
     """Whether words without `=` mean something to it."""
     fixed: tuple[str, ...] = ()
@@ -70,8 +62,8 @@ class Verb:
     """Whether it only prints: it stops when nobody reads its output."""
     computes: bool = False
     """Whether a scale that is made for a GPU needs one here."""
-    check: Callable[[Any, Sequence[str]], None] = no_check
-    """Raises InputError for what is wrong with a configuration and its overrides, before any work."""
+    check: Callable[[Any, Sequence[str]], None] | None = None
+    """Raises InputError for what is wrong with a configuration and its overrides, before any work; None: nothing."""
 
     @property
     def patterns(self) -> tuple[str, ...]:

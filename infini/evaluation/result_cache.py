@@ -45,7 +45,9 @@ class ResultCache:
 
     def __init__(self, path: Path, fields: Iterable[str], record: RunRecord | None = None) -> None:
         self.path = path
-        self.commit = _commit(record)
+        environment = {} if record is None else record.environment
+        self.commit = [environment.get("git_revision"), environment.get("git_dirty")]
+        """Git revision, and whether the tree had uncommitted changes."""
         self.entries: dict[str, dict[str, Any]] = {}
         required = {"name", *fields}
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
@@ -119,9 +121,3 @@ def to_line(entry: dict[str, Any]) -> bytes:
 
 _UNKNOWN = [None, None]
 """Commit of an entry that does not name one."""
-
-
-def _commit(record: RunRecord | None) -> list[Any]:
-    """Git revision, and whether the tree had uncommitted changes."""
-    environment = {} if record is None else record.environment
-    return [environment.get("git_revision"), environment.get("git_dirty")]

@@ -336,10 +336,6 @@ def _test_of_accuracy(claim: Claim) -> str:
     return f"token accuracy at every length and place is above the paper's minus {-claim.margin:g} points"
 
 
-def _short_range(layers: Sequence[Sequence[float]]) -> bool:
-    return all(min(layer) < SPECIALISED[0] for layer in layers)
-
-
 def _two_kinds(layers: Sequence[Sequence[float]]) -> bool:
     values = [value for layer in layers for value in layer]
     specialised = sum(not SPECIALISED[0] <= value <= SPECIALISED[1] for value in values)
@@ -358,7 +354,10 @@ def _interleaved(layers: Sequence[Sequence[float]]) -> bool:
 
 
 PATTERNS: dict[str, tuple[Callable[[Sequence[Sequence[float]]], bool], str]] = {
-    "short_range": (_short_range, f"every layer has a gate below {SPECIALISED[0]}"),
+    "short_range": (
+        lambda layers: all(min(layer) < SPECIALISED[0] for layer in layers),
+        f"every layer has a gate below {SPECIALISED[0]}",
+    ),
     "two_kinds": (
         _two_kinds,
         f"specialised gates (below {SPECIALISED[0]} or above {SPECIALISED[1]}) and mixers ({MIXER[0]} to {MIXER[1]}) "

@@ -68,14 +68,12 @@ class ReportKind:
         return self
 
     @classmethod
-    def from_config(cls, config: Any) -> Self:
-        """A report from the `report` group of a configuration, a mapping or a dataclass.
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """A report from the `report` group of a configuration.
 
         Raises:
             InputError: a key is missing, unknown or has a value that is not allowed.
         """
-        if dataclasses.is_dataclass(config) and not isinstance(config, type):
-            config = dataclasses.asdict(config)
         known = {entry.name: entry for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for key in config:
             if key not in known:

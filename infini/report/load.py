@@ -21,13 +21,12 @@ KINDS: tuple[type[ReportKind], ...] = (PasskeyReport, MemoryReport, ClaimsReport
 """Every kind of report but Report, the table of running text. A kind is recognized by its `sign`."""
 
 
-def load_report(config: Any) -> ReportKind:
+def load_report(config: Mapping[str, Any]) -> ReportKind:
     """A report from the `report` group of a configuration; InputError for a key or value that is not allowed."""
-    signed = (kind for kind in KINDS if isinstance(config, Mapping) and kind.sign in config)
-    return next(signed, Report).from_config(config)
+    return next((kind for kind in KINDS if kind.sign in config), Report).from_config(config)
 
 
-def report_of_runs(config: Any, verb: str) -> RunReport:
+def report_of_runs(config: Mapping[str, Any], verb: str) -> RunReport:
     """load_report for a verb that needs evaluation runs; InputError for a report without runs of its own."""
     report = load_report(config)
     if not isinstance(report, RunReport):

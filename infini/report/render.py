@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini.records import write_atomically
-from infini.report.tables import DASH, PLUS_MINUS, Cell, RenderedReport, Table
+from infini.report.tables import DASH, PLUS_MINUS, RenderedReport, Table
 from infini.system.streams import in_encoding
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-FORMATS = ("md", "tex", "csv")
-
-_CSV_PLACE = ("report", "scale", "table", "model", "title", "column")
-_CSV_CELL = ("text", "value", "spread", "spread_kind", "n_seeds", "origin", "source", "run_ids")
-_CSV_HEADER = (*_CSV_PLACE, *_CSV_CELL)
-
+_CSV_HEADER = (
+    *("report", "scale", "table", "model", "title", "column"),
+    *("text", "value", "spread", "spread_kind", "n_seeds", "origin", "source", "run_ids"),
+)
 
 NARROWEST_MODEL, NARROWEST_CELL = 24, 12
 """Minimum widths of the column of titles and of the others. In a narrow terminal, cells are wrapped at spaces down to
@@ -192,23 +190,17 @@ def to_csv(report: RenderedReport) -> str:
         for row in table.rows:
             for column, cell in zip(table.columns, row.cells, strict=True):
                 place = [report.name, report.scale, index + 1, row.model, row.title, column]
-                writer.writerow([*place, *_csv_cell(cell)])
+                text = "" if cell.origin == "missing" else cell.text
+                numbers = ["" if number is None else repr(number) for number in (cell.value, cell.spread)]
+                kinds = (cell.spread_kind, cell.n_seeds, cell.origin, cell.source)
+                writer.writerow([*place, text, *numbers, *kinds, " ".join(cell.run_ids)])
     return stream.getvalue()
-
-
-def _csv_cell(cell: Cell) -> list[str]:
-    missing = cell.origin == "missing"
-    numbers = ["" if number is None else repr(number) for number in (cell.value, cell.spread)]
-    text = "" if missing else cell.text
-    return [text, *numbers, cell.spread_kind, str(cell.n_seeds), cell.origin, cell.source, " ".join(cell.run_ids)]
 
 
 def write_report(report: RenderedReport, folder: Path, links: Mapping[str, str] | None = None) -> list[Path]:
     """Write `<report>_<scale>.{md,tex,csv}` into `folder`, each atomically, and return their paths."""
     texts = {"md": to_markdown(report, links), "tex": to_latex(report), "csv": to_csv(report)}
-    paths = []
-    for suffix in FORMATS:
-        path = folder / f"{report.stem}.{suffix}"
-        write_atomically(path, texts[suffix].encode())
-        paths.append(path)
-    return paths
+    paths = {suffix: folder / f"{report.stem}.{suffix}" for suffix in texts}
+    for suffix, text in texts.items():
+        write_atomically(paths[suffix], text.encode())
+    return list(paths.values())

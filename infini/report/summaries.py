@@ -187,8 +187,7 @@ def build_summary_report(
     def cells(runs: Sequence[RunRecord], source: str) -> list[Cell]:
         if several:
             return [_score(runs, "overall", length, source) for length in lengths]
-        counts = [_books(runs, lengths[0], source), _tokens_read(runs, lengths[0], source)]
-        return [*counts, *(_score(runs, metric, lengths[0], source) for metric in COLUMNS)]
+        return [*_counts(runs, lengths[0], source), *(_score(runs, metric, lengths[0], source) for metric in COLUMNS)]
 
     systems = report.systems.items()
     rows = rows_by_source(
@@ -230,7 +229,9 @@ def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> 
     cells = [cell for _, cell in found]
     values = [float(cell[metric]) for cell in cells]
     mean = statistics.fmean(values)
-    spread = statistics.stdev(values) if len(values) > 1 and not _same_at_every_seed(cells) else None
+    # Scores of one reference text that does not depend on the seed have no spread.
+    fixed = all(cell.get("length") is None and cell["books"] == cells[0]["books"] for cell in cells)
+    spread = statistics.stdev(values) if len(values) > 1 and not fixed else None
     interval = interval_over_books(cells, metric)
     text = f"{mean:.1f}" + (f" {PLUS_MINUS} {spread:.1f} ({len(values)})" if spread is not None else "")
     text += f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
@@ -238,26 +239,19 @@ def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> 
     return measured_cell(text, source, mean, len(found), ids, spread, "sd" if spread else "")
 
 
-def _same_at_every_seed(cells: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these are scores of one reference text that does not depend on the seed, so that there is no spread."""
-    return all(cell.get("length") is None and cell["books"] == cells[0]["books"] for cell in cells)
-
-
-def _books(runs: Iterable[RunRecord], length: int, source: str) -> Cell:
+def _counts(runs: Iterable[RunRecord], length: int, source: str) -> list[Cell]:
+    """The columns of BESIDE."""
     found = cells_at(runs, length)
     if not found:
-        return MISSING
-    count = len(found[0][1]["books"])
-    return measured_cell(str(count), source, count, len(found), [run.run_id for run, _ in found])
-
-
-def _tokens_read(runs: Iterable[RunRecord], length: int, source: str) -> Cell:
-    found = [(run, [book.get("tokens_read") for book in cell["books"]]) for run, cell in cells_at(runs, length)]
-    counts = [count for _, of in found for count in of]
-    if not counts or None in counts:
-        return MISSING
-    mean = statistics.fmean(counts)
-    return measured_cell(f"{mean:,.0f}", source, mean, len(found), [run.run_id for run, _ in found])
+        return [MISSING] * len(BESIDE)
+    of_runs = len(found), [run.run_id for run, _ in found]
+    books = len(found[0][1]["books"])
+    read = [book.get("tokens_read") for _, cell in found for book in cell["books"]]
+    cells = [measured_cell(str(books), source, books, *of_runs), MISSING]
+    if read and None not in read:
+        mean = statistics.fmean(read)
+        cells[1] = measured_cell(f"{mean:,.0f}", source, mean, *of_runs)
+    return cells
 
 
 def _data(runs: Sequence[RunRecord]) -> list[str]:

@@ -38,6 +38,7 @@ from infini.runs.common import (
 )
 from infini.system.devices import pick_device, uses_bfloat16
 from infini.system.memory_use import peak_memory_bytes
+from infini.system.signals import as_interrupt
 from infini.training.checkpoint import (
     TOKENIZER,
     checkpoint_folder,
@@ -50,7 +51,7 @@ from infini.training.compiled import check_compiler, compile_layers
 from infini.training.loggers import check_logger, close_loggers, make_logger
 from infini.training.module import LanguageModelModule
 from infini.training.resume import PlainFiles, SaveCheckpoints, UnfinishedRun, describe_checkpoint
-from infini.training.trainer import ignored_variables, make_trainer, usr1_as_interrupt, without_launcher
+from infini.training.trainer import ignored_variables, make_trainer, without_launcher
 
 HIGHEST_LOSS = math.log(sys.float_info.max)
 """In nats a token; the perplexity of a higher loss overflows a float."""
@@ -64,7 +65,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
     return 0
 
 
-@usr1_as_interrupt()
+# Slurm announces the end of a job's time with this signal.
+@as_interrupt("SIGUSR1", unless_handled=True)
 def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
 

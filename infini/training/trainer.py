@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,27 +76,3 @@ def without_launcher() -> Iterator[None]:
 def _remove_launcher() -> dict[str, str]:
     names = [name for name in os.environ if name.startswith(LAUNCHERS)]
     return {name: os.environ.pop(name) for name in names}
-
-
-@contextlib.contextmanager
-def usr1_as_interrupt() -> Iterator[None]:
-    """SIGUSR1, with which Slurm announces the end of a job's time, stops a training like Ctrl-C.
-
-    An existing handler, as of a launcher, stays.
-    """
-    number: signal.Signals | None = getattr(signal, "SIGUSR1", None)
-    if number is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    if signal.getsignal(number) is not signal.SIG_DFL:
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        signal.signal(number, signal.SIG_DFL)

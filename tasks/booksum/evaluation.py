@@ -49,7 +49,8 @@ def evaluate(
     task = cast(BooksumConfig, cfg.task)
     books = open_books(cfg, task.split)
     opened = tokenise(books.documents, tokenizer, cache_folder(cfg))
-    lengths = parse_lengths(cfg.length if _asked_for(record, "length") else [task.input_length])
+    asked = any(text.lstrip("+").startswith("length=") for text in record.overrides)
+    lengths = parse_lengths(cfg.length if asked else [task.input_length])
     separator = np.zeros(0, np.int64) if isinstance(model, Seq2Seq) else tokenizer.encode(SEPARATOR)
     # With the model's options, because an evaluation may change those of an encoder-decoder.
     options = sorted(cfg.model.items())
@@ -267,7 +268,3 @@ def _name(length: int, book: str) -> str:
 def _seed(seed: int, book: str) -> int:
     """A seed for each book, independent of the other books."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{book}".encode()).digest()[:6], "big")
-
-
-def _asked_for(record: RunRecord, key: str) -> bool:
-    return any(text.lstrip("+").startswith(f"{key}=") for text in record.overrides)

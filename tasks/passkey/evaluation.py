@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -53,7 +52,10 @@ def evaluate(
     # Measured first: an error in them must not follow hours of answers.
     state_floats = model.state_floats(max(lengths) // N)
     dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if task.knockout == "none" else []
-    cache = ResultCache(_cache_path(cfg, record, data), _FIELDS, record)
+    # What decides the answers: model, prompts, precision.
+    prompts = {key: value for key, value in asdict(task).items() if key not in ("examples", "rows_per_call")}
+    identity = (identity_of_model(record), prompts, N, cfg.parallel.precision, cfg.seed, data)
+    cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record)
     missing = [question for question in questions if question.name not in cache.entries]
     console = Console(stderr=True)
     console.print(
@@ -132,13 +134,6 @@ def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: i
         query_BT[row, len(prompt) : len(ids)] = True
     masks = (torch.from_numpy(array).to(next(model.parameters()).device) for array in (needle_BT, filler_BT, query_BT))
     return half_dilution(model, torch.from_numpy(ids_BT).to(next(model.parameters()).device), *masks)
-
-
-def _cache_path(cfg: Config, record: RunRecord, data: dict[str, Any]) -> Path:
-    """Named after what decides the answers: model, prompts, precision."""
-    prompts = {key: value for key, value in asdict(cfg.task).items() if key not in ("examples", "rows_per_call")}
-    identity = (identity_of_model(record), prompts, cfg.dims.segment_length, cfg.parallel.precision, cfg.seed, data)
-    return cache_path(cfg.results_dir, cfg.task.name, *identity)
 
 
 _FIELDS = {"length", "depth", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read"}
