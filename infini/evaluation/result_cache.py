@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from infini.errors import InputError
 from infini.records import RunRecord, naming, write_atomically
+from infini.system.console import plain_console, warn
 
 
 def cache_path(results_dir: str | Path, task: str, *identity: Any) -> Path:
@@ -101,8 +100,7 @@ class ResultCache:
             return
         revisions = dict.fromkeys(commit[0] for commit in [*commits, self.commit])
         record.environment |= {"git_revisions": list(revisions), "git_dirty": True}
-        text = f"{record.run_id} was started at another commit: no single commit reproduces it"
-        Console(stderr=True).print(text, style="bold yellow", markup=False, soft_wrap=True)
+        warn(plain_console(), f"{record.run_id} was started at another commit: no single commit reproduces it")
 
     def drop(self, names: Iterable[str]) -> None:
         """Remove these entries, which are in a record now; the other entries stay."""

@@ -247,7 +247,7 @@ def settle_contradictions(rows: Mapping[str, Sequence[str]], asked: Sequence[str
             row, setting = next(iter(having.items()))
             raise InputError(f"{text}: row {row} has {setting}; leave it out, or choose other rows")
         for row, setting in having.items():
-            console.print(f"{text}: not for row {row}, which has {setting}", markup=False, soft_wrap=True)
+            console.print(f"{text}: not for row {row}, which has {setting}")
 
 
 def own_setting(settings: Sequence[str], asked: str) -> str | None:

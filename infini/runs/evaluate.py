@@ -10,8 +10,6 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from infini import records
 from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig, groups, task_schema
 from infini.errors import InputError
@@ -31,6 +29,7 @@ from infini.runs.common import (
     untrained,
     with_base,
 )
+from infini.system.console import plain_console
 from infini.system.devices import pick_device
 from infini.system.memory_use import peak_memory_bytes
 from infini.training.checkpoint import load_model, read_description
@@ -50,22 +49,20 @@ def run(cfg: Config, overrides: list[str]) -> int:
     else:
         cfg = with_base(cfg, overrides)
         record = evaluate(cfg, overrides, find_model(cfg, overrides))
-    console = Console()
+    console = plain_console(stderr=False)
     for name, entry in record.results.items():
-        console.print(
-            f"{name:<18} {_shown(entry['value']):>12}  {entry['unit']}  (n = {entry['n']:,})", highlight=False
-        )
+        console.print(f"{name:<18} {_shown(entry['value']):>12}  {entry['unit']}  (n = {entry['n']:,})")
     for note in dict.fromkeys(entry["note"] for entry in record.results.values() if entry.get("note")):
         names = [name for name, entry in record.results.items() if entry.get("note") == note]
-        console.print(f"{', '.join(names)}: {note}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{', '.join(names)}: {note}")
     if (details := getattr(load_task(cfg.task.name), "details", None)) is not None:
         for line in details(record):
-            console.print(line, markup=False, highlight=False)
+            console.print(line)
     if record.synthetic:
-        console.print("measured on made-up text: it shows that this runs, and nothing else", highlight=False)
+        console.print("measured on made-up text: it shows that this runs, and nothing else")
     path = records.record_path(cfg.results_dir, record.run_id)
     beside = [f", {path.with_suffix(suffix).name}" for suffix in record.data.get("beside", ())]
-    console.print(f"record: {path}{''.join(beside)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"record: {path}{''.join(beside)}")
     return 0
 
 

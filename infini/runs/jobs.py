@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rich.console import Console
 
@@ -12,11 +11,6 @@ from infini.errors import DivergedError
 from infini.records import RunRecord
 from infini.runs.common import catch_divergence, find_training
 from infini.runs.train import train
-
-PLAIN: dict[str, Any] = {"markup": False, "soft_wrap": True}
-WARNING: dict[str, Any] = {**PLAIN, "style": "yellow"}
-QUIET: dict[str, Any] = {**PLAIN, "highlight": False}
-"""Styles of lines on a console."""
 
 
 def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], console: Console) -> list[str]:
@@ -32,10 +26,10 @@ def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], console: Console) ->
         console.rule(f"{number} of {len(jobs)}: {where}")
         line = catch_divergence(make)
         if isinstance(line, DivergedError):
-            console.print(str(line), **WARNING)
+            console.print(str(line), style="yellow")
             diverged.append(where)
         else:
-            console.print(line, **QUIET)
+            console.print(line)
     return diverged
 
 
@@ -44,5 +38,5 @@ def trained(cfg: Config, overrides: list[str], console: Console, known: RunRecor
     found = known or find_training(cfg)
     if found is None:
         return train(cfg, overrides)
-    console.print(f"trained before: {found.run_id}", markup=False, highlight=False)
+    console.print(f"trained before: {found.run_id}")
     return found

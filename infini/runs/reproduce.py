@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from infini import records
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.report.load import load_report, report_of_runs
 from infini.runs import table
 from infini.runs.common import name_diverged
+from infini.system.console import plain_console
 
 
 def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[str] = ()) -> int:
@@ -20,7 +19,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
 
     models: only rows of these are run; all rows if there are none. What has a record in results_dir is not run again.
     """
-    console = Console(stderr=True)
+    console = plain_console()
     if records.environment().get("git_dirty"):
         console.print("uncommitted changes in the source tree: what is run now cannot be published", style="yellow")
     report = load_report(cfg.report)

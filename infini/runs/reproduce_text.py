@@ -17,7 +17,7 @@ from infini.report.tables import DASH
 from infini.report.text_report import Report
 from infini.runs.common import find_training, names_a_task, newest_on_the_data, settle_contradictions
 from infini.runs.evaluate import evaluate
-from infini.runs.jobs import WARNING, run_jobs, trained
+from infini.runs.jobs import run_jobs, trained
 from infini.training.checkpoint import checkpoint_folder
 
 
@@ -41,7 +41,7 @@ def reproduce(
         composed = compose(chosen)
         folder = data_root(composed.task)
         if not one and task != report.task and folder is not None and not folder.is_dir():
-            console.print(f"{folder}: no such folder; going on without {task}", **WARNING)
+            console.print(f"{folder}: no such folder; going on without {task}", style="yellow")
             continue
         of_task[task] = [*chosen, *_corpus_override(composed, console)]
     # A report also has rows that are only quoted from the paper, and rows that do not exist at this scale.
@@ -63,7 +63,7 @@ def reproduce(
 
     def fill(task: str, row: str, seed: int) -> str:
         cell = words(task, row, f"seed={seed}")
-        run = (_untrained if report.untrained else _trained)(compose(cell), cell, console)
+        run = (_fill_untrained if report.untrained else _fill)(compose(cell), cell, console)
         perplexity = run.metric("perplexity")
         return f"{run.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
 
@@ -74,11 +74,11 @@ def reproduce(
     return run_jobs(jobs, console)
 
 
-def _untrained(cfg: Config, overrides: list[str], console: Console) -> RunRecord:
+def _fill_untrained(cfg: Config, overrides: list[str], console: Console) -> RunRecord:
     return _evaluated(cfg, None) or evaluate(cfg, overrides, None)
 
 
-def _trained(cfg: Config, overrides: list[str], console: Console) -> RunRecord:
+def _fill(cfg: Config, overrides: list[str], console: Console) -> RunRecord:
     # A cell that is filled does not need the model any more.
     training = find_training(cfg, with_model=False)
     evaluated = None if training is None else _evaluated(cfg, training)
@@ -119,7 +119,7 @@ def _corpus_override(cfg: Config, console: Console) -> list[str]:
         console.print(
             f"{error}\nNo data here: going on with a SYNTHETIC corpus. Its numbers say nothing about {cfg.task.name} "
             "and cannot be published.",
-            **{**WARNING, "style": "bold yellow"},
+            style="bold yellow",
         )
         return ["task.data_dir=synthetic"]
     return []

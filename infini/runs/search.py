@@ -26,7 +26,6 @@ from infini.report.search import (
 )
 from infini.report.tables import RenderedReport
 from infini.runs.common import catch_divergence, describe_divergence, names_a_task, newest_on_the_data
-from infini.runs.jobs import QUIET, WARNING
 from infini.runs.publish import check_publishable, copy_runs
 from infini.runs.train import train
 from infini.system.progress import progress_bar
@@ -72,12 +71,12 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: l
                 console.print(
                     f"{task}, {model}: the best of {len(losses)} rates is still at the edge: no file for conf/tuned; "
                     f"more rates with report.most above {report.most}",
-                    **WARNING,
+                    style="yellow",
                 )
             if text is not None:
                 write_atomically(path, text.encode())
                 use = "the rate of rows with these settings" if report.settings else "copy it to conf/tuned"
-                console.print(f"{path}: {use}", **QUIET)
+                console.print(f"{path}: {use}")
 
 
 def found_by_search(
@@ -212,12 +211,12 @@ class _Search:
             return on_record[-1] if on_record else None
         if (done := newest_on_the_data(cfg, runs, "train")) is not None:
             if done.diverged is not None:
-                console.print(describe_divergence(done, self.cfg.results_dir), **WARNING)
+                console.print(describe_divergence(done, self.cfg.results_dir), style="yellow")
             return done
         console.rule(f"{task}, {model}, {KEY}={rate:g}")
         found = catch_divergence(lambda: train(cfg, words))
         if isinstance(found, DivergedError):
-            console.print(str(found), **WARNING)
+            console.print(str(found), style="yellow")
         made = found.record if isinstance(found, DivergedError) else found
         assert made is not None
         self.known.setdefault(key, []).append(made)

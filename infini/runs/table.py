@@ -17,6 +17,7 @@ from infini.report.load import load_report, refuse_seed
 from infini.report.render import print_report, write_report
 from infini.report.selection import RunReport
 from infini.report.tables import RenderedReport
+from infini.system.console import plain_console
 from infini.system.paths import is_folder
 
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
     published = records.load_records(records.published_dir())
     yours = records.load_records(cfg.results_dir) if report.is_published else None
     rendered = tabulate(report, cfg, overrides, published, yours)
-    console = wide_console()
-    print_report(rendered, console)
+    print_report(rendered, wide_console())
+    lines = plain_console(stderr=False)
     if not records.in_checkout() and not is_folder(records.published_dir() / "runs"):
-        console.print(records.WHERE_PUBLISHED, markup=False, highlight=False, soft_wrap=True)
+        lines.print(records.WHERE_PUBLISHED)
     paths = write_report(rendered, Path(cfg.results_dir) / "tables", links={"yours": "../runs"})
-    console.print(f"written: {', '.join(map(str, paths))}", markup=False, highlight=False, soft_wrap=True)
+    lines.print(f"written: {', '.join(map(str, paths))}")
 
 
 def tabulate(

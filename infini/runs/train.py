@@ -36,6 +36,7 @@ from infini.runs.common import (
     start_record,
     with_base,
 )
+from infini.system.console import plain_console, warn
 from infini.system.devices import pick_device, uses_bfloat16
 from infini.system.memory_use import peak_memory_bytes
 from infini.system.signals import as_interrupt
@@ -88,7 +89,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     _check_strategy(cfg, device)
     check_compiler(cfg, device)
     check_logger(cfg.logger.name)
-    console = Console(stderr=True)
+    console = plain_console()
     data = load_data_module(cfg)
     data.setup("fit")
     lightning.seed_everything(cfg.seed, verbose=False)
@@ -97,7 +98,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     if isinstance(model, Seq2Seq) and (summary_tokens := getattr(cfg.task, "summary_tokens", None)) is not None:
         model.check_target("task.summary_tokens", summary_tokens)
     if cfg.init_from is None and cfg.recipe.name.endswith("_finetune"):
-        _warn(
+        warn(
             console,
             f"recipe={cfg.recipe.name} is made for a trained model, and init_from is not set: training from scratch",
         )
@@ -107,7 +108,7 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     record.environment["compiled"] = compile_layers(cfg, model, device)
     if record.environment["compiled"]:
         what = f"model={cfg.model['name']}: its layers are compiled at the first step, which takes half a minute"
-        console.print(what, markup=False, highlight=False, soft_wrap=True)
+        console.print(what)
     module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed)
 
     # The corpus is part of the name: a training never resumes with other books or another vocabulary.
@@ -148,14 +149,14 @@ class _Training:
         """Train to the end, from the last checkpoint if there is one; returns whether there is."""
         cfg, module, console = self.cfg, self.module, self.console
         if self.unfinished.claim(self.record):
-            _warn(console, f"{self.record.run_id} was started at another commit: no single commit reproduces it")
+            warn(console, f"{self.record.run_id} was started at another commit: no single commit reproduces it")
         point, damaged = self.unfinished.newest()
         for path in damaged:
-            _warn(console, f"{path}: damaged, skipped")
+            warn(console, f"{path}: damaged, skipped")
         if point is not None:
-            console.print(f"resuming from {point}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"resuming from {point}")
         if variables := ignored_variables():
-            _warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
+            warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
         saving = SaveCheckpoints(self.unfinished, cfg.recipe.save_every, point)
         trainer = _trainer(cfg, self.device, self.record.run_id, saving)
         given = {"datamodule": self.data, "ckpt_path": None if point is None else str(point)}
@@ -201,7 +202,7 @@ class _Training:
         }
         record.series["in_last_stage"] = module.in_last_stage
         if not module.in_last_stage:
-            _warn(
+            warn(
                 self.console,
                 f"the curriculum stopped at stage {module.stage + 1} of {len(cfg.recipe.curriculum or ()) + 1}: its "
                 f"loss never fell below recipe.advance_below={cfg.recipe.advance_below}; take more recipe.steps",
@@ -226,10 +227,7 @@ class _Training:
         self.console.print(
             f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, "
             f"{name.replace('_', ' ')} {result['value']:.4f} {result['unit']}"
-            f"{' (made-up text)' if record.synthetic else ''}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            f"{' (made-up text)' if record.synthetic else ''}"
         )
 
     def keep_diverged(self, error: DivergedError) -> None:
@@ -260,10 +258,6 @@ def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
         if not math.isfinite(value) or (entry["unit"].startswith("nats") and value > HIGHEST_LOSS):
             shown = f"{name.replace('_', ' ')} is {value:.6g} {entry['unit']}"
             raise DivergedError(f"after the last step, {step}, the {shown}, of which there is no perplexity", step)
-
-
-def _warn(console: Console, text: str) -> None:
-    console.print(text, style="bold yellow", markup=False, soft_wrap=True)
 
 
 def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:

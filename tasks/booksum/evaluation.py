@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from infini.config.compose import cache_folder
 from infini.config.lengths import format_length, parse_lengths
@@ -19,6 +18,7 @@ from infini.evaluation.decoding import Reader, generate
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model, to_line
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import RunRecord
+from infini.system.console import plain_console
 from infini.system.devices import autocast
 from infini.system.memory_use import peak_memory_bytes
 from infini.system.progress import progress_bar
@@ -66,13 +66,10 @@ def evaluate(
     cache = ResultCache(cache_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS, record)
     wanted = [(length, index) for length in lengths for index in range(len(opened))]
     missing = [(length, index) for length, index in wanted if _name(length, opened.names[index]) not in cache.entries]
-    console = Console(stderr=True)
+    console = plain_console()
     console.print(
         f"summarizing with {name_of_model(record)}: {len(missing)} summaries"
-        + (f" ({len(wanted) - len(missing)} were there before)" if len(missing) < len(wanted) else ""),
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        + (f" ({len(wanted) - len(missing)} were there before)" if len(missing) < len(wanted) else "")
     )
     total = DECODE_COST * cfg.decoding.max_new_tokens * len(missing)
     total += sum(_read(model, min(length, int(opened.n_tokens[index]) + len(separator))) for length, index in missing)

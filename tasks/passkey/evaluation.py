@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from infini.config.lengths import format_length, parse_depths, parse_lengths
 from infini.config.schema import Config
@@ -17,6 +16,7 @@ from infini.evaluation.dilution import half_dilution
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model, to_line
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
+from infini.system.console import plain_console
 from infini.system.devices import autocast
 from infini.system.memory_use import peak_memory_bytes
 from infini.system.progress import progress_bar
@@ -57,13 +57,10 @@ def evaluate(
     identity = (identity_of_model(record), prompts, N, cfg.parallel.precision, cfg.seed, data)
     cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record)
     missing = [question for question in questions if question.name not in cache.entries]
-    console = Console(stderr=True)
+    console = plain_console()
     console.print(
         f"asking {name_of_model(record)} ({cfg.recipe.name}) {len(missing):,} questions"
-        + (f" ({len(cache.entries):,} were answered before)" if cache.entries else ""),
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        + (f" ({len(cache.entries):,} were answered before)" if cache.entries else "")
     )
     names: dict[tuple[int, str], list[str]] = defaultdict(list)
     for question in questions:
@@ -88,7 +85,7 @@ def evaluate(
             of_cell = names[question.length, question.depth]
             if all(name in cache.entries for name in of_cell):
                 cell = _cell(question.length, question.depth, [cache.entries[name] for name in of_cell])
-                console.print(_line(cell), markup=False, highlight=False, soft_wrap=True)
+                console.print(_line(cell))
     # The cache may also hold answers to prompts that this configuration does not ask.
     entries = [cache.entries[question.name] for question in questions]
     cells = [

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from infini.config.compose import cache_folder
 from infini.config.schema import Config
@@ -29,6 +28,7 @@ from infini.evaluation.perplexity import (
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model
 from infini.nn.protocols import optional
 from infini.records import RunRecord
+from infini.system.console import plain_console
 from infini.system.devices import autocast
 from infini.system.progress import progress_bar
 from infini.tasks.text.documents import TextTokenizer
@@ -50,8 +50,8 @@ def evaluate(
     split_name = _split(cfg)
     documents = documents_of(cfg, split_name)
     split = tokenise(documents, tokenizer, cache_folder(cfg))
-    console = Console(stderr=True)
-    console.print(f"evaluating {name_of_model(record)} on {len(split)} documents", markup=False, highlight=False)
+    console = plain_console()
+    console.print(f"evaluating {name_of_model(record)} on {len(split)} documents")
 
     N = cfg.dims.segment_length
     limit = cfg.scale.eval_max_tokens
@@ -72,7 +72,7 @@ def evaluate(
     cache = ResultCache(cache_path(cfg.results_dir, cfg.task.name, *identity, _FIELDS), _FIELDS, record)
     resumed = bool(cache.entries)
     if resumed:
-        console.print("resuming where it was stopped", markup=False, highlight=False)
+        console.print("resuming where it was stopped")
     call = cfg.scale.eval_segments_per_call * N
     with (
         cache,
