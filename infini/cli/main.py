@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from infini.cli.checks import check, note_replaced, refuse_unread
 from infini.cli.failures import one_line
@@ -14,7 +14,7 @@ from infini.config.words import bracketed, check_lengths, key_of
 from infini.errors import InputError, did_you_mean
 from infini.system.plotting import drawing_without_a_screen
 from infini.system.signals import as_interrupt
-from infini.system.streams import OUTPUT, Streams, robust_streams
+from infini.system.streams import OUTPUT, robust_streams
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -25,17 +25,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb = verbs().get(arguments[0]) if arguments else None
     # Work continues when nobody reads its output any more; a command that only prints stops.
-    with robust_streams(patient=verb is not None and not verb.needs_reader) as streams, drawing_without_a_screen():
-        return _answer(arguments, streams)
+    with robust_streams(patient=verb is not None and not verb.needs_reader) as finish, drawing_without_a_screen():
+        return _answer(arguments, finish)
 
 
-def _answer(arguments: list[str], streams: Streams) -> int:
+def _answer(arguments: list[str], finish: Callable[[], None]) -> int:
     """Run a command line and print errors that the user can fix in one line."""
     try:
         # Schedulers send this signal before they kill.
         with as_interrupt("SIGTERM"):
             code = _dispatch(arguments)
-            streams.finish()
+            finish()
             return code
     except KeyboardInterrupt as stopped:
         verb = verbs().get(arguments[0]) if arguments else None

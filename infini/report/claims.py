@@ -44,11 +44,7 @@ class ClaimsReport(ReportKind):
     is_published = False
     verbs: ClassVar[Mapping[str, OwnVerb]] = {"table": OwnVerb(FINISHED_RUNS, module="infini.runs.claims")}
 
-    name: str
-    title: str
-    task: str
     claims: tuple[Claim, ...]
-    note: str = ""
 
     @property
     def reports(self) -> list[str]:

@@ -188,13 +188,9 @@ class MemoryReport(ReportKind):
         )
     }
 
-    name: str
-    title: str
-    task: str
     models: list[str] = field(default_factory=lambda: list(TABLE1))
     segments: int | None = None
     """Segments that are read before the memory is counted; None: those of a training sequence."""
-    note: str = ""
 
     def __post_init__(self) -> None:
         for model in self.models:

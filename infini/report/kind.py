@@ -40,6 +40,7 @@ def values_of(settings: Iterable[str]) -> dict[str, Any]:
     return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
+@dataclass(frozen=True, kw_only=True)
 class ReportKind:
     """Base of the classes of reports, which are frozen dataclasses. Their fields are the keys of the YAML; keys
     without a default are required."""
@@ -57,6 +58,9 @@ class ReportKind:
     name: str
     title: str
     task: str
+    """The task of its runs, or of `infini reproduce` if none is named on the command line."""
+    note: str = ""
+    """Printed below its tables."""
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -74,7 +78,7 @@ class ReportKind:
         Raises:
             InputError: a key is missing, unknown or has a value that is not allowed.
         """
-        known = {entry.name: entry for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        known = {entry.name: entry for entry in dataclasses.fields(cls)}
         for key in config:
             if key not in known:
                 raise InputError(f"report.{key}: no such key in a report{did_you_mean(str(key), known)}")

@@ -98,18 +98,9 @@ class PasskeyReport(RowsOfOneTask):
         )
     }
 
-    name: str
-    title: str
-    task: str
     lengths: list[str | int]
     depths: list[str | float]
     rows: dict[str, PasskeyRow]
-    run: list[str] | str = "all"
-    """Rows that `infini reproduce` makes: names, or all."""
-    aggregate: str | None = None
-    """What to do with several runs of one cell: null (an error) or largest (the run with most examples, the newest of
-    several such runs)."""
-    note: str = ""
 
     def __post_init__(self) -> None:
         for key in ("lengths", "depths"):

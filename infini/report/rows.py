@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from infini.errors import InputError, did_you_mean, require
@@ -11,10 +12,15 @@ from infini.report.selection import RunReport
 MAPPING = "names with what belongs to each, {a: ..., b: ...}"
 
 
+@dataclass(frozen=True, kw_only=True)
 class RowsOfOneTask(RunReport):
-    """For a frozen dataclass with the fields `run` and `aggregate`, which calls `check_rows` when it is made."""
+    """For a frozen dataclass, which calls `check_rows` when it is made."""
 
-    run: list[str] | str
+    run: list[str] | str = "all"
+    """Rows that `infini reproduce` makes, of those with a model: names, or all."""
+    aggregate: str | None = None
+    """What to do with several runs of one cell: null (an error) or one of `choices`. See RunReport; with `largest` the
+    run with most examples counts, the newest of several such runs."""
 
     def check_rows(self, rows: Mapping[str, Any]) -> None:
         """Raise InputError for an `aggregate` or a name in `run` that is not allowed. rows: by name."""

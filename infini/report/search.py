@@ -31,10 +31,6 @@ class SearchReport(ReportKind):
         "publish": OwnVerb(None, (KEY,), "infini.runs.search"),
     }
 
-    name: str
-    title: str
-    task: str
-    """The task of `infini reproduce` if none is named on the command line."""
     models: list[str]
     benchmarks: dict[str, str]
     """Task name -> title of its table."""
@@ -50,7 +46,6 @@ class SearchReport(ReportKind):
     """Scale -> settings of every training, if they differ from the task's defaults. Then there are no other scales."""
     model_settings: dict[str, list[str]] = field(default_factory=dict)
     """Model -> further settings of its trainings."""
-    note: str = ""
 
     def __post_init__(self) -> None:
         rates = self.rates

@@ -81,19 +81,11 @@ class SummaryReport(RowsOfOneTask):
         )
     }
 
-    name: str
-    title: str
-    task: str
     split: str
     input_lengths: list[str | int]
     """Tokens of a book that the systems read. Several lengths make a column each, with the overall value."""
     systems: dict[str, SummaryRow]
     """Row name -> the system, in the order of the rows."""
-    run: list[str] | str = "all"
-    """Rows that `infini reproduce` makes, of those with a model; or all."""
-    aggregate: str | None = None
-    """What to do with several runs of one row and seed: null (an error) or newest."""
-    note: str = ""
 
     def __post_init__(self) -> None:
         parse_lengths(self.input_lengths)

@@ -45,10 +45,6 @@ class Report(RunReport):
         "reproduce": OwnVerb(REPRODUCED, ("init_from",), "infini.runs.reproduce_text")
     }
 
-    name: str
-    title: str
-    task: str
-    """The task of `infini reproduce` if none is named on the command line."""
     split: str
     models: dict[str, str]
     """Model name -> title of its row, in the order of the rows."""
@@ -69,7 +65,6 @@ class Report(RunReport):
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
     untrained: bool = False
     """Whether the rows are pretrained models that are evaluated without a training. Then no other run fills a cell."""
-    note: str = ""
 
     def __post_init__(self) -> None:
         require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, "null, newest or mean")

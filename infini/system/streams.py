@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _LOOKALIKES = {
@@ -73,28 +73,14 @@ class _PatientFile(io.FileIO):
             raise
 
 
-class Streams:
-    """The state of standard output; see robust_streams."""
-
-    def __init__(self, out: _PatientFile | None) -> None:
-        self._out = out
-
-    def finish(self) -> None:
-        """Flush standard output. Raises OSError if output was lost for another reason than a reader that is gone."""
-        sys.stdout.flush()
-        lost = self._out.lost if self._out is not None else None
-        if lost is not None and not isinstance(lost, BrokenPipeError):
-            lost.filename = OUTPUT
-            raise lost
-
-
 @contextlib.contextmanager
-def robust_streams(patient: bool) -> Iterator[Streams]:
-    """A context in which the standard streams are safe to use.
+def robust_streams(patient: bool) -> Iterator[Callable[[], None]]:
+    """A context in which the standard streams are safe to use. It gives a function that flushes standard output.
 
     A closed stream reads as empty and discards what is written. Characters that an encoding lacks become replacements
-    or escapes. Writing to standard error never fails. patient: writing to standard output does not fail either, and
-    Streams.finish raises at the end; if false, writing raises OSError with OUTPUT as its file.
+    or escapes. Writing to standard error never fails. patient: writing to standard output does not fail either, and the
+    function raises OSError with OUTPUT as its file if output was lost for another reason than a reader that is gone; if
+    false, writing raises it.
 
     Streams that a notebook or another program has replaced are unchanged.
     """
@@ -105,8 +91,15 @@ def robust_streams(patient: bool) -> Iterator[Streams]:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it lives as long as the command
     out = _replace("stdout", 1, patient)
     _replace("stderr", 2, True)
+
+    def finish() -> None:
+        sys.stdout.flush()
+        if out is not None and out.lost is not None and not isinstance(out.lost, BrokenPipeError):
+            out.lost.filename = OUTPUT
+            raise out.lost
+
     try:
-        yield Streams(out)
+        yield finish
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
