@@ -197,56 +197,54 @@ class PasskeyReport(RowsOfOneTask):
     def render(
         self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
     ) -> RenderedReport:
-        return build_passkey_report(self, scale, published, yours)
+        """The table of accuracy, a line for each row and source, and the table of the measurements behind each line."""
+        yours = None if yours is None else list(yours)
+        sources = select_sources(self, scale, published, yours)
+        numbers = parse_lengths(self.lengths)
+        lengths = [format_length(length) for length in numbers]
+
+        def label(source: str, runs: Sequence[RunRecord]) -> str:
+            return source + " (books: SYNTHETIC)" * any(map(sources[source].learned_synthetic_text, runs))
+
+        accuracy = rows_by_source(
+            self.titles,
+            sources,
+            {
+                name: [quoted(row.paper.get(length)) for length in lengths]
+                for name, row in self.rows.items()
+                if row.paper
+            },
+            lambda runs, source: [_accuracy(self, runs, length, source) for length in numbers],
+            [name for name, row in self.rows.items() if not row.paper],
+            label,
+        )
+        behind = [
+            _behind(self, name, selection.runs[name], selection, source)
+            for name in self.rows
+            for source, selection in sources.items()
+            if name in selection.runs
+        ]
+        places = " / ".join(parse_depths(self.depths))
+        tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
+        if behind:
+            tables.append(Table(DETAILS, DETAIL_COLUMNS, tuple(behind)))
+        notes = [self.note] if self.note else []
+        notes.append(
+            f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
+            f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets."
+        )
+        for source, selection in sources.items():
+            runs = selection.all_runs
+            tokenizers = distinct(run.data.get("tokenizer") for run in runs)
+            notes.append(provenance(source, runs, lambda tokens=tokenizers: [f"lengths are tokens of {tokens}"]))  # type: ignore[misc]
+        notes += _left_out(self, scale, yours or (), sources.get("yours"))
+        title = f"{self.title}, scale {scale}"
+        return RenderedReport(self.name, scale, title, tuple(tables), tuple(notes))
 
     def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path]:
         from infini.report.passkey_figures import draw_passkey
 
         return draw_passkey(self, scale, selection, folder)
-
-
-def build_passkey_report(
-    report: PasskeyReport, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
-) -> RenderedReport:
-    """The table of accuracy, a line for each row and source, and the table of the measurements behind each line."""
-    yours = None if yours is None else list(yours)
-    sources = select_sources(report, scale, published, yours)
-    numbers = parse_lengths(report.lengths)
-    lengths = [format_length(length) for length in numbers]
-
-    def label(source: str, runs: Sequence[RunRecord]) -> str:
-        return source + " (books: SYNTHETIC)" * any(map(sources[source].learned_synthetic_text, runs))
-
-    accuracy = rows_by_source(
-        report.titles,
-        sources,
-        {name: [quoted(row.paper.get(length)) for length in lengths] for name, row in report.rows.items() if row.paper},
-        lambda runs, source: [_accuracy(report, runs, length, source) for length in numbers],
-        [name for name, row in report.rows.items() if not row.paper],
-        label,
-    )
-    behind = [
-        _behind(report, name, selection.runs[name], selection, source)
-        for name in report.rows
-        for source, selection in sources.items()
-        if name in selection.runs
-    ]
-    places = " / ".join(parse_depths(report.depths))
-    tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
-    if behind:
-        tables.append(Table(DETAILS, DETAIL_COLUMNS, tuple(behind)))
-    notes = [report.note] if report.note else []
-    notes.append(
-        f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
-        f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets."
-    )
-    for source, selection in sources.items():
-        runs = selection.all_runs
-        tokenizers = distinct(run.data.get("tokenizer") for run in runs)
-        notes.append(provenance(source, runs, lambda tokens=tokenizers: [f"lengths are tokens of {tokens}"]))  # type: ignore[misc]
-    notes += _left_out(report, scale, yours or (), sources.get("yours"))
-    title = f"{report.title}, scale {scale}"
-    return RenderedReport(report.name, scale, title, tuple(tables), tuple(notes))
 
 
 def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord], length: int, source: str) -> Cell:

@@ -19,7 +19,7 @@ from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
 from infini.runs.common import newest_on_the_data, on_the_data, own_setting
 from infini.runs.evaluate import evaluate, evaluate_reference
-from infini.runs.jobs import run_jobs, trained
+from infini.runs.reproduce import run_jobs, trained
 from infini.tasks.booksum.config import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
 

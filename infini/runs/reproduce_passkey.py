@@ -18,7 +18,7 @@ from infini.report.passkey import PasskeyReport, PasskeyRow
 from infini.report.rows import rows_of_models
 from infini.runs.common import newest_on_the_data, settle_contradictions
 from infini.runs.evaluate import evaluate
-from infini.runs.jobs import run_jobs, trained
+from infini.runs.reproduce import run_jobs, trained
 from infini.training.checkpoint import checkpoint_folder
 
 

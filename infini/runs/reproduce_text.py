@@ -17,7 +17,7 @@ from infini.report.tables import DASH
 from infini.report.text_report import Report
 from infini.runs.common import find_training, names_a_task, newest_on_the_data, settle_contradictions
 from infini.runs.evaluate import evaluate
-from infini.runs.jobs import run_jobs, trained
+from infini.runs.reproduce import run_jobs, trained
 from infini.training.checkpoint import checkpoint_folder
 
 

@@ -21,7 +21,7 @@ from infini.tasks.booksum.data import SEPARATOR, Examples, SourceBatches, Summar
 from infini.tasks.booksum.evaluation import details, evaluate, evaluate_reference
 from infini.tasks.text.data_module import NumberedDataset, ResumableDataModule
 from infini.tasks.text.documents import TextTokenizer
-from infini.tasks.text.hub_tokenizer import hub_tokenizer
+from infini.tasks.text.hub import hub_tokenizer
 from infini.tasks.text.token_cache import TokenisedSplit, open_tokenizer, tokenise
 from infini.training.checkpoint import TOKENIZER, named_folder
 from infini.training.module import SOURCE

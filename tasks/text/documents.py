@@ -286,25 +286,13 @@ class TextTokenizer:
         characters. Neither byte-level BPE nor a tokenizer that first splits at white space (T5's) has tokens across
         such a place, so the result equals that of the whole text; for other tokenizers the pieces define the result.
         """
-        encodings = self._tokenizer.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(list(_parts([text])) or [""], add_special_tokens=False)
         return np.concatenate([np.array(encoding.ids, dtype=self.dtype) for encoding in encodings])
 
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[tuple[np.ndarray, str]]:
         """The token ids of `encode` for the whole text, in parts, each with its text. Holds one piece and one part."""
-        held = ""
-        for piece in pieces:
-            held += piece
-            start = 0
-            while match := _CUT.search(held, start + _ENCODE_CHARACTERS):
-                part = held[start : match.start()]
-                yield self._encode_part(part), part
-                start = match.start()
-            held = held[start:]
-        if held:
-            yield self._encode_part(held), held
-
-    def _encode_part(self, text: str) -> np.ndarray:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=self.dtype)
+        for part in _parts(pieces):
+            yield np.array(self._tokenizer.encode(part, add_special_tokens=False).ids, dtype=self.dtype), part
 
     def extent(self, text: str, n_tokens: int) -> tuple[int, int]:
         """Words (separated by white space) and UTF-8 bytes of the part of `text` that its first tokens cover.
@@ -313,7 +301,7 @@ class TextTokenizer:
         tokenizer drops or changes characters, those of `text` count. All tokens cover all of `text`.
         """
         words = size = 0
-        for piece in _pieces(text):
+        for piece in _parts([text]):
             encoding = self._tokenizer.encode(piece, add_special_tokens=False)
             if len(encoding.ids) > n_tokens:
                 characters, behind = self._covered(piece, encoding, n_tokens)
@@ -374,12 +362,17 @@ class TextTokenizer:
             raise InputError(f"tokenizer {path} cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def _pieces(text: str) -> Iterator[str]:
-    start = 0
-    while match := _CUT.search(text, start + _ENCODE_CHARACTERS):
-        yield text[start : match.start()]
-        start = match.start()
-    yield text[start:]
+def _parts(pieces: Iterable[str]) -> Iterator[str]:
+    """The text of these pieces, cut where encoding may be; see TextTokenizer.encode."""
+    held = ""
+    for piece in pieces:
+        held, start = held + piece, 0
+        while match := _CUT.search(held, start + _ENCODE_CHARACTERS):
+            yield held[start : match.start()]
+            start = match.start()
+        held = held[start:]
+    if held:
+        yield held
 
 
 def bpe_tokenizer(

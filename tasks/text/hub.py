@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, and the texts of its data sets.
+"""The Hugging Face hub: the texts of its data sets, and its tokenizers.
 
 Only the used part of a data set is downloaded: it is streamed once and stored as one memory-mapped file.
 """
@@ -17,6 +17,7 @@ from typing import Any
 from infini.errors import InputError, lone_surrogate
 from infini.system.network import reachable
 from infini.system.progress import progress_bar
+from infini.tasks.text.documents import TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -208,3 +209,35 @@ def _open(path: Path) -> HubTexts:
 
     dataset = Dataset.from_file(str(path))
     return HubTexts(dataset["name"][:], path.stem.partition("-")[2], lambda index: dataset[index]["text"])
+
+
+def hub_tokenizer(hub_id: str, setting: str = "scale.tokenizer", instead: str = "scale.tokenizer=bpe") -> TextTokenizer:
+    """A tokenizer of the Hugging Face hub, by id; InputError (one line) when it cannot be loaded.
+
+    setting, instead: the key that names it, and an alternative setting.
+    """
+    try:
+        with nullcontext() if reachable() else caches_only():
+            tokenizer = _of_hub(hub_id)
+    except Exception as error:  # the library raises bare Exception
+        raise InputError(
+            f"{setting}={hub_id!r}: its tokenizer could not be loaded from the Hugging Face hub "
+            f"({type(error).__name__}); connect to a network, or use {instead}"
+        ) from error
+    return TextTokenizer(tokenizer)
+
+
+def _of_hub(hub_id: str) -> Any:
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_pretrained(hub_id)
+    except Exception:  # the library raises bare Exception
+        # Older repositories have only vocabulary and merges, from which transformers builds a tokenizer.
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            pass
+        else:
+            return AutoTokenizer.from_pretrained(hub_id).backend_tokenizer
+        raise

@@ -18,7 +18,7 @@ from infini.models import base_of
 from infini.records import naming
 from infini.system.progress import progress_bar
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents
-from infini.tasks.text.hub_tokenizer import hub_tokenizer
+from infini.tasks.text.hub import hub_tokenizer
 
 _FORMAT = 1
 

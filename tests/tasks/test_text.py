@@ -18,7 +18,7 @@ from infini.config.schema import Config
 from infini.errors import InputError
 from infini.tasks.text import documents as text_module
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents, synthetic_documents
-from infini.tasks.text.hub_tokenizer import hub_tokenizer
+from infini.tasks.text.hub import hub_tokenizer
 from infini.tasks.text.token_cache import open_split, tokenise
 
 HUB_ID = "somebody/books"
