@@ -63,9 +63,8 @@ def reproduce(
 
     def fill(task: str, row: str, seed: int) -> str:
         cell = words(task, row, f"seed={seed}")
-        run = (_fill_untrained if report.untrained else _fill)(compose(cell), cell, console)
-        perplexity = run.metric("perplexity")
-        return f"{run.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
+        made = _fill_untrained if report.untrained else _fill
+        return made(compose(cell), cell, console)
 
     for task, row in made:
         compose(words(task, row))
@@ -74,11 +73,11 @@ def reproduce(
     return run_jobs(jobs, console)
 
 
-def _fill_untrained(cfg: Config, overrides: list[str], console: Console) -> RunRecord:
-    return _evaluated(cfg, None) or evaluate(cfg, overrides, None)
+def _fill_untrained(cfg: Config, overrides: list[str], console: Console) -> str:
+    return _line(_evaluated(cfg, None) or evaluate(cfg, overrides, None))
 
 
-def _fill(cfg: Config, overrides: list[str], console: Console) -> RunRecord:
+def _fill(cfg: Config, overrides: list[str], console: Console) -> str:
     # A cell that is filled does not need the model any more.
     training = find_training(cfg, with_model=False)
     evaluated = None if training is None else _evaluated(cfg, training)
@@ -86,7 +85,12 @@ def _fill(cfg: Config, overrides: list[str], console: Console) -> RunRecord:
         training = find_training(cfg)
         evaluated = None if training is None else _evaluated(cfg, training)
     training = trained(cfg, overrides, console, training)
-    return evaluated or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, training.run_id))
+    return _line(evaluated or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, training.run_id)))
+
+
+def _line(evaluated: RunRecord) -> str:
+    perplexity = evaluated.metric("perplexity")
+    return f"{evaluated.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
 
 
 def _evaluated(cfg: Config, trained: RunRecord | None) -> RunRecord | None:
