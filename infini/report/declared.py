@@ -121,8 +121,3 @@ def report_mismatches(selections: Mapping[str, Selection], scale: str, titles: M
                 rows.append(f"{titles[row]} ({', '.join(differences)}: {', '.join(runs)})")
             left_out.append(f"{source}: left out, trained otherwise than the row declares: {'; '.join(rows)}")
     return [*marked, *left_out]
-
-
-def marked(title: str, selection: Selection, row: str) -> str:
-    """A title with MISMATCH_MARK if the runs of its row differ from what it declares."""
-    return f"{title} {MISMATCH_MARK}" if row in selection.mismatches else title

@@ -236,7 +236,7 @@ class PasskeyReport(RowsOfOneTask):
         for source, selection in sources.items():
             runs = selection.all_runs
             tokenizers = distinct(run.data.get("tokenizer") for run in runs)
-            notes.append(provenance(source, runs, lambda tokens=tokenizers: [f"lengths are tokens of {tokens}"]))  # type: ignore[misc]
+            notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
         notes += _left_out(self, scale, yours or (), sources.get("yours"))
         title = f"{self.title}, scale {scale}"
         return RenderedReport(self.name, scale, title, tuple(tables), tuple(notes))

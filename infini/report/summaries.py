@@ -202,7 +202,10 @@ def build_summary_report(
         f"95 %, of the mean over seeds; {DASH}: not available."
     )
     for source, selection in sources.items():
-        notes.append(provenance(source, selection.all_runs, lambda runs=selection.all_runs: _data(runs)))  # type: ignore[misc]
+        runs = selection.all_runs
+        books = distinct(f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs)
+        tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
+        notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
     notes += report_mismatches(sources, scale, report.titles)
     return RenderedReport(report.name, scale, title, (Table(what, columns, tuple(rows), "System"),), tuple(notes))
 
@@ -244,9 +247,3 @@ def _counts(runs: Iterable[RunRecord], length: int, source: str) -> list[Cell]:
         mean = statistics.fmean(read)
         cells[1] = measured_cell(f"{mean:,.0f}", source, mean, *of_runs)
     return cells
-
-
-def _data(runs: Sequence[RunRecord]) -> list[str]:
-    books = distinct(f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs)
-    tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
-    return [books, f"tokenizer {tokenizers or DASH}"]

@@ -134,13 +134,13 @@ def distinct(values: Iterable[Any]) -> str:
     return " | ".join(dict.fromkeys(str(value) for value in values))
 
 
-def provenance(source: str, runs: Sequence[RunRecord], details: Callable[[], Sequence[str]]) -> str:
+def provenance(source: str, runs: Sequence[RunRecord], details: Sequence[str]) -> str:
     """A note on the evaluation runs of a source: their number, details, hardware and commits."""
     if not runs:
         return f"{source}: no runs"
     machines, commits = distinct(map(hardware_of, runs)), distinct(map(commit_of, runs))
     count = f"{len(runs)} evaluation run{'s' * (len(runs) != 1)}"
-    return "; ".join([f"{source}: {count}", *details(), f"hardware {machines}", f"commit {commits}"])
+    return "; ".join([f"{source}: {count}", *details, f"hardware {machines}", f"commit {commits}"])
 
 
 def rows_by_source(
@@ -168,11 +168,15 @@ def rows_by_source(
             runs = selection.runs.get(name, [])
             if not runs and (source == "yours" or name not in awaited):
                 continue
-            shown = f"{title} {MISMATCH_MARK}" if name in selection.mismatches else title
             ids = [run.run_id for run in runs]
             head = measured_cell(label(source, runs), source, 0.0, 0, ids) if runs else Cell(source, "missing")
-            rows.append(Row(f"{name}/{source}", shown, (head, *cells(runs, source))))
+            rows.append(Row(f"{name}/{source}", marked(title, selection, name), (head, *cells(runs, source))))
     return rows
+
+
+def marked(title: str, selection: Selection, row: str) -> str:
+    """A title with MISMATCH_MARK if the runs of its row differ from what it declares."""
+    return f"{title} {MISMATCH_MARK}" if row in selection.mismatches else title
 
 
 def hardware_of(run: RunRecord) -> str:

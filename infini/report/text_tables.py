@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from infini.config.lengths import format_length
 from infini.records import RunRecord, value_at
-from infini.report.declared import marked, report_mismatches
+from infini.report.declared import report_mismatches
 from infini.report.intervals import holm, p_value
 from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection, select_sources
@@ -24,6 +23,7 @@ from infini.report.tables import (
     Row,
     Table,
     distinct,
+    marked,
     measured_cell,
     over_seeds,
     provenance,
@@ -77,7 +77,7 @@ def build_report(
             ]
         named = {f"{report.benchmarks[part.task]}, {source}": selection for source, selection in sources.items()}
         notes += [
-            provenance(source, selection.all_runs, partial(_data, selection, part))
+            provenance(source, selection.all_runs, _data(selection, part))
             for source, selection in named.items()
             if selection.runs or part.task == report.task
         ]
@@ -122,7 +122,7 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
         ours = [MISSING, MISSING, MISSING]
         if row in found:
             source, selection = found[row]
-            title = _title(report, selection, row)
+            title = marked(report.models[row], selection, row)
             cache = xl_cache(first[row], selection.training(first[row]))
             size, length = floats[row], value_at(selection.training_config(first[row]), "dims.segment_length")
             ratio = "" if size is None else compression(size, floats.get(REFERENCE))
@@ -146,10 +146,6 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
     return Table(SIZES, columns, tuple(rows))
 
 
-def _title(report: Report, selection: Selection, row: str) -> str:
-    return marked(report.models[row], selection, row)
-
-
 def _measures_table(report: Report, source: str, selection: Selection) -> Table:
     measures: dict[str, tuple[Callable[[RunRecord], Any], str]] = {
         "Training tokens": (lambda run: trained_tokens(selection, run), ",.0f"),
@@ -159,7 +155,7 @@ def _measures_table(report: Report, source: str, selection: Selection) -> Table:
     rows = tuple(
         Row(
             model,
-            _title(report, selection, model),
+            marked(report.models[model], selection, model),
             tuple(over_seeds(runs, value, form, source) for value, form in measures.values()),
         )
         for model, runs in selection.runs.items()
@@ -189,7 +185,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
         for counts, last in ((documents, known[-1].n_books), ([str(e.n_seeds) for e in known], known[-1].n_seeds)):
             text = "/".join(dict.fromkeys(counts))
             cells.append(measured_cell(text, source, last, known[-1].n_seeds, ids))
-        rows.append(Row(model, _title(report, selection, model), tuple(cells)))
+        rows.append(Row(model, marked(report.models[model], selection, model), tuple(cells)))
     title = (
         f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token [95 % interval, {CLUSTERED}] "
         f"({_whose(source)}): "
@@ -225,7 +221,9 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
             for first, last, mean, half in points.tolist()
         }
         if found:
-            rows.append(Row(row, _title(report, selection, row), tuple(found.get(at, MISSING) for at in bins)))
+            rows.append(
+                Row(row, marked(report.models[row], selection, row), tuple(found.get(at, MISSING) for at in bins))
+            )
     columns = tuple(
         f"{format_length(int(first)) if first else 0} to {format_length(int(last))}" for first, last in bins
     )
