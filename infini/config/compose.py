@@ -155,15 +155,12 @@ def _check_folder(key: str, folder: Path) -> None:
     try:
         str(folder).encode()
         standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    except (OSError, UnicodeEncodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "its name is not UTF-8"
-        raise InputError(
-            f"{key}={str(folder)!r}: {why}; must be a folder, or a path where one can be created"
-        ) from error
-    if not standing.is_dir():
-        raise InputError(
-            f"{key}={str(folder)!r}: {standing} is a file; must be a folder, or a path where one can be created"
-        )
+        why = "" if standing.is_dir() else f"{standing} is a file"
+    except OSError as error:
+        why = str(error.strerror)
+    except UnicodeEncodeError:
+        why = "its name is not UTF-8"
+    require(not why, key, str(folder), f"{why}; must be a folder, or a path where one can be created")
 
 
 def _with_short_warmup(recipe: Any, overrides: Sequence[str]) -> Any:

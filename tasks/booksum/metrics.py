@@ -9,7 +9,6 @@ and is left out. A summary without such words scores 0.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,11 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from infini.report.book_scores import mean_with_interval
+from infini.report.book_scores import METRICS, OVERALL, mean_with_interval
 
-TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-OVERALL = "overall"
-"""Geometric mean of R-1, R-2 and R-L."""
+TYPES = (*METRICS, "rougeLsum")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -63,11 +60,6 @@ def rouge(summary: str, references: Sequence[str], of: str = "mean") -> dict[str
     return {name: max(found) if of == "max" else sum(found) / len(found) for name, found in values.items()}
 
 
-def overall(rouge1: float, rouge2: float, rouge_l: float) -> float:
-    """Geometric mean of the three, as in the paper's table; 0 where one is 0."""
-    return math.prod((rouge1, rouge2, rouge_l)) ** (1 / 3)
-
-
 def over_books(scores: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None, float | None]]:
     """Metric -> (mean over books, lower and upper bound of its interval over books), also for the overall value.
 
@@ -78,7 +70,7 @@ def over_books(scores: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, 
         raise ValueError("no book has scores")
     found = {}
     for name in (*TYPES, OVERALL):
-        wanted = TYPES[:3] if name == OVERALL else (name,)
+        wanted = METRICS if name == OVERALL else (name,)
         table = np.array([[[book[metric] for metric in wanted] for book in scores]])
         mean, interval = mean_with_interval(table)
         found[name] = (mean, *(interval or (None, None)))
