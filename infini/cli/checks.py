@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from infini.commands import Verb, verbs
-from infini.config.keys import reads
+from infini.config.keys import key_of, reads
 from infini.config.schema import OPTIONAL_GROUPS, groups, root_defaults
-from infini.config.words import key_of
 from infini.errors import InputError
 from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 

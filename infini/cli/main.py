@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from infini.cli.checks import check, note_replaced, refuse_unread
 from infini.cli.failures import one_line
 from infini.cli.hints import refuse_bare_words, without_dashes
 from infini.commands import Arguments, Verb, verbs
-from infini.config.words import bracketed, check_lengths, key_of
+from infini.config.keys import bracketed, check_lengths, key_of
 from infini.errors import InputError, did_you_mean
 from infini.system.plotting import drawing_without_a_screen
 from infini.system.signals import as_interrupt
@@ -26,29 +26,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = verbs().get(arguments[0]) if arguments else None
     # Work continues when nobody reads its output any more; a command that only prints stops.
     with robust_streams(patient=verb is not None and not verb.needs_reader) as finish, drawing_without_a_screen():
-        return _answer(arguments, finish)
-
-
-def _answer(arguments: list[str], finish: Callable[[], None]) -> int:
-    """Run a command line and print errors that the user can fix in one line."""
-    try:
-        # Schedulers send this signal before they kill.
-        with as_interrupt("SIGTERM"):
-            code = _dispatch(arguments)
-            finish()
-            return code
-    except KeyboardInterrupt as stopped:
-        verb = verbs().get(arguments[0]) if arguments else None
-        message = str(stopped) or (verb.if_stopped if verb is not None else "")
-        print(f"infini: interrupted{'; ' * bool(message)}{message}", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:
-            return 0
-        if (line := one_line(error)) is None:
-            raise
-        print(f"infini: error: {line}", file=sys.stderr)
-        return USAGE_ERROR
+        try:
+            # Schedulers send this signal before they kill.
+            with as_interrupt("SIGTERM"):
+                code = _dispatch(arguments)
+                finish()
+                return code
+        except KeyboardInterrupt as stopped:
+            message = str(stopped) or (verb.if_stopped if verb is not None else "")
+            print(f"infini: interrupted{'; ' * bool(message)}{message}", file=sys.stderr)
+            return INTERRUPTED
+        except Exception as error:
+            if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:
+                return 0
+            if (line := one_line(error)) is None:
+                raise
+            print(f"infini: error: {line}", file=sys.stderr)
+            return USAGE_ERROR
 
 
 def _completion(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from infini.commands import Verb
-from infini.config.words import key_of
+from infini.config.keys import key_of
 from infini.errors import InputError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from infini.commands import Arguments, Verb
 from infini.config.keys import COMPARED, EVALUATION_ONLY
-from infini.config.words import take_texts
+from infini.config.keys import take_texts
 
 
 def read(words: Sequence[str]) -> Arguments:

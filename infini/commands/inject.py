@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infini.commands import Arguments, Verb
-from infini.config.words import take_texts
+from infini.config.keys import take_texts
 
 SHORT = {
     "segment_length": "dims.segment_length",

@@ -13,8 +13,7 @@ from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, value_at
 from infini.report.intervals import minimum_interval
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.rows import RowsOfOneTask, make_row
-from infini.report.selection import Selection, select_sources
+from infini.report.selection import RowsOfOneTask, Selection, make_row, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,

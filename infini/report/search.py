@@ -11,7 +11,7 @@ from typing import ClassVar
 from infini.errors import require
 from infini.records import RunRecord
 from infini.report.kind import REPRODUCED, OwnVerb, ReportKind
-from infini.report.rows import rows_of_models
+from infini.report.selection import rows_of_models
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table
 
 KEY = "optimizer.lr"

@@ -15,8 +15,7 @@ from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
 from infini.report.declared import declared_at, find_mismatches, report_mismatches
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.rows import MAPPING, RowsOfOneTask, make_row
-from infini.report.selection import Selection, select_sources
+from infini.report.selection import MAPPING, RowsOfOneTask, Selection, make_row, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,

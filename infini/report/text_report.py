@@ -13,8 +13,7 @@ from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.rows import MAPPING
-from infini.report.selection import IRRELEVANT_SETTINGS, RunReport, Selection
+from infini.report.selection import IRRELEVANT_SETTINGS, MAPPING, RunReport, Selection
 from infini.report.tables import RenderedReport
 
 

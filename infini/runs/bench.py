@@ -1,6 +1,6 @@
 """`infini bench`: the cost of the memory. It compares training steps with `local` (infini/bench/training.py), long with
 short streams, and decoding after much and after little text; and it measures long training sequences
-(infini/bench/lengths.py) and long sources (infini/bench/sources.py)."""
+and long sources (infini/bench/sources.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from infini import records
-from infini.bench.lengths import training_lengths
 from infini.bench.sources import source_costs
 from infini.bench.training import (
     VOCABULARY,
@@ -25,6 +24,7 @@ from infini.bench.training import (
     product_flops,
     quartiles,
     start_peak,
+    training_lengths,
     training_steps,
     wait,
 )

@@ -14,7 +14,7 @@ from infini.config.lengths import format_length, parse_lengths
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.records import RunRecord, value_at
-from infini.report.rows import rows_of_models
+from infini.report.selection import rows_of_models
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
 from infini.runs.common import newest_on_the_data, on_the_data, own_setting

@@ -15,7 +15,7 @@ from infini.config.lengths import parse_depths, parse_lengths
 from infini.config.schema import Config
 from infini.records import RunRecord
 from infini.report.passkey import PasskeyReport, PasskeyRow
-from infini.report.rows import rows_of_models
+from infini.report.selection import rows_of_models
 from infini.runs.common import newest_on_the_data, settle_contradictions
 from infini.runs.evaluate import evaluate
 from infini.runs.reproduce import run_jobs, trained

@@ -12,7 +12,7 @@ from infini.config.compose import cache_folder, compose, config_hash, data_root
 from infini.config.schema import Config, evaluation_keys, groups
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.rows import rows_of_models
+from infini.report.selection import rows_of_models
 from infini.report.tables import DASH
 from infini.report.text_report import Report
 from infini.runs.common import find_training, names_a_task, newest_on_the_data, settle_contradictions

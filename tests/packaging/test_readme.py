@@ -8,7 +8,7 @@ import pytest
 from infini.cli import main as cli
 from infini.commands import verbs
 from infini.config.compose import compose, expand_sweep
-from infini.config.words import bracketed
+from infini.config.keys import bracketed
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

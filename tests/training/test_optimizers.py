@@ -13,9 +13,8 @@ from torch import nn
 from infini.config.compose import compose
 from infini.config.schema import OptimizerConfig, groups
 from infini.models import build_model, registered
-from infini.training.adafactor import Adafactor
 from infini.training.module import LanguageModelModule
-from infini.training.optimizers import BIAS_FACTOR, build_optimizer, configured_groups
+from infini.training.optimizers import BIAS_FACTOR, Adafactor, build_optimizer, configured_groups
 
 MODELS = sorted(set(registered("language_model")) - {"llm"})
 """Those that are trained from scratch."""
