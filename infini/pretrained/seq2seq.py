@@ -244,9 +244,6 @@ class Seq2Seq(nn.Module):
         """Change the segment length. Only the lengths in recipes depend on it."""
         self.segment_length = segment_length
 
-    def gates(self) -> None:
-        return None
-
     def state_floats(self, n_segments: int) -> int:
         """Numbers kept for a source of n_segments segments: its encoder states."""
         return self.source_tokens(n_segments * self.segment_length) * int(self.inner.config.d_model)

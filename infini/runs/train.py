@@ -352,14 +352,11 @@ class TrainingProgress(Callback):
             self.bar.update(self.bar.task_ids[0], completed=step, description=line, refresh=True)
 
     def on_train_end(self, trainer: lightning.Trainer, module: Any) -> None:
-        self._stop()
-
-    def on_exception(self, trainer: lightning.Trainer, module: Any, exception: BaseException) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+    def on_exception(self, trainer: lightning.Trainer, module: Any, exception: BaseException) -> None:
+        self.on_train_end(trainer, module)
 
 
 def _quiet() -> None:

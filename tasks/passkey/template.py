@@ -6,13 +6,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from infini.config.compose import cache_folder
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.tasks.passkey.config import PasskeyConfig
 from infini.tasks.passkey.prompt import PasskeyTemplate
 from infini.tasks.passkey.tokenizer import word_tokenizer
 from infini.tasks.text.documents import TextTokenizer
-from infini.tasks.text.token_cache import documents_of, open_split
+from infini.tasks.text.token_cache import documents_of, tokenise
 
 LONGEST_TRAINING = 8192
 """Up to this length, training and evaluation never have the same filler counts, however long training prompts are."""
@@ -50,7 +51,7 @@ def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[Pa
             raise InputError(
                 "task.filler='book': this tokenizer has only the words of the prompt; train with task.tokenizer=scale"
             )
-        books = open_split(cfg, split, tokenizer)[0]
+        books = tokenise(documents_of(cfg, split), tokenizer, cache_folder(cfg))
         taken, total = [], 0
         for index in range(len(books)):
             taken.append(books.ids(index))

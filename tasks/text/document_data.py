@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from infini.config.compose import cache_folder
 from infini.errors import require
 from infini.evaluation.perplexity import metrics, stream_documents
 from infini.system.devices import autocast
@@ -15,7 +16,7 @@ from infini.system.progress import progress_bar
 from infini.tasks.text.data_module import ResumableDataModule
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.stream import DocumentStream
-from infini.tasks.text.token_cache import TokenisedSplit, documents_of, open_split, open_tokenizer
+from infini.tasks.text.token_cache import TokenisedSplit, documents_of, open_tokenizer, tokenise
 
 VALIDATION_TOKENS = 16384
 """Tokens of each validation document that the validation at the end of a training scores."""
@@ -48,7 +49,7 @@ class DocumentDataModule(ResumableDataModule):
         return self._open("test")
 
     def _open(self, split: str) -> TokenisedSplit:
-        return open_split(self.cfg, split, self.tokenizer)[0]
+        return tokenise(documents_of(self.cfg, split), self.tokenizer, cache_folder(self.cfg))
 
     def setup(self, stage: str | None = None) -> None:
         """Prepare the splits of a Lightning stage: train and validation for "fit", test for "test".

@@ -90,18 +90,6 @@ def open_tokenizer(cfg: Config, documents: Callable[[], Documents] | None = None
     return hub_tokenizer(cfg.scale.tokenizer)
 
 
-def open_split(
-    cfg: Config, split: str, tokenizer: TextTokenizer | None = None, progress: bool = True
-) -> tuple[TokenisedSplit, TextTokenizer]:
-    """A split of `cfg.task` as tokens, with its tokenizer.
-
-    `tokenizer` is that of a trained model; None uses `open_tokenizer(cfg)`. Raises InputError (one line) when the data
-    or the tokenizer cannot be loaded.
-    """
-    tokenizer = tokenizer or open_tokenizer(cfg)
-    return tokenise(documents_of(cfg, split), tokenizer, cache_folder(cfg), progress), tokenizer
-
-
 def documents_of(cfg: Config, split: str) -> Documents:
     """The texts of a split of `cfg.task`; InputError (one line) when they cannot be loaded."""
     task = cfg.task

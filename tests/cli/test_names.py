@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from books import row, write_books
 from command_runner import Runner
-from tiny_runs import SUMMARIES, TINY
+from tiny_runs import SUMMARIES, TINY, open_split
 
 from infini.config.compose import cache_root, compose
 from infini.errors import InputError
@@ -19,7 +19,6 @@ from infini.system.paths import home_expanded, is_file, is_folder
 from infini.tasks.booksum.books import load_books
 from infini.tasks.text import hub
 from infini.tasks.text.documents import load_documents
-from infini.tasks.text.token_cache import open_split
 
 LETTERS = "狐狸遇见了母鸡他们谈论玉米" * 7
 """More bytes than a file's name may have, and fewer letters than look like a text."""
@@ -128,7 +127,7 @@ def test_documents_whose_names_are_not_utf8_are_read(
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     os.rename(data, odd)
     monkeypatch.chdir(odd)
-    assert open_split(compose([*TINY, "task.data_dir=."]), "test", progress=False)[0].revision == run.data["revision"]
+    assert open_split(compose([*TINY, "task.data_dir=."]), "test")[0].revision == run.data["revision"]
 
 
 def test_home_is_home(

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import tokenizers
 from command_runner import Runner
-from tiny_runs import DOCUMENTS, TINY
+from tiny_runs import DOCUMENTS, TINY, open_split
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from infini.config.compose import compose
 from infini.evaluation.perplexity import Binned, Streamed, metrics
 from infini.tasks.text import documents as text_module
 from infini.tasks.text.documents import TextTokenizer
-from infini.tasks.text.token_cache import open_split
 
 AWKWARD = "Né où “fox”: 狐狸遇见了母鸡。  Ж и\r\n\r\n\tœuvre 👩\u200d🚀 ㎞ ½ e\u0301t " * 4
 
@@ -122,7 +121,7 @@ def test_an_evaluation_counts_what_it_scored(infini: Runner, foreign_corpus: Pat
     infini("train", data)
     infini("eval", data, f"scale.eval_max_tokens={limit}")
     (run,) = infini.records("eval")
-    split, tokenizer = open_split(compose([*TINY, data]), "test", progress=False)
+    split, tokenizer = open_split(compose([*TINY, data]), "test")
     for index, entry in enumerate(run.documents):
         scored = bytes_of(tokenizer, split.ids(index)[:limit])
         words = len(scored.decode(errors="replace").split())

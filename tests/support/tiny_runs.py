@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 
 from infini import records
+from infini.config.compose import cache_folder
+from infini.config.schema import Config
+from infini.tasks.text.documents import TextTokenizer
+from infini.tasks.text.token_cache import TokenisedSplit, documents_of, open_tokenizer, tokenise
 
 DOCUMENTS = {"train": 4, "validation": 2, "test": 3}
 TINY = (
@@ -64,3 +68,9 @@ def outcome(results: Path) -> tuple[Any, bytes]:
     (run,) = (run for run in records.load_records(results) if run.verb == "train")
     weights = results / "checkpoints" / run.run_id / "model.safetensors"
     return run.series["loss_curve"], weights.read_bytes()
+
+
+def open_split(cfg: Config, split: str, tokenizer: TextTokenizer | None = None) -> tuple[TokenisedSplit, TextTokenizer]:
+    """A split of the task of a configuration as tokens, with its tokenizer; None: that of the configuration."""
+    tokenizer = tokenizer or open_tokenizer(cfg)
+    return tokenise(documents_of(cfg, split), tokenizer, cache_folder(cfg), progress=False), tokenizer

@@ -15,6 +15,7 @@ import datasets
 import pytest
 from datasets.packaged_modules.parquet.parquet import Parquet
 from huggingface_hub import constants
+from tiny_runs import open_split
 
 from infini.config.compose import compose
 from infini.errors import InputError
@@ -22,7 +23,6 @@ from infini.system import network
 from infini.tasks.text import hub
 from infini.tasks.text.documents import Documents, load_documents
 from infini.tasks.text.hub import caches_only, reachable
-from infini.tasks.text.token_cache import open_split
 
 HUB_ID = "somebody/books"
 BOOKS = {
@@ -140,8 +140,8 @@ def test_the_scale_sets_the_limit(fake_hub: FakeHub, tmp_path: Path) -> None:
     cfg = compose(
         [f"task.hub_id={HUB_ID}", f"cache_dir={tmp_path}", "scale.vocab_size=260", "scale.hub_train_documents=3"]
     )
-    assert len(open_split(cfg, "train", progress=False)[0]) == 3
-    assert len(open_split(cfg, "validation", progress=False)[0]) == 5
+    assert len(open_split(cfg, "train")[0]) == 3
+    assert len(open_split(cfg, "validation")[0]) == 5
     assert [compose([f"scale={name}"]).scale.hub_train_documents for name in ("laptop", "gpu", "paper")] == [
         128,
         2048,

@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_runs import open_split
 
 from infini.config.compose import compose
 from infini.config.schema import Config
@@ -19,7 +20,7 @@ from infini.errors import InputError
 from infini.tasks.text import documents as text_module
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents, synthetic_documents
 from infini.tasks.text.hub import hub_tokenizer
-from infini.tasks.text.token_cache import open_split, tokenise
+from infini.tasks.text.token_cache import tokenise
 
 HUB_ID = "somebody/books"
 STORY = "The quick brown fox, it's said,\n  jumps over 12 lazy dogs.\r\n\r\n\tNaïve “fox”! <s> <pad>\n"
@@ -340,7 +341,7 @@ def test_a_changed_book_or_tokenizer_makes_another_cache(
 
 def test_open_split_trains_the_tokenizer_on_the_train_split(corpus: Path, tmp_path: Path) -> None:
     cfg: Config = compose([f"task.data_dir={corpus}", f"cache_dir={tmp_path / 'cache'}", "scale.vocab_size=300"])
-    split, tokenizer = open_split(cfg, "test", progress=False)
+    split, tokenizer = open_split(cfg, "test")
     assert tokenizer.hash == bpe_tokenizer(folder_documents(corpus), 300, tmp_path / "elsewhere").hash
     assert split.data_record() == {
         "name": "pg19",
@@ -350,7 +351,7 @@ def test_open_split_trains_the_tokenizer_on_the_train_split(corpus: Path, tmp_pa
         **split.totals(),
         "tokenizer": tokenizer.name,
     }
-    given_one, _ = open_split(cfg, "test", bpe_tokenizer(folder_documents(corpus), 280, tmp_path), progress=False)
+    given_one, _ = open_split(cfg, "test", bpe_tokenizer(folder_documents(corpus), 280, tmp_path))
     assert given_one.tokenizer_name.startswith("bpe-280-")
 
 
