@@ -6,9 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from infini.cli.checks import check, note_replaced, refuse_unread
+from infini.cli.checks import check, note_replaced, refuse_bare_words, refuse_unread, without_dashes
 from infini.cli.failures import one_line
-from infini.cli.hints import refuse_bare_words, without_dashes
 from infini.commands import Arguments, Verb, verbs
 from infini.config.keys import bracketed, check_lengths, key_of
 from infini.errors import InputError, did_you_mean
