@@ -109,7 +109,7 @@ class PasskeyReport(RowsOfOneTask):
         require(isinstance(self.rows, Mapping), "report.rows", self.rows, "must be a group of keys")
         rows = {name: make_row(PasskeyRow, f"report.rows.{name}", row) for name, row in self.rows.items()}
         object.__setattr__(self, "rows", rows)
-        self.check_rows(rows)
+        self.check_rows()
         for name, row in rows.items():
             # A row may start from a row that has a start itself. The chain ends at fresh weights or at PG19.
             seen = [name]
@@ -121,15 +121,6 @@ class PasskeyReport(RowsOfOneTask):
                     )
                 seen.append(row.start)
                 row = rows[row.start]
-
-    @property
-    def titles(self) -> Mapping[str, str]:
-        return {name: row.title for name, row in self.rows.items()}
-
-    @property
-    def to_run(self) -> list[str]:
-        """The rows that `infini reproduce` makes, in the order of the table."""
-        return self.chosen(list(self.rows))
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         training = known.training_config(run)

@@ -154,12 +154,23 @@ class RowsOfOneTask(RunReport):
     """What to do with several runs of one cell: null (an error) or one of `choices`. See RunReport; with `largest` the
     run with most examples counts, the newest of several such runs."""
 
-    def check_rows(self, rows: Mapping[str, Any]) -> None:
-        """Raise InputError for an `aggregate` or a name in `run` that is not allowed. rows: by name."""
+    @property
+    def by_name(self) -> Mapping[str, Any]:
+        """Row name -> the row, in the order of the table: the key that every report of the kind has."""
+        rows: Mapping[str, Any] = getattr(self, self.sign)
+        return rows
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        return {name: row.title for name, row in self.by_name.items()}
+
+    def check_rows(self) -> None:
+        """Raise InputError for an `aggregate` or a name in `run` that is not allowed."""
         allowed = f"null or {' or '.join(self.choices)}"
         require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, allowed)
         require(isinstance(self.run, str | list), "report.run", self.run, "all, or names of rows")
         for name in self.wanted:
+            rows = self.by_name
             if name != "all" and name not in rows:
                 raise InputError(f"report.run={name!r}: all, or names of {', '.join(rows)}{did_you_mean(name, rows)}")
 
@@ -168,9 +179,11 @@ class RowsOfOneTask(RunReport):
         """The names in `run`."""
         return [self.run] if isinstance(self.run, str) else self.run
 
-    def chosen(self, names: list[str]) -> list[str]:
-        """The rows among `names` that `run` names, in the order given."""
-        return [name for name in names if "all" in self.wanted or name in self.wanted]
+    @property
+    def to_run(self) -> list[str]:
+        """The rows that `infini reproduce` makes, in the order of the table."""
+        runnable = [name for name, row in self.by_name.items() if row.model]
+        return [name for name in runnable if "all" in self.wanted or name in self.wanted]
 
 
 def make_row(cls: Any, where: str, values: Any) -> Any:

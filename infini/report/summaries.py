@@ -89,17 +89,8 @@ class SummaryReport(RowsOfOneTask):
     def __post_init__(self) -> None:
         parse_lengths(self.input_lengths)
         require(isinstance(self.systems, Mapping), "report.systems", self.systems, MAPPING)
-        self.check_rows(self.systems)
+        self.check_rows()
         object.__setattr__(self, "systems", {name: _row(name, row) for name, row in self.systems.items()})
-
-    @property
-    def titles(self) -> Mapping[str, str]:
-        return {name: row.title for name, row in self.systems.items()}
-
-    @property
-    def to_run(self) -> list[str]:
-        """The rows that `infini reproduce` makes, in the order of the table."""
-        return self.chosen([name for name, row in self.systems.items() if row.model])
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or run.data.get("split") != self.split or not self.cells_of(run):
