@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infini.commands import Arguments, Verb
-from infini.config.keys import COMPARED, EVALUATION_ONLY
-from infini.config.keys import take_texts
+from infini.config.keys import COMPARED, EVALUATION_ONLY, take_texts
 
 
 def read(words: Sequence[str]) -> Arguments:

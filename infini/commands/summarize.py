@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infini.commands import Arguments, Verb
-from infini.config.keys import COMPARED, EVALUATION_ONLY
+from infini.config.keys import COMPARED, EVALUATION_ONLY, take_texts
 from infini.config.schema import OPTIONAL_GROUPS, groups, root_defaults
-from infini.config.keys import take_texts
 from infini.system.paths import is_file
 
 
