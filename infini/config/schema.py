@@ -291,7 +291,7 @@ class LoggerConfig:
 class SuiteConfig:
     """What `infini bench` measures."""
 
-    name: str = setting("train, models, stream, decode, sources, lengths, all, paper or paper_models.")
+    name: str = setting("train, models, stream, decode, sources, lengths, llm_generate, all, paper or paper_models.")
     models: list[str] = setting("Models whose training step is measured. They include `local`, the baseline.")
     repeats: int = setting("Interleaved repeats of each model's training step; 0: not measured.")
     stream_short_tokens: int = setting("Tokens of the short stream that the long one is compared with.")
@@ -313,22 +313,29 @@ class SuiteConfig:
     training_group: int = setting(
         "Group size of activation checkpointing that these are also measured with, in segments."
     )
+    prompt_tokens: list[int] = setting(
+        "Prompt lengths in tokens that a pretrained language model reads with a memory and with its own cache; empty: "
+        "not measured."
+    )
+    prompt_segments: list[int] = setting("Segment lengths in tokens of the memories that read them.")
 
     def __post_init__(self) -> None:
         at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens", "agreement_tokens", "decode_tokens")
         at_least("suite", self, 1, "stream_short_tokens", "decode_short_tokens", "training_group")
         at_least("suite", self, self.decode_short_tokens, "decode_long_tokens")
-        for key in ("source_tokens", "training_segments"):
+        for key in ("source_tokens", "training_segments", "prompt_tokens", "prompt_segments"):
             lengths = getattr(self, key)
             whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
             require(whole, f"suite.{key}", lengths, "whole numbers of at least 1")
         measured = (self.repeats, self.stream_tokens, self.oracle_tokens, self.agreement_tokens, self.decode_tokens)
         require(
-            any(measured) or bool(self.source_tokens) or bool(self.training_segments),
+            any(measured) or any((self.source_tokens, self.training_segments, self.prompt_tokens)),
             "suite.repeats",
             self.repeats,
             "must be above 0: nothing else is measured",
         )
+        if self.prompt_tokens:
+            require(bool(self.prompt_segments), "suite.prompt_segments", self.prompt_segments, "must name at least one")
         require("local" in self.models, "suite.models", self.models, "local and others to compare with it")
         fits = self.stream_tokens % self.stream_short_tokens == 0 and self.stream_tokens != self.stream_short_tokens
         allowed = f"0, or a multiple of suite.stream_short_tokens={self.stream_short_tokens}, at least twice it"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from infini.config.lengths import format_length
 from infini.records import RunRecord
 from infini.report.figures import LINES, new_figure, save
+from infini.report.prompt_costs import SERIES, draw_prompt_costs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,6 +96,7 @@ def draw_training_memory(run: RunRecord, folder: Path) -> list[Path]:
 DRAWN_BY: Mapping[str, tuple[str, Callable[[RunRecord, Path], list[Path]]]] = {
     "sources": ("sources", draw_source_costs),
     "lengths": ("training_lengths", draw_training_memory),
+    "llm_generate": (SERIES, draw_prompt_costs),
 }
 """Suite -> the series of its records, and the function that draws it."""
 

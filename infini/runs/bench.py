@@ -1,6 +1,6 @@
 """`infini bench`: the cost of the memory. It compares training steps with `local` (infini/bench/training.py), long with
 short streams, and decoding after much and after little text; and it measures long training sequences
-and long sources (infini/bench/sources.py)."""
+and long sources (infini/bench/sources.py), and prompts of a pretrained language model (infini/bench/prompts.py)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infini import records
+from infini.bench.prompts import prompt_costs
 from infini.bench.sources import source_costs
 from infini.bench.training import (
     VOCABULARY,
@@ -30,7 +31,7 @@ from infini.bench.training import (
 )
 from infini.config.schema import Config
 from infini.nn.state import State, state_bytes
-from infini.runs.common import keep_large_buffers, start_record
+from infini.runs.common import keep_large_buffers, start_record, with_base
 from infini.runs.table import wide_console
 from infini.system.devices import autocast, pick_device
 from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
@@ -44,6 +45,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     """Measure, print, and write a record of verb `bench`."""
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
+    cfg = with_base(cfg, overrides)
     record = start_record("bench", cfg, overrides)
     console = wide_console()
     peak, used = matrix_product_rate(cfg.parallel.precision, device)
@@ -66,6 +68,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
         record.series["sources"] = source_costs(setting)
     if cfg.suite.training_segments:
         record.series["training_lengths"] = training_lengths(setting)
+    if cfg.suite.prompt_tokens:
+        record.series["prompts"] = prompt_costs(setting)
     path = records.write_record(record, cfg.results_dir)
     console.print(f"record: {path}", markup=False, soft_wrap=True)
     return 0

@@ -12,7 +12,9 @@ from infini import records
 from infini.config.schema import groups
 from infini.errors import InputError
 from infini.report.bench_figures import DRAWN_BY, newest
+from infini.report.kind import ReportKind
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
+from infini.report.prompt_costs import PromptReport
 from infini.report.selection import RunReport, select_runs
 from infini.system.progress import progress_bar
 
@@ -31,19 +33,22 @@ def run(cfg: Config, overrides: list[str]) -> int:
     refuse_seed("figure", overrides)
     records.check_writable(cfg.results_dir)
     named = names_a_report(overrides)
+    declared = load_report(cfg.report)
+    suites = [declared.suite] if isinstance(declared, PromptReport) else []
+    reports: list[ReportKind] = []
     if not named:
         from infini.config.compose import compose
 
         others = [text for text in overrides if not text.startswith("report.")]
         reports = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]
-    else:
+        suites = list(DRAWN_BY)
+    elif not suites:
         reports = [report_of_runs(cfg.report, "draw")]
     said: list[str] = []
     drawn_by: list[Callable[[], list[str]]] = [
         partial(_draw, report, cfg) for report in reports if isinstance(report, RunReport)
     ]
-    if not named:
-        drawn_by += [partial(_draw_bench, suite, cfg) for suite in DRAWN_BY]
+    drawn_by += [partial(_draw_bench, suite, cfg) for suite in suites]
     with progress_bar("drawing", len(drawn_by), sys.stderr.isatty()) as advance:
         for draw_some in drawn_by:
             said += draw_some()
@@ -51,8 +56,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
     print(*said, sep="\n", end="\n" * bool(said))
     if not said:
         which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
+        how = f"bench suite={suites[0]}" if named and suites else f"reproduce {which}"
         raise InputError(
-            f"{cfg.results_dir}: nothing to draw there or among published runs; make it with `infini reproduce {which}`"
+            f"{cfg.results_dir}: nothing to draw there or among published runs; make it with `infini {how}`"
         )
     return 0
 

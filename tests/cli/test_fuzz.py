@@ -99,6 +99,7 @@ def test_a_hundred_processes_answer(tmp_path: Path, project_root: Path, argument
     missing = ["task.data_dir=/none", "results_dir=out", "checkpoint=none"]
     short = {"train": ["recipe.steps=1", "recipe.warmup_steps=0"]}
     short["bench"] = ["suite.repeats=0", "suite.stream_tokens=0", "suite.decode_tokens=0", "suite.source_tokens=[]"]
+    short["bench"] += ["suite.prompt_tokens=[]"]
     verb = arguments[0]
     line = arguments if verb not in verbs() else [verb, *missing, *arguments[1:], *short.get(verb, [])]
     done = subprocess.run(

@@ -1,0 +1,168 @@
+"""Cost of reading and continuing a prompt in a pretrained language model: with a memory, and with its own cache."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from infini.bench.training import Setting, wait
+from infini.errors import InputError
+from infini.models import base_of, build_model
+from infini.nn.state import state_bytes
+from infini.system.devices import autocast
+from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.progress import progress_bar
+
+CALL = 4096
+"""Tokens per call, as `infini generate` reads a prompt."""
+NEW_TOKENS = 32
+"""Tokens drawn after the prompt. The prompt ends so that half of them are drawn before its length is reached: before
+and behind the end of a segment."""
+REPEATS, REPEATED_TOKENS = 3, 16384
+"""Repeats of every way of reading, in turn. Longer prompts than REPEATED_TOKENS are read once."""
+OWN = "own"
+"""The way of the untouched base; the others are segment lengths."""
+
+
+@torch.inference_mode()
+def prompt_costs(setting: Setting) -> dict[str, Any]:
+    """Time and memory for every length of `suite.prompt_tokens`, on random tokens.
+
+    The base with its own cache of keys and values, and with a memory over segments of each length of
+    `suite.prompt_segments`: seconds to read the prompt, milliseconds of a token drawn after it, greedily, bytes of the
+    cache or state at the end, and peak memory above the use before, in bytes. Lists have one value for each repeat.
+
+    Raises InputError if model.base is no language model that can be measured, or if peak memory cannot be reset, as on
+    a CPU outside Linux.
+    """
+    cfg, device, console = setting.cfg, setting.device, setting.console
+    ways = _ways(setting)
+    lengths = sorted(set(cfg.suite.prompt_tokens))
+    base = base_of(cfg.model).describe()
+    table = Table(title=f"reading and continuing a prompt ({base['name']}, weights in {cfg.model['dtype']})")
+    columns = (
+        "tokens",
+        "cache",
+        "read in s",
+        "tokens/s",
+        "ms a token after it",
+        "MB of cache",
+        "peak above model (MB)",
+    )
+    for column in columns:
+        table.add_column(column, no_wrap=column in ("tokens", "cache"))
+    found: dict[str, Any] = {}
+    total = sum(length * _repeats(length) for length in lengths) * len(ways)
+    what = f"{base['name']} reads {', '.join(f'{length:,}' for length in lengths)} tokens in {len(ways)} ways"
+    with (
+        progress_bar(what, total, console.is_terminal, between=True) as advance,
+        autocast(cfg.parallel.precision, device),
+    ):
+        for way, model in ways.items():
+            _use(way, model)
+            # The first calls allocate memory of libraries.
+            _measure(model, min(lengths[0], 256), setting)
+        for length in lengths:
+            repeated: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+            for _ in range(_repeats(length)):
+                for way, model in ways.items():
+                    _use(way, model)
+                    repeated[way].append(_measure(model, length, setting))
+                    advance(length)
+            found[str(length)] = {
+                way: {key: [one[key] for one in values] for key in values[0]} for way, values in repeated.items()
+            }
+            for way, measured in found[str(length)].items():
+                seconds, milliseconds, held, peak = (statistics.median(values) for values in measured.values())
+                table.add_row(
+                    f"{length:,}",
+                    "its own" if way == OWN else f"memory, segments of {int(way):,}",
+                    f"{seconds:.2f}",
+                    f"{_tokens_read(length) / seconds:,.0f}",
+                    f"{milliseconds:.1f}",
+                    f"{held / 2**20:,.1f}",
+                    f"{peak / 2**20:,.0f}",
+                )
+    console.print(table)
+    return {
+        "base": base,
+        "lengths": found,
+        "tokens_per_call": CALL,
+        "new_tokens": NEW_TOKENS,
+        "options": {key: value for key, value in cfg.model.items() if key not in ("name", "base", "memory", "train")},
+    }
+
+
+def _repeats(length: int) -> int:
+    return REPEATS if length <= REPEATED_TOKENS else 1
+
+
+def _tokens_read(length: int) -> int:
+    return max(1, length - NEW_TOKENS // 2)
+
+
+def _ways(setting: Setting) -> dict[str, Any]:
+    """Way -> model in evaluation mode. All memories share one model, whose segment length is changed; see _use."""
+    cfg, options = setting.cfg, setting.cfg.model
+    if base_of(options) is None:
+        raise InputError(
+            f"suite.prompt_tokens={cfg.suite.prompt_tokens}: model={options['name']} has no cache to compare with; "
+            "measure a pretrained language model, model=llm"
+        )
+    if options["memory"] != "infini":
+        raise InputError(
+            f"model.memory={options['memory']!r}: suite.prompt_tokens measures the memory beside the base's own cache; "
+            "leave it out"
+        )
+    segments = sorted(set(cfg.suite.prompt_segments), reverse=True)
+    stock = {**options, "memory": "full", "window": "segment", "sinks": 0, "layers": None}
+
+    def build(chosen: dict[str, Any]) -> Any:
+        dims = replace(cfg.dims, segment_length=segments[0])
+        return build_model(chosen, dims, 0).to(setting.device).eval()
+
+    own, with_memory = build(stock), build(options)
+    return {OWN: own, **{str(segment): with_memory for segment in segments}}
+
+
+def _use(way: str, model: Any) -> None:
+    if way != OWN:
+        model.resize_segments(int(way))
+
+
+def _measure(model: Any, length: int, setting: Setting) -> dict[str, float]:
+    """One prompt and what follows. The keys are in the order of the columns of the table."""
+    device = setting.device
+    generator = torch.Generator().manual_seed(setting.cfg.seed)
+    ids = torch.randint(len(model.output_weight), (1, _tokens_read(length)), generator=generator).to(device)
+    try:
+        before = reset_peak_memory(device)
+    except OSError as error:
+        raise InputError(
+            f"suite.prompt_tokens: peak memory cannot be started anew here ({error}); set it to []"
+        ) from error
+    begin = time.perf_counter()
+    state, hidden = None, None
+    for part in ids.split(CALL, 1):
+        hidden, state, _ = model(part, state)
+    assert hidden is not None and state is not None
+    token = model.head(hidden[:, -1:]).argmax(-1)
+    wait(device)
+    seconds = time.perf_counter() - begin
+    del hidden
+    begin = time.perf_counter()
+    for _ in range(NEW_TOKENS):
+        last, state, _ = model(token, state)
+        token = model.head(last).argmax(-1)
+        wait(device)
+    return {
+        "read_seconds": seconds,
+        "decode_milliseconds": 1000 * (time.perf_counter() - begin) / NEW_TOKENS,
+        "cache_bytes": state_bytes(state),
+        "peak_bytes": peak_memory_bytes(device) - before,
+    }

@@ -1,0 +1,220 @@
+"""The report of what a prompt costs a pretrained language model, from records of `infini bench suite=llm_generate`:
+with a memory, and with the base's own cache of keys and values."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from infini.config.lengths import format_length
+from infini.errors import InputError
+from infini.records import RunRecord
+from infini.report.figures import LINES, new_figure, save
+from infini.report.kind import OwnVerb, ReportKind
+from infini.report.tables import Cell, RenderedReport, Row, Source, Table, commit_of, hardware_of, measured_cell
+
+SERIES = "prompts"
+OWN = "own"
+"""The way of the untouched base in a record; the others are segment lengths. See infini.bench.prompts."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Something measured for each length and way. Less is better."""
+
+    key: str
+    """Its key in the record."""
+    title: str
+    better: str
+    """Heading of its crossing point."""
+    scale: float
+    """Divides what is recorded."""
+    form: str
+    """Format specification."""
+
+
+MEASURES = (
+    Measure("read_seconds", "Seconds to read a prompt", "Reads faster from", 1.0, ",.2f"),
+    Measure("decode_milliseconds", "Milliseconds of a token drawn after it", "Draws faster from", 1.0, ",.1f"),
+    Measure("cache_bytes", "Cache or state after it, MB", "Cache smaller from", 2**20, ",.1f"),
+    Measure("peak_bytes", "Peak memory above the model's, MB", "Peak lower from", 2**20, ",.0f"),
+)
+
+
+@dataclass(frozen=True)
+class PromptReport(ReportKind):
+    """Tables of the newest measurement of a suite, as `conf/report/<name>.yaml` declares them."""
+
+    sign = "suite"
+    verbs: ClassVar[Mapping[str, OwnVerb]] = {
+        "table": OwnVerb(None, module="infini.runs.report_prompts"),
+        "publish": OwnVerb(None, module="infini.runs.report_prompts"),
+    }
+
+    name: str
+    title: str
+    task: str
+    """The task in the records, which measure none."""
+    suite: str
+    """The suite of `infini bench` that measures."""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.suite != "llm_generate":
+            raise InputError(f"report.suite={self.suite!r}: must be llm_generate, the suite that has such tables")
+
+
+def crossing(lengths: Sequence[float], ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """The length from which on `ours` is below `theirs`, up to the last length; 0 if it is at all lengths, None if it
+    is not at the last.
+
+    lengths: ascending. Between two lengths the logarithms are straight lines over the logarithm of the length, as they
+    are drawn. All values are above 0.
+    """
+    gap = [math.log(a) - math.log(b) for a, b in zip(ours, theirs, strict=True)]
+    if gap[-1] >= 0:
+        return None
+    last = max((i for i, value in enumerate(gap) if value >= 0), default=-1)
+    if last < 0:
+        return 0.0
+    part = gap[last] / (gap[last] - gap[last + 1])
+    return math.exp((1 - part) * math.log(lengths[last]) + part * math.log(lengths[last + 1]))
+
+
+def curves(run: RunRecord, measure: Measure) -> dict[str, dict[int, float]]:
+    """Way -> length in tokens -> median over the repeats, in the unit of the measure. The own cache is first."""
+    lengths = run.series[SERIES]["lengths"]
+    ways = next(iter(lengths.values()))
+    return {
+        # Sorted, because records sort their keys as text.
+        way: {
+            n: max(statistics.median(lengths[str(n)][way][measure.key]) / measure.scale, 1e-9)
+            for n in sorted(map(int, lengths))
+        }
+        for way in sorted(ways, key=lambda way: -math.inf if way == OWN else -int(way))
+    }
+
+
+def title_of(way: str) -> str:
+    """The title of a row or line."""
+    return "its own cache" if way == OWN else f"memory, segments of {int(way):,}"
+
+
+def build_prompt_report(report: PromptReport, scale: str, run: RunRecord | None, source: Source) -> RenderedReport:
+    """The tables of a record; no tables if there is none."""
+    notes = [report.note] if report.note else []
+    if run is None:
+        notes.append(f"no measurement yet: infini bench suite={report.suite} model.base=<base>")
+        return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", (), tuple(notes))
+    found = {measure: curves(run, measure) for measure in MEASURES}
+    tables = [_table(measure.title, found[measure], run, source, measure.form) for measure in MEASURES]
+    later = run.series[SERIES]["new_tokens"] // 2
+    speed = {
+        way: {n: max(1, n - later) / value for n, value in points.items()} for way, points in found[MEASURES[0]].items()
+    }
+    tables.insert(1, _table("Tokens a second while reading", speed, run, source, ",.0f"))
+    tables.append(_crossings(found, run, source))
+    return RenderedReport(
+        report.name, scale, f"{report.title}, scale {scale}", tuple(tables), (*notes, *_notes(run, source))
+    )
+
+
+def _table(
+    title: str,
+    points: Mapping[str, Mapping[int, float]],
+    run: RunRecord,
+    source: Source,
+    form: str,
+) -> Table:
+    columns = tuple(format_length(n) for n in next(iter(points.values())))
+    rows = tuple(
+        Row(
+            way,
+            title_of(way),
+            tuple(measured_cell(format(value, form), source, value, 1, [run.run_id]) for value in values.values()),
+        )
+        for way, values in points.items()
+    )
+    return Table(title, columns, rows, "Cache")
+
+
+def _crossings(found: Mapping[Measure, Mapping[str, Mapping[int, float]]], run: RunRecord, source: Source) -> Table:
+    rows = []
+    for way in next(iter(found.values())):
+        if way != OWN:
+            cells = tuple(_crossing_cell(points[way], points[OWN], run, source) for points in found.values())
+            rows.append(Row(way, title_of(way), cells))
+    return Table(
+        "Where the memory overtakes the base's own cache, in tokens",
+        tuple(m.better for m in MEASURES),
+        tuple(rows),
+        "Cache",
+    )
+
+
+def _crossing_cell(ours: Mapping[int, float], theirs: Mapping[int, float], run: RunRecord, source: Source) -> Cell:
+    lengths = list(ours)
+    at = crossing(lengths, list(ours.values()), list(theirs.values()))
+    if at is None:
+        return Cell(f"not up to {format_length(lengths[-1])}", "computed", run_ids=(run.run_id,), source=source)
+    text = f"{at / 1024:.1f}K" if at else f"the shortest ({format_length(lengths[0])})"
+    return Cell(text, "computed", at, run_ids=(run.run_id,), source=source)
+
+
+def _notes(run: RunRecord, source: Source) -> list[str]:
+    measured = run.series[SERIES]
+    repeats: dict[int, list[str]] = {}
+    for n in sorted(map(int, measured["lengths"])):
+        count = len(measured["lengths"][str(n)][OWN]["read_seconds"])
+        repeats.setdefault(count, []).append(format_length(n))
+    counted = "; ".join(
+        f"{', '.join(names)}: {f'medians of {count} repeats, in turn' if count > 1 else 'read once'}"
+        for count, names in repeats.items()
+    )
+    options = ", ".join(f"{key}={value}" for key, value in measured["options"].items() if value is not None)
+    products = "bfloat16" if run.environment.get("bfloat16") else "float32"
+    return [
+        f"{measured['base']['name']} ({options}), products in {products}. Both read in calls of "
+        f"{measured['tokens_per_call']:,} tokens and draw {measured['new_tokens']} tokens greedily, half of them "
+        "before the length is reached.",
+        f"{counted}. Crossing points: between two lengths straight lines, both axes logarithmic.",
+        f"{source}: hardware {hardware_of(run)}; {run.environment.get('threads')} threads; commit {commit_of(run)}",
+    ]
+
+
+def draw_prompt_costs(run: RunRecord, folder: Path) -> list[Path]:
+    """Draw, by length of the prompt, seconds to read it, milliseconds of a token drawn after it, and peak memory
+    (filled marks) with the cache in it (open marks).
+
+    Returns:
+        Paths of the PNG and the SVG.
+    """
+    read, decode, cache, peak = (curves(run, measure) for measure in MEASURES)
+    with new_figure(9.6, 3.4, layout="constrained") as figure:
+        first, second, third = figure.subplots(1, 3)
+        for index, way in enumerate(read):
+            style, marker, shade = LINES[index % len(LINES)]
+            drawn: dict[str, Any] = {"marker": marker, "color": shade, "markersize": 4, "linewidth": 1.2}
+            for axes, points in ((first, read[way]), (second, decode[way]), (third, peak[way])):
+                axes.plot(list(points), list(points.values()), linestyle=style, label=title_of(way), **drawn)
+            held = cache[way]
+            third.plot(list(held), list(held.values()), linestyle=style, markerfacecolor="white", **drawn)
+        labels = ("seconds to read the prompt", "milliseconds of a token after it", "MB: peak (filled), cache (open)")
+        lengths = list(next(iter(read.values())))
+        for axes, label in zip((first, second, third), labels, strict=True):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(lengths, [format_length(n) for n in lengths])
+            axes.set_xlabel("tokens of the prompt")
+            axes.set_ylabel(label)
+        first.legend(frameon=False, fontsize=8)
+        measured = run.series[SERIES]
+        figure.suptitle(
+            f"{measured['base']['name']}, weights in {measured['options']['dtype']}: a memory and its own cache",
+            fontsize=9,
+        )
+        return save(figure, folder / f"llm_generate_{run.scale}")
