@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from infini.cli import main as cli
 from infini.errors import InputError
+from infini.models.llm import base_model
 from infini.nn.state import select_rows, state_bytes
 from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base
@@ -190,6 +191,45 @@ def test_a_training_resumes_exactly(llm: Llm, monkeypatch: pytest.MonkeyPatch, t
     (resumed,) = llm.infini.records("train")
     assert resumed.cost["resumed"] and resumed.series["loss_curve"] == whole.series["loss_curve"]
     assert all(torch.equal(weight, weights[name]) for name, weight in llm.infini.weights(resumed).items())
+
+
+# Mathematics.
+
+
+def test_mathematics_from_the_base_to_a_trained_model(llm: Llm, tmp_path: Path) -> None:
+    """task=arxiv_math: the base as it is, its own cache, a training, and the trained model on the same papers."""
+    formula = "Let $x_{%d}$ be in $\\mathbb{R}$. Then $\\sum_i x_i^2 \\ge %d$, and so on \\dots\n"
+    for split, papers in (("train", 3), ("validation", 1), ("test", 2)):
+        (tmp_path / "papers" / split).mkdir(parents=True)
+        for paper in range(papers):
+            text = "".join(formula % (n, paper) for n in range(6 + paper))
+            (tmp_path / "papers" / split / f"{split}{paper}.tex").write_text(text)
+    words = ["task=arxiv_math", f"task.data_dir={tmp_path / 'papers'}"]
+    short = [*SHORT, "scale.knockouts=false"]
+    llm("eval", *words, *short)
+    llm("eval", *words, *short, "model.memory=full")
+    llm("train", *words, "optimizer=adamw", "optimizer.lr=0.01")
+    llm("eval", *words, *short)
+    (trained,) = llm.infini.records("train")
+    untrained, own, after = llm.infini.records("eval")
+    assert [run.parent for run in (untrained, own, after)] == [None, None, trained.run_id]
+    assert {run.task for run in (trained, untrained, own, after)} == {"arxiv_math"}
+    for run in (untrained, own, after):
+        assert (run.data["name"], run.data["source"]) == ("arxiv_math", "folder")
+        assert [entry["name"] for entry in run.documents] == ["test0", "test1"]
+    assert len(set(perplexities(llm))) == 3
+
+
+def test_a_checkpoint_without_its_base_is_one_line(llm: Llm, tmp_path: Path) -> None:
+    """Configuration and tokenizer come from there."""
+    llm.base = shutil.copytree(llm.base, tmp_path / "another")
+    llm("train", "optimizer=adamw", "recipe.steps=1", "recipe.warmup_steps=0")
+    (run,) = llm.infini.records()
+    base_model.cache_clear()
+    shutil.rmtree(llm.base)
+    for verb, words in (("eval", SHORT), ("generate", ["prompt=x"])):
+        said = llm.infini.error(verb, f"checkpoint={run.run_id}", *words)
+        assert f"model.base={str(llm.base)!r}: no such folder; name a hub id" in said
 
 
 # What a user can get wrong.
