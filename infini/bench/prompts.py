@@ -19,7 +19,8 @@ from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
 from infini.system.progress import progress_bar
 
 CALL = 4096
-"""Tokens per call, as `infini generate` reads a prompt."""
+"""Tokens per call with a memory, as `infini generate` reads a prompt. The base reads its prompt in one call, as stock
+generate() does: in parts it would need a mask, which makes it slower."""
 NEW_TOKENS = 32
 """Tokens drawn after the prompt. The prompt ends so that half of them are drawn before its length is reached: before
 and behind the end of a segment."""
@@ -64,15 +65,13 @@ def prompt_costs(setting: Setting) -> dict[str, Any]:
         autocast(cfg.parallel.precision, device),
     ):
         for way, model in ways.items():
-            _use(way, model)
             # The first calls allocate memory of libraries.
-            _measure(model, min(lengths[0], 256), setting)
+            _measure(way, model, min(lengths[0], 256), setting)
         for length in lengths:
             repeated: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
             for _ in range(_repeats(length)):
                 for way, model in ways.items():
-                    _use(way, model)
-                    repeated[way].append(_measure(model, length, setting))
+                    repeated[way].append(_measure(way, model, length, setting))
                     advance(length)
             found[str(length)] = {
                 way: {key: [one[key] for one in values] for key in values[0]} for way, values in repeated.items()
@@ -107,7 +106,7 @@ def _tokens_read(length: int) -> int:
 
 
 def _ways(setting: Setting) -> dict[str, Any]:
-    """Way -> model in evaluation mode. All memories share one model, whose segment length is changed; see _use."""
+    """Way -> model in evaluation mode. All memories share one model, whose segment length is changed."""
     cfg, options = setting.cfg, setting.cfg.model
     if base_of(options) is None:
         raise InputError(
@@ -130,14 +129,11 @@ def _ways(setting: Setting) -> dict[str, Any]:
     return {OWN: own, **{str(segment): with_memory for segment in segments}}
 
 
-def _use(way: str, model: Any) -> None:
-    if way != OWN:
-        model.resize_segments(int(way))
-
-
-def _measure(model: Any, length: int, setting: Setting) -> dict[str, float]:
+def _measure(way: str, model: Any, length: int, setting: Setting) -> dict[str, float]:
     """One prompt and what follows. The keys are in the order of the columns of the table."""
     device = setting.device
+    if way != OWN:
+        model.resize_segments(int(way))
     generator = torch.Generator().manual_seed(setting.cfg.seed)
     ids = torch.randint(len(model.output_weight), (1, _tokens_read(length)), generator=generator).to(device)
     try:
@@ -148,7 +144,7 @@ def _measure(model: Any, length: int, setting: Setting) -> dict[str, float]:
         ) from error
     begin = time.perf_counter()
     state, hidden = None, None
-    for part in ids.split(CALL, 1):
+    for part in ids.split(ids.shape[1] if way == OWN else CALL, 1):
         hidden, state, _ = model(part, state)
     assert hidden is not None and state is not None
     token = model.head(hidden[:, -1:]).argmax(-1)

@@ -178,9 +178,9 @@ def _notes(run: RunRecord, source: Source) -> list[str]:
     options = ", ".join(f"{key}={value}" for key, value in measured["options"].items() if value is not None)
     products = "bfloat16" if run.environment.get("bfloat16") else "float32"
     return [
-        f"{measured['base']['name']} ({options}), products in {products}. Both read in calls of "
-        f"{measured['tokens_per_call']:,} tokens and draw {measured['new_tokens']} tokens greedily, half of them "
-        "before the length is reached.",
+        f"{measured['base']['name']} ({options}), products in {products}. A memory reads in calls of "
+        f"{measured['tokens_per_call']:,} tokens, as infini generate does; the base in one call, as stock generate() "
+        f"does. {measured['new_tokens']} tokens are drawn greedily, half of them before the length is reached.",
         f"{counted}. Crossing points: between two lengths straight lines, both axes logarithmic.",
         f"{source}: hardware {hardware_of(run)}; {run.environment.get('threads')} threads; commit {commit_of(run)}",
     ]
