@@ -55,13 +55,8 @@ class PromptReport(ReportKind):
         "publish": OwnVerb(None, module="infini.runs.report_prompts"),
     }
 
-    name: str
-    title: str
-    task: str
-    """The task in the records, which measure none."""
     suite: str
     """The suite of `infini bench` that measures."""
-    note: str = ""
 
     def __post_init__(self) -> None:
         if self.suite != "llm_generate":
