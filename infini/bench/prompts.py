@@ -53,7 +53,7 @@ def prompt_costs(setting: Setting) -> dict[str, Any]:
         "tokens/s",
         "ms a token after it",
         "MB of cache",
-        "peak above model (MB)",
+        "peak MB",
     )
     for column in columns:
         table.add_column(column, no_wrap=column in ("tokens", "cache"))

@@ -60,6 +60,9 @@ import torch
 layer = InfiniAttention(d_model=16, n_heads=2, d_key=8, segment_length=4)
 y_BTD, state = layer(torch.randn(2, 9, 16))
 assert y_BTD.shape == (2, 9, 16)
+# Models of transformers are known without it.
+from infini.models import registered
+assert {"llm", "bart"} <= set(registered())
 """
     python(without(*FRAMEWORKS, "transformers", "yaml", "safetensors", "rich", "scipy") + code, tmp_path)
 

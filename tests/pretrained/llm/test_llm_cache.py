@@ -14,13 +14,21 @@ from infini.nn.tensor_file import read_tensors, write_tensors
 from infini.pretrained.llm import InfiniCache
 from infini.pretrained.llm import cache as cache_module
 
-KINDS = pytest.mark.parametrize("name", ["llama", "gemma3"])
-OPTIONS = pytest.mark.parametrize("options", [{}, {"window": "previous", "sinks": 2}], ids=["paper", "both"])
+_BOTH: dict[str, Any] = {"window": "previous", "sinks": 2}
+SHARED = pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        pytest.param({}, "llama", id="paper-llama", marks=pytest.mark.slow),
+        pytest.param(_BOTH, "llama", id="both-llama"),
+        pytest.param({}, "gemma3", id="paper-gemma3"),
+        pytest.param(_BOTH, "gemma3", id="both-gemma3", marks=pytest.mark.slow),
+    ],
+)
+"""Both options in one family and sliding layers in another; the other two combinations are slow."""
 
 
-@KINDS
-@OPTIONS
-def test_its_bytes_do_not_grow(name: str, options: dict[str, Any]) -> None:
+@SHARED
+def test_its_bytes_do_not_grow(options: dict[str, Any], name: str) -> None:
     """After hundreds of segments what it was after two, however they came; tensors and what they keep alive."""
     model, cache = tiny_llm(name, **options), None
     sizes = set()
@@ -43,9 +51,8 @@ def cache_leaves(state: Any) -> Any:
     return leaves(state)
 
 
-@KINDS
-@OPTIONS
-def test_saved_and_loaded(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+@SHARED
+def test_saved_and_loaded(options: dict[str, Any], name: str, tmp_path: Path) -> None:
     """A book read once, in another process asked; the file holds no code, and damage is seen."""
     model, ids, more = tiny_llm(name, **options), prompt(2, 3 * N + 3), prompt(2, N + 4, seed=3)
     cache = logits_in_calls(model, ids, [ids.shape[1]])[1]
@@ -81,9 +88,8 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
         InfiniCache(tiny_llm()).save(path)
 
 
-@KINDS
-@OPTIONS
-def test_forks_share_nothing(name: str, options: dict[str, Any]) -> None:
+@SHARED
+def test_forks_share_nothing(options: dict[str, Any], name: str) -> None:
     """Many questions about one book, one after the other and at once; the book's own cache stays as it was."""
     model, book = tiny_llm(name, **options), prompt(1, 2 * N + 3)
     cache = logits_in_calls(model, book, [book.shape[1]])[1]
@@ -113,10 +119,26 @@ def test_inputs_behind_padding() -> None:
         cache.inputs(prompt(3, 4))
 
 
-@KINDS
-@OPTIONS
-@pytest.mark.parametrize("read", [1, 2 * N, 3 * N + 1])
-def test_crop_leaves_no_trace(name: str, options: dict[str, Any], read: int) -> None:
+_READ = {"1": 1, "2N": 2 * N, "3N+1": 3 * N + 1}
+
+
+@pytest.mark.parametrize(
+    ("read", "options", "name"),
+    [
+        pytest.param(
+            _READ[read],
+            _BOTH if kind == "both" else {},
+            name,
+            id=f"{read}-{kind}-{name}",
+            # By default all places with the plain family and both options, and all families behind whole segments.
+            marks=[] if (kind, name) == ("both", "llama") or read == "2N" else [pytest.mark.slow],
+        )
+        for read in _READ
+        for kind in ("paper", "both")
+        for name in ("llama", "gemma3")
+    ],
+)
+def test_crop_leaves_no_trace(read: int, options: dict[str, Any], name: str) -> None:
     """Whatever was taken back, inside a segment or over boundaries, the state is that of the tokens that stayed."""
     model, ids = tiny_llm(name, **options), prompt(1, 6 * N)
     for removed in (1, N - 1, N, 2 * N + 1):

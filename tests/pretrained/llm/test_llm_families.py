@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from infini.pretrained.llm import GATE_MODULES, inject
 
 ALL = pytest.mark.parametrize("name", VARIANTS)
 EACH = pytest.mark.parametrize("name", FAMILIES)
-RULES = pytest.mark.parametrize("rule", ["linear", "delta"])
 _OPTIONS: dict[str, dict[str, Any]] = {
     "paper": {},
     "previous": {"window": "previous"},
@@ -37,11 +37,41 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 # One family with each option, every family without and with both.
 _CHOICES = [(name, kind) for name in FAMILIES for kind in _OPTIONS if name == "llama" or kind in ("paper", "both")]
-EACH_WITH_OPTIONS = pytest.mark.parametrize(
-    ("name", "options"),
-    [(name, _OPTIONS[kind]) for name, kind in _CHOICES],
-    ids=[f"{name}-{kind}" for name, kind in _CHOICES],
-)
+_ODD = ("llama", "gemma3", "phi3")
+"""Families that differ most: one as plain as can be, one with sliding layers, one with fused weights and partial
+rotation. The others have options in slow tests alone."""
+
+
+def with_rules(names: Iterable[str]) -> Any:
+    """Every name with Delta, one with Linear too; the others with Linear are slow."""
+    return pytest.mark.parametrize(
+        ("name", "rule"),
+        [
+            pytest.param(name, rule, id=f"{rule}-{name}", marks=_slow(rule == "linear" and name != "llama"))
+            for rule in ("linear", "delta")
+            for name in names
+        ],
+    )
+
+
+def with_options(plain_is_slow: bool) -> Any:
+    """Every family with and without options. plain_is_slow: another test has every family without."""
+    return pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            pytest.param(
+                name,
+                _OPTIONS[kind],
+                id=f"{name}-{kind}",
+                marks=_slow(plain_is_slow if kind == "paper" else name not in _ODD),
+            )
+            for name, kind in _CHOICES
+        ],
+    )
+
+
+def _slow(yes: bool) -> Any:
+    return [pytest.mark.slow] if yes else []
 
 
 def tolerance(name: str, dtype: torch.dtype = torch.float64) -> float:
@@ -61,7 +91,7 @@ def test_equals_the_base_within_a_segment(name: str) -> None:
     assert (logits(model, prompt(2, 3 * N)) - logits(base, prompt(2, 3 * N)))[:, N:].abs().max() > 0.1
 
 
-@EACH_WITH_OPTIONS
+@with_options(plain_is_slow=True)
 def test_options_equal_the_base_within_what_attention_sees(name: str, options: dict[str, Any]) -> None:
     """One segment, or two with window=previous. The cosines of other positions differ by float32's rounding."""
     ids = prompt(2, 2 * N if "window" in options else N)
@@ -69,8 +99,7 @@ def test_options_equal_the_base_within_what_attention_sees(name: str, options: d
     assert (ours - theirs).abs().max() < 1e-5
 
 
-@EACH
-@RULES
+@with_rules(FAMILIES)
 def test_shut_gates_are_the_base_with_segment_local_attention(name: str, rule: str) -> None:
     """Every segment as the base reads it alone, from position 0. Here every layer is local."""
     base = tiny_base(name, sliding_window=4 * N) if "gemma" in name else tiny_base(name)
@@ -82,13 +111,12 @@ def test_shut_gates_are_the_base_with_segment_local_attention(name: str, rule: s
     assert_close(logits_in_calls(shut, ids, [1] * ids.shape[1])[0], alone, tolerance(name), "token by token")
 
 
-@ALL
-@RULES
+@with_rules(VARIANTS)
 def test_decode_equals_forward_at_every_position(name: str, rule: str) -> None:
     """Token by token, and in calls that end before, on and behind boundaries."""
-    ids = prompt(2, 4 * N + 3)
+    ids = prompt(2, 3 * N + 3)
     one_by_one = [1] * ids.shape[1]
-    cuts = [one_by_one, [N - 1, 1, N, 2 * N, 3], [N + 1, 2 * N + 1, 1, N]]
+    cuts = [one_by_one, [N - 1, 1, 2 * N, 3], [N + 1, N + 1, 1, N]]
     for dtype, ways in ((torch.float64, cuts), (torch.float32, [one_by_one])):
         model = tiny_llm(name, rule, dtype)
         whole = logits(model, ids)
@@ -96,7 +124,7 @@ def test_decode_equals_forward_at_every_position(name: str, rule: str) -> None:
             assert_close(logits_in_calls(model, ids, calls)[0], whole, tolerance(name, dtype), f"{calls} in {dtype}")
 
 
-@EACH_WITH_OPTIONS
+@with_options(plain_is_slow=True)
 def test_options_decode_as_they_forward(name: str, options: dict[str, Any]) -> None:
     ids = prompt(2, 4 * N + 3)
     model = tiny_llm(name, **options)
@@ -105,15 +133,15 @@ def test_options_decode_as_they_forward(name: str, options: dict[str, Any]) -> N
         assert_close(logits_in_calls(model, ids, calls)[0], whole, tolerance(name), f"{calls}")
 
 
-@EACH_WITH_OPTIONS
+@with_options(plain_is_slow=False)
 def test_padded_rows_are_as_alone(name: str, options: dict[str, Any]) -> None:
     """In a batch of prompts of many lengths: what stock generate() draws, and the logits on either side's padding."""
     model = tiny_llm(name, **options)
-    prompts, ids, mask = padded([3, N, 2 * N + 1, N - 1, 3 * N + 5])
-    drawn = greedy(model, ids, N + 3, attention_mask=mask)
+    prompts, ids, mask = padded([3, N, 2 * N + 1, 3 * N - 1])
+    # Every row passes the end of a segment.
+    drawn = greedy(model, ids, N, attention_mask=mask)
     for row, one in zip(drawn, prompts, strict=True):
-        alone = greedy(model, one[None], N + 3)[0]
-        assert torch.equal(row[-N - 3 :], alone[-N - 3 :]), f"{len(one)} tokens"
+        assert torch.equal(row[-N:], greedy(model, one[None], N)[0, -N:]), f"{len(one)} tokens"
     for side in ("left", "right"):
         prompts, ids, mask = padded([5, 2 * N + 1, N], side=side)
         together = logits(model, ids, attention_mask=mask)
@@ -129,7 +157,8 @@ def test_beams_are_those_of_whole_forward_passes(name: str) -> None:
     model = tiny_llm(name)
     _, ids, mask = padded([N + 3, 2 * N])
     options = {"attention_mask": mask, "num_beams": 3, "num_return_sequences": 2}
-    drawn, again = (greedy(model, ids, N + 3, use_cache=cached, **options) for cached in (True, False))
+    # The shorter row passes the end of its second segment.
+    drawn, again = (greedy(model, ids, N - 2, use_cache=cached, **options) for cached in (True, False))
     assert torch.equal(drawn, again)
 
 
@@ -137,17 +166,17 @@ def test_beams_are_those_of_whole_forward_passes(name: str) -> None:
 def test_prefill_in_chunks(name: str) -> None:
     model = tiny_llm(name)
     ids = prompt(1, 3 * N + 2)
-    expected = greedy(model, ids, 4)
+    expected = greedy(model, ids, 2)
     for size in (3, N, N + 1, 100):
-        assert torch.equal(greedy(model, ids, 4, prefill_chunk_size=size), expected), f"chunks of {size}"
+        assert torch.equal(greedy(model, ids, 2, prefill_chunk_size=size), expected), f"chunks of {size}"
 
 
 @EACH
-def test_greedy_is_that_of_whole_forward_passes(name: str) -> None:
-    model = tiny_llm(name)
-    for tokens in (2 * N - 1, 2 * N, 2 * N + 1):
-        ids = prompt(2, tokens)
-        assert torch.equal(greedy(model, ids, N + 2), greedy_by_hand(model, ids, N + 2)), f"{tokens} tokens"
+@pytest.mark.parametrize("tokens", [pytest.param(2 * N + d, id=f"2N{d:+}", marks=_slow(d != 0)) for d in (-1, 0, 1)])
+def test_greedy_is_that_of_whole_forward_passes(name: str, tokens: int) -> None:
+    """Prompts around boundaries are drawn from by default in test_llm_generation.py, in two families."""
+    model, ids = tiny_llm(name), prompt(2, tokens)
+    assert torch.equal(greedy(model, ids, N + 2), greedy_by_hand(model, ids, N + 2))
 
 
 @EACH

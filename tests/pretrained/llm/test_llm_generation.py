@@ -12,30 +12,66 @@ from tiny_llms import N, greedy, greedy_by_hand, logits, padded, prompt, tiny_ba
 from infini.pretrained.llm import InfiniCache
 
 KINDS = pytest.mark.parametrize("name", ["llama", "gemma3"])
-OPTIONS = pytest.mark.parametrize("options", [{}, {"window": "previous", "sinks": 2}], ids=["paper", "both"])
+_BOTH: dict[str, Any] = {"window": "previous", "sinks": 2}
+OPTIONS = pytest.mark.parametrize("options", [{}, _BOTH], ids=["paper", "both"])
+SHARED = pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        pytest.param({}, "llama", id="paper-llama", marks=pytest.mark.slow),
+        pytest.param(_BOTH, "llama", id="both-llama"),
+        pytest.param({}, "gemma3", id="paper-gemma3"),
+        pytest.param(_BOTH, "gemma3", id="both-gemma3", marks=pytest.mark.slow),
+    ],
+)
+"""Both options in one family and sliding layers in another; the other two combinations are slow."""
 
 
-@KINDS
-@OPTIONS
-@pytest.mark.parametrize("tokens", [k * N + d for k in (1, 3) for d in (-1, 0, 1)])
-def test_prompts_around_boundaries(name: str, options: dict[str, Any], tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "options", "name"),
+    [
+        pytest.param(
+            k * N + d,
+            _BOTH if kind == "both" else {},
+            name,
+            id=f"{k}N{d:+}-{kind}-{name}",
+            # By default one boundary of the plain family, and the other with both options or sliding layers.
+            marks=[] if (k, kind, name) in ((1, "paper", "llama"), (3, "both", "llama"), (3, "paper", "gemma3"))
+            else [pytest.mark.slow],
+        )
+        for k in (1, 3)
+        for d in (-1, 0, 1)
+        for kind in ("paper", "both")
+        for name in ("llama", "gemma3")
+    ],
+)  # fmt: skip
+def test_prompts_around_boundaries(tokens: int, options: dict[str, Any], name: str) -> None:
     model, ids = tiny_llm(name, **options), prompt(1, tokens)
     expected = greedy_by_hand(model, ids, N + 2)
     assert torch.equal(greedy(model, ids, N + 2), expected)
     assert torch.equal(greedy(model, ids, N + 2, prefill_chunk_size=5), expected)
 
 
-@KINDS
+_DRAWING: dict[str, dict[str, Any]] = {
+    "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20},
+    "return_sequences": {"do_sample": True, "num_return_sequences": 3},
+    "beam_sampling": {"do_sample": True, "num_beams": 3},
+}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "name"),
     [
-        {"do_sample": True, "temperature": 0.8, "top_k": 20},
-        {"do_sample": True, "num_return_sequences": 3},
-        {"do_sample": True, "num_beams": 3},
+        pytest.param(
+            options,
+            name,
+            id=f"{kind}-{name}",
+            marks=[pytest.mark.slow] if name == "gemma3" and kind != "beam_sampling" else [],
+        )
+        for kind, options in _DRAWING.items()
+        for name in ("llama", "gemma3")
     ],
-    ids=["sampling", "return_sequences", "beam_sampling"],
 )
-def test_drawn_as_without_a_cache(name: str, options: dict[str, Any]) -> None:
+def test_drawn_as_without_a_cache(options: dict[str, Any], name: str) -> None:
     model, ids = tiny_llm(name), prompt(2, 2 * N + 5)
     drawn = []
     for use_cache in (True, False):
@@ -72,9 +108,8 @@ def repeating(tokens: int) -> torch.Tensor:
     return prompt(1, tokens // 2).repeat(1, 2)
 
 
-@KINDS
-@OPTIONS
-def test_prompt_lookup(name: str, options: dict[str, Any]) -> None:
+@SHARED
+def test_prompt_lookup(options: dict[str, Any], name: str) -> None:
     """What was drafted and rejected leaves no trace in window and memory."""
     model, ids = tiny_llm(name, **options), repeating(4 * N + 2)
     expected = greedy(model, ids, 2 * N + 3)
