@@ -46,16 +46,7 @@ def prompt_costs(setting: Setting) -> dict[str, Any]:
     lengths = sorted(set(cfg.suite.prompt_tokens))
     base = base_of(cfg.model).describe()
     table = Table(title=f"reading and continuing a prompt ({base['name']}, weights in {cfg.model['dtype']})")
-    columns = (
-        "tokens",
-        "cache",
-        "read in s",
-        "tokens/s",
-        "ms a token after it",
-        "MB of cache",
-        "peak MB",
-    )
-    for column in columns:
+    for column in ("tokens", "cache", "read in s", "tokens/s", "ms a token after it", "MB of cache", "peak MB"):
         table.add_column(column, no_wrap=column in ("tokens", "cache"))
     found: dict[str, Any] = {}
     total = sum(length * _repeats(length) for length in lengths) * len(ways)
