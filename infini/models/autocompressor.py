@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from infini.models import register
 from infini.nn.attention import Positions
+from infini.nn.host import to_device, to_numpy
 from infini.nn.protocols import Dimensions
 from infini.nn.recurrent import Recurrence, vectors
 
@@ -40,9 +42,10 @@ class AutoCompressor(Recurrence):
         """Vectors that a segment writes; they are appended to those of earlier segments."""
         return self.summary_tokens
 
-    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        place = torch.arange(memory_BMD.shape[1], device=memory_BMD.device)
-        return memory_BMD, place >= memory_BMD.shape[1] - writes_B[:, None] * self.summary_tokens
+    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        M = memory_BMD.shape[1]
+        exists_BM = np.arange(M) >= M - to_numpy(writes_B)[:, None] * self.summary_tokens
+        return memory_BMD, None if exists_BM.all() else to_device(exists_BM, memory_BMD.device)
 
     def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
         shape = (len(prefix_BPD), self.summary_tokens, prefix_BPD.shape[2])

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,7 +22,8 @@ from torch import nn
 from infini.models import register
 from infini.models.transformer_xl import Hidden, XLAttention, segments
 from infini.nn.decoder import Decoder
-from infini.nn.grid import Grid, Piece
+from infini.nn.grid import Grid, Piece, keep
+from infini.nn.host import take, to_device, to_numpy
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.relative import biased_attention
 from infini.nn.protocols import Dimensions
@@ -197,40 +199,37 @@ class CompressiveAttention(XLAttention):
         self, line: torch.Tensor, chunks: torch.Tensor, first: int, piece: Piece
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The memories of each segment of a piece: compressed memory [B, S, C, D] and memory [B, S, M, D]."""
-        segment = first + torch.arange(piece.n_segments, device=line.device)[:, None]
-        compressed = chunks[:, segment + torch.arange(self.chunks, device=line.device)]
-        recent = line[:, segment + torch.arange(self.memory_segments, device=line.device)]
+        segment = first + np.arange(piece.n_segments)[:, None]
+        compressed = chunks[:, to_device(segment + np.arange(self.chunks), line.device)]
+        recent = line[:, to_device(segment + np.arange(self.memory_segments), line.device)]
         return compressed.flatten(2, 3), recent.flatten(2, 3)
 
-    def _filled(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _filled(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which chunks [..., c] and segments [..., m] of memory are filled after `index` whole segments of a
         document."""
         m, c = self.memory_segments, self.chunks
-        age = torch.arange(m + c, 0, -1, device=index.device)
-        filled = index[..., None] >= age
+        filled = index[..., None] >= np.arange(m + c, 0, -1)
         return filled[..., :c], filled[..., c:]
 
     def _seen(self, piece: Piece, n_keys: int) -> torch.Tensor | None:
         N, index = self.segment_length, piece.index_BS
-        if bool((index >= self.memory_segments + self.chunks).all()):
+        if (index >= self.memory_segments + self.chunks).all():
             return None
         chunks, recent = self._filled(index)
-        own = torch.ones(*index.shape, n_keys, dtype=torch.bool, device=index.device)
-        old = torch.cat([chunks.repeat_interleave(N // self.rate, -1), recent.repeat_interleave(N, -1)], -1)
+        own = np.ones((*index.shape, n_keys), dtype=bool)
+        old = np.concatenate([chunks.repeat(N // self.rate, -1), recent.repeat(N, -1)], -1)
         own[..., : old.shape[-1]] = old
-        return own
+        return to_device(own, self.o_proj.weight.device)
 
     def _leaves_after_call(
         self, leaves: CompressiveLeaves, x_BTD: torch.Tensor, line: torch.Tensor, chunks: torch.Tensor, grid: Grid
     ) -> CompressiveLeaves:
         m, c = self.memory_segments, self.chunks
         done_B = grid.window_B // self.segment_length
-        row = torch.arange(line.shape[0], device=line.device)[:, None]
-        kept_chunks, kept = self._filled(grid.clock.position_B // self.segment_length)
+        kept_chunks, kept = self._filled(to_numpy(grid.clock.position_B) // self.segment_length)
 
-        def last(x: torch.Tensor, n: int, filled: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-            picked = x[row, done_B[:, None] + torch.arange(n, device=x.device)]
-            return (picked * filled[..., None, None].to(picked.dtype)).flatten(1, 2).to(like.dtype)
+        def last(x: torch.Tensor, n: int, filled: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+            return keep(take(x, done_B[:, None] + np.arange(n)), filled).flatten(1, 2).to(like.dtype)
 
         old = leaves.memory
         memory = Memories(last(line, m, kept, old.recent_BMD), last(chunks, c, kept_chunks, old.compressed_BCD))
@@ -256,7 +255,7 @@ class CompressiveAttention(XLAttention):
 
         q = heads(x_BSND.detach(), self.q_proj, self.d_key)
         error = (attention(old_BSND) - attention(new_BSCD)).to(state_dtype(q.dtype)).square().mean((1, 2, 3))
-        counts = (piece.index_BS >= self.memory_segments).flatten()
+        counts = to_device((piece.index_BS >= self.memory_segments).ravel(), error.device)
         if piece.weight_BSN is not None:
             # A segment that padding cuts short does not end.
             counts = counts & (piece.weight_BSN > 0).any(-1).flatten()

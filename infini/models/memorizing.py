@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,7 +22,8 @@ from infini.models import register
 from infini.models.transformer_xl import XLAttention, XLLeaves
 from infini.nn.attention import Window
 from infini.nn.decoder import Decoder
-from infini.nn.grid import Grid, Piece
+from infini.nn.grid import Grid, Piece, keep
+from infini.nn.host import take, to_device, to_numpy
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.nearest import Search, nearest
 from infini.nn.protocols import Dimensions
@@ -124,16 +126,14 @@ class MemorizingAttention(NormalisedAttention):
         """
         N, M = self.segment_length, self.memory_segments * self.segment_length
         complete = sum(piece.n_segments for piece in grid.pieces if piece.commits) * N
-        done_B = grid.window_B // N * N
-        filled_B = (grid.clock.position_B // N * N).clamp(max=M)
-        row, place = torch.arange(len(done_B), device=done_B.device)[:, None], torch.arange(M, device=done_B.device)
-        filled = (place >= M - filled_B[:, None])[..., None, None]
+        place, done_B = np.arange(M), grid.window_B // N * N
+        filled = place >= M - np.minimum(to_numpy(grid.clock.position_B) // N * N, M)[:, None]
         lines, kept = [], []
         for old, window, own in zip(leaves.memory.entries, leaves.window, new, strict=True):
             tokens = torch.cat([window[:, : grid.offset], own.to(window.dtype)], 1)[:, :complete]
             line = torch.cat([old, tokens], 1)
             lines.append(line)
-            kept.append(line[row, done_B[:, None] + place] * filled.to(line.dtype))
+            kept.append(keep(take(line, done_B[:, None] + place), filled))
         return Window(*lines), Window(*kept)
 
     def _read_memory(
@@ -146,12 +146,13 @@ class MemorizingAttention(NormalisedAttention):
         """
         N, M = self.segment_length, self.memory_segments * self.segment_length
         B, S, Q, H, _ = q.shape
-        high_S = M + (first + torch.arange(S, device=q.device)) * N
-        low_BS = high_S - (piece.index_BS * N).clamp(max=M)
-        index = nearest(q.detach(), line.k_BNGK, low_BS, high_S, self.neighbours, self.search)
+        high_S = M + (first + np.arange(S)) * N
+        low_BS = high_S - np.minimum(piece.index_BS * N, M)
+        seen = torch.from_numpy(low_BS), torch.from_numpy(high_S)
+        index = nearest(q.detach(), line.k_BNGK, *seen, self.neighbours, self.search)
         k, v = (self._entries(x, index, q.dtype) for x in line)
         scores = torch.einsum("bsqhk,bsqhrk->bsqhr", q, k).masked_fill(index < 0, -math.inf)
-        any_BS = (piece.index_BS > 0) & (high_S > low_BS)
+        any_BS = to_device((piece.index_BS > 0) & (high_S > low_BS), q.device)
         # Without entries all scores are -inf; their result is not used.
         scores = scores.where(any_BS[:, :, None, None, None], torch.zeros_like(scores))
         return torch.einsum("bsqhr,bsqhrv->bsqhv", scores.softmax(-1), v), any_BS

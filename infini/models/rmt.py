@@ -14,6 +14,7 @@ import torch
 
 from infini.models import register
 from infini.nn.attention import Positions
+from infini.nn.host import to_device, to_numpy
 from infini.nn.protocols import Dimensions
 from infini.nn.recurrent import Recurrence, vectors
 
@@ -40,7 +41,8 @@ class RMT(Recurrence):
 
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, None]:
         first = self.first_memory.view(memory_BMD.shape[1:]).to(memory_BMD.dtype)
-        return torch.where((writes_B == 0)[:, None, None], first, memory_BMD), None
+        begins_B = to_device(to_numpy(writes_B) == 0, memory_BMD.device)
+        return torch.where(begins_B[:, None, None], first, memory_BMD), None
 
     def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
         return prefix_BPD

@@ -119,7 +119,7 @@ class XLAttention(LocalAttention):
 
     def _seen(self, piece: Piece, n_keys: int) -> torch.Tensor | None:
         """Keys that each segment may read [B, S, L]; None: all. A document's first segment has no previous one."""
-        if not bool(piece.first_BS.any()):
+        if piece.first_BS is None:
             return None
         seen = torch.ones(*piece.first_BS.shape, n_keys, dtype=torch.bool, device=piece.first_BS.device)
         seen[:, :, : self.segment_length] = ~piece.first_BS[..., None]

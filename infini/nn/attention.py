@@ -151,7 +151,7 @@ class LocalAttention(nn.Module):
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         """The state of rows that have read nothing, for this layer alone. device: by default the weights'."""
         device = self.q_proj.weight.device if device is None else torch.device(device)
-        clock = fresh_clock(batch_size, self.segment_length, device, state_dtype(self.q_proj.weight.dtype))
+        clock = fresh_clock(batch_size, self.segment_length, state_dtype(self.q_proj.weight.dtype))
         return State(clock, (self.init_leaves(batch_size, device),))
 
     def forward(
@@ -167,7 +167,9 @@ class LocalAttention(nn.Module):
         Args:
             x_BTD: inputs [B, T, D]; any T >= 1.
             state: the state that the previous call returned. Default: init_state(B), rows that have read nothing.
-            mask_BT: bool [B, T], false at padding, which may precede a row's first token or follow its last.
+            mask_BT: bool [B, T], false at padding, which may precede a row's first token or follow its last. This and
+                the next two are best given on the CPU: on another device their values are read back, which waits for
+                it.
             reset_BT: bool [B, T]; before a token where it is true the row's state is cleared. With a compressive
                 memory such a token must begin a segment.
             write_weight_BT: float [B, T], a factor on what a token adds to the compressive memory. Default: 1.
@@ -433,9 +435,7 @@ class InfiniAttention(LocalAttention):
         def by_token(x: torch.Tensor) -> torch.Tensor:
             return x.unflatten(3, (H // G, Q)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
 
-        # A compiled graph masks in any case: whether a segment is a document's first is not known while it is traced.
-        masked = torch.compiler.is_compiling() or bool(piece.first_BS.any())
-        first = piece.first_BS[:, :, None, None, None] if masked else None
+        first = None if piece.first_BS is None else piece.first_BS[:, :, None, None, None]
         g = torch.sigmoid(self.beta.to(denominator.dtype))[:, None]
         a = memory.gate(a_dot, by_token(numerator), by_token(denominator), g, first, self.first_segment)
         return a, mem

@@ -127,7 +127,7 @@ class Decoder(nn.Module):
         device = self.embedding.weight.device if device is None else torch.device(device)
         layers = tuple(layer.init_leaves(batch_size, device) for layer in self.attentions())
         dtype = state_dtype(self.embedding.weight.dtype)
-        return State(fresh_clock(batch_size, self.segment_length, device, dtype), layers)
+        return State(fresh_clock(batch_size, self.segment_length, dtype), layers)
 
     def forward(
         self,

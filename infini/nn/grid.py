@@ -3,18 +3,21 @@
 The grid belongs to the document: a segment has N tokens, however the document is cut into calls. A call is split into
 pieces: the rest of an unfinished segment, whole segments, and a new unfinished segment.
 
-No value is read back from the device while `Clock.slot` is known and a call has neither mask nor resets: the grid then
-depends on sizes alone, and torch.compile traces a call into one graph.
+A call is planned on the host, with NumPy: clocks are there (infini.nn.state.Clock), and no value is read back from the
+device. Masks, resets and write weights that are given on the device are read, once each. While `Clock.slot` is known
+and a call has none of them, the grid depends on sizes alone, and torch.compile traces a call into one graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from infini.nn.host import take, to_device, to_numpy
 from infini.nn.state import Clock, State, place_rows, reset_rows, select_rows
 
 
@@ -28,12 +31,13 @@ class OffGridError(ValueError):
 
 @dataclass(frozen=True)
 class Piece:
-    """Columns [start, stop) of a call, divided into n_segments segments.
+    """Columns [start, stop) of a call, divided into n_segments segments. Tensors are on the call's device.
 
     offset: tokens of the first segment that an earlier call has read.
-    first_BS: bool, whether the segment is the first since the row's last reset.
+    first_BS: bool, whether the segment is the first since the row's last reset; None if none is.
     index_BS: int64, segments of the same document before this one.
-    reset_BS: bool, whether the row is reset before the segment; None if no row is.
+    restarts_BS: bool, whether the row is reset before the segment; None if no row is.
+    reset_BS: the same on the device.
     weight_BSN: write weights of whole segments; None if all are 1.
     commits: whether the piece completes its segments.
     """
@@ -42,8 +46,9 @@ class Piece:
     stop: int
     offset: int
     n_segments: int
-    first_BS: torch.Tensor
-    index_BS: torch.Tensor
+    first_BS: torch.Tensor | None
+    index_BS: np.ndarray
+    restarts_BS: np.ndarray | None
     reset_BS: torch.Tensor | None
     weight_BSN: torch.Tensor | None
     commits: bool
@@ -61,9 +66,14 @@ class Grid:
 
     pieces: tuple[Piece, ...]
     offset: int
-    window_B: torch.Tensor
+    window_B: np.ndarray
     window: int | None
     clock: Clock
+
+    @property
+    def stop_B(self) -> np.ndarray:
+        """The column after the last token of each row; in the columns after it there is padding."""
+        return self.window_B + to_numpy(self.clock.slot_B)
 
     def new_window(self, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
         """The tokens [B, N, ...] of the unfinished segment after the call; free slots are 0.
@@ -71,7 +81,6 @@ class Grid:
         old_BN: the same before the call. new_BT: the call's tokens [B, T, ...].
         """
         N = old_BN.shape[1]
-        slot_B = self.clock.slot_B
         if not self.offset and self.clock.slot == 0:
             return old_BN  # empty before and after the call
         new_BT = new_BT.to(old_BN.dtype)
@@ -86,11 +95,9 @@ class Grid:
                 window[:, carried:filled] = new_BT[:, column : column + filled - carried]
             return window
         line = torch.cat([old_BN[:, : self.offset], new_BT, window], 1)
-        slot = torch.arange(N, device=line.device)
-        index = (self.window_B[:, None] + slot).clamp(max=line.shape[1] - 1)
-        picked = line[torch.arange(line.shape[0], device=line.device)[:, None], index]
-        kept = (slot < slot_B[:, None]).view(*index.shape, *[1] * (picked.dim() - 2))
-        return picked * kept.to(picked.dtype)
+        slot, slot_B = np.arange(N), to_numpy(self.clock.slot_B)
+        picked = take(line, np.minimum(self.window_B[:, None] + slot, line.shape[1] - 1))
+        return keep(picked, slot < slot_B[:, None])
 
     def last_segment(self, cache_BN: torch.Tensor, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
         """The last whole segment [B, N, ...] of each row's document after the call; zeros if it has none yet.
@@ -98,102 +105,129 @@ class Grid:
         cache_BN: the same before the call. old_BN, new_BT: as for new_window.
         """
         N = old_BN.shape[1]
-        whole_B = self.clock.position_B // N
+        some_B1 = (to_numpy(self.clock.position_B) >= N)[:, None]
         line = torch.cat([old_BN[:, : self.offset], new_BT.to(old_BN.dtype)], 1)
-        if self.window is not None and bool((whole_B > 0).all()):
+        if self.window is not None and some_B1.all():
             # A copy: a slice would keep the whole call alive.
             return line[:, self.window - N : self.window].clone() if self.window else cache_BN
         # The cache precedes the line: it holds the segment that ended with the previous call.
         line = torch.cat([cache_BN, line], 1)
-        index = self.window_B[:, None] + torch.arange(N, device=line.device)
-        picked = line[torch.arange(line.shape[0], device=line.device)[:, None], index]
-        return picked * (whole_B > 0).view(-1, *[1] * (picked.dim() - 1)).to(picked.dtype)
+        return keep(take(line, self.window_B[:, None] + np.arange(N)), some_B1)
+
+
+def keep(x_BN: torch.Tensor, kept_BN: np.ndarray) -> torch.Tensor:
+    """x [B, N, ...] times 0 where kept_BN (bool, broadcastable) is false."""
+    kept = to_device(kept_BN, x_BN.device).to(x_BN.dtype)
+    return x_BN * kept.view(*kept_BN.shape, *[1] * (x_BN.dim() - 2))
 
 
 def plan(
     clock: Clock,
     n_tokens: int,
     segment_length: int,
-    mask_BT: torch.Tensor | None,
-    reset_BT: torch.Tensor | None,
+    mask_BT: torch.Tensor | np.ndarray | None,
+    reset_BT: torch.Tensor | np.ndarray | None,
     write_weight_BT: torch.Tensor | None,
+    device: torch.device | None = None,
 ) -> Grid:
-    """The grid of a call of n_tokens columns. All rows must be at the same slot.
+    """The grid of a call of n_tokens columns on `device` (None: the CPU). All rows must be at the same slot.
 
     Padding (mask false) must end its row, or its document before a reset. A reset must begin a segment. Raises
     OffGridError with the row and column of the first violation.
     """
     N, T = segment_length, n_tokens
-    B, device = clock.slot_B.shape[0], clock.slot_B.device
-    offset = int(clock.slot_B[0]) if clock.slot is None else clock.slot
-    real = torch.ones(B, T, dtype=torch.bool, device=device) if mask_BT is None else mask_BT
-    resets = reset_BT is not None and bool(reset_BT.any())
-    column = torch.arange(T, device=device)
+    device = torch.device("cpu") if device is None else device
+    compiling = torch.compiler.is_compiling()
+    position_B, weight_BN = to_numpy(clock.position_B), clock.weight_BN
+    B, dtype = len(position_B), weight_BN.dtype
+    offset = int(to_numpy(clock.slot_B)[0]) if clock.slot is None else clock.slot
+    real_BT, reset_BT = (None if marks is None else to_numpy(marks) for marks in (mask_BT, reset_BT))
+    if reset_BT is not None and not reset_BT.any():
+        reset_BT = None
+    column = np.arange(T)
 
-    if resets:
-        assert reset_BT is not None
-        _refuse(reset_BT & ~real, "a reset at a padding token")
+    # The column of the row's last reset; -1 before the first one, where the row continues from its clock.
+    last_reset_BT = None
+    if reset_BT is not None:
+        if real_BT is not None:
+            _refuse(reset_BT & ~real_BT, "a reset at a padding token")
         off_grid = ((offset + column) % N != 0) & (column > 0)
         _refuse(reset_BT & off_grid, f"a reset inside a segment of {N} tokens")
-        # The column of the row's last reset; -1 before the first one, where the row continues from its clock.
-        last_reset = torch.where(reset_BT, column, -1).cummax(1).values
-    else:
-        last_reset = torch.full((B, 1), -1, device=device).expand(B, T)
-    if mask_BT is not None:
-        follows_gap = torch.zeros_like(real)
-        follows_gap[:, 1:] = real[:, 1:] & ~real[:, :-1]
-        if resets:
-            assert reset_BT is not None
+        last_reset_BT = np.maximum.accumulate(np.where(reset_BT, column, -1), 1)
+    if real_BT is not None:
+        follows_gap = np.zeros_like(real_BT)
+        follows_gap[:, 1:] = real_BT[:, 1:] & ~real_BT[:, :-1]
+        if reset_BT is not None:
             follows_gap &= ~reset_BT
         _refuse(follows_gap, "a token after padding in the same document")
 
     # Positions count real tokens only; trailing padding does not move the row.
-    end = last_reset[:, -1]
-    since = real & (column >= end[:, None])
-    position_B = torch.where(end < 0, clock.position_B, 0) + since.sum(1)
-    trailing = torch.zeros(B, dtype=torch.long, device=device)
-    if mask_BT is not None:
-        trailing = T - torch.where(real, column + 1, 0).amax(1)
-    stop_B = offset + T - trailing
+    after_B, stop_B = position_B + T, np.full(B, offset + T)
+    if real_BT is not None:
+        after_B = position_B + real_BT.sum(1)
+        stop_B = offset + np.where(real_BT, column + 1, 0).max(1)
+    if last_reset_BT is not None:
+        end_B1 = last_reset_BT[:, -1:]
+        since_BT = column >= end_B1 if real_BT is None else real_BT & (column >= end_B1)
+        after_B = np.where(end_B1[:, 0] < 0, position_B, 0) + since_BT.sum(1)
     window_B = stop_B // N * N
     slot_B = stop_B - window_B
-    stop: int | None = offset + T
-    if mask_BT is not None:
-        stop = int(stop_B[0]) if bool((stop_B == stop_B[0]).all()) else None
-    window, slot = (None, None) if stop is None else (stop // N * N, stop % N)
+    window, slot = None, None
+    if real_BT is None or (stop_B == stop_B[0]).all():
+        stop = offset + T if real_BT is None else int(stop_B[0])
+        window, slot = stop // N * N, stop % N
 
-    weight = None
+    weight_BT = None
     # A compiled graph multiplies by weights of 1 instead of asking for them.
-    carried = offset > 0 and (torch.compiler.is_compiling() or bool((clock.weight_BN[:, :offset] != 1).any()))
-    if write_weight_BT is not None or mask_BT is not None or carried:
-        weight = real.to(clock.weight_BN.dtype)
+    carried = offset > 0 and (compiling or bool((to_numpy(weight_BN)[:, :offset] != 1).any()))
+    if write_weight_BT is not None or real_BT is not None or carried:
+        weight_BT = torch.from_numpy(np.ones((B, T), dtype=bool) if real_BT is None else real_BT).to(dtype)
         if write_weight_BT is not None:
-            weight = weight * write_weight_BT.to(weight.dtype)
+            weight_BT = weight_BT * write_weight_BT.to("cpu", dtype)
     pieces = []
     for start, stop, begin, n in _split(offset, T, N):
-        segments = torch.arange(n, device=device) * N
-        head_column = start - begin + segments  # the column of each segment's slot 0; negative: before the call
-        at_head = last_reset[:, head_column.clamp(min=0)].expand(B, n)
-        restarts = (at_head == head_column) & (at_head >= 0)
-        first = restarts | ((at_head < 0) & (clock.position_B[:, None] + head_column == 0))
-        index = torch.where(at_head < 0, clock.position_B[:, None] + head_column, head_column - at_head) // N
+        head = start - begin + np.arange(n) * N  # the column of each segment's slot 0; negative: before the call
+        # Tokens of the document before the segment.
+        before_BS, restarts_BS = position_B[:, None] + head, None
+        if last_reset_BT is not None:
+            at_head_BS = last_reset_BT[:, np.maximum(head, 0)]
+            before_BS = np.where(at_head_BS < 0, before_BS, head - at_head_BS)
+            restarts_BS = (at_head_BS == head) & (at_head_BS >= 0)
+        first_BS = before_BS == 0
+        # A compiled graph masks in any case: whether a segment is a document's first is not known while it is traced.
+        masked = compiling or first_BS.any()
         piece_weight = None
-        if weight is not None:
-            own = weight[:, start:stop]
+        if weight_BT is not None:
+            own = weight_BT[:, start:stop]
             if begin:
-                own = torch.cat([clock.weight_BN[:, :begin], own], 1)
+                own = torch.cat([weight_BN[:, :begin], own], 1)
             piece_weight = own.unflatten(1, (n, -1))
-            if mask_BT is not None:
+            if real_BT is not None:
                 # A segment that padding cuts short is not complete: it stays in the window and is not committed.
-                complete = stop_B[:, None] >= offset + head_column + N
-                piece_weight = piece_weight * complete[..., None].to(weight.dtype)
-        commits = begin + stop - start == n * N
-        pieces.append(Piece(start, stop, begin, n, first, index, restarts if resets else None, piece_weight, commits))
+                piece_weight = keep(piece_weight, stop_B[:, None] >= offset + head + N)
+            piece_weight = to_device(piece_weight, device)
+        pieces.append(
+            Piece(
+                start,
+                stop,
+                begin,
+                n,
+                to_device(first_BS, device) if masked else None,
+                before_BS // N,
+                restarts_BS,
+                None if restarts_BS is None else to_device(restarts_BS, device),
+                piece_weight,
+                commits=begin + stop - start == n * N,
+            )
+        )
 
-    grid = Grid(tuple(pieces), offset, window_B, window, Clock(position_B, slot_B, clock.weight_BN, slot))
-    token_weight = torch.ones(B, T, dtype=clock.weight_BN.dtype, device=device) if weight is None else weight
-    weight_BN = grid.new_window(clock.weight_BN, token_weight)
-    return Grid(grid.pieces, offset, window_B, window, Clock(position_B, slot_B, weight_BN, slot))
+    clock = Clock(torch.from_numpy(after_B), torch.from_numpy(slot_B), weight_BN, slot)
+    grid = Grid(tuple(pieces), offset, window_B, window, clock)
+    if weight_BT is None:
+        weight_BN = torch.from_numpy(np.arange(N) < slot_B[:, None]).to(dtype)
+    else:
+        weight_BN = grid.new_window(weight_BN, weight_BT)
+    return replace(grid, clock=clock._replace(weight_BN=weight_BN))
 
 
 def _split(offset: int, n_tokens: int, N: int) -> list[tuple[int, int, int, int]]:
@@ -211,18 +245,16 @@ def _split(offset: int, n_tokens: int, N: int) -> list[tuple[int, int, int, int]
     return pieces
 
 
-def _refuse(wrong_BT: torch.Tensor, what: str) -> None:
-    if bool(wrong_BT.any()):
-        row, column = (int(i) for i in wrong_BT.nonzero()[0])
+def _refuse(wrong_BT: np.ndarray, what: str) -> None:
+    if wrong_BT.any():
+        row, column = np.argwhere(wrong_BT)[0].tolist()
         raise OffGridError(row, column, what)
 
 
-def fresh_clock(
-    batch_size: int, segment_length: int, device: torch.device, dtype: torch.dtype = torch.float32
-) -> Clock:
+def fresh_clock(batch_size: int, segment_length: int, dtype: torch.dtype = torch.float32) -> Clock:
     """The clock of rows that have read nothing. dtype: of the write weights, the state's dtype."""
-    zero = torch.zeros(batch_size, dtype=torch.long, device=device)
-    return Clock(zero, zero.clone(), torch.zeros(batch_size, segment_length, dtype=dtype, device=device), 0)
+    zero = torch.zeros(batch_size, dtype=torch.long, device="cpu")
+    return Clock(zero, zero.clone(), torch.zeros(batch_size, segment_length, dtype=dtype, device="cpu"), 0)
 
 
 Body = Callable[[torch.Tensor, tuple[Any, ...], Grid], tuple[torch.Tensor, tuple[Any, ...]]]
@@ -253,24 +285,30 @@ def run_on_grid(
         if extra is not None and extra.shape != (B, T):
             raise ValueError(f"{name} has shape {tuple(extra.shape)}, the call {(B, T)}")
 
-    extras = (mask_BT, reset_BT, write_weight_BT)
+    state = State(state.clock.on_host(), state.layers)
+    mask, reset = (None if marks is None else to_numpy(marks) for marks in (mask_BT, reset_BT))
+    weight = None if write_weight_BT is None else write_weight_BT.cpu()
     lead_B = None
-    if mask_BT is not None and not bool(mask_BT[:, 0].all()):
-        lead_B = mask_BT.long().argmax(1)
-        x_BT, *extras = (None if e is None else _roll(e, lead_B) for e in (x_BT, *extras))  # type: ignore[assignment]
+    if mask is not None and not mask[:, 0].all():
+        lead_B = mask.argmax(1)
+        x_BT = _roll(x_BT, lead_B)
+        mask, reset = (
+            None if marks is None else _roll(torch.from_numpy(marks), lead_B).numpy() for marks in (mask, reset)
+        )
+        weight = None if weight is None else _roll(weight, lead_B)
 
     parts = []
     start = 0
     while start < T:
         span = slice(start, T)
-        if inner_resets and extras[1] is not None:
+        if inner_resets and reset is not None:
             # A document begins its own grid: the call is cut there, and the row continues at slot 0.
-            column = torch.arange(T - start, device=x_BT.device)
-            inside = (state.clock.slot_B[:, None] * ~extras[1][:, start : start + 1] + column) % segment_length != 0
-            cuts = (extras[1][:, start:] & inside & (column > 0)).any(0)
-            if bool(cuts.any()):
-                span = slice(start, start + int(cuts.long().argmax()))
-        part, state = _run_span(body, x_BT, state, segment_length, extras, span, lead_B, T)
+            column = np.arange(T - start)
+            slot_B1 = to_numpy(state.clock.slot_B)[:, None] * ~reset[:, start : start + 1]
+            cuts = (reset[:, start:] & ((slot_B1 + column) % segment_length != 0) & (column > 0)).any(0)
+            if cuts.any():
+                span = slice(start, start + int(cuts.argmax()))
+        part, state = _run_span(body, x_BT, state, segment_length, (mask, reset, weight), span, lead_B, T)
         parts.append(part)
         start = span.stop
     y_BT = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -282,22 +320,28 @@ def _run_span(
     x_BT: torch.Tensor,
     state: State,
     segment_length: int,
-    extras: Sequence[torch.Tensor | None],
+    extras: tuple[np.ndarray | None, np.ndarray | None, torch.Tensor | None],
     span: slice,
-    lead_B: torch.Tensor | None,
+    lead_B: np.ndarray | None,
     n_columns: int,
 ) -> tuple[torch.Tensor, State]:
-    """Run columns `span` of a call, with no reset inside a segment. Rows at different slots run in groups."""
+    """Run columns `span` of a call, with no reset inside a segment. Rows at different slots run in groups.
+
+    extras: mask, reset and write weights of the call.
+    """
     x_BT = x_BT[:, span]
     mask, reset, weight = (None if e is None else e[:, span] for e in extras)
-    if reset is not None and bool(reset[:, 0].any()):
-        state = reset_rows(state, reset[:, 0])
+    if reset is not None and reset[:, 0].any():
+        state = reset_rows(state, torch.from_numpy(reset[:, 0]))
 
-    def call(state: State, rows_B: torch.Tensor | None = None) -> tuple[torch.Tensor, State]:
-        x, *picked = (e if rows_B is None or e is None else e[rows_B] for e in (x_BT, mask, reset, weight))
-        assert x is not None
+    def call(state: State, rows_B: np.ndarray | None = None) -> tuple[torch.Tensor, State]:
+        def rows_of(extra: Any) -> Any:
+            return extra if extra is None or rows_B is None else extra[rows_B]
+
+        x = x_BT if rows_B is None else x_BT[to_device(rows_B, x_BT.device)]
+        extras = (rows_of(mask), rows_of(reset), rows_of(weight))
         try:
-            grid = plan(state.clock, x.shape[1], segment_length, *picked)
+            grid = plan(state.clock, x.shape[1], segment_length, *extras, x.device)
         except OffGridError as error:
             row = error.row if rows_B is None else int(rows_B[error.row])
             lead = 0 if lead_B is None else int(lead_B[row])
@@ -309,21 +353,21 @@ def _run_span(
 
     if state.clock.slot is not None:
         return call(state)
-    slots = state.clock.slot_B.tolist()
-    if len(set(slots)) == 1:
+    slot_B = to_numpy(state.clock.slot_B)
+    slots = np.unique(slot_B)
+    if len(slots) == 1:
         return call(state)
     new_state, parts, order = state, [], []
-    for slot in sorted(set(slots)):
-        rows = torch.tensor([b for b, s in enumerate(slots) if s == slot], device=x_BT.device)
-        part, part_state = call(select_rows(state, rows), rows)
-        new_state = place_rows(new_state, rows, part_state)
+    for slot in slots:
+        rows_B = np.flatnonzero(slot_B == slot)
+        part, part_state = call(select_rows(state, torch.from_numpy(rows_B)), rows_B)
+        new_state = place_rows(new_state, torch.from_numpy(rows_B), part_state)
         parts.append(part)
-        order.append(rows)
-    return torch.cat(parts)[torch.cat(order).argsort()], new_state
+        order.append(rows_B)
+    return torch.cat(parts)[to_device(np.concatenate(order).argsort(), x_BT.device)], new_state
 
 
-def _roll(x_BT: torch.Tensor, left_B: torch.Tensor) -> torch.Tensor:
+def _roll(x_BT: torch.Tensor, left_B: np.ndarray) -> torch.Tensor:
     """Roll each row left by its own number of columns."""
     T = x_BT.shape[1]
-    column = (torch.arange(T, device=x_BT.device) + left_B[:, None]) % T
-    return x_BT[torch.arange(x_BT.shape[0], device=x_BT.device)[:, None], column]
+    return take(x_BT, (np.arange(T) + left_B[:, None]) % T)

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from infini.nn.attention import Positions, Window
 from infini.nn.decoder import Decoder
 from infini.nn.grid import Grid, Piece, run_on_grid
+from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.prefix_attention import PrefixAttention, SegmentShape, read_layers
 from infini.nn.protocols import Dimensions, ModelOutput
@@ -30,7 +32,8 @@ from infini.nn.truncated_bptt import MAX_NUMEL, read_groups
 
 @state_class
 class RecurrentLeaves(NamedTuple):
-    """Keys and values of the unfinished segment, per layer; the memory [B, M, D]; the number of writes so far [B]."""
+    """Keys and values of the unfinished segment, per layer; the memory [B, M, D]; the number of writes so far [B], on
+    the host."""
 
     window: tuple[Window, ...]
     memory: torch.Tensor
@@ -38,15 +41,15 @@ class RecurrentLeaves(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """Slots [begin, stop) of the segment [first, last) at one place of the call's grid, and the rows reset before
-    it."""
+    """Slots [begin, stop) of the segment [first, last) at one place of the call's grid, and the rows reset before it
+    (None: none), on the host."""
 
     place: int
     first: int
     last: int
     begin: int
     stop: int
-    reset_B: torch.Tensor | None
+    restarts_B: np.ndarray | None
 
 
 class _Layout(NamedTuple):
@@ -134,7 +137,8 @@ class Recurrence(Decoder, ABC):
 
     @abstractmethod
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The prefix [B, P, D] of a segment after writes_B writes, and which of its vectors exist [B, P]; None: all."""
+        """The prefix [B, P, D] of a segment after writes_B writes (on the host), and which of its vectors exist [B, P];
+        None: all."""
 
     @abstractmethod
     def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
@@ -148,7 +152,7 @@ class Recurrence(Decoder, ABC):
         clock, layers = super().init_state(batch_size, device)
         weight = self.embedding.weight
         shape = (batch_size, self.memory_size(), weight.shape[1])
-        memory = torch.zeros(shape, dtype=state_dtype(weight.dtype), device=clock.position_B.device)
+        memory = torch.zeros(shape, dtype=state_dtype(weight.dtype), device=layers[0].window.k_BNGK.device)
         windows = tuple(leaves.window for leaves in layers)
         return State(clock, (RecurrentLeaves(windows, memory, torch.zeros_like(clock.position_B)),))
 
@@ -177,21 +181,21 @@ class Recurrence(Decoder, ABC):
         (leaves,) = layers
         reads = list(self._reads(grid))
         if self._falls_into_groups(grid, reads):
-            resets = [read.reset_B for read in reads]
+            resets = [read.restarts_B for read in reads]
             hidden, memory, writes_B = read_groups(self, ids_BT, leaves.memory, leaves.writes_B, resets)
             return hidden, (RecurrentLeaves(leaves.window, memory, writes_B),)
-        memory, writes_B, N = leaves.memory, leaves.writes_B, self.segment_length
+        memory, writes_B, N = leaves.memory, leaves.writes_B.cpu(), self.segment_length
         outputs: list[torch.Tensor] = []
         kept: list[list[Window]] = [[] for _ in self.blocks]
         # Columns count from the start of the unfinished segment.
-        stop_B = grid.window_B + grid.clock.slot_B
+        stop_B = grid.stop_B
         # One split: the gradient of a slice is as large as the tensor that it is taken from.
         tokens = self.embedding(ids_BT).split([read.stop - read.begin for read in reads], 1)
         tables = self.tables(len(reads) > 1)
         for read, tokens_BQD in zip(reads, tokens, strict=True):
-            if read.reset_B is not None:
-                memory = memory.masked_fill(read.reset_B[:, None, None], 0)
-                writes_B = writes_B.masked_fill(read.reset_B, 0)
+            if read.restarts_B is not None:
+                memory = memory.masked_fill(to_device(read.restarts_B, memory.device)[:, None, None], 0)
+                writes_B = writes_B.masked_fill(torch.from_numpy(read.restarts_B), 0)
             memory = self.cut_gradient(memory, writes_B)
             old = None
             if read.begin > read.first:
@@ -204,10 +208,14 @@ class Recurrence(Decoder, ABC):
                 kept[layer].append(window)
             if written is not None:
                 # Padding that cuts a row's segment short leaves it unfinished.
-                ended = stop_B >= read.place * N + read.last
+                ended_B = stop_B >= read.place * N + read.last
                 updated = self.updated(memory, written.to(memory.dtype))
-                memory = torch.where(ended[:, None, None], updated, memory)
-                writes_B = writes_B + ended
+                if ended_B.all():
+                    # A copy: a slice would keep the outputs of the whole segment alive.
+                    memory = updated.clone()
+                else:
+                    memory = torch.where(to_device(ended_B, memory.device)[:, None, None], updated, memory)
+                writes_B = writes_B + torch.from_numpy(ended_B)
         windows = []
         for old_window, parts in zip(leaves.window, kept, strict=True):
             new_BT = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
@@ -234,14 +242,16 @@ class Recurrence(Decoder, ABC):
         place, N = 0, self.segment_length
         for piece in grid.pieces:
             for s in range(piece.n_segments):
-                reset_B = None if piece.reset_BS is None else piece.reset_BS[:, s]
+                restarts_B = None if piece.restarts_BS is None else piece.restarts_BS[:, s]
+                if restarts_B is not None and not restarts_B.any():
+                    restarts_B = None
                 read_to = piece.stop + grid.offset - place * N
                 for first, last in self._drawn_segments(piece):
                     begin, stop = max(first, piece.offset if s == 0 else 0), min(last, read_to)
                     if begin < stop:
-                        yield _Read(place, first, last, begin, stop, reset_B)
+                        yield _Read(place, first, last, begin, stop, restarts_B)
                         # The reset clears earlier writes, not those of this segment's first part.
-                        reset_B = None
+                        restarts_B = None
                 place += 1
 
     def _drawn_segments(self, piece: Piece) -> list[tuple[int, int]]:
@@ -260,7 +270,7 @@ class Recurrence(Decoder, ABC):
         """The memory before a segment, detached for rows in which the segment begins a group."""
         if self.gradient_horizon is None:
             return memory
-        begins_B = writes_B % (self.gradient_horizon + 1) == 0
+        begins_B = to_device(to_numpy(writes_B) % (self.gradient_horizon + 1) == 0, memory.device)
         return torch.where(begins_B[:, None, None], memory.detach(), memory)
 
     def tables(self, several: bool = True) -> _Tables:
@@ -326,8 +336,7 @@ class Recurrence(Decoder, ABC):
         """The attention mask of a segment, besides what the layout's biases mask; None if no mask, or the causal one,
         is enough. valid_BP: which vectors of the prefix exist; None: all."""
         biased = layout.biases[0] is not None
-        # On a CPU reading the value does not wait for a device.
-        if valid_BP is None or (valid_BP.device.type == "cpu" and bool(valid_BP.all())):
+        if valid_BP is None:
             return None if biased or layout.is_causal else layout.mask_QL
         seen = torch.ones(len(valid_BP), layout.mask_QL.shape[1], dtype=torch.bool, device=valid_BP.device)
         seen[:, : valid_BP.shape[1]] = valid_BP

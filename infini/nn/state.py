@@ -3,6 +3,9 @@
 A state is a tree of NamedTuples, tuples and tensors. Every tensor has the row (batch) dimension first. A call takes a
 state and returns the next one; modules never keep it. Leaves below a field called `memory` are the numbers that the
 paper's Table 1 counts; the others are the window of the unfinished segment.
+
+The clock, and counters (integer leaves), are CPU tensors whatever device a model is on: calls are planned with them on
+the host (infini.nn.host). All other leaves are on the model's device.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+from infini.nn.host import on_each_device, to_device
 
 Tree = TypeVar("Tree")
 Kind = TypeVar("Kind", bound=type)
@@ -25,19 +30,25 @@ def state_class(kind: Kind) -> Kind:
 
 @state_class
 class Clock(NamedTuple):
-    """Where each row is in its document.
+    """Where each row is in its document. All tensors are on the host.
 
     position_B: int64, tokens since the row's last reset.
     slot_B: int64, tokens in the row's unfinished segment, in [0, segment_length).
     weight_BN: float32 (float64 in float64), write weights of the unfinished segment's tokens, 0 beyond slot_B.
-    slot: slot_B as one number if all rows are known to agree on it, otherwise None. It saves a read from the device.
-        Functions that change leaves drop it (map_state), so that it never contradicts slot_B.
+    slot: slot_B as one number if all rows are known to agree on it, otherwise None. torch.compile makes a graph for
+        each. Functions that change leaves drop it (map_state), so that it never contradicts slot_B.
     """
 
     position_B: torch.Tensor
     slot_B: torch.Tensor
     weight_BN: torch.Tensor
     slot: int | None = None
+
+    def on_host(self) -> Clock:
+        """The same clock. Of one on a device, as torch.load leaves it of a state saved by an older version, a copy."""
+        if all(x.device.type == "cpu" for x in self[:3]):
+            return self
+        return self._replace(**{name: getattr(self, name).cpu() for name in self._fields[:3]})
 
 
 @state_class
@@ -57,16 +68,12 @@ class State(NamedTuple):
 
     def detach(self) -> State:
         """The same values without gradient history. They share memory with this state."""
-        return self._map(torch.Tensor.detach)
+        mapped = map_state(torch.Tensor.detach, self)
+        return State(mapped.clock._replace(slot=self.clock.slot), mapped.layers)
 
     def to(self, device: torch.device | str) -> State:
-        """The state on another device."""
-        return self._map(lambda leaf: leaf.to(device))
-
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> State:
-        """function of every leaf, for functions that leave every row at its slot."""
-        mapped = map_state(function, self)
-        return State(mapped.clock._replace(slot=self.clock.slot), mapped.layers)
+        """The state on another device. Its clock and its counters stay on the host."""
+        return State(self.clock.on_host(), move(self.layers, device))
 
 
 def map_state(function: Callable[..., torch.Tensor], tree: Tree, *others: Tree) -> Tree:
@@ -99,23 +106,31 @@ def fork(tree: Tree) -> Tree:
 
 
 def move(tree: Tree, device: torch.device | str) -> Tree:
-    """The tree on another device."""
-    return map_state(lambda leaf: leaf.to(device), tree)
+    """The tree on another device; the clock and counters stay on the host."""
+    if isinstance(tree, State):
+        return tree.to(device)  # type: ignore[return-value]
+    return map_state(lambda leaf: leaf.to(device) if leaf.is_floating_point() else leaf, tree)
 
 
 def select_rows(tree: Tree, rows_B: torch.Tensor) -> Tree:
-    """The tree with only these rows, in this order."""
-    return map_state(lambda leaf: leaf[rows_B.to(leaf.device)], tree)
+    """The tree with only these rows, in this order. rows_B: int64, on the host (on a device it is read)."""
+    rows = on_each_device(rows_B)
+    return map_state(lambda leaf: leaf[rows(leaf.device)], tree)
 
 
 def place_rows(tree: Tree, rows_B: torch.Tensor, part: Tree) -> Tree:
-    """The tree with these rows replaced by the rows of `part`. Differentiable in both."""
-    return map_state(lambda leaf, new: leaf.index_copy(0, rows_B.to(leaf.device), new.to(leaf.dtype)), tree, part)
+    """The tree with these rows replaced by the rows of `part`. Differentiable in both. rows_B: as for select_rows."""
+    rows = on_each_device(rows_B)
+    return map_state(lambda leaf, new: leaf.index_copy(0, rows(leaf.device), new.to(leaf.dtype)), tree, part)
 
 
 def reset_rows(tree: Tree, rows_B: torch.Tensor) -> Tree:
-    """The tree with all leaves set to 0, their initial value, in the rows for which rows_B (bool) is true."""
-    return map_state(lambda leaf: leaf.masked_fill(rows_B.to(leaf.device).view(-1, *[1] * (leaf.dim() - 1)), 0), tree)
+    """The tree with all leaves set to 0, their initial value, in the rows for which rows_B (bool) is true.
+
+    rows_B: as for select_rows.
+    """
+    rows = on_each_device(rows_B)
+    return map_state(lambda leaf: leaf.masked_fill(rows(leaf.device).view(-1, *[1] * (leaf.dim() - 1)), 0), tree)
 
 
 def is_memory(path: str) -> bool:
@@ -132,7 +147,9 @@ def scale_memory(tree: Tree, factor_B: torch.Tensor) -> Tree:
     if tree is None or isinstance(tree, torch.Tensor | int):
         return tree
     if getattr(tree, "is_a_sum", False):
-        return map_state(lambda leaf: leaf * factor_B.to(leaf).view(-1, *[1] * (leaf.dim() - 1)), tree)
+        return map_state(
+            lambda leaf: leaf * to_device(factor_B.to(leaf.dtype), leaf.device).view(-1, *[1] * (leaf.dim() - 1)), tree
+        )
     children = [scale_memory(child, factor_B) for child in tree]  # type: ignore[attr-defined]
     return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)  # type: ignore[call-arg]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini.nn.attention import fresh_clock, run_on_grid
-from infini.nn.grid import Grid, plan
+from infini.nn.grid import Grid, Piece, plan
 from infini.nn.state import Clock, State
 
 N = 4
@@ -33,8 +33,12 @@ def shape(grid: Grid) -> list[tuple[int, int, int, int, bool]]:
     return [(p.start, p.stop, p.offset, p.n_segments, p.commits) for p in grid.pieces]
 
 
+def first_of(piece: Piece) -> torch.Tensor:
+    return torch.zeros(piece.index_BS.shape, dtype=torch.bool) if piece.first_BS is None else piece.first_BS
+
+
 def firsts(grid: Grid) -> list[list[list[bool]]]:
-    return [piece.first_BS.tolist() for piece in grid.pieces]
+    return [first_of(piece).tolist() for piece in grid.pieces]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +138,7 @@ def ledger(x_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[tor
             if piece.reset_BS is not None:
                 memory_B = memory_B * ~piece.reset_BS[:, s]
             n = (piece.stop - piece.start) // piece.n_segments
-            outputs.append(torch.where(piece.first_BS[:, s], -1, memory_B)[:, None].expand(-1, n))
+            outputs.append(torch.where(first_of(piece)[:, s], -1, memory_B)[:, None].expand(-1, n))
             if piece.commits:
                 weight = 1 if piece.weight_BSN is None else piece.weight_BSN[:, s]
                 memory_B = memory_B + (tokens[:, s] * weight).sum(1)
@@ -193,7 +197,7 @@ def test_any_stream_under_any_cuts_is_a_walk(
     token, real, reset, weight = (torch.tensor([[c[i] for c in line] for line in streams]) for i in range(4))
 
     rows_n = len(streams)
-    state = State(fresh_clock(rows_n, N, token.device), (torch.zeros(rows_n), torch.zeros(rows_n, N)))
+    state = State(fresh_clock(rows_n, N), (torch.zeros(rows_n), torch.zeros(rows_n, N)))
     outputs, start, n = [], 0, 0
     while start < width:
         call = slice(start, start + cuts[n % len(cuts)])

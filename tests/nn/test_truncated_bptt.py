@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import SEGMENT, assert_close, assert_same_state, computing_in, make_model, random_ids
@@ -205,7 +206,7 @@ def test_what_does_not_fall_into_groups_is_read_one_by_one(monkeypatch: pytest.M
 
 def test_the_schedule_counts_writes_and_places_of_groups() -> None:
     """Two rows, groups of three; the second begins another document at the fifth segment."""
-    resets = [None] * 4 + [torch.tensor([False, True])] + [None] * 2
+    resets = [None] * 4 + [np.array([False, True])] + [None] * 2
     plan = schedule(torch.tensor([4, 6]), resets, 3)
     assert plan.writes_RB.T.tolist() == [[4, 5, 6, 7, 8, 9, 10], [6, 7, 8, 9, 0, 1, 2]]
     assert plan.round_RB.T.tolist() == [[0, 1, 0, 1, 2, 0, 1], [0, 1, 2, 0, 0, 1, 2]]

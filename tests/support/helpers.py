@@ -64,6 +64,13 @@ def assert_same_state(a: Any, b: Any, tolerance: float) -> None:
             assert torch.equal(x, y), f"{path}: {x.tolist()}, expected {y.tolist()}"
 
 
+def assert_on(state: Any, device: str) -> None:
+    """The numbers of a state's layers are on a device of this type, its clock and its counters on the host."""
+    for path, leaf in leaves(state):
+        numbers = leaf.is_floating_point() and not path.startswith("clock.")
+        assert leaf.device.type == (device if numbers else "cpu"), path
+
+
 def bools(rows: list[list[int]]) -> torch.Tensor:
     """A mask [B, T] from zeros and ones."""
     return torch.tensor(rows, dtype=torch.bool)

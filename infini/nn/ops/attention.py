@@ -12,6 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from infini.nn.host import to_device
+from infini.nn.ops.dtypes import without_autocast
+
 
 @lru_cache(maxsize=64)
 def rotary_table(
@@ -28,7 +31,7 @@ def rotary_table(
         frequency = base ** (-torch.arange(0, d_key, 2, dtype=torch.float64) / d_key)
         angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency)
         cos, sin = angle.cos().repeat(1, 2 * heads), torch.cat([-angle.sin(), angle.sin()], 1).repeat(1, heads)
-        return cos.to(device, dtype), sin.to(device, dtype)
+        return to_device(cos.to(dtype), device), to_device(sin.to(dtype), device)
 
 
 class _Rotate(torch.autograd.Function):
@@ -127,7 +130,7 @@ def local_attention(
             (x if x.shape[3] == H else x.repeat_interleave(H // G, 3)).transpose(2, 3).reshape(-1, N, x.shape[-1])
             for x in (rotate(q_BSQHK, 0, rope_base), rotate(k_BSNGK, 0, rope_base), v_BSNGV)
         )
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             return _ShortAttention.apply(q, k, v, scale).view(B, S, H, N, V).transpose(2, 3)
     # Fused kernels need keys and values of one size. Padding with zeros changes no score; it is cut off the output.
     padded = K != V and (N > SHORT_SEGMENT or q_BSQHK.device.type != "cpu")
@@ -141,7 +144,7 @@ def local_attention(
     if 1 < Q < N:
         mask = torch.ones(Q, N, dtype=torch.bool, device=q.device).tril(N - Q)
     # Autocast would cast the operands back to bfloat16.
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         a = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and Q == N and Q > 1, scale=scale, enable_gqa=H != G
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from infini.nn.ops.dtypes import for_products, state_dtype
+from infini.nn.host import to_device, to_numpy
+from infini.nn.ops.dtypes import for_products, state_dtype, without_autocast
 
 IGNORE = -100
 
@@ -73,22 +75,24 @@ def summed_cross_entropy(
 ) -> tuple[torch.Tensor, int]:
     """Sum of the negative log-likelihoods, in nats, of all targets except IGNORE, and the number of these targets.
 
-    weight_WD: the output embedding [vocabulary, D]. Logits are products in hidden's dtype (autocast's where it is on),
+    weight_WD: the output embedding [vocabulary, D]. target_BT: best on the host, where counting them waits for no
+    device. Logits are products in hidden's dtype (autocast's where it is on),
     their normaliser is float32 (float64 in float64).
     """
     hidden_BTD = for_products(hidden_BTD)
-    with torch.autocast(hidden_BTD.device.type, enabled=False):
-        total = _ChunkedCrossEntropy.apply(hidden_BTD.flatten(0, 1), weight_WD, target_BT.flatten(), chunk)
-    return total, int((target_BT != IGNORE).sum())
+    with without_autocast(hidden_BTD):
+        target_P = to_device(target_BT, hidden_BTD.device).flatten()
+        total = _ChunkedCrossEntropy.apply(hidden_BTD.flatten(0, 1), weight_WD, target_P, chunk)
+    return total, int(np.count_nonzero(to_numpy(target_BT) != IGNORE))
 
 
 @torch.no_grad()
 def token_nll(hidden_BTD: torch.Tensor, weight_WD: torch.Tensor, target_BT: torch.Tensor, chunk: int) -> torch.Tensor:
     """Negative log-likelihood of every target in nats [B, T], float32 (float64 in float64); 0 where IGNORE."""
-    flat, target = for_products(hidden_BTD).flatten(0, 1), target_BT.flatten()
+    flat, target = for_products(hidden_BTD).flatten(0, 1), to_device(target_BT, hidden_BTD.device).flatten()
     dtype = state_dtype(flat.dtype)
     out = torch.empty(flat.shape[0], dtype=dtype, device=flat.device)
-    with torch.autocast(flat.device.type, enabled=False):
+    with without_autocast(flat):
         weight = weight_WD.to(flat.dtype)
         for start in range(0, flat.shape[0], chunk):
             piece = slice(start, start + chunk)

@@ -9,8 +9,18 @@ import torch
 
 def for_products(x: torch.Tensor) -> torch.Tensor:
     """x in autocast's dtype if autocast is on. One cast serves all products of x."""
-    device = x.device.type
+    device = _autocast_device(x)
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def without_autocast(x: torch.Tensor) -> torch.autocast:
+    """A context in which products on x's device are in the dtype of their operands."""
+    return torch.autocast(_autocast_device(x), enabled=False)
+
+
+def _autocast_device(x: torch.Tensor) -> str:
+    # The device `meta`, which has shapes only, has no autocast of its own.
+    return "cpu" if x.device.type == "meta" else x.device.type
 
 
 def scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from infini.nn.ops.dtypes import scaled
+from infini.nn.ops.dtypes import scaled, without_autocast
 from infini.nn.state import state_class
 
 UpdateRule = Literal["linear", "delta"]
@@ -74,7 +74,7 @@ def retrieve(sq_BSGQK: torch.Tensor, m_BSGKV: torch.Tensor, z_BSGK: torch.Tensor
     """
     if sq_BSGQK.dtype == torch.float16:
         sq_BSGQK = sq_BSGQK.to(m_BSGKV.dtype)
-    with torch.autocast(m_BSGKV.device.type, enabled=False):
+    with without_autocast(m_BSGKV):
         numerator = sq_BSGQK @ m_BSGKV.to(sq_BSGQK.dtype)
     return numerator, normaliser(sq_BSGQK, z_BSGK)
 
@@ -109,7 +109,7 @@ class _Normaliser(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(s_BSGNK, z_BSGK)
-        with torch.autocast(z_BSGK.device.type, enabled=False):
+        with without_autocast(z_BSGK):
             return (z_BSGK[..., None, :] @ s_BSGNK.to(z_BSGK.dtype).transpose(-1, -2)).transpose(-1, -2)
 
     @staticmethod
@@ -117,7 +117,7 @@ class _Normaliser(torch.autograd.Function):
         s_BSGNK, z_BSGK = ctx.saved_tensors
         # The product is taken before rounding: in float16 a large z overflows and a small gradient is 0.
         g_s = (grad * z_BSGK[..., None, :]).to(s_BSGNK.dtype)
-        with torch.autocast(grad.device.type, enabled=False):
+        with without_autocast(grad):
             g_z = (grad.transpose(-1, -2) @ s_BSGNK.to(z_BSGK.dtype))[..., 0, :]
         return g_s, g_z
 
@@ -142,7 +142,7 @@ def scan(
     if sk_BSGNK.dtype == torch.float16:
         # Sums over tokens and write weights exceed the largest float16.
         sk_BSGNK, v_BSGNV = sk_BSGNK.to(dtype), v_BSGNV.to(dtype)
-        with torch.autocast(sk_BSGNK.device.type, enabled=False):
+        with without_autocast(sk_BSGNK):
             return scan(
                 sk_BSGNK,
                 v_BSGNV,
@@ -211,7 +211,7 @@ def _affine_scan(
     """M_s = M_{s-1} - A_s M_{s-1} + B_s: the M each segment reads, and the last."""
     read = []
     # The products of the recurrence have the state's dtype, also under autocast: their errors add up.
-    with torch.autocast(m_BGKV.device.type, enabled=False):
+    with without_autocast(m_BGKV):
         for s, (a, b) in enumerate(zip(a_BSGKK.unbind(1), b_BSGKV.unbind(1), strict=True)):
             if kept_SB is not None:
                 m_BGKV = m_BGKV * _rows(kept_SB[s], m_BGKV)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from infini.errors import InputError
+from infini.nn.host import to_device, to_numpy
 
 Search = Literal["exact", "approximate"]
 BLOCK = 1024
@@ -32,7 +33,7 @@ def nearest(
     q_BSQHK: torch.Tensor, k_BLGK: torch.Tensor, low_BS: torch.Tensor, high_S: torch.Tensor, n: int, search: Search
 ) -> torch.Tensor:
     """Indices [B, S, Q, H, R] of the R = min(n, L) keys with the highest q k among those in [low, high) of a segment;
-    -1 where there are fewer.
+    -1 where there are fewer. low_BS and high_S are best on the host: they are read.
 
     "approximate" needs the package faiss. Raises InputError without it.
     """
@@ -56,7 +57,8 @@ def _exact(
     q = q_BSQHK.unflatten(3, (G, H // G)).permute(0, 3, 1, 2, 4, 5).flatten(2, 4)
     best = torch.full((B, G, S, Q * (H // G), 0), -math.inf, dtype=q.dtype, device=q.device)
     found = torch.full(best.shape, -1, dtype=torch.long, device=q.device)
-    begin, end = int(low_BS.min()), min(int(high_S.max()), L)
+    begin, end = int(to_numpy(low_BS).min()), min(int(to_numpy(high_S).max()), L)
+    low_BS, high_S = to_device(low_BS, q.device), to_device(high_S, q.device)
     block = max(BLOCK, SCORES // (B * S * Q * H))
     for start in range(begin, end, block):
         stop = min(start + block, end)
@@ -105,9 +107,10 @@ def _approximate(
     B, S, Q, H, _ = q_BSQHK.shape
     L, G = k_BLGK.shape[1:3]
     found = torch.full((B, S, Q, H, n), -1, dtype=torch.long, device=q_BSQHK.device)
+    lows, highs = low_BS.tolist(), high_S.tolist()
     for row in range(B):
         for s in range(S):
-            low, high = int(low_BS[row, s]), min(int(high_S[s]), L)
+            low, high = lows[row][s], min(highs[s], L)
             if high - low <= BLOCK:
                 one = slice(row, row + 1), slice(s, s + 1)
                 found[one] = _exact(q_BSQHK[one], k_BLGK[one[0]], low_BS[one], high_S[one[1]], n)

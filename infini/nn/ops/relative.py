@@ -8,11 +8,15 @@ number of tokens from the key to the query, 0 to L - 1.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+
+from infini.nn.host import to_device
+from infini.nn.ops.dtypes import without_autocast
 
 T5_BUCKETS = 32
 T5_LONGEST = 128
@@ -26,9 +30,16 @@ gradients: a single segment of sixteen tokens."""
 
 def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """R of Dai et al. 2019, [length, d_model]: sines, then cosines, of distances length - 1, ..., 0."""
-    frequency = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    angle = torch.outer(torch.arange(length - 1, -1, -1, dtype=torch.float64), frequency)
-    return torch.cat([angle.sin(), angle.cos()], 1)[:, :d_model].to(device, dtype)
+    # The length is rounded up, so that decoding does not make a new table for every token.
+    return _sinusoid_table(1 << (length - 1).bit_length(), d_model, device, dtype)[-length:]
+
+
+@lru_cache(maxsize=16)
+def _sinusoid_table(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        frequency = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+        angle = torch.outer(torch.arange(length - 1, -1, -1, dtype=torch.float64), frequency)
+        return to_device(torch.cat([angle.sin(), angle.cos()], 1)[:, :d_model].to(dtype), device)
 
 
 def relative_shift(x: torch.Tensor) -> torch.Tensor:
@@ -127,7 +138,7 @@ def masked_attention(
         # A GPU's kernels need a mask of the queries' dtype. Elsewhere biases are not rounded, because the error would
         # be the same for every token.
         mask = bias_XHQL.to(q.dtype if q.device.type == "cuda" else torch.promote_types(q.dtype, torch.float32))
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=H != G)
     return a.transpose(1, 2)
 

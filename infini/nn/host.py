@@ -1,0 +1,41 @@
+"""Values on the host, which plans calls, and on the device, which computes them.
+
+Reading a value of a GPU's tensor makes the host wait until everything queued there is done. What the host has to know
+(clocks, padding, resets) is therefore kept on the host, as NumPy arrays and CPU tensors, and copied to the device where
+it takes part in computations. Such copies wait for nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+
+def to_numpy(values: torch.Tensor | np.ndarray) -> np.ndarray:
+    """The values on the host; of a CPU tensor, without a copy. Of a tensor on another device this is a read."""
+    if isinstance(values, np.ndarray):
+        return values
+    values = values.detach() if values.requires_grad else values
+    return values.cpu().numpy()
+
+
+def to_device(values: torch.Tensor | np.ndarray, device: torch.device) -> torch.Tensor:
+    """The values on a device. Copying there from the host waits for nothing; copying to the host is a read."""
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    # In the other direction a copy that nobody waits for would be used before it is complete.
+    return tensor if tensor.device == device else tensor.to(device, non_blocking=tensor.device.type == "cpu")
+
+
+def on_each_device(values: torch.Tensor) -> Callable[[torch.device], torch.Tensor]:
+    """to_device of these values that copies them once to each device, for all leaves of a state."""
+    return functools.cache(functools.partial(to_device, values))
+
+
+def take(x_BL: torch.Tensor, index_BN: np.ndarray) -> torch.Tensor:
+    """x[b, index[b, n]], [B, N, ...], of x [B, L, ...]. Differentiable."""
+    B, L = x_BL.shape[:2]
+    place = (np.arange(B)[:, None] * L + index_BN).ravel()
+    return x_BL.flatten(0, 1).index_select(0, to_device(place, x_BL.device)).unflatten(0, index_BN.shape)
