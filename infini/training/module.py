@@ -13,10 +13,11 @@ import torch
 
 from infini.config.schema import OptimizerConfig, RecipeConfig
 from infini.errors import DivergedError
+from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.nn.projections import recorded
 from infini.nn.protocols import ModelOutput, optional
-from infini.nn.state import State, detach, leaves, map_state, move
+from infini.nn.state import State, detach, leaves, map_state
 from infini.training.activation_checkpointing import cut, grouped
 from infini.training.additions import length_extension, long_history
 from infini.training.additions.sparse_writes import penalty
@@ -27,6 +28,8 @@ from infini.training.resume import random_states, set_random_states
 SMOOTHING = 0.98
 SOURCE = ("source_BS", "source_mask_BS", "at_random")
 """Inputs of a batch for an encoder-decoder; see infini.pretrained.seq2seq."""
+ON_HOST = ("mask_BT", "reset_BT", "targets_BT", "lm_targets_BT")
+"""Entries of a batch that stay on the host, where calls are planned and targets are counted."""
 _EXTENSION_STREAM, _HISTORY_STREAM = 3, 4
 """Streams of the seed's random numbers for length extension and long histories."""
 
@@ -73,8 +76,16 @@ class LanguageModelModule(lightning.LightningModule):
         self._started = time.perf_counter()
         # A checkpoint is loaded before the model is moved to its device.
         self.carried, self.histories = (
-            None if state is None else move(state, self.device) for state in (self.carried, self.histories)
+            None if state is None else state.to(self.device) for state in (self.carried, self.histories)
         )
+
+    def transfer_batch_to_device(
+        self, batch: dict[str, Any], device: torch.device, dataloader_idx: int
+    ) -> dict[str, Any]:
+        """The batch on the device, except for ON_HOST."""
+        kept = {name: batch[name] for name in ON_HOST if name in batch}
+        moved = {name: value for name, value in batch.items() if name not in kept}
+        return super().transfer_batch_to_device(moved, device, dataloader_idx) | kept
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Not on loading the checkpoint: creating the loader's iterator uses a random number, as it did the first time.
@@ -98,7 +109,7 @@ class LanguageModelModule(lightning.LightningModule):
         temperature = (self.recipe.loss_temperature or 1.0) if self.in_last_stage else 1.0
         # Logits are linear in the hidden states.
         loss = self._loss(out.hidden_BTD if temperature == 1.0 else out.hidden_BTD / temperature, batch["targets_BT"])
-        self.tokens_seen += int(batch["mask_BT"].sum())
+        self.tokens_seen += int(to_numpy(batch["mask_BT"]).sum())
         if "source_BS" in batch:
             read = self.model.source_tokens(batch["source_BS"].shape[1])
             self.tokens_seen += int(batch["source_mask_BS"][:, :read].sum())
@@ -130,8 +141,8 @@ class LanguageModelModule(lightning.LightningModule):
         if "source_BS" in batch:
             told: ModelOutput = self.model(ids_BT, **{key: batch[key] for key in SOURCE if key in batch})
             return told
-        mask_BT = None if bool(batch["mask_BT"].all()) else batch["mask_BT"]
-        reset_BT = batch["reset_BT"] if bool(batch["reset_BT"].any()) else None
+        mask_BT = None if to_numpy(batch["mask_BT"]).all() else batch["mask_BT"]
+        reset_BT = batch["reset_BT"] if to_numpy(batch["reset_BT"]).any() else None
         N = self.model.segment_length
         segments = -(-ids_BT.shape[1] // N)
         group = self.recipe.checkpoint_segments
@@ -153,10 +164,11 @@ class LanguageModelModule(lightning.LightningModule):
 
     def _loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Mean loss in nats over the targets."""
-        asked_BT = targets_BT != IGNORE
-        if 2 * int(asked_BT.sum()) < asked_BT.numel():
+        place_P = np.flatnonzero(to_numpy(targets_BT) != IGNORE)
+        if 2 * len(place_P) < targets_BT.numel():
             # Only the logits at targets, not those of the whole sequence.
-            hidden_BTD, targets_BT = hidden_BTD[asked_BT][None], targets_BT[asked_BT][None]
+            hidden_BTD = hidden_BTD.flatten(0, 1).index_select(0, to_device(place_P, hidden_BTD.device))[None]
+            targets_BT = targets_BT.flatten()[torch.from_numpy(place_P)][None]
         total, count = summed_cross_entropy(hidden_BTD, self.model.output_weight, targets_BT, self.recipe.loss_chunk)
         return total / max(count, 1)
 

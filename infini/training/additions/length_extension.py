@@ -44,7 +44,7 @@ def extended_call(
     weight_BT = torch.ones(ids_BT.shape, dtype=factor_B.dtype)
     weight_BT[:, :cut] = factor_B[:, None]
     before = None if state is None else scale_memory(state, factor_B)
-    return model(ids_BT, before, mask_BT=mask_BT, reset_BT=reset_BT, write_weight_BT=weight_BT.to(ids_BT.device))
+    return model(ids_BT, before, mask_BT=mask_BT, reset_BT=reset_BT, write_weight_BT=weight_BT)
 
 
 def carried_call(

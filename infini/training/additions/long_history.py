@@ -32,7 +32,7 @@ def read_histories(model: Callable[..., ModelOutput], pieces_PT: torch.Tensor) -
     with torch.no_grad():
         for p, piece_T in enumerate(pieces_PT):
             weight = float((GROWTH - 1) * GROWTH ** (p - 1)) if p else 1.0
-            weight_T = torch.full(piece_T.shape, weight, device=piece_T.device)
+            weight_T = torch.full(piece_T.shape, weight)
             state = detach(model(piece_T[None], state, write_weight_BT=weight_T[None]).state)
             states.append(state)
     return map_state(lambda *rows: torch.cat(rows), *states)

@@ -12,8 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.memory import sigma
 from infini.nn.protocols import optional
 
@@ -25,14 +27,17 @@ def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> 
     """Mean over tokens and heads of log(mean of sigma(k) over d_key), in nats; heads are weighted by their gates.
 
     keys: outputs [B, T, G K] of the key projections of model.memory_layers (infini.nn.projections). mask_BT: False is
-    padding, at the end of a row. Gates are detached here: closing them would be the easiest way to reduce the penalty.
+    padding, at the end of a row; best on the host, because it is read. Gates are detached here: closing them would be
+    the easiest way to reduce the penalty.
     """
-    total = weight = torch.zeros((), device=mask_BT.device)
+    device = keys[0].device
+    total = weight = torch.zeros((), device=device)
+    place_P = to_device(np.flatnonzero(to_numpy(mask_BT)), device)
     for attention, k_BTX in zip(optional(model, "memory_layers"), keys, strict=True):
         k_BTGK = k_BTX.to(torch.promote_types(k_BTX.dtype, torch.float32)).unflatten(-1, (attention.n_kv_heads, -1))
         written_BTG = sigma(k_BTGK).mean(-1).clamp(min=FLOOR).log()
         # A key-value head is read by all query heads that share it.
         gate_G = torch.sigmoid(attention.beta.detach()).unflatten(0, (attention.n_kv_heads, -1)).sum(-1)
-        total = total + (written_BTG[mask_BT].mean(0) * gate_G).sum()
+        total = total + (written_BTG.flatten(0, 1).index_select(0, place_P).mean(0) * gate_G).sum()
         weight = weight + gate_G.sum()
     return total / weight
