@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from infini.errors import InputError
+from infini.nn.host import to_device, to_numpy
+from infini.nn.ops.dtypes import without_autocast
 from infini.nn.state import State, filled, fork, stored_leaves
 from infini.nn.tensor_file import read_tensors, write_tensors
 
@@ -54,7 +56,7 @@ class Reader:
         return logits_of(self.model, out.hidden_BTD[:, -1])[0], out.state
 
     def _ids(self, ids: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(ids)[None].to(self.state.clock.slot_B.device)
+        return to_device(ids[None], self.model.output_weight.device)
 
     def fork(self) -> Reader:
         """A copy that shares no tensor with this one."""
@@ -63,7 +65,7 @@ class Reader:
 
 def logits_of(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:
     """float32 logits [B, vocabulary], computed in the format of the weights: in bfloat16 two tokens may tie."""
-    with torch.autocast(hidden_BD.device.type, enabled=False):
+    with without_autocast(hidden_BD):
         logits: torch.Tensor = model.head(hidden_BD.to(model.output_weight.dtype))
     return logits.float()
 
@@ -105,17 +107,21 @@ def sample_token(logits: torch.Tensor, temperature: float, top_p: float, generat
 
     Raises InputError for logits with NaN or infinity.
     """
-    logits = logits.cpu()
-    if not bool(torch.isfinite(logits.max())):
+    # The only read of the device: all that follows is on the host.
+    values = to_numpy(logits)
+    if not np.isfinite(values.max()):
         raise InputError("checkpoint: the model's outputs are not finite, so no token can be sampled; use another one")
     if temperature == 0:
-        return int(logits.argmax())
+        return int(values.argmax())
+    logits = torch.from_numpy(values)
     # Shifted to a maximum of 0, so that no temperature overflows.
     scaled = (logits - logits.max()) / max(temperature, 1e-30)
     probabilities, tokens = torch.softmax(scaled, 0).sort(descending=True, stable=True)
     # The sum before the likeliest token is 0, so it is always kept.
     kept = probabilities.cumsum(0) - probabilities < top_p
-    return int(tokens[kept][torch.multinomial(probabilities[kept], 1, generator=generator)])
+    place = np.flatnonzero(kept.numpy())
+    found = torch.multinomial(probabilities[torch.from_numpy(place)], 1, generator=generator)
+    return int(tokens.numpy()[place][found.numpy()[0]])
 
 
 def save_reader(reader: Reader, path: Path, about: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from infini.nn.host import to_device
 from infini.nn.ops.cross_entropy import token_nll
 from infini.nn.state import State, is_memory, leaves, map_state, select_rows
 
@@ -132,7 +133,7 @@ class _Rows:
         return self.order[self.lengths[self.order] > position]
 
     def batch(self, rows: np.ndarray, position: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs [B, T] and targets [B, T] (-100 after a document's end); input t is target t - 1."""
+        """Inputs [B, T], and targets [B, T] on the host (-100 after a document's end); input t is target t - 1."""
         ids = np.full((len(rows), width + 1), self.bos_id, dtype=np.int64)
         targets = np.full((len(rows), width), -100, dtype=np.int64)
         for row, document in enumerate(rows):
@@ -140,14 +141,14 @@ class _Rows:
             tokens = self.documents.ids(int(document))[max(position - 1, 0) : stop]
             ids[row, (position == 0) : (position == 0) + len(tokens)] = tokens
             targets[row, : stop - position] = ids[row, 1 : stop - position + 1]
-        return torch.from_numpy(ids[:, :-1]).to(self.device), torch.from_numpy(targets).to(self.device)
+        return to_device(ids[:, :-1], self.device), torch.from_numpy(targets)
 
     def add(self, rows: np.ndarray, position: int, nll_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
         """Add a call's losses to their documents, by position and by place."""
         column = torch.arange(position, position + nll_BT.shape[1], device=self.device)
-        index = torch.from_numpy(rows.copy()).to(self.device)
-        self.by_position.add(index, column, nll_BT, targets_BT != -100)
-        self.by_place.add(index, column % self.segment_length, nll_BT, targets_BT != -100)
+        index, asked_BT = to_device(rows.copy(), self.device), to_device(targets_BT, self.device) != -100
+        self.by_position.add(index, column, nll_BT, asked_BT)
+        self.by_place.add(index, column % self.segment_length, nll_BT, asked_BT)
 
     def result(self) -> Streamed:
         return Streamed(self.by_position.result(), self.by_place.result())
@@ -180,22 +181,22 @@ def stream_documents(
     for position in range(0, max(lengths), tokens_per_call):
         active = rows.active(position)
         if state is not None and len(active) < len(state.clock.position_B):
-            state = select_rows(state, torch.arange(len(active), device=device))
+            state = select_rows(state, torch.arange(len(active)))
         ids, targets = rows.batch(active, position, tokens_per_call)
         if len(active) == 1:
             # Nothing to line up with: the last document ends where it ends, and runs without padding.
-            width = int((targets != -100).sum())
+            width = int(np.count_nonzero(targets.numpy() != -100))
             ids, targets = ids[:, :width], targets[:, :width]
         mask = targets != -100
         reset = None
         if reset_every is not None:
-            column = torch.arange(position, position + ids.shape[1], device=device)
+            column = torch.arange(position, position + ids.shape[1])
             reset = (column % reset_every == 0) & mask
-        out = model(ids, state, mask_BT=None if bool(mask.all()) else mask, reset_BT=reset)
+        out = model(ids, state, mask_BT=None if mask.numpy().all() else mask, reset_BT=reset)
         state = out.state
         rows.add(active, position, token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK), targets)
         if advance is not None:
-            advance(int(mask.sum()))
+            advance(int(mask.numpy().sum()))
     return rows.result()
 
 
@@ -235,13 +236,13 @@ def stream_with_foreign_memory(
     for position in range(0, int(lengths.max()), N):
         active = own.active(position)
         if state is not None:
-            state = select_rows(state, torch.arange(len(active), device=device))
+            state = select_rows(state, torch.arange(len(active)))
         ids, targets = own.batch(active, position, N)
         mask = targets != -100
-        mask_BT = None if bool(mask.all()) else mask
+        mask_BT = None if mask.numpy().all() else mask
         if state is not None:
             # The longest row is active with its donor, every other row with the row before it.
-            donor = torch.arange(len(active), device=device) - 1
+            donor = torch.arange(len(active)) - 1
             donor[0] = 1
             swapped = model(ids, exchange_memory(state, donor), mask_BT=mask_BT)
             nll = token_nll(swapped.hidden_BTD, model.output_weight, targets, LOSS_CHUNK)
@@ -256,7 +257,7 @@ def stream_with_foreign_memory(
             growth = grown if growth is None else torch.maximum(growth, grown)
         state = out.state
         if advance is not None:
-            advance(int(mask.sum()))
+            advance(int(mask.numpy().sum()))
     result = own.result()
     if growth is not None:
         result.growth = [[value for value in layer if value != -math.inf] for layer in growth.tolist()]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.state import State, fork, select_rows
 from infini.tasks.passkey.plan import Question, plan_reading
@@ -154,10 +155,10 @@ class _Reader:
 
     def _call(self, run: _Run, ids: np.ndarray, with_output: bool = True) -> _Run:
         started = self._clock()
-        ids_BT = torch.from_numpy(ids.astype(np.int64)).to(self.device)
+        ids_BT = to_device(ids.astype(np.int64), self.device)
         reset_BT = None
         if self.knock_out:
-            column = torch.arange(run.tokens, run.tokens + ids.shape[1], device=self.device)
+            column = torch.arange(run.tokens, run.tokens + ids.shape[1])
             reset_BT = ((column % self.model.segment_length == 0) & (column > 0)).expand(ids_BT.shape)
         if with_output:
             out = self.model(ids_BT, run.state, reset_BT=reset_BT)
@@ -194,15 +195,16 @@ class _Reader:
         """Greedy decoding of as many tokens as each row's key has."""
         longest = max(len(question.prompt.answer) for question in questions)
         given: list[np.ndarray] = []
-        likely: list[np.ndarray] = []
+        likely: list[torch.Tensor] = []
         for step in range(longest):
             value_B, token_B = self._log_probabilities(run.hidden_BD).max(-1)
-            given.append(token_B.cpu().numpy())
-            likely.append(value_B.cpu().double().numpy())
+            given.append(to_numpy(token_B))
+            likely.append(value_B)
             if step + 1 < longest:
                 run = self._call(run, given[-1][:, None])
         answers = []
-        for question, row_given, row_likely in zip(questions, np.stack(given, 1), np.stack(likely, 1), strict=True):
+        likely_BT = to_numpy(torch.stack(likely, 1).double())
+        for question, row_given, row_likely in zip(questions, np.stack(given, 1), likely_BT, strict=True):
             count = len(question.prompt.answer)
             value = float(row_likely[:count].sum())
             cost = (run.seconds, run.generator_seconds, run.tokens)
