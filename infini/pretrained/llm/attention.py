@@ -18,14 +18,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from infini.nn.host import to_device
 from infini.nn.ops import memory as ops
-from infini.nn.ops.dtypes import state_dtype
+from infini.nn.ops.dtypes import state_dtype, without_autocast
 from infini.nn.ops.memory import Memory
 from infini.nn.state import map_state, place_rows, select_rows, state_class
 from infini.pretrained.llm.plan import Columns, Group, Piece, SingleTokens, pieces
@@ -151,7 +153,7 @@ class Layer:
         """
         B, S, H, T, K = q_BSHTK.shape
         G = read.m_BGKV.shape[2]
-        with torch.autocast(q_BSHTK.device.type, enabled=False):
+        with without_autocast(q_BSHTK):
             # Query head h reads the memory of key-value head h // (H / G): its queries are further rows of a product.
             sq = ops.sigma(_exact(q_BSHTK).unflatten(2, (G, H // G)).flatten(3, 4))
             found = ops.retrieve(sq, read.m_BGKV, read.z_BGK)
@@ -164,12 +166,12 @@ class Layer:
 
     def scan(self, k_BSGNK: torch.Tensor, v_BSGNV: torch.Tensor, before: Memory) -> tuple[Memory, Memory]:
         """Eq. 4 or 5: the memory that each segment begins with, and the one after the last."""
-        with torch.autocast(k_BSGNK.device.type, enabled=False):
+        with without_autocast(k_BSGNK):
             return ops.scan(ops.sigma(_exact(k_BSGNK)), _exact(v_BSGNV), before, rule=self.settings.update_rule)
 
     def add(self, k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, began: Memory, pending: Memory) -> Memory:
         """`pending` with further tokens of a segment that began with the memory `began`: Eq. 4 or 5, token by token."""
-        with torch.autocast(k_BGTK.device.type, enabled=False):
+        with without_autocast(k_BGTK):
             sk, v = ops.sigma(_exact(k_BGTK))[:, None], _exact(v_BGTV)[:, None]
             if self.settings.update_rule == "delta":
                 numerator, denominator = ops.retrieve(sk, began.m_BGKV[:, None], began.z_BGK[:, None])
@@ -385,7 +387,7 @@ def _attend_single(
     """One token in each row, at different places in their segments -> [B, H, 1, V] and the state."""
     settings, device = layer.settings, k_BG1K.device
     N, X, depth = settings.segment_length, settings.sinks, settings.depth
-    slot_B, segment_B = (torch.tensor(x, device=device) for x in (rows.slots, rows.segments))
+    slot_B, segment_B = (to_device(np.array(x), device) for x in (rows.slots, rows.segments))
     row_B = torch.arange(len(rows.slots), device=device)
     most = max(rows.slots) + 1
 
@@ -397,7 +399,7 @@ def _attend_single(
     places = enumerate(zip(rows.slots, rows.segments, strict=True))
     early = [i for i, (slot, segment) in places if segment == 0 and slot < X]
     if early:
-        at = torch.tensor(early, device=device)
+        at = to_device(np.array(early), device)
         k_sink = layer.rotate_keys(k_BG1K, slot_B[:, None].clamp(max=X - 1))
         state = state._replace(
             sinks=Sinks(*(put(*pair, at) for pair in zip(state.sinks, (k_sink, v_BG1V), strict=True)))
@@ -430,7 +432,7 @@ def _attend_single(
     state = state._replace(window=window, pending=pending, before=before)
     finished = [i for i, slot in enumerate(rows.slots) if slot + 1 == N]
     if finished:
-        at = torch.tensor(finished, device=device)
+        at = to_device(np.array(finished), device)
         state = place_rows(state, at, _next_segment(select_rows(state, at)))
     return a_BH1V, state
 
@@ -468,7 +470,7 @@ def attend(
         return _attend_rows(layer, q_BHTK, k_BGTK, v_BGTV, state, groups[0], keep)
     a_BHTV = None if q_BHTK is None else q_BHTK.new_zeros(*q_BHTK.shape[:-1], v_BGTV.shape[-1])
     for group in groups:
-        at, columns = (torch.tensor(list(x), device=k_BGTK.device) for x in (group.rows, group.columns))
+        at, columns = (to_device(np.array(x), k_BGTK.device) for x in (group.rows, group.columns))
         q, k, v = (None if x is None else x[at].index_select(2, columns) for x in (q_BHTK, k_BGTK, v_BGTV))
         a, part = _attend_rows(layer, q, k, v, select_rows(state, at), group, keep)  # type: ignore[arg-type]
         if keep:

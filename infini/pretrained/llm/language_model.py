@@ -13,11 +13,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
 from infini.errors import InputError
+from infini.nn.grid import fresh_clock
+from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.ops.memory import Memory
 from infini.nn.protocols import ModelOutput
@@ -160,9 +163,8 @@ class PretrainedLM(nn.Module):
             state = empty_state(zeros(0), zeros(0), self.settings, keep=True)
             return state if self.memory == "infini" else _without_memory(state)
 
-        position_B = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        weight_B0 = torch.zeros(batch_size, 0, dtype=state_dtype(weight.dtype), device=device)
-        clock = Clock(position_B, position_B.clone(), weight_B0, 0)
+        # No write weights: the clock's are those of 0 tokens.
+        clock = fresh_clock(batch_size, 0, state_dtype(weight.dtype))
         return State(clock, tuple(layer(i) for i in range(len(self.llm.model.layers))))
 
     def forward(
@@ -181,13 +183,15 @@ class PretrainedLM(nn.Module):
         if len(state.clock.position_B) != B:
             rows = len(state.clock.position_B)
             raise ValueError(f"batch size {B}, state has {rows}: pass a fresh init_state({B})")
-        marked = [] if reset_BT is None else reset_BT.any(0).nonzero()[:, 0].tolist()
+        state = State(state.clock.on_host(), state.layers)
+        reset, mask = (None if marks is None else to_numpy(marks) for marks in (reset_BT, mask_BT))
+        marked = [] if reset is None else np.flatnonzero(reset.any(0)).tolist()
         parts = []
         for start, stop in pairwise(sorted({0, *marked, T})):
-            if reset_BT is not None and start in marked:
-                state = reset_rows(state, reset_BT[:, start])
+            if reset is not None and start in marked:
+                state = reset_rows(state, torch.from_numpy(reset[:, start]))
             span = slice(start, stop)
-            hidden, state = self._read(ids_BT[:, span], state, None if mask_BT is None else mask_BT[:, span])
+            hidden, state = self._read(ids_BT[:, span], state, None if mask is None else mask[:, span])
             parts.append(hidden)
         hidden_BTD = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         return ModelOutput(hidden_BTD, state, hidden_BTD.new_zeros(()))
@@ -196,9 +200,9 @@ class PretrainedLM(nn.Module):
         """The state after a call. No logits are computed."""
         return self(ids_BT, state, reset_BT=reset_BT).state
 
-    def _read(self, ids_BT: torch.Tensor, state: State, mask_BT: torch.Tensor | None) -> tuple[torch.Tensor, State]:
+    def _read(self, ids_BT: torch.Tensor, state: State, mask_BT: np.ndarray | None) -> tuple[torch.Tensor, State]:
         """A call without resets. Padding is moved to the end of the rows, where it changes nothing before it."""
-        if mask_BT is None or bool(mask_BT.all()):
+        if mask_BT is None or mask_BT.all():
             new = [ids_BT.shape[1]] * len(ids_BT)
             return self._read_rows(ids_BT, state, new)
         new = mask_BT.sum(1).tolist()
@@ -206,9 +210,10 @@ class PretrainedLM(nn.Module):
         hidden_BTD = torch.zeros(*ids_BT.shape, weight.shape[1], dtype=weight.dtype, device=ids_BT.device)
         if not max(new):
             return hidden_BTD, state
-        order_BW = torch.argsort((~mask_BT).to(torch.uint8), dim=1, stable=True)[:, : max(new)]
+        order = np.argsort(~mask_BT, axis=1, kind="stable")[:, : max(new)]
+        order_BW = to_device(order, ids_BT.device)
         found_BWD, state = self._read_rows(ids_BT.gather(1, order_BW), state, new)
-        found_BWD = found_BWD * mask_BT.gather(1, order_BW)[..., None]
+        found_BWD = found_BWD * to_device(np.take_along_axis(mask_BT, order, 1), ids_BT.device)[..., None]
         index = order_BW[..., None].expand_as(found_BWD)
         return hidden_BTD.to(found_BWD.dtype).scatter(1, index, found_BWD), state
 
@@ -223,19 +228,18 @@ class PretrainedLM(nn.Module):
             # Rows that were reset or taken out may have been the longest.
             C = layers[i].k_BGCK.shape[2] if self._columns is not None else max(before)
             layers[i] = map_state(lambda x, C=C: x[:, :, x.shape[2] - C :], layers[i])
-        column = torch.arange(C + W, device=device)
-        held = torch.tensor([min(position, C) for position in before], device=device)
-        end = torch.tensor(new, device=device) + C
-        seen_BC = (column >= C - held[:, None]) & (column < end[:, None])
-        ragged = not bool(seen_BC.all()) if self._stock else len(set(new)) > 1
+        column, held_B = np.arange(C + W), np.minimum(before, C)
+        seen_BC = (column >= C - held_B[:, None]) & (column < np.array(new)[:, None] + C)
+        ragged = not seen_BC.all() if self._stock else len(set(new)) > 1
         options: dict[str, Any] = {}
         if ragged:
-            options["attention_mask"] = (seen_BC if self._stock else seen_BC[:, C:]).long()
+            # On the host, where calls are planned. transformers copies it to the device for layers without a memory.
+            options["attention_mask"] = torch.from_numpy(seen_BC if self._stock else seen_BC[:, C:]).long()
         if self._stock:
-            options["position_ids"] = state.clock.position_B[:, None] + torch.arange(W, device=device)
+            options["position_ids"] = to_device(np.array(before)[:, None] + np.arange(W), device)
         cache = self._cache(layers, before, C)
         out = self.llm.model(input_ids=ids_BW, past_key_values=cache, use_cache=True, **options)
-        position_B = torch.tensor(after, device=device)
+        position_B = np.array(after)
         slot_B = position_B % self.segment_length
         slots = {position % self.segment_length for position in after}
         crossed = any(a // self.segment_length != b // self.segment_length for a, b in zip(before, after, strict=True))
@@ -247,7 +251,8 @@ class PretrainedLM(nn.Module):
             layer = cache.layers[i].state
             layer = _without_stale_columns(layer, slot_B) if crossed else layer
             found.append(layer if self.memory == "infini" else _without_memory(layer))
-        clock = Clock(position_B, slot_B, state.clock.weight_BN, slots.pop() if len(slots) == 1 else None)
+        slot = slots.pop() if len(slots) == 1 else None
+        clock = Clock(torch.from_numpy(position_B), torch.from_numpy(slot_B), state.clock.weight_BN, slot)
         hidden_BWD: torch.Tensor = out.last_hidden_state
         return hidden_BWD, State(clock, tuple(found))
 
@@ -278,10 +283,9 @@ class PretrainedLM(nn.Module):
         C = self._columns if self._columns is not None else min(max(after), total)
         if not ragged:
             return KeyValues(*((k, v) if total == C else (x[:, :, total - C :].clone() for x in (k, v))))
-        column = torch.arange(total - C, total, device=k.device)
-        shift_B = width - torch.tensor(new, device=k.device)
-        source_BC = (column - shift_B[:, None]).clamp(min=0)
-        empty_BC = column < total - torch.tensor(after, device=k.device)[:, None]
+        column = np.arange(total - C, total)
+        source_BC = to_device(np.maximum(column - (width - np.array(new))[:, None], 0), k.device)
+        empty_BC = to_device(column < total - np.array(after)[:, None], k.device)
 
         def aligned(x: torch.Tensor) -> torch.Tensor:
             index = source_BC[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
@@ -305,12 +309,12 @@ def _with_empty_memory(state: LayerState) -> LayerState:
     return state._replace(memory=memory, pending=memory, before=before)
 
 
-def _without_stale_columns(state: LayerState, slot_B: torch.Tensor) -> LayerState:
+def _without_stale_columns(state: LayerState, slot_B: np.ndarray) -> LayerState:
     """The state with 0 where the unfinished segment has no token yet, so that equal histories have equal states."""
 
     def cleaned(x_BGNK: torch.Tensor) -> torch.Tensor:
-        stale_BN = torch.arange(x_BGNK.shape[2], device=x_BGNK.device) >= slot_B[:, None]
-        return x_BGNK.masked_fill(stale_BN[:, None, :, None], 0)
+        stale_BN = np.arange(x_BGNK.shape[2]) >= slot_B[:, None]
+        return x_BGNK.masked_fill(to_device(stale_BN, x_BGNK.device)[:, None, :, None], 0)
 
     before = state.before
     if before:

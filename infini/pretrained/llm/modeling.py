@@ -17,6 +17,7 @@ from transformers import initialization as hf_init
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from infini.errors import InputError
+from infini.nn.host import to_numpy
 from infini.pretrained.llm import saving
 from infini.pretrained.llm.attention import NAME, Call, InfiniGate, kinds_without_memory
 from infini.pretrained.llm.cache import InfiniCache
@@ -165,7 +166,7 @@ class ModelMixin(_Initialised):
                 f"{before + T}"
             )
         mask = mask[:, -T:]
-        return None if bool(mask.all()) else mask
+        return None if to_numpy(mask).all() else mask
 
     def _tables(self, device: torch.device) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
         """Cosines and sines of the positions in use [positions, R], by layer type; made once.

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from infini.nn.host import to_numpy
 
 Columns = range | tuple[int, ...]
 """Where a row's real tokens stand in a call; a range where there is no padding between them."""
@@ -58,8 +61,8 @@ def real_columns(mask_BT: torch.Tensor | None, batch: int, columns: int) -> list
     if mask_BT is None:
         return [range(columns)] * batch
     rows: list[Columns] = []
-    for real in mask_BT.bool().cpu():
-        found = real.nonzero()[:, 0].tolist()
+    for real in to_numpy(mask_BT).astype(bool):
+        found = np.flatnonzero(real).tolist()
         block = range(found[0], found[-1] + 1) if found else range(0)
         rows.append(block if len(block) == len(found) else tuple(found))
     return rows
