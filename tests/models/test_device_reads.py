@@ -1,0 +1,131 @@
+"""No language model reads a value back from its device: such a read stops a GPU until its queue is empty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from device_reads import Calls, decoding_calls, training_batch, training_steps
+from helpers import SEGMENT, assert_on, make_model, marks, mixed, random_ids, variant_id, variants
+
+from infini.config.compose import compose
+from infini.evaluation.decoding import Reader
+from infini.models import registered
+from infini.training.module import LanguageModelModule
+
+MIXED = [mixed("local", "delta", "xl"), mixed("infini_xl", "memorizing", "dai2019")]
+FURTHER = [
+    {"name": "autocompressor", "bptt_depth": 0},
+    {"name": "autocompressor", "bptt_depth": None},
+    {"name": "autocompressor", "random_segments": True},
+    {"name": "rmt", "bptt_depth": 1},
+]
+"""Options that decide in which order segments are read."""
+MODELS = [*(each for each in variants() if each.get("first_segment") != "zero"), *MIXED, *FURTHER]
+"""What a first segment reads instead of its memory is a matter of values alone."""
+each_model = pytest.mark.parametrize(
+    "options",
+    MODELS,
+    ids=lambda o: "-".join(map(str, o.values())) if o in FURTHER else variant_id(o),
+)
+
+
+def small(options: dict[str, Any]) -> Any:
+    return make_model(options, torch.float32, **{} if "layers" in options else {"n_layers": 3})
+
+
+@each_model
+@pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
+def test_a_training_step_reads_nothing(options: dict[str, Any], documents: bool) -> None:
+    """Three layers, four segments; forward, loss, backward and optimizer, from no state and from a carried one."""
+    step = training_steps(small(options), documents)
+    assert [step().reads for _ in range(2)] == [[], []]
+
+
+@each_model
+@pytest.mark.parametrize("place", ["inside", "at the end of"])
+def test_a_decoded_token_reads_nothing_but_its_id(options: dict[str, Any], place: str) -> None:
+    """In the middle of a segment and at its end. On a CPU reading the logits is not an operator."""
+    model = small(options)
+    slot = SEGMENT // 2 if place == "inside" else model.segment_length - 1
+    assert decoding_calls(model, 2 * model.segment_length + slot).reads == []
+
+
+@each_model
+@pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
+def test_a_training_step_runs_on_one_device(options: dict[str, Any], documents: bool) -> None:
+    """The device `meta` has no values to read, and its operators refuse operands on other devices. The same operators
+    are called there as on a CPU, but for what kernels of attention are made of."""
+    step = training_steps(small(options).to("meta"), documents, "meta")
+    for _ in range(2):
+        step()
+
+
+@each_model
+def test_calls_of_every_kind_run_on_one_device(options: dict[str, Any]) -> None:
+    """Padding on either side, rows at different slots, resets and carried states, with marks on the host; decoding."""
+    model = make_model(options, torch.float32).to("meta").eval()
+    N = model.segment_length
+    ids = torch.empty(2, N + 3, dtype=torch.long, device="meta")
+    mask = torch.arange(N + 3) < torch.tensor([[5], [N + 3]])
+    reset = marks(2, N + 3, 0)
+    reset[1] = False
+    state = None
+    for call in ({"mask_BT": mask}, {"reset_BT": reset}, {"mask_BT": mask.flip(1)}):
+        out = model(ids, state, **call)
+        state = out.state
+    out.hidden_BTD.sum().backward()
+    with torch.no_grad():
+        state = model.prefill(ids, out.state.detach(), reset)
+        logits, _ = Reader.begin(model, 0).read([np.arange(N - 1)], 7).next_logits()
+    assert_on(state, "meta")
+    assert logits.device.type == "meta"
+
+
+ADDITIONS = ["recipe.sparse_writes=0.1", "recipe.loss_temperature=0.5", "recipe.checkpoint_segments=2"]
+EXTENSION = ["recipe.length_extension=16", "recipe.length_extension_share=1"]
+
+
+@pytest.mark.parametrize("carry_state", [False, True], ids=["fresh", "carried"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "muon"])
+def test_optimizers_and_additions_run_on_one_device(optimizer: str, carry_state: bool) -> None:
+    """Length extension, long histories, sparse writes, few targets, a second loss and clipped gradients."""
+    cfg = compose(["task=pg19", f"optimizer={optimizer}", *ADDITIONS, *EXTENSION])
+    model = make_model({"name": "infini_delta"}, torch.float32).train()
+    module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, carry_state).to("meta")
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    steps = module.configure_optimizers()["optimizer"]
+    batch = training_batch(4, SEGMENT, documents=True)
+    batch["lm_targets_BT"], batch["lm_weight"] = batch["targets_BT"].clone(), 0.5
+    batch["targets_BT"][:, : 3 * SEGMENT] = -100
+    batch["history_PT"] = random_ids(3, 2 * SEGMENT)
+    batch = module.transfer_batch_to_device(batch, torch.device("meta"), 0)
+    for _ in range(2):
+        module.training_step(batch, 0).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        steps.step()
+        steps.zero_grad()
+
+
+def test_counting_sees_reads() -> None:
+    ids = random_ids(2, 3)
+    with Calls() as calls:
+        bool((ids > 3).any())
+        ids[ids > 3]
+        ids[ids > 3] = 0
+        ids.nonzero()
+        float(ids.sum())
+    assert [name for name, _ in calls.reads] == [
+        "_local_scalar_dense",
+        "index",
+        "index_put_",
+        "nonzero",
+        "_local_scalar_dense",
+    ]
+
+
+def test_all_models_are_counted() -> None:
+    counted = {each["name"] for each in MODELS if "layers" not in each}
+    assert counted | {"llm"} == set(registered("language_model"))
