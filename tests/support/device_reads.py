@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from helpers import SEGMENT, make_model, variant_id, variants
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from infini.config.compose import compose
 from infini.evaluation.decoding import Reader, generate
@@ -21,18 +22,22 @@ from infini.training.module import LanguageModelModule
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "equal", "bincount"}
 """Operators whose result, or its size, depends on values."""
 
+COPIES = {"_to_copy", "copy_"}
+
 
 class Calls(TorchDispatchMode):
     """Records the operators called inside a `with` block, backward passes included.
 
     operators: their number. reads: (name, first argument) of each that reads values: those of READS, and indices or
-    assignments by a mask.
+    assignments by a mask. torn: names of those whose operands, single numbers aside, are on different devices, other
+    than copies; not all of them are refused on the device `meta`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operators = 0
         self.reads: list[tuple[str, Any]] = []
+        self.torn: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operators += 1
@@ -41,6 +46,9 @@ class Calls(TorchDispatchMode):
         masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
         if name in READS or masks:
             self.reads.append((name, args[0]))
+        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim()]
+        if name not in COPIES and len({x.device for x in operands}) > 1:
+            self.torn.append(name)
         return func(*args, **(kwargs or {}))
 
 
