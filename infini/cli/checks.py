@@ -128,6 +128,8 @@ def _meant(verb: Verb, word: str, following: Sequence[str]) -> str:
     """The setting that a word without `=` suggests: `report=table3_passkey` for `table3`. "" if none is similar."""
     if "prompt" in verb.keys:
         return f"prompt={shlex.quote(word)}"
+    if "key" in verb.keys and word.isdecimal():
+        return f"key={word}"
     choices = groups()
     if word in (*choices, *OPTIONAL_GROUPS, *root_defaults()) and following and "=" not in following[0]:
         return f"{word}={following[0]}"
@@ -143,5 +145,5 @@ def _meant(verb: Verb, word: str, following: Sequence[str]) -> str:
         begins = [option for option in choices.get(group, []) if len(word) > 2 and option.startswith(word)]
         if verb.reads(group) and (word in begins or len(begins) == 1):
             return f"{group}={word if word in begins else begins[0]}"
-    near = None if verb.takes_words else nearest(word, choices[first[0]])
+    near = None if verb.takes_words or not first else nearest(word, choices[first[0]])
     return f"{first[0]}={near}" if near else ""

@@ -119,7 +119,7 @@ def _run(verb: Verb, words: Sequence[str]) -> int:
             raise InputError(f"{word}: Hydra runs sweeps alone; add -m")
     if "seeds" in extra and not extra["seeds"]:
         extra["seeds"] = [cfg.seed]
-    note_replaced(overrides)
+    note_replaced(taken.overrides)
     return verb.run(cfg, overrides, **extra) or 0
 
 

@@ -27,7 +27,7 @@ MAX_ROWS = 2**20
 """Most rows of a batch, examples of a cell and entries of a vocabulary: more would exhaust the memory unannounced."""
 LISTS = ("length", "depth")
 """Root keys that are lists; a single value is a list of one."""
-TEXTS = ("prompt", "save_state", "load_state", "output", "base", "out")
+TEXTS = ("prompt", "save_state", "load_state", "output", "base", "out", "key", "place")
 """Root keys whose values are taken as they are typed, without Hydra's grammar."""
 OPTIONAL_GROUPS = ("tuned", "experiment")
 """Groups that may be absent. They have no dataclass: their files set values of other groups."""
@@ -382,8 +382,8 @@ class Config:
         "Run id or folder whose weights a training starts from; null: training from scratch."
     )
     length: list[str | int] = setting(
-        "Lengths in tokens that an evaluation covers, as 32K or 1M: of prompts; of books to summarize, where it is "
-        "set (otherwise task.input_length)."
+        "Lengths in tokens, as 32K or 1M: of the prompts of an evaluation; of books to summarize, where it is set "
+        "(otherwise task.input_length); of the text of `infini demo`, one length."
     )
     depth: list[str | float] = setting(
         "Positions of the key in the prompt: start, middle, end, a number from 0 to 1, or `grid` (0, 0.05, ... 1)."
@@ -400,6 +400,8 @@ class Config:
         "Pretrained language model that `infini inject` reads: a hub id, a folder, a .gguf file, or smollm2."
     )
     out: str | None = setting("Folder that `infini inject` writes.")
+    key: str | None = setting("Number of five digits that `infini demo` hides; null: a random one.")
+    place: str = setting("Where `infini demo` hides it: start, middle, end, or a number from 0 (start) to 1 (end).")
     results_dir: str = setting(
         "Folder of records and checkpoints. Here and in all other names of files and folders, ~ at the beginning is "
         "the home folder."

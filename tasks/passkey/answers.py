@@ -18,7 +18,7 @@ import torch
 
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import state_dtype
-from infini.nn.state import State, fork, select_rows
+from infini.nn.state import State, fork, is_memory, leaves, select_rows
 from infini.tasks.passkey.plan import Question, plan_reading
 
 Advance = Callable[[int], None]
@@ -37,6 +37,10 @@ class Answer:
     generator_seconds: float
     """Part of `seconds` that made the tokens."""
     tokens_read: int
+    memory_bytes: int
+    """Size of the memory behind the prompt."""
+    state_bytes: int
+    """Size of all that is carried there: the memory, and what else the model keeps of the last segments."""
 
     @property
     def expected(self) -> np.ndarray:
@@ -194,6 +198,8 @@ class _Reader:
     def decode(self, run: _Run, questions: Sequence[Question]) -> list[Answer]:
         """Greedy decoding of as many tokens as each row's key has."""
         longest = max(len(question.prompt.answer) for question in questions)
+        sizes = [(path, leaf.nbytes // len(questions)) for path, leaf in leaves(run.state) if path[:5] != "clock"]
+        carried = sum(size for path, size in sizes if is_memory(path)), sum(size for _, size in sizes)
         given: list[np.ndarray] = []
         likely: list[torch.Tensor] = []
         for step in range(longest):
@@ -207,6 +213,6 @@ class _Reader:
         for question, row_given, row_likely in zip(questions, np.stack(given, 1), likely_BT, strict=True):
             count = len(question.prompt.answer)
             value = float(row_likely[:count].sum())
-            cost = (run.seconds, run.generator_seconds, run.tokens)
+            cost = (run.seconds, run.generator_seconds, run.tokens, *carried)
             answers.append(Answer(question, row_given[:count], value, *cost))
         return answers

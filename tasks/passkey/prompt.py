@@ -99,6 +99,11 @@ class Prompt:
             yield np.concatenate(parts)
 
 
+def is_held_out(key: str) -> bool:
+    """Whether no training prompt has this key."""
+    return sum(map(int, key)) % _KEY_MODULUS == 0
+
+
 def shared_prefix(prompts: Sequence[Prompt]) -> int:
     """Number of tokens with which all prompts begin: whole spans, and the shared beginning of the first that differ.
 
@@ -195,7 +200,7 @@ class PasskeyTemplate:
             # Digits are resampled too: no training key consists of 0 and 5 alone.
             kinds = rng.permutation(10)[: rng.integers(2, 5)] if few_digits else np.arange(10)
             key = "".join(map(str, kinds[rng.integers(0, len(kinds), self.digits)]))
-            if (sum(map(int, key)) % _KEY_MODULUS != 0) == training:
+            if is_held_out(key) != training:
                 return key
 
     def example(

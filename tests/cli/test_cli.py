@@ -87,6 +87,7 @@ def test_frozen_surface() -> None:
         "publish",
         "bench",
         "inject",
+        "demo",
     ]
     assert [field.name for field in dataclasses.fields(Config)] == [
         "task",
@@ -112,6 +113,8 @@ def test_frozen_surface() -> None:
         "output",
         "base",
         "out",
+        "key",
+        "place",
         "results_dir",
         "cache_dir",
     ]

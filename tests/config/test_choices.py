@@ -143,7 +143,7 @@ def test_small_denominators_are_clamped_and_nothing_is_added() -> None:
 def test_an_answer_is_compared_place_by_place() -> None:
     question = SimpleNamespace(prompt=SimpleNamespace(answer=np.array([1, 2, 3, 4, 5])))
     for given, right in (([1, 2, 3, 4, 5], 5), ([2, 3, 4, 5, 1], 0), ([1, 9, 3, 9, 5], 3), ([5, 4, 3, 2, 1], 1)):
-        answer = Answer(question, np.array(given), 0.0, 0.0, 0.0, 0)  # type: ignore[arg-type]
+        answer = Answer(question, np.array(given), 0.0, 0.0, 0.0, 0, 0, 0)  # type: ignore[arg-type]
         assert (answer.n_right, answer.n_tokens, answer.exact) == (right, 5, right == 5)
 
 

@@ -114,6 +114,8 @@ def test_the_wheel_and_the_sdist_hold_infini_alone(built: tuple[Path, Path]) -> 
     assert held == packages_of_the_checkout()
     configuration = {name.relative_to("infini/conf") for name in names if name.suffix == ".yaml"}
     assert configuration == {path.relative_to(ROOT / "conf") for path in (ROOT / "conf").rglob("*.yaml")}
+    model = {name.name for name in names if name.parts[:2] == ("infini", "demo")}
+    assert model == {"__init__.py", "config.json", "model.safetensors", "tokenizer.json"}
     with tarfile.open(sdist) as archive:
         tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
     assert {"infini", "tasks", "conf", "README.md", "LICENSE", "pyproject.toml"} <= tops
@@ -144,6 +146,7 @@ def test_the_wheel_works_beside_modules_of_the_same_names(built: tuple[Path, Pat
         (["train", *TINY, "task.data_dir=synthetic"], 0, "trained"),
         (["table"], 0, "published records: not part of the installed package"),
         (["eval", "task.data_dir=synthetic"], 0, "perplexity"),
+        (["demo", "key=12345", "length=32K"], 0, "answer  12345, right"),
     ):
         done = run(home / "bin" / "infini", *arguments, cwd=elsewhere)
         assert done.returncode == code and said in done.stdout + done.stderr, done
@@ -167,6 +170,14 @@ def test_every_package_folder_is_declared() -> None:
     """setuptools installs the packages that [tool.setuptools] lists, and silently leaves out the others."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     assert sorted(declared) == declared and set(declared) == packages_of_the_checkout()
+
+
+def test_the_model_of_the_demo_is_package_data(project_root: Path) -> None:
+    """Of the folder's files the wheel has those that [tool.setuptools.package-data] names."""
+    declared = tomllib.loads((project_root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    patterns = declared["package-data"]["infini.demo"]
+    held = {path.name for pattern in patterns for path in (project_root / "infini" / "demo").glob(pattern)}
+    assert held == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
 def test_what_is_imported_is_declared(project_root: Path) -> None:

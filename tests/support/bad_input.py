@@ -106,6 +106,15 @@ CASES = [
     ),
     Case("a depth that is none", lines("eval task=passkey depth=middel", "eval task=passkey depth=1.5")),
     Case(
+        "a demo of what cannot be hidden",
+        lines(
+            *(f"demo key={text}" for text in ("1234", "123456", "12a45", "", "-1234", "1e4", "[1]", "١٢٣٤٥")),
+            *(f"demo place={text}" for text in ("1.5", "-0.1", "nan", "1e-3", "nowhere", "", "0_1", "null")),
+            *("demo length=10", "demo length=0", "demo length=1e6", "demo length=1M,2M", "demo length=null"),
+            *("demo seed=1", "demo 12345", "demo -m key=12345", "demo parallel.accelerator=tpu"),
+        ),
+    ),
+    Case(
         "a model that the task does not take",
         [
             *lines("train model=bart", "train task=passkey model=primera"),

@@ -256,7 +256,7 @@ def test_the_end_needs_no_memory_where_key_and_question_share_a_segment(segment,
     (question,) = questions_of(examples=1, lengths=[400], depths={"end": 1.0}, longest_training=100)
     prompt = question.prompt
     assert prompt.blocks[1] == 0
-    answer = Answer(question, prompt.answer, 0.0, 1.0, 0.0, 404)
+    answer = Answer(question, prompt.answer, 0.0, 1.0, 0.0, 404, 0, 0)
     assert _entry(answer, TOKENIZER, segment, 0)["same_segment"] is same
 
 

@@ -1,0 +1,57 @@
+"""`infini demo`: find a number that is hidden in a million tokens, with the model that is part of the package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from infini.commands import Arguments, Verb
+from infini.config.lengths import NAMED_DEPTHS
+from infini.config.schema import root_defaults
+from infini.config.words import take_texts
+from infini.errors import InputError, require
+
+DIGITS = 5
+"""Digits of the numbers that the model was trained on."""
+
+
+def read(words: Sequence[str]) -> Arguments:
+    """Number and place are taken as they are typed: 01234 begins with a zero."""
+    texts, settings = take_texts(words)
+    given = root_defaults() | texts
+    key, place = given["key"], given["place"]
+    fits = key is None or re.fullmatch(f"[0-9]{{{DIGITS}}}", key) is not None
+    require(fits, "key", key, f"must have {DIGITS} digits, as 12345; null: a random one")
+    return Arguments(settings, {"key": key, "depth": _depth(place)})
+
+
+def _depth(place: str | None) -> float:
+    """The part of the text before the number, 0 to 1."""
+    if place in NAMED_DEPTHS:
+        return NAMED_DEPTHS[place]
+    # Plain decimals alone: float() also reads nan, 1_0 and digits of other scripts.
+    if place is None or not re.fullmatch(r"[01]|[01]?\.[0-9]{1,9}", place) or float(place) > 1:
+        raise InputError(f"place={place!r}: must be start, middle, end, or a number from 0 to 1, as 0.1")
+    return float(place)
+
+
+def check(cfg: Any, overrides: Sequence[str]) -> None:
+    """One text is read."""
+    require(len(cfg.length) == 1, "length", cfg.length, "must be one length, as 4M: infini demo reads one text")
+
+
+VERB = Verb(
+    "demo",
+    "find a number hidden in a million tokens, with a model that is part of the package",
+    "infini demo",
+    "infini.runs.demo",
+    keys=("key", "length", "place"),
+    also=("parallel.accelerator", "parallel.precision"),
+    order=11,
+    read=read,
+    # Its own default.
+    fixed=("length=1M",),
+    needs_reader=True,
+    check=check,
+)

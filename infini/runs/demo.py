@@ -1,0 +1,123 @@
+"""`infini demo`: hide a number in a long text, read the text with the packaged model, and ask for the number."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from infini.commands.demo import DIGITS
+from infini.config.lengths import parse_length
+from infini.config.schema import Config
+from infini.demo import FOLDER
+from infini.errors import require
+from infini.runs.common import keep_large_buffers, load_tokenizer
+from infini.system.devices import autocast, pick_device
+from infini.system.memory_use import peak_memory_bytes
+from infini.system.progress import progress_bar
+from infini.tasks.passkey.answers import Advance, Answer, answer_questions
+from infini.tasks.passkey.plan import Question
+from infini.tasks.passkey.prompt import PasskeyTemplate, is_held_out
+from infini.tasks.passkey.template import LONGEST_TRAINING
+from infini.training.checkpoint import load_model
+
+TRIAL_TOKENS = 16 * 1024
+"""Tokens of a first text, read to estimate the seconds of the long one and to compare memory with it."""
+WARM_UP_TOKENS, CALL_TOKENS = 4096, 2048
+"""Tokens that are read before that, and tokens of a call."""
+
+
+def run(cfg: Config, overrides: list[str], key: str | None, depth: float) -> int:
+    """Print the number, the answer, and what reading took. No record is written.
+
+    key: None for a random one. depth: the part of the text before it. Raises InputError for a length that is too small.
+    """
+    keep_large_buffers()
+    device, threads = pick_device(cfg.parallel.accelerator), torch.get_num_threads()
+    # Steps of so small a model are short: beside other work a second thread waits for the first, and costs more.
+    torch.set_num_threads(1)
+    try:
+        _demonstrate(cfg, key, depth, device)
+    finally:
+        torch.set_num_threads(threads)
+    return 0
+
+
+def _demonstrate(cfg: Config, key: str | None, depth: float, device: torch.device) -> None:
+    model, description = load_model(FOLDER, device)
+    tokenizer = load_tokenizer(FOLDER, description)
+    template = PasskeyTemplate(tokenizer.encode, digits=DIGITS, fill="exact", longest_training=LONGEST_TRAINING)
+    length, shortest = parse_length(cfg.length[0]), template.shortest(training=False)
+    require(length >= shortest, "length", cfg.length[0], f"must be at least {shortest} tokens, as 1K")
+    rng = np.random.default_rng()
+    key = key or template.draw_key(rng, training=False)
+
+    def ask(tokens: int, advance: Advance = lambda tokens: None) -> Answer:
+        prompt = template.example(tokens, depth, rng, training=False, key=key)
+        question = Question(tokens, f"{depth:g}", 0, prompt)
+        with autocast(cfg.parallel.precision, device):
+            (answer,) = answer_questions(
+                model, [question], tokenizer.bos_id, tokens_per_call=CALL_TOKENS, advance=advance
+            )
+        return answer
+
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    console = Console(stderr=True)
+    # Buffers are made when the first tokens are read, which would spoil the estimate.
+    ask(min(WARM_UP_TOKENS, length))
+    trial = ask(min(TRIAL_TOKENS, length))
+    used = peak_memory_bytes(device)
+    estimate = trial.seconds * length / trial.tokens_read
+    console.print(
+        f"hiding {key} in {length:,} tokens; a model of {weights:,} weights reads them in about {_duration(estimate)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    with progress_bar("reading", length, console.is_terminal) as advance:
+        answer = ask(length, advance)
+    peak, said = peak_memory_bytes(device), tokenizer.decode(answer.given).replace(" ", "")
+    position = answer.question.prompt.key_position
+    seen = "no prompt of its training had this key" if is_held_out(key) else "prompts of its training may have had it"
+    rows = {
+        "key": f"{key}, behind {position:,} of {length:,} tokens ({seen})",
+        "answer": f"{said}, {'right' if answer.exact else 'wrong'}",
+        "time": f"{answer.seconds:.1f} s, {answer.tokens_read / answer.seconds:,.0f} tokens/s on {_where(device)}",
+        "memory": f"{_carried(answer, ' for the current segment')}; after {trial.question.length:,} tokens "
+        f"{_carried(trial)}",
+        "peak": f"{peak / 2**20:,.0f} MiB of the whole process, {(peak - used) / 2**20:,.1f} of them since "
+        f"{trial.question.length:,} tokens",
+    }
+    for name, text in rows.items():
+        print(f"{name:<8}{text}")
+
+
+def _carried(answer: Answer, of_what: str = "") -> str:
+    return f"{answer.memory_bytes:,} bytes, and {answer.state_bytes - answer.memory_bytes:,}{of_what}"
+
+
+def reading_speed(length: int) -> float:
+    """Tokens a second at which the packaged model reads one prompt of `length` tokens on this processor."""
+    model, description = load_model(FOLDER, torch.device("cpu"))
+    tokenizer = load_tokenizer(FOLDER, description)
+    template = PasskeyTemplate(tokenizer.encode, digits=DIGITS, longest_training=LONGEST_TRAINING)
+    prompt = template.example(length, 0.0, np.random.default_rng(0), training=False)
+    speeds = []
+    # The first time buffers are made.
+    for _ in range(3):
+        (answer,) = answer_questions(
+            model, [Question(length, "start", 0, prompt)], tokenizer.bos_id, tokens_per_call=CALL_TOKENS
+        )
+        speeds.append(answer.tokens_read / answer.seconds)
+    return max(speeds)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:,.0f} minutes" if seconds < 5400 else f"{seconds / 3600:,.1f} hours"
+
+
+def _where(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return "one processor thread"
