@@ -16,9 +16,11 @@ from infini.config.schema import Config
 from infini.records import RunRecord
 from infini.report.passkey import PasskeyReport, PasskeyRow
 from infini.report.selection import rows_of_models
-from infini.runs.common import newest_on_the_data, settle_contradictions
+from infini.runs.common import find_training, newest_on_the_data, settle_contradictions
+from infini.runs.estimate import describe_time
 from infini.runs.evaluate import evaluate
 from infini.runs.reproduce import run_jobs, trained
+from infini.system.devices import pick_device
 from infini.training.checkpoint import checkpoint_folder
 
 
@@ -91,9 +93,26 @@ def reproduce(
         compose(job.overrides(None))
         if job.row.start == "pg19":
             compose(job.pretraining())
+    if (said := _time_left(jobs)) is not None:
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     return run_jobs(
         [(f"{job.row.title}, seed {job.seed}", partial(_fill, report, job, console)) for job in jobs], console
     )
+
+
+def _time_left(jobs: Sequence[_Job]) -> str | None:
+    """One line on how long the rows from scratch will take, by published records and the speed of this processor."""
+    trainings, evaluations = [], []
+    for job in jobs:
+        cfg = compose(job.overrides(None))
+        if job.row.start or job.row.questions or pick_device(cfg.parallel.accelerator).type != "cpu":
+            continue
+        known = find_training(cfg)
+        if known is None:
+            trainings.append(cfg)
+        if known is None or _evaluated(records.load_records(cfg.results_dir), known.run_id, cfg) is None:
+            evaluations.append(cfg)
+    return describe_time(trainings, evaluations)
 
 
 def _model(report: PasskeyReport, job: _Job, console: Console) -> str:

@@ -1,0 +1,96 @@
+"""How long a reproduction of the passkey table will take on this machine.
+
+The seconds are those of published records of one processor. A short prompt is read here and compared with the speed at
+which that processor read one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infini import records
+from infini.config.schema import Config
+from infini.records import RunRecord
+from infini.runs.demo import reading_speed
+
+TOKENS = 32 * 1024
+"""Length of the prompt that is read."""
+
+
+def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) -> str | None:
+    """One line on the work that is left; None where nothing is, or published records do not have its like.
+
+    trainings, evaluations: configurations of passkey runs without a record yet.
+    """
+    published = [run for run in records.load_records(records.published_dir()) if run.task == "passkey"]
+    reference = next((run for run in published if _speed(run)), None)
+    if reference is None or not (trainings or evaluations):
+        return None
+    known = [run for run in published if run.environment["hardware"] == reference.environment["hardware"]]
+    seconds = [_training_seconds(cfg, known) for cfg in trainings]
+    seconds += [_evaluation_seconds(cfg, known) for cfg in evaluations]
+    total = sum(value for value in seconds if value is not None)
+    if total == 0:
+        return None
+    speed = reading_speed(TOKENS) / _speed(reference)
+    unknown = seconds.count(None)
+    counts = f"{_count(len(trainings), 'training')} and {_count(len(evaluations), 'evaluation')}"
+    return (
+        f"{counts} to run, about {max(1, round(total / speed / 60))} minutes here"
+        + (f", without {unknown} that no published run is like" if unknown else "")
+        + f" (published runs on {reference.environment['hardware']['cpu']}: {total / 60:.0f} minutes; this machine "
+        f"now reads a prompt of {TOKENS // 1024}K at {speed:.2g} times its speed)"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _speed(run: RunRecord) -> float:
+    """Tokens a second at which a published evaluation of the demo's kind of model read one prompt of TOKENS alone."""
+    if run.verb != "eval" or run.model != "infini_linear" or run.config["task"].get("examples") != 1:
+        return 0.0
+    speeds = [cell["tokens_per_second"] for cell in run.series["cells"] if cell["length"] == TOKENS]
+    return float(speeds[0]) if len(speeds) == 1 else 0.0
+
+
+def _training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
+    """Of the quickest such training: others had more work beside them."""
+    each = [
+        run.cost["wall_seconds"] / run.config["recipe"]["steps"]
+        for run in known
+        if run.verb == "train" and run.diverged is None and _alike(cfg, run) and not run.cost.get("resumed")
+    ]
+    return min(each) * cfg.recipe.steps if each else None
+
+
+def _evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
+    examples = cfg.task.examples  # type: ignore[attr-defined]
+    each = [
+        run.cost["wall_seconds"] / run.config["task"]["examples"]
+        for run in known
+        if run.verb == "eval"
+        and _alike(cfg, run)
+        and (run.config["length"], run.config["depth"]) == (cfg.length, cfg.depth)
+        and run.config["task"]["examples"] >= min(10, examples)
+        and not run.cost.get("resumed")
+    ]
+    return min(each) * examples if each else None
+
+
+def _alike(cfg: Config, run: RunRecord) -> bool:
+    """Whether a run is of the same model, recipe and sizes."""
+    was = run.config
+    return (was["model"]["name"], _work(was["recipe"]), was["dims"], was["scale"]["name"]) == (
+        cfg.model["name"],
+        _work(vars(cfg.recipe)),
+        vars(cfg.dims),
+        cfg.scale.name,
+    )
+
+
+def _work(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the seconds of a step. An option that is off equals one that did not exist yet."""
+    return {key: value for key, value in recipe.items() if value is not None and key not in ("steps", "warmup_steps")}

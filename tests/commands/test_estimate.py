@@ -1,0 +1,73 @@
+"""A reproduction of the passkey table says at once how long it will take, by published records and a short prompt."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from infini.config.compose import compose
+from infini.runs import estimate, reproduce_passkey
+from infini.runs.demo import reading_speed
+
+EXTENDED = ["task=passkey", "recipe=passkey_laptop_extended"]
+PUBLISHED = 208_630.57324840763
+"""Tokens a second of the published prompt of 32K."""
+
+
+def configurations(*words: str) -> list[object]:
+    return [compose([*EXTENDED, f"model={model}", *words]) for model in ("infini_linear", "infini_delta")]
+
+
+def test_the_seconds_of_records_are_scaled_by_the_speed_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfgs = configurations()
+    monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED)
+    said = estimate.describe_time(cfgs, cfgs)  # type: ignore[arg-type]
+    assert said == (
+        "2 trainings and 2 evaluations to run, about 18 minutes here (published runs on AMD EPYC: 18 minutes; this "
+        "machine now reads a prompt of 32K at 1 times its speed)"
+    )
+    monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED / 2)
+    assert "about 35 minutes here" in str(estimate.describe_time(cfgs, cfgs))  # type: ignore[arg-type]
+    one = estimate.describe_time([], cfgs[:1])  # type: ignore[arg-type]
+    assert str(one).startswith("0 trainings and 1 evaluation to run, about 4 minutes here")
+    shorter = estimate.describe_time(configurations("recipe.steps=1800"), [])  # type: ignore[arg-type]
+    assert "about 14 minutes here" in str(shorter)
+
+
+def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cfgs = configurations()
+    assert estimate.describe_time([], []) is None
+    assert estimate.describe_time(configurations("dims.d_model=32"), []) is None  # type: ignore[arg-type]
+    monkeypatch.setattr("infini.records.published_dir", lambda: tmp_path)
+    assert estimate.describe_time(cfgs, cfgs) is None  # type: ignore[arg-type]
+
+
+def test_what_is_evaluated_only_in_part_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED)
+    cfgs = configurations("length=[64K]")
+    assert re.search(
+        r"about \d+ minutes here, without 2 that no published run is like \(", str(estimate.describe_time(cfgs, cfgs))
+    )  # type: ignore[arg-type]
+
+
+def test_the_speed_is_measured() -> None:
+    assert 1_000 < reading_speed(4096) < 1e9
+
+
+def test_it_is_the_first_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from infini.report.load import load_report
+
+    words = ["report=table3_passkey", f"results_dir={tmp_path}"]
+    cfg = compose(words)
+    monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED)
+    monkeypatch.setattr(reproduce_passkey, "_fill", lambda report, job, console: "filled")
+    console = Console(width=200)
+    reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1], console)  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("2 trainings and 2 evaluations to run, about 18 minutes here")
+    assert lines.count("filled") == 2
