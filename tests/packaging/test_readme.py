@@ -1,34 +1,133 @@
-"""What the README promises works as written."""
+"""What README and docs promise works as written."""
+
+from __future__ import annotations
 
 import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from infini.cli import main as cli
+from infini.cli.checks import refuse_unread
 from infini.commands import verbs
 from infini.config.compose import compose, expand_sweep
-from infini.config.keys import bracketed
+from infini.config.keys import bracketed, check_lengths
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-SHOWN = set(re.findall(r"`infini ([^`]+)`", README))
-COMMANDS = sorted(SHOWN | set(re.findall(r"`infini ([^`]+)`", RESULTS)))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+RUN_ELSEWHERE = {"bad_input.md": "tests/cli/test_bad_input.py", "extending.md": "test_extending, test_new_task, ..."}
+"""Pages whose commands other tests run as they stand: they need files that the page adds."""
+
+
+def commands_of(text: str) -> set[str]:
+    """Commands in backticks, and lines of blocks that begin with infini."""
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = {
+        line.removeprefix("infini ") for block in blocks for line in block.splitlines() if line.startswith("infini ")
+    }
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return lines | {" ".join(found.split()) for found in re.findall(r"`infini ([^`]+)`", plain)}
+
+
+def shown() -> list[tuple[str, str]]:
+    """(page, command) of all pages."""
+    pages = [page for page in PAGES if page.name not in RUN_ELSEWHERE]
+    return [(page.name, command) for page in pages for command in sorted(commands_of(page.read_text(encoding="utf-8")))]
 
 
 def test_the_readme_shows_every_verb() -> None:
-    assert {command.split()[0] for command in SHOWN} >= set(verbs())
+    assert {command.split()[0] for command in commands_of(README)} >= set(verbs())
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "--help" not in command])
-def test_commands_of_the_readme_are_understood(command: str) -> None:
-    verb, *words = command.split()
-    assert verb in verbs()
-    settings = [bracketed(word) if "-m" not in words else word for word in words if "=" in word]
-    # reproduce takes several seeds without -m.
-    for job in expand_sweep(settings) if "-m" in words or verb == "reproduce" else [settings]:
-        compose(job)
+@pytest.mark.parametrize(("page", "command"), [(page, text) for page, text in shown() if "--help" not in text])
+def test_commands_are_understood(page: str, command: str) -> None:
+    name, *words = shlex.split(command.replace("\\|", "|"))
+    verb = verbs()[name]
+    if name in ("table", "figure", "publish", "reproduce"):
+        words = [word for word in words if word != "..."]
+    refuse_unread(name, words)
+    check_lengths(words)
+    taken = verb.read([bracketed(word) if "-m" not in words else word for word in words if word != "-m"])
+    settings = [*verb.fixed, *taken.overrides]
+    for job in expand_sweep(settings) if "-m" in words else [[*settings, *taken.first]]:
+        verb.check(compose(job), job)
+
+
+def test_help_is_shown_for_verbs_that_exist() -> None:
+    helped = {text.split()[0] for _, text in shown() if "--help" in text}
+    assert helped - {"--help"} <= set(verbs())
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len(README.splitlines()) <= 160
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith(("http://", "https://", "#")):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def test_files_that_pages_name_exist() -> None:
+    """`results/...`, `docs/...`, `tests/...` in backticks."""
+    for page in PAGES:
+        for path in re.findall(
+            r"`((?:results|docs|tests|conf|infini)/[\w./-]+\.\w+)`", page.read_text(encoding="utf-8")
+        ):
+            made_there = page.name in RUN_ELSEWHERE
+            assert made_there or (ROOT / path).is_file(), f"{page.name}: {path}"
+
+
+def test_the_counts_of_verdicts_are_those_of_the_claims() -> None:
+    claims = (ROOT / "results" / "CLAIMS.md").read_text(encoding="utf-8")
+    counts = {
+        verdict: len(re.findall(rf"\| {verdict} \|", claims))
+        for verdict in ("holds", "does not hold", "inconclusive", "not testable")
+    }
+    hold, fail, open_, untested = counts.values()
+    text = " ".join(README.split())
+    assert f"Of {sum(counts.values())} claims of the paper, {hold} hold at this scale, {fail} do not, " in text
+    assert f"{open_} are inconclusive and {untested} are not testable" in text
+    results = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
+    assert (
+        f"Of {sum(counts.values())} claims of the paper {hold} hold at this scale, {fail} do not, {open_} are"
+        in results
+    )
+
+
+def row_of(table: str, *names: str) -> str:
+    """The first row of a published file that begins with these cells."""
+    text = (ROOT / "results" / table).read_text(encoding="utf-8").replace("\\", "")
+    return next(line for line in text.splitlines() if line.startswith("| " + " | ".join(names) + " |"))
+
+
+def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
+    lines = [line for line in README.splitlines() if line.startswith("| ") and line.count("|") == 5][2:8]
+    said = [re.findall(r"\d+(?:\.\d+)?", cells.split("|")[2]) for cells in lines]
+    paper = [re.findall(r"\d+(?:\.\d+)?", cells.split("|")[3]) for cells in lines]
+    claim = row_of("CLAIMS.md", "114x less memory than Memorizing Transformers")
+    assert "115.7x" in claim and "holds" in claim and said[0] == ["115.7"]
+    for index, title in ((1, "Linear, scratch, as in the paper"), (2, "Linear, PG19, fine-tuned 400 steps")):
+        for values, source in ((said, "published"), (paper, "paper")):
+            million = row_of("tables/table3_passkey_laptop.md", title, source).split("|")[-2].strip(" *")
+            assert "/".join(values[index]) == million
+    for index, column in ((3, 2), (4, 4)):
+        ours = [
+            row_of("tables/table2_lm_laptop.md", name)
+            for name in ("Infini-Transformer (Linear)", "Memorizing Transformers")
+        ]
+        assert said[index] == [row.split("|")[column + 1].split()[0] for row in ours]
+        assert paper[index] == [row.split("|")[column].strip() for row in ours]
+    table4 = "tables/table4_booksum_laptop.md"
+    for index, name in enumerate(("Infini-Transformers (Linear)", "PRIMERA + Unlimiformer")):
+        assert f" {said[5][index]} ±" in row_of(table4, name, "published")
+        assert f" {paper[5][index]} |" in row_of(table4, name, "paper")
 
 
 def test_the_published_table_is_the_one_that_the_records_give(
@@ -37,14 +136,18 @@ def test_the_published_table_is_the_one_that_the_records_give(
     monkeypatch.setenv("COLUMNS", "120")
     assert cli.main(["table", "report=table3_passkey", f"results_dir={tmp_path}"]) == 0
     printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
-    shown = next(block for block in re.findall(r"```\n(.*?)\n```", README, re.DOTALL) if block.startswith("Passkey"))
-    assert shown in printed
+    page = (ROOT / "docs" / "tutorials" / "start.md").read_text(encoding="utf-8")
+    block = next(block for block in re.findall(r"```\n(.*?)\n```", page, re.DOTALL) if block.startswith("Passkey"))
+    assert block in printed
 
 
-def test_targets_of_the_readme_are_in_the_makefile() -> None:
+def test_targets_are_in_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"make (\w+)\b", "\n".join(re.findall(r"`{1,3}\s*(make \w+)", README)))):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for words in re.findall(r"`make ([\w -]+)`", text) + re.findall(r"^make ([\w -]+)$", text, re.MULTILINE):
+            for target in words.split():
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: {target}"
 
 
 def test_the_layers_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +156,9 @@ def test_the_layers_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     names: dict[str, object] = {}
     exec(compile(code.replace("10_000", "2_500"), "README.md", "exec"), names)
     assert names["y"].shape == (1, 500, 512)  # type: ignore[attr-defined]
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
