@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+DOCS := $(VENV)/.installed-docs
 LOWEST := .venv-lowest
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help env test test-slow test-lowest reproduce results gpu lint types layout clean
+.PHONY: help env test test-slow test-lowest reproduce results docs gpu lint types layout clean
 
 help:
 	@echo "make env          make the environment .venv"
@@ -19,6 +20,7 @@ help:
 	@echo "make test-slow    run the slow tests"
 	@echo "make test-lowest  run the tests with the lowest versions that pyproject.toml allows"
 	@echo "make results      make the published tables, claims and figures from the published records"
+	@echo "make docs         build the site of README, docs and results in build/site, and check its links"
 	@echo "make lint         check style and imports"
 	@echo "make types        check types"
 	@echo "make clean        remove the environments and the caches; records stay"
@@ -36,6 +38,11 @@ $(DEV): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# What builds the site.
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 env: $(DEV)
 	@echo "The environment is ready. Next:"
 	@echo "  . $(VENV)/bin/activate"
@@ -49,7 +56,7 @@ PARALLEL := --numprocesses=logical --maxprocesses=8
 test: $(DEV)
 	$(BIN)/python -m pytest $(PARALLEL) --dist=loadfile
 
-test-slow: $(DEV)
+test-slow: $(DEV) $(DOCS)
 	$(BIN)/python -m pytest -m slow -rP $(PARALLEL)
 
 # The lowest version of every package in pyproject.toml, in an environment of its own; `uv` resolves them. On Linux the
@@ -65,6 +72,11 @@ reproduce: $(STAMP)
 
 results: $(STAMP)
 	$(BIN)/python -m infini.runs.renew
+
+docs: $(DOCS)
+	$(BIN)/python docs/build_site.py
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "the site: build/site/index.html"
 
 lint: $(DEV) layout
 	$(BIN)/ruff check .

@@ -26,9 +26,8 @@ RUN_ELSEWHERE = {"bad_input.md": "tests/cli/test_bad_input.py", "extending.md": 
 def commands_of(text: str) -> set[str]:
     """Commands in backticks, and lines of blocks that begin with infini."""
     blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = {
-        line.removeprefix("infini ") for block in blocks for line in block.splitlines() if line.startswith("infini ")
-    }
+    lines = {line.removeprefix("$ ") for block in blocks for line in block.splitlines()}
+    lines = {line.removeprefix("infini ") for line in lines if line.startswith("infini ")}
     plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     return lines | {" ".join(found.split()) for found in re.findall(r"`infini ([^`]+)`", plain)}
 

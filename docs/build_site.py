@@ -1,0 +1,113 @@
+"""Gathers the pages of the site in build/site_docs: docs/, README, published tables, claims, figures and log.
+
+`make docs` runs it, then MkDocs. Nothing here is imported by infini.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "build" / "site_docs"
+RUNS = "## Runs behind the cells"
+
+
+def main() -> None:
+    """Write all pages anew."""
+    shutil.rmtree(TARGET, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", TARGET, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    results = TARGET / "results"
+    (results / "tables").mkdir(parents=True)
+    (TARGET / "index.md").write_text(_from_root((ROOT / "README.md").read_text("utf-8")), "utf-8")
+    (TARGET / "contributing.md").write_text(_from_root((ROOT / "CONTRIBUTING.md").read_text("utf-8")), "utf-8")
+    shutil.copy(ROOT / "CITATION.cff", TARGET / "CITATION.cff")
+    for name in ("CLAIMS.md", "LOG.md"):
+        shutil.copy(ROOT / "results" / name, results / name)
+    shutil.copytree(ROOT / "results" / "runs", results / "runs", ignore=shutil.ignore_patterns("*.jsonl"))
+    tables = sorted((ROOT / "results" / "tables").glob("*.md"))
+    for path in tables:
+        (results / "tables" / path.name).write_text(with_linked_cells(path.read_text("utf-8")), "utf-8")
+    (results / "index.md").write_text(_list_of_tables(tables), "utf-8")
+    (results / "figures.md").write_text(_figures(results / "figures"), "utf-8")
+
+
+def _from_root(text: str) -> str:
+    """A page of the root folder as one of the site: docs/ is the site itself."""
+    text = text.replace("](docs/", "](").replace("](CONTRIBUTING.md)", "](contributing.md)")
+    return text.replace("](README.md", "](index.md")
+
+
+def with_linked_cells(text: str) -> str:
+    """A published table in which each cell that has runs leads to their line below."""
+    above, marker, below = text.partition(RUNS)
+    if not marker:
+        return text
+    rows = {line.split("|")[1].strip() for line in above.splitlines() if line.startswith("| ")}
+    anchors: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    lines = below.splitlines()
+    for number, line in enumerate(lines):
+        if found := re.match(r"- (.+?) \((published|yours)\): ", line):
+            # A line names a row and then its columns, separated by commas, which names may contain.
+            row = max((row for row in rows if found[1].startswith(f"{row}, ")), key=len, default="")
+            columns, anchor = f"{found[1].removeprefix(row)},", f"runs-{number}"
+            anchors.setdefault((row, found[2]), []).append((columns, anchor))
+            lines[number] = f'- <a id="{anchor}"></a>{line[2:]}'
+    made, header = [], list[str]()
+    for line in above.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("| ") else []
+        if not cells:
+            header = header if line.startswith("|") else []
+        elif not header:
+            header = cells
+        elif not set(line) <= set("|-: "):
+            line = "| " + " | ".join(_linked(cells, header, anchors)) + " |"
+        made.append(line)
+    return "\n".join([*made, marker + lines[0], *lines[1:], ""])
+
+
+def _linked(cells: list[str], header: list[str], anchors: dict[tuple[str, str], list[tuple[str, str]]]) -> list[str]:
+    """The cells of a row, with links."""
+    linked = cells[:1]
+    for column, cell in zip(header[1:], cells[1:], strict=True):
+        source = "published" if "published" in (*cells, *column.split()) else "yours"
+        found = [anchor for columns, anchor in anchors.get((cells[0], source), []) if f", {column}," in columns]
+        linked.append(f"[{cell}](#{found[0]})" if found and cell not in ("", "—") else cell)
+    return linked
+
+
+def _list_of_tables(tables: list[Path]) -> str:
+    lines = [
+        "# Tables",
+        "",
+        "Each cell leads to the runs behind it. A run is a JSON file with its command and configuration.",
+        "",
+    ]
+    for path in tables:
+        title = path.read_text("utf-8").splitlines()[0].lstrip("# ")
+        lines.append(f"- [{title}](tables/{path.name})")
+    return "\n".join(
+        [*lines, "", "[Verdicts on the paper's claims](CLAIMS.md), [all figures](figures.md), [the log](LOG.md).", ""]
+    )
+
+
+def _figures(folder: Path) -> str:
+    """A page of all figures by report, and their files."""
+    folder.mkdir()
+    by_table: dict[str, list[str]] = {}
+    tables = sorted((path.stem for path in (ROOT / "results" / "tables").glob("*.md")), key=len, reverse=True)
+    for path in sorted((ROOT / "results" / "figures").glob("*.png")):
+        shutil.copy(path, folder / path.name)
+        name = re.sub(r"_(arxiv_math|pg19)_(laptop|gpu|paper)", r"_\2", path.stem)
+        of = next((table for table in tables if name.startswith(table)), "other")
+        by_table.setdefault(of, []).append(path.stem)
+    lines = ["# Figures", "", "`infini figure` draws them from the published records.", ""]
+    for table, names in sorted(by_table.items()):
+        lines += [f"## {table}", ""]
+        lines += [f"![{name}](figures/{name}.png)\n" for name in names]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
