@@ -129,6 +129,14 @@ def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
         assert f" {paper[5][index]} |" in row_of(table4, name, "paper")
 
 
+def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
+    text = " ".join(README.split())
+    names = ("SmolLM2, all 8K tokens", "SmolLM2, segments of 512 tokens", "and a memory (Linear)")
+    cache, segments, memory = (row_of("tables/llm_untrained_laptop.md", name).split("|")[3].strip() for name in names)
+    said = f"perplexity of {cache} with its own cache of 8K tokens, {segments} in segments of 512, and {memory} with a"
+    assert said in text
+
+
 def test_the_published_table_is_the_one_that_the_records_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
