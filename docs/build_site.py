@@ -40,20 +40,19 @@ def _from_root(text: str) -> str:
 
 
 def with_linked_cells(text: str) -> str:
-    """A published table in which each cell that has runs leads to their line below."""
+    """A published table in which each cell that has runs leads to their line below.
+
+    The lines below stand in the order of the tables and of their rows. A line names a row and then its columns.
+    """
     above, marker, below = text.partition(RUNS)
     if not marker:
         return text
-    rows = {line.split("|")[1].strip() for line in above.splitlines() if line.startswith("| ")}
-    anchors: dict[tuple[str, str], list[tuple[str, str]]] = {}
     lines = below.splitlines()
+    waiting: list[tuple[str, str, str]] = []
     for number, line in enumerate(lines):
         if found := re.match(r"- (.+?) \((published|yours)\): ", line):
-            # A line names a row and then its columns, separated by commas, which names may contain.
-            row = max((row for row in rows if found[1].startswith(f"{row}, ")), key=len, default="")
-            columns, anchor = f"{found[1].removeprefix(row)},", f"runs-{number}"
-            anchors.setdefault((row, found[2]), []).append((columns, anchor))
-            lines[number] = f'- <a id="{anchor}"></a>{line[2:]}'
+            waiting.append((found[1], found[2], f"runs-{number}"))
+            lines[number] = f'- <a id="runs-{number}"></a>{line[2:]}'
     made, header = [], list[str]()
     for line in above.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("| ") else []
@@ -62,19 +61,29 @@ def with_linked_cells(text: str) -> str:
         elif not header:
             header = cells
         elif not set(line) <= set("|-: "):
-            line = "| " + " | ".join(_linked(cells, header, anchors)) + " |"
+            line = "| " + " | ".join(_linked(dict(zip(header, cells, strict=True)), cells, waiting)) + " |"
         made.append(line)
     return "\n".join([*made, marker + lines[0], *lines[1:], ""])
 
 
-def _linked(cells: list[str], header: list[str], anchors: dict[tuple[str, str], list[tuple[str, str]]]) -> list[str]:
-    """The cells of a row, with links."""
-    linked = cells[:1]
-    for column, cell in zip(header[1:], cells[1:], strict=True):
-        source = "published" if "published" in (*cells, *column.split()) else "yours"
-        found = [anchor for columns, anchor in anchors.get((cells[0], source), []) if f", {column}," in columns]
-        linked.append(f"[{cell}](#{found[0]})" if found and cell not in ("", "—") else cell)
-    return linked
+def _linked(row: dict[str, str], cells: list[str], waiting: list[tuple[str, str, str]]) -> list[str]:
+    """The cells of a row, with links to the lines that are next and about it, which are taken out of `waiting`."""
+    anchors: dict[str, str] = {}
+    while waiting:
+        name, source, anchor = waiting[0]
+        about = f"{name.removeprefix(cells[0])}," if name.startswith(f"{cells[0]}, ") else ""
+        columns = [column for column in row if f", {column}," in about and column not in anchors]
+        # A dash has no runs, and a row of the paper's numbers has none of ours.
+        if not columns or len(", ".join(columns)) + 3 != len(about) or row.get("Source", source) != source:
+            break
+        if all(row[column] == "—" for column in columns):
+            break
+        anchors |= dict.fromkeys(columns, anchor)
+        waiting.pop(0)
+    return [cells[0]] + [
+        f"[{cell}](#{anchors[column]})" if column in anchors else cell
+        for column, cell in zip(list(row)[1:], cells[1:], strict=True)
+    ]
 
 
 def _list_of_tables(tables: list[Path]) -> str:

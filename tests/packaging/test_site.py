@@ -22,11 +22,17 @@ TABLE = """\
 | Linear | published | 100 | — |
 | Linear, plain | published | 50 | 40 |
 
+| Model | Seeds | 1M |
+| --- | ---: | ---: |
+| Linear | 1 | 2 |
+| Linear, plain | 1 | — |
+
 ## Runs behind the cells
 
 - Linear, Source (published): [`a`](../runs/a.json)
-- Linear, 32K, short, 1M (published): [`a`](../runs/a.json)
-- Linear, plain, 1M (published): [`b`](../runs/b.json)
+- Linear, 32K, short (published): [`b`](../runs/b.json)
+- Linear, plain, 1M (published): [`c`](../runs/c.json)
+- Linear, Seeds, 1M (published): [`d`](../runs/d.json)
 """
 
 
@@ -44,8 +50,15 @@ def test_a_cell_leads_to_the_line_of_its_runs(build_site: ModuleType) -> None:
     assert "| Linear | paper | 97 | 96 |" in made
     assert "| Linear | [published](#runs-2) | [100](#runs-3) | — |" in made
     assert "| Linear, plain | published | 50 | [40](#runs-4) |" in made
-    assert '- <a id="runs-4"></a>Linear, plain, 1M (published): [`b`](../runs/b.json)' in made
+    assert "| Linear | [1](#runs-5) | [2](#runs-5) |" in made and "| Linear, plain | 1 | — |" in made
+    assert '- <a id="runs-4"></a>Linear, plain, 1M (published): [`c`](../runs/c.json)' in made
     assert re.sub(r'<a id="[\w-]+"></a>', "", re.sub(r"\[([^]`]+)\]\(#[\w-]+\)", r"\1", made)) == TABLE
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results" / "tables").glob("*.md")), ids=lambda path: path.stem)
+def test_every_line_of_runs_has_a_cell(build_site: ModuleType, path: Path) -> None:
+    made = build_site.with_linked_cells(path.read_text(encoding="utf-8"))
+    assert set(re.findall(r'id="(runs-\d+)"', made)) == set(re.findall(r"\(#(runs-\d+)\)", made))
 
 
 def test_every_page_is_in_the_navigation() -> None:
