@@ -16,6 +16,7 @@ from infini.records import RunRecord
 from infini.report.figures import LINES, new_figure, save
 from infini.report.kind import OwnVerb, ReportKind
 from infini.report.tables import Cell, RenderedReport, Row, Source, Table, commit_of, hardware_of, measured_cell
+from infini.report.verdicts import counted
 
 SERIES = "prompts"
 OWN = "own"
@@ -166,7 +167,7 @@ def _notes(run: RunRecord, source: Source) -> list[str]:
     for n in sorted(map(int, measured["lengths"])):
         count = len(measured["lengths"][str(n)][OWN]["read_seconds"])
         repeats.setdefault(count, []).append(format_length(n))
-    counted = "; ".join(
+    repeated = "; ".join(
         f"{', '.join(names)}: {f'medians of {count} repeats, in turn' if count > 1 else 'read once'}"
         for count, names in repeats.items()
     )
@@ -176,8 +177,9 @@ def _notes(run: RunRecord, source: Source) -> list[str]:
         f"{measured['base']['name']} ({options}), products in {products}. A memory reads in calls of "
         f"{measured['tokens_per_call']:,} tokens, as infini generate does; the base in one call, as stock generate() "
         f"does. {measured['new_tokens']} tokens are drawn greedily, half of them before the length is reached.",
-        f"{counted}. Crossing points: between two lengths straight lines, both axes logarithmic.",
-        f"{source}: hardware {hardware_of(run)}; {run.environment.get('threads')} threads; commit {commit_of(run)}",
+        f"{repeated}. Crossing points: between two lengths straight lines, both axes logarithmic.",
+        f"{source}: hardware {hardware_of(run)}, {counted(run.environment.get('threads', 1), 'thread')}; "
+        f"commit {commit_of(run)}",
     ]
 
 
