@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from infini.commands import Arguments, Verb
+from infini.config.keys import take_texts
 from infini.config.lengths import NAMED_DEPTHS
 from infini.config.schema import root_defaults
-from infini.config.keys import take_texts
 from infini.errors import InputError, require
 
 DIGITS = 5

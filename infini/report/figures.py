@@ -201,7 +201,14 @@ def _curve(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], series: str
 
 
 def draw_report(report: Report, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """Draw the gap by position and by place, and the gates of each model at its first seed. Returns the paths."""
+    """Draw the gaps, and the gates of each model at its first seed. Returns the paths."""
+    titles = {row: f"{report.benchmarks[report.task]}: {title}" for row, title in report.models.items()}
+    gaps = draw_gaps(report, scale, selection, folder)
+    return gaps + draw_gates(report.name, scale, selection, folder, titles)
+
+
+def draw_gaps(report: Report, scale: str, selection: Selection, folder: Path) -> list[Path]:
+    """Draw the gap to the baselines by position and by place. Returns the paths."""
     written: list[Path] = []
     baseline, corpus = report.baseline or "", report.benchmarks[report.task]
     for series, name in ((BY_POSITION, "gap_by_position"), (BY_PLACE, "gap_by_place")):
@@ -210,8 +217,7 @@ def draw_report(report: Report, scale: str, selection: Selection, folder: Path) 
         if any(len(_curve(*pair, series)) for pair in pairs):
             path = folder / f"{report.name}_{scale}_{name}"
             written += gap_by_position(selection.runs, path, baseline, report.models, corpus, series, zeros)
-    titles = {row: f"{corpus}: {title}" for row, title in report.models.items()}
-    return written + draw_gates(report.name, scale, selection, folder, titles)
+    return written
 
 
 def draw_gates(name: str, scale: str, selection: Selection, folder: Path, titles: Mapping[str, str]) -> list[Path]:

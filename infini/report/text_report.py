@@ -164,11 +164,14 @@ class Report(RunReport):
     def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path] | None:
         from infini.report.bench_figures import newest_of_models
         from infini.report.costs import draw_costs
-        from infini.report.figures import draw_report
+        from infini.report.figures import draw_gaps, draw_report
 
         if self.variants and not self.variants.keys() & selection.runs.keys():
             # Another report draws the models with their default settings.
             return None
+        if self.untrained:
+            # Their gates are where they were put, and no training cost anything.
+            return draw_gaps(self, scale, selection, folder)
         costs = draw_costs(self, scale, selection, folder, newest_of_models(known, scale))
         return draw_report(self, scale, selection, folder) + costs
 
