@@ -192,9 +192,11 @@ def product_flops(model: Any, head: bool) -> int:
 def training_step(setting: Setting, model: Any, read: Callable[..., ModelOutput], ids: torch.Tensor) -> None:
     """Forward, loss and backward; gradients are discarded. read: the model, or a function that calls it by groups."""
     cfg = setting.cfg
+    # Targets are counted on the host; in a training they are there.
+    targets = ids.cpu()
     with autocast(cfg.parallel.precision, setting.device):
         out = read(ids, None)
-        total, count = summed_cross_entropy(out.hidden_BTD, model.output_weight, ids, cfg.recipe.loss_chunk)
+        total, count = summed_cross_entropy(out.hidden_BTD, model.output_weight, targets, cfg.recipe.loss_chunk)
         loss = total / count + out.aux_loss
     loss.backward()
     for parameter in model.parameters():

@@ -44,6 +44,9 @@ class LanguageModel(Protocol):
     segment_length: tokens in a segment. gradient_horizon: segments that a gradient reaches back within one call; None:
     all. checkpoint_activations: set by training; if true, the backward pass computes activations again instead of
     keeping them. The conformance tests check these declarations for every registered model.
+
+    Training and evaluation pass mask_BT and reset_BT on the host, whatever device the ids are on, so that a call can be
+    planned without reading values of the device. On the device they are allowed; a model reads them back once a call.
     """
 
     segment_length: int
