@@ -96,19 +96,20 @@ def _carried(answer: Answer, of_what: str = "") -> str:
 
 
 def reading_speed(length: int) -> float:
-    """Tokens a second at which the packaged model reads one prompt of `length` tokens on this processor."""
+    """Tokens a second at which the packaged model reads a prompt of `length` tokens on one thread of this processor."""
+    keep_large_buffers()
     model, description = load_model(FOLDER, torch.device("cpu"))
     tokenizer = load_tokenizer(FOLDER, description)
     template = PasskeyTemplate(tokenizer.encode, digits=DIGITS, longest_training=LONGEST_TRAINING)
     prompt = template.example(length, 0.0, np.random.default_rng(0), training=False)
-    speeds = []
-    # The first time buffers are made.
-    for _ in range(3):
-        (answer,) = answer_questions(
-            model, [Question(length, "start", 0, prompt)], tokenizer.bos_id, tokens_per_call=CALL_TOKENS
-        )
-        speeds.append(answer.tokens_read / answer.seconds)
-    return max(speeds)
+    questions, threads = [Question(length, "start", 0, prompt)], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with autocast("auto", torch.device("cpu")):
+            (answer,) = answer_questions(model, questions, tokenizer.bos_id, tokens_per_call=CALL_TOKENS)
+    finally:
+        torch.set_num_threads(threads)
+    return answer.tokens_read / answer.seconds
 
 
 def _duration(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """How long a reproduction of the passkey table will take on this machine.
 
-The seconds are those of published records of one processor. A short prompt is read here and compared with the speed at
-which that processor read one.
+The seconds are those of published records of one processor. The packaged model reads a prompt here, and its speed is
+compared with that of its published evaluation on that processor.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from typing import Any
 
 from infini import records
 from infini.config.schema import Config
+from infini.demo import FOLDER
 from infini.records import RunRecord
 from infini.runs.demo import reading_speed
-
-TOKENS = 32 * 1024
-"""Length of the prompt that is read."""
+from infini.training.checkpoint import read_description
 
 
 def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) -> str | None:
@@ -24,7 +23,8 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
     trainings, evaluations: configurations of passkey runs without a record yet.
     """
     published = [run for run in records.load_records(records.published_dir()) if run.task == "passkey"]
-    reference = next((run for run in published if _speed(run)), None)
+    demo = read_description(FOLDER)["run_id"]
+    reference = next((run for run in published if run.verb == "eval" and run.parent == demo), None)
     if reference is None or not (trainings or evaluations):
         return None
     known = [run for run in published if run.environment["hardware"] == reference.environment["hardware"]]
@@ -33,27 +33,20 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
     total = sum(value for value in seconds if value is not None)
     if total == 0:
         return None
-    speed = reading_speed(TOKENS) / _speed(reference)
+    cell = reference.series["cells"][0]
+    speed = reading_speed(cell["length"]) / cell["tokens_per_second"]
     unknown = seconds.count(None)
     counts = f"{_count(len(trainings), 'training')} and {_count(len(evaluations), 'evaluation')}"
     return (
         f"{counts} to run, about {max(1, round(total / speed / 60))} minutes here"
         + (f", without {unknown} that no published run is like" if unknown else "")
         + f" (published runs on {reference.environment['hardware']['cpu']}: {total / 60:.0f} minutes; this machine "
-        f"now reads a prompt of {TOKENS // 1024}K at {speed:.2g} times its speed)"
+        f"now reads a prompt at {speed:.2g} times its speed)"
     )
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _speed(run: RunRecord) -> float:
-    """Tokens a second at which a published evaluation of the demo's kind of model read one prompt of TOKENS alone."""
-    if run.verb != "eval" or run.model != "infini_linear" or run.config["task"].get("examples") != 1:
-        return 0.0
-    speeds = [cell["tokens_per_second"] for cell in run.series["cells"] if cell["length"] == TOKENS]
-    return float(speeds[0]) if len(speeds) == 1 else 0.0
 
 
 def _training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:

@@ -6,15 +6,24 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+from infini import records
 from infini.config.compose import compose
+from infini.demo import FOLDER
 from infini.runs import estimate, reproduce_passkey
 from infini.runs.demo import reading_speed
+from infini.training.checkpoint import read_description
 
 EXTENDED = ["task=passkey", "recipe=passkey_laptop_extended"]
-PUBLISHED = 208_630.57324840763
-"""Tokens a second of the published prompt of 32K."""
+REFERENCE = next(
+    run
+    for run in records.load_records(records.published_dir())
+    if run.verb == "eval" and run.parent == read_description(FOLDER)["run_id"]
+)
+PUBLISHED = REFERENCE.series["cells"][0]["tokens_per_second"]
+"""Tokens a second at which the packaged model read the prompt of its published evaluation."""
 
 
 def configurations(*words: str) -> list[object]:
@@ -27,7 +36,7 @@ def test_the_seconds_of_records_are_scaled_by_the_speed_of_this_machine(monkeypa
     said = estimate.describe_time(cfgs, cfgs)  # type: ignore[arg-type]
     assert said == (
         "2 trainings and 2 evaluations to run, about 18 minutes here (published runs on AMD EPYC: 18 minutes; this "
-        "machine now reads a prompt of 32K at 1 times its speed)"
+        "machine now reads a prompt at 1 times its speed)"
     )
     monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED / 2)
     assert "about 35 minutes here" in str(estimate.describe_time(cfgs, cfgs))  # type: ignore[arg-type]
@@ -53,8 +62,12 @@ def test_what_is_evaluated_only_in_part_is_said(monkeypatch: pytest.MonkeyPatch)
     )  # type: ignore[arg-type]
 
 
-def test_the_speed_is_measured() -> None:
-    assert 1_000 < reading_speed(4096) < 1e9
+def test_the_speed_is_measured_as_it_was_published() -> None:
+    """Of one thread, whatever this process uses, and of a prompt that no table asks for."""
+    assert REFERENCE.environment["threads"] == 1 and REFERENCE.config["task"]["examples"] == 1
+    assert len(REFERENCE.series["cells"]) == 1 and REFERENCE.series["cells"][0]["token_accuracy"] == 1
+    before = torch.get_num_threads()
+    assert 1_000 < reading_speed(4096) < 1e9 and torch.get_num_threads() == before
 
 
 def test_it_is_the_first_line(
