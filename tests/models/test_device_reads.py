@@ -23,13 +23,18 @@ FURTHER = [
     {"name": "rmt", "bptt_depth": 1},
 ]
 """Options that decide in which order segments are read."""
-MODELS = [*(each for each in variants() if each.get("first_segment") != "zero"), *MIXED, *FURTHER]
-"""What a first segment reads instead of its memory is a matter of values alone."""
+# What a first segment reads instead of its memory is a matter of values alone.
+MODELS = [each for each in variants() if each.get("first_segment") != "zero"]
+_FIRST = {each["name"]: each for each in reversed(MODELS)}
 each_model = pytest.mark.parametrize(
     "options",
-    MODELS,
-    ids=lambda o: "-".join(map(str, o.values())) if o in FURTHER else variant_id(o),
+    [
+        *(pytest.param(o, id=variant_id(o), marks=() if o is _FIRST[o["name"]] else pytest.mark.slow) for o in MODELS),
+        *(pytest.param(o, id=variant_id(o)) for o in MIXED),
+        *(pytest.param(o, id="-".join(map(str, o.values()))) for o in FURTHER),
+    ],
 )
+"""The first variant of each model, mixed layers and further options; the other variants are slow."""
 
 
 def small(options: dict[str, Any]) -> Any:
@@ -132,5 +137,4 @@ def test_counting_sees_reads() -> None:
 
 
 def test_all_models_are_counted() -> None:
-    counted = {each["name"] for each in MODELS if "layers" not in each}
-    assert counted | {"llm"} == set(registered("language_model"))
+    assert set(_FIRST) | {"llm"} == set(registered("language_model"))
