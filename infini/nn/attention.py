@@ -411,6 +411,7 @@ class InfiniAttention(LocalAttention):
                 delta_normaliser=self.delta_normaliser,
                 weight_BSN=piece.weight_BSN,
                 reset_BS=piece.reset_BS,
+                earlier=piece.earlier,
             )
         if piece.reset_BS is not None:
             mem = reset_rows(mem, piece.reset_BS[:, 0])

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from infini.nn.host import take, to_device, to_numpy
+from infini.nn.ops.memory import Earlier
 from infini.nn.state import Clock, State, place_rows, reset_rows, select_rows
 
 
@@ -40,6 +41,7 @@ class Piece:
     reset_BS: the same on the device.
     weight_BSN: write weights of whole segments; None if all are 1.
     commits: whether the piece completes its segments.
+    earlier: segments before the call that other processes read; see infini.nn.sequence_parallel. None: none.
     """
 
     start: int
@@ -52,6 +54,7 @@ class Piece:
     reset_BS: torch.Tensor | None
     weight_BSN: torch.Tensor | None
     commits: bool
+    earlier: Earlier | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ Products are taken in the dtype of their operands (bfloat16 under autocast), the
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -42,6 +43,24 @@ class Memory(NamedTuple):
     def is_a_sum(self) -> bool:
         """M and z are sums over tokens; see infini.nn.state.scale_memory."""
         return True
+
+
+class Earlier(Protocol):
+    """Segments of the same rows that precede the call's segments and that other processes read.
+
+    Both methods return the state before the call's first segment. start: that state without the earlier segments; only
+    the process that reads the first segments uses it. kept_SB: as for _RunningSum. See infini.nn.sequence_parallel.
+    """
+
+    def sums(
+        self, added_BSX: Sequence[torch.Tensor], start_BX: Sequence[torch.Tensor], kept_SB: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """For states to which each segment adds added_BSX (Eq. 4)."""
+
+    def affine(
+        self, a_BSGKK: torch.Tensor, b_BSGKV: torch.Tensor, start_BGKV: torch.Tensor, kept_SB: torch.Tensor | None
+    ) -> torch.Tensor:
+        """For the state M that each segment changes to (I - A) M + B (Eq. 5)."""
 
 
 class _Sigma(torch.autograd.Function):
@@ -131,12 +150,14 @@ def scan(
     delta_normaliser: DeltaNormaliser = "previous",
     weight_BSN: torch.Tensor | None = None,
     reset_BS: torch.Tensor | None = None,
+    earlier: Earlier | None = None,
 ) -> tuple[Memory, Memory]:
     """The memory each segment reads (M_{s-1}, z_{s-1}), stacked over S, and the memory after the last (Eq. 4, 5).
 
     weight_BSN multiplies each token's contribution to M and z. reset_BS: the row's memory is cleared before the
     segment. delta_normaliser: Eq. 5 divides by sigma(K) z_{s-1} ("previous"); "current" divides by sigma(K) z_s, which
-    bounds the spectral radius of A_s by 1 (an addition to the paper).
+    bounds the spectral radius of A_s by 1 (an addition to the paper). earlier: segments between `memory` and the first
+    segment of the call, read by other processes. Default: none.
     """
     dtype = memory.z_BGK.dtype
     if sk_BSGNK.dtype == torch.float16:
@@ -151,22 +172,30 @@ def scan(
                 delta_normaliser=delta_normaliser,
                 weight_BSN=weight_BSN,
                 reset_BS=reset_BS,
+                earlier=earlier,
             )
     written = sk_BSGNK if weight_BSN is None else scaled(sk_BSGNK, weight_BSN[:, :, None, :, None])
     written_t = written.transpose(-1, -2)
     dz_BSGK = written.sum(-2, dtype=dtype)
     b_BSGKV = (written_t @ v_BSGNV).to(dtype)
     kept_SB = None if reset_BS is None else (~reset_BS).T.to(dtype)
-    z_read, z_last = _RunningSum.apply(dz_BSGK, memory.z_BGK, kept_SB)
+    m_BGKV, z_BGK = memory.m_BGKV, memory.z_BGK
+    if earlier is not None and rule == "linear":
+        m_BGKV, z_BGK = earlier.sums((b_BSGKV, dz_BSGK), memory, kept_SB)
+    elif earlier is not None:
+        (z_BGK,) = earlier.sums((dz_BSGK,), (z_BGK,), kept_SB)
+    z_read, z_last = _RunningSum.apply(dz_BSGK, z_BGK, kept_SB)
     if rule == "linear":
-        m_read, m_last = _RunningSum.apply(b_BSGKV, memory.m_BGKV, kept_SB)
+        m_read, m_last = _RunningSum.apply(b_BSGKV, m_BGKV, kept_SB)
     else:
         z_divisor = z_read if delta_normaliser == "previous" else z_read + dz_BSGK
         # An empty memory returns 0 / 0, which counts as 0: there is nothing to subtract.
         written_before = (z_read.sum(-1) > 0)[..., None, None].to(dtype)
         share = _Share.apply(written_before, normaliser(sk_BSGNK, z_divisor))
         a_BSGKK = (written_t @ scaled(sk_BSGNK, share)).to(dtype)
-        m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, memory.m_BGKV, kept_SB)
+        if earlier is not None:
+            m_BGKV = earlier.affine(a_BSGKK, b_BSGKV, m_BGKV, kept_SB)
+        m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, m_BGKV, kept_SB)
     return Memory(m_read, z_read), Memory(m_last, z_last)
 
 
@@ -185,7 +214,7 @@ class _RunningSum(torch.autograd.Function):
         read = torch.empty_like(x_BSX)
         state = state_BX
         for s in range(x_BSX.shape[1]):
-            read[:, s] = state if kept_SB is None else state * _rows(kept_SB[s], state)
+            read[:, s] = state if kept_SB is None else state * rows(kept_SB[s], state)
             state = read[:, s] + x_BSX[:, s]
         return read, state
 
@@ -197,11 +226,12 @@ class _RunningSum(torch.autograd.Function):
             g_x[:, s] = g
             g = g + g_read[:, s]
             if ctx.kept is not None:
-                g = g * _rows(ctx.kept[s], g)
+                g = g * rows(ctx.kept[s], g)
         return g_x, g, None
 
 
-def _rows(kept_B: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def rows(kept_B: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """kept [B] with as many axes as `like` [B, ...]."""
     return kept_B.reshape(-1, *[1] * (like.dim() - 1))
 
 
@@ -214,7 +244,7 @@ def _affine_scan(
     with without_autocast(m_BGKV):
         for s, (a, b) in enumerate(zip(a_BSGKK.unbind(1), b_BSGKV.unbind(1), strict=True)):
             if kept_SB is not None:
-                m_BGKV = m_BGKV * _rows(kept_SB[s], m_BGKV)
+                m_BGKV = m_BGKV * rows(kept_SB[s], m_BGKV)
             read.append(m_BGKV)
             m_BGKV = m_BGKV - a @ m_BGKV + b
     return torch.stack(read, 1), m_BGKV
