@@ -168,6 +168,7 @@ def test_train_evaluate_and_reproduce_make_one_run_for_a_cell(infini: Runner, wo
     assert len(infini.records()) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     ["decoding.temperature=0.7", "task.references=max", "parallel.precision=auto"],
@@ -195,6 +196,7 @@ def test_an_evaluation_with_other_options_of_the_model_is_not_taken_for_it(infin
     assert asked == ["test", "none"] and len(infini.records("train")) == 1 and "BART" in out
 
 
+@pytest.mark.slow
 def test_a_reference_is_made_at_every_scale_and_once(infini: Runner, words: list[str]) -> None:
     words = [text for text in words if text != "task=booksum"]
     asked = ["report=table4_booksum", "report.run=lead"]

@@ -324,6 +324,7 @@ def test_bench_writes_a_record(infini: Runner, monkeypatch: pytest.MonkeyPatch) 
     assert message == "suite.repeats=0: must be above 0: nothing else is measured" and len(infini.records()) == 1
 
 
+@pytest.mark.slow
 def test_longer_training_sequences_are_measured_and_drawn(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "matrix_product_rate", lambda precision, device: (1e12, "float32"))
     models = ["local", "infini_delta"]

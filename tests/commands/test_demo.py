@@ -78,6 +78,7 @@ def test_nothing_is_written_and_no_network_is_used(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_random_keys_at_all_places_are_right() -> None:
     """As the demo asks them, 40 keys; that of a whole million is a slow test's."""
     model, description = load_model(FOLDER, torch.device("cpu"))

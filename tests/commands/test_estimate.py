@@ -30,6 +30,7 @@ def configurations(*words: str) -> list[object]:
     return [compose([*EXTENDED, f"model={model}", *words]) for model in ("infini_linear", "infini_delta")]
 
 
+@pytest.mark.slow
 def test_the_seconds_of_records_are_scaled_by_the_speed_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     cfgs = configurations()
     monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED)

@@ -102,6 +102,7 @@ def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(
     assert set(cells) == {"pg19", "arxiv_math"}, "where it is named, its absence is the training's to say"
 
 
+@pytest.mark.slow
 def test_an_experiment_fills_its_own_rows_and_no_other_tables(infini: Runner) -> None:
     out = infini("reproduce", "experiment=lm_history_scaling")
     trained = infini.records("train")
@@ -154,6 +155,7 @@ def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.Monk
     assert infini.err.count("trained before") == len(begun)
 
 
+@pytest.mark.slow
 def test_reproduce_trains_again_what_has_lost_its_model(with_model: Runner) -> None:
     (run,) = with_model.records()
     shutil.rmtree(with_model.checkpoint(run))

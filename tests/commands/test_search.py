@@ -162,6 +162,7 @@ def test_a_training_of_the_search_is_one_of_the_table_unless_it_is_told_otherwis
         assert (config_hash(table) in {config_hash(run.config) for run in found}) == (not words)
 
 
+@pytest.mark.slow
 def test_a_search_may_be_about_other_sizes_and_leaves_the_usual_rates_alone(
     trained: list[tuple[str, float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +268,7 @@ def test_publishing_one_tasks_search_leaves_the_others_in_the_table(
     assert len(set(re.findall(r"runs/(\S+?)\.json", table))) == len(trained)
 
 
+@pytest.mark.slow
 def test_a_search_is_published_with_its_table_and_shown_where_nothing_was_run(
     trained: list[tuple[str, float]], tmp_path: Path, published: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def run(copy: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_pages_model_passes_the_conformance_tests(extended: Path) -> None:
     out = run(extended, "-m", "pytest", "-q", "tests/models/test_conformance.py", "-k", "gru", "-p", "no:cacheprovider")
     assert int(re.search(r"(\d+) passed", out)[1]) >= 26, out  # type: ignore[index]

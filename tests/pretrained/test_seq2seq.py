@@ -347,6 +347,7 @@ def test_a_task_that_takes_no_encoder_decoder_says_so(infini: Runner) -> None:
         assert message == f"model=bart: is a seq2seq, and task={task} takes a language_model"
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_long_source_is_measured_and_drawn(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "matrix_product_rate", lambda precision, device: (1e12, "float32"))
     monkeypatch.setattr(bench_sources, "NEW_TOKENS", 3)

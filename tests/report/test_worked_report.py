@@ -42,6 +42,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_the_pages_report_is_known_to_every_command(extended: Path, tmp_path: Path) -> None:
     corpus, results = write_corpus(tmp_path / "data"), tmp_path / "results"
     places = [f"results_dir={results}"]

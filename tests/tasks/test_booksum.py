@@ -205,6 +205,7 @@ def test_train_and_summarise(infini: Runner, tmp_path: Path) -> None:
     assert again.series["cells"][0]["books"] == cells[0]["books"]
 
 
+@pytest.mark.slow
 def test_the_table_has_the_papers_rows_ours_and_the_references(infini: Runner, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     references = ("lead", "random", "oracle", "human")

@@ -86,6 +86,7 @@ def test_the_language_modelling_loss_covers_every_other_token() -> None:
     assert "lm_targets_BT" not in batches().batch(0, 0)
 
 
+@pytest.mark.slow
 def test_a_key_right_after_the_head_is_the_last_stages() -> None:
     def share(stage: int) -> float:
         made = batches(batch_size=64)
