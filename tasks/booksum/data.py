@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from infini.errors import InputError
-from infini.tasks.text.data_module import batch_of
+from infini.tasks.text.batches import batch_of
 
 SEPARATOR = "\n\nSummary of the whole book:\n\n"
 """Between a book and its summary."""

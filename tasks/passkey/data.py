@@ -12,7 +12,7 @@ from infini.config.lengths import HISTORY_SEGMENTS
 from infini.errors import InputError
 from infini.nn.ops.cross_entropy import IGNORE
 from infini.tasks.passkey.prompt import PasskeyTemplate, Prompt
-from infini.tasks.text.data_module import batch_of
+from infini.tasks.text.batches import batch_of
 
 TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
 """Independent streams of a seed's random numbers."""

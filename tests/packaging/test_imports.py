@@ -80,6 +80,12 @@ def test_reports_and_the_configuration_need_no_torch(tmp_path: Path) -> None:
     python(code + "assert 'torch' not in sys.modules", tmp_path)
 
 
+def test_the_demo_imports_no_framework_of_training(tmp_path: Path) -> None:
+    """Lightning brings matplotlib and transformers along: seconds, and 200 MB of the peak that the demo prints."""
+    code = "import sys, infini.runs.demo\n"
+    python(code + "assert not {'lightning', 'matplotlib', 'transformers'} & set(sys.modules)", tmp_path)
+
+
 def test_the_hub_and_loggers_are_imported_where_they_are_used(tmp_path: Path) -> None:
     """They are slow to import, and most commands need neither."""
     code = "import importlib, sys\nfor name in ('infini.runs.train', 'infini.tasks.pg19.task'):\n"
