@@ -107,9 +107,8 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         for found, tables in rendered:
             written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
             for part in found.parts:
-                written += draw(
-                    part, tables.scale, select_runs(part, tables.scale, after), published_dir / "figures", after
-                )
+                selection = select_runs(part, tables.scale, after)
+                written += without_svg(draw(part, tables.scale, selection, published_dir / "figures", after))
                 advance(1)
     records.write_atomically(published_dir / CLAIMS_FILE, claims.encode())
     behind = {
@@ -119,6 +118,14 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         if run_id not in behind:
             print(f"{run_id}: published, but it fills no cell of report={report.name}", file=sys.stderr)
     return [*written, published_dir / CLAIMS_FILE]
+
+
+def without_svg(figures: Sequence[Path]) -> list[Path]:
+    """Remove the SVG files: pages show the PNG, and `infini figure` draws both. Returns the paths that stay."""
+    for path in figures:
+        if path.suffix == ".svg":
+            path.unlink()
+    return [path for path in figures if path.suffix != ".svg"]
 
 
 def copy_runs(chosen: dict[str, RunRecord], results_dir: Path, published_dir: Path) -> list[Path]:

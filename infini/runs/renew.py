@@ -50,4 +50,5 @@ if __name__ == "__main__":
     # With an empty results folder the published runs are drawn.
     with tempfile.TemporaryDirectory() as empty:
         figure.run(compose([f"results_dir={empty}"]), [])
-        shutil.copytree(Path(empty) / "figures", published / "figures", dirs_exist_ok=True)
+        hidden = shutil.ignore_patterns("*.svg")
+        shutil.copytree(Path(empty) / "figures", published / "figures", ignore=hidden, dirs_exist_ok=True)

@@ -13,7 +13,7 @@ from infini.report.bench_figures import newest
 from infini.report.prompt_costs import SERIES, PromptReport, build_prompt_report, draw_prompt_costs
 from infini.report.render import write_report
 from infini.report.tables import RenderedReport, Source
-from infini.runs.publish import check_publishable, copy_runs
+from infini.runs.publish import check_publishable, copy_runs, without_svg
 
 
 def table(
@@ -42,4 +42,4 @@ def publish(report: PromptReport, cfg: Config, overrides: list[str], published_d
     rendered = table(report, cfg, overrides, [*before.values(), run], None)
     written = copy_runs({run.run_id: run}, results_dir, published_dir)
     written += write_report(rendered, published_dir / "tables", links={"published": "../runs"})
-    return written + draw_prompt_costs(run, published_dir / "figures")
+    return written + without_svg(draw_prompt_costs(run, published_dir / "figures"))

@@ -128,7 +128,7 @@ def test_tables_and_figure(measured: Runner) -> None:
     written = measured("publish", "report=llm_generate").splitlines()
     assert [path.name for path in map(Path, written)] == [
         f"{run.run_id}.json",
-        *(f"llm_generate_laptop.{kind}" for kind in ("md", "tex", "csv", "png", "svg")),
+        *(f"llm_generate_laptop.{kind}" for kind in ("md", "tex", "csv", "png")),
     ]
     assert [found.run_id for found in records.load_records(records.published_dir())] == [run.run_id]
 
