@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ class Selection:
         return training.config if training else run.config
 
 
-class RunReport(ReportKind):
+class RunReport(ReportKind, ABC):
     """A kind of report whose cells are filled by evaluation runs."""
 
     one_corpus: ClassVar[bool] = False
@@ -98,17 +99,17 @@ class RunReport(ReportKind):
         return (self,)
 
     @property
+    @abstractmethod
     def titles(self) -> Mapping[str, str]:
         """Row name -> its title, in the order of the rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         """The row that an evaluation run belongs to, or None. known: has the training runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         """The cells of its row that a run fills. Two runs of a row and seed compete only for cells that both fill."""
-        raise NotImplementedError
 
     def find_mismatches(self, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
         """Run id -> how the run differs from what its row declares. Runs that match are not in it.
@@ -117,6 +118,7 @@ class RunReport(ReportKind):
         """
         return {}
 
+    @abstractmethod
     def render(
         self,
         scale: str,
@@ -133,12 +135,11 @@ class RunReport(ReportKind):
         Raises:
             InputError: two runs compete for a cell, see `select_runs`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path] | None:
         """Write the figures of this kind of report to `folder`; the paths of the files, or None if there is nothing to
         draw, not even the training curves. known: all records beside the selection."""
-        raise NotImplementedError
 
 
 MAPPING = "names with what belongs to each, {a: ..., b: ...}"

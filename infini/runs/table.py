@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def wide_console() -> Console:
-    """Standard output; where it is no terminal, 120 columns wide."""
+    """A console on standard output, 120 columns wide if that is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
 

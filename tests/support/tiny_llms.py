@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -18,6 +19,19 @@ N = 8
 VOCABULARY = 61
 GATE = -0.5
 """Where both sides are heard."""
+
+BOTH: dict[str, Any] = {"window": "previous", "sinks": 2}
+"""Both additions to the paper."""
+SHARED = pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        pytest.param({}, "llama", id="paper-llama", marks=pytest.mark.slow),
+        pytest.param(BOTH, "llama", id="both-llama"),
+        pytest.param({}, "gemma3", id="paper-gemma3"),
+        pytest.param(BOTH, "gemma3", id="both-gemma3", marks=pytest.mark.slow),
+    ],
+)
+"""Both options in one family and sliding layers in another; the other two combinations are slow."""
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

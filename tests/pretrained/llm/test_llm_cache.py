@@ -8,23 +8,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, assert_same_state
-from tiny_llms import N, greedy, logits, logits_in_calls, padded, prompt, tiny_llm
+from tiny_llms import BOTH, SHARED, N, greedy, logits, logits_in_calls, padded, prompt, tiny_llm
 
 from infini.nn.tensor_file import read_tensors, write_tensors
 from infini.pretrained.llm import InfiniCache
 from infini.pretrained.llm import cache as cache_module
-
-_BOTH: dict[str, Any] = {"window": "previous", "sinks": 2}
-SHARED = pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        pytest.param({}, "llama", id="paper-llama", marks=pytest.mark.slow),
-        pytest.param(_BOTH, "llama", id="both-llama"),
-        pytest.param({}, "gemma3", id="paper-gemma3"),
-        pytest.param(_BOTH, "gemma3", id="both-gemma3", marks=pytest.mark.slow),
-    ],
-)
-"""Both options in one family and sliding layers in another; the other two combinations are slow."""
 
 
 @SHARED
@@ -127,7 +115,7 @@ _READ = {"1": 1, "2N": 2 * N, "3N+1": 3 * N + 1}
     [
         pytest.param(
             _READ[read],
-            _BOTH if kind == "both" else {},
+            BOTH if kind == "both" else {},
             name,
             id=f"{read}-{kind}-{name}",
             # By default all places with the plain family and both options, and all families behind whole segments.

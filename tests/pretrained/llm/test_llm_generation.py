@@ -7,23 +7,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_llms import N, greedy, greedy_by_hand, logits, padded, prompt, tiny_base, tiny_llm
+from tiny_llms import BOTH, SHARED, N, greedy, greedy_by_hand, logits, padded, prompt, tiny_base, tiny_llm
 
 from infini.pretrained.llm import InfiniCache
 
 KINDS = pytest.mark.parametrize("name", ["llama", "gemma3"])
-_BOTH: dict[str, Any] = {"window": "previous", "sinks": 2}
-OPTIONS = pytest.mark.parametrize("options", [{}, _BOTH], ids=["paper", "both"])
-SHARED = pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        pytest.param({}, "llama", id="paper-llama", marks=pytest.mark.slow),
-        pytest.param(_BOTH, "llama", id="both-llama"),
-        pytest.param({}, "gemma3", id="paper-gemma3"),
-        pytest.param(_BOTH, "gemma3", id="both-gemma3", marks=pytest.mark.slow),
-    ],
-)
-"""Both options in one family and sliding layers in another; the other two combinations are slow."""
+OPTIONS = pytest.mark.parametrize("options", [{}, BOTH], ids=["paper", "both"])
 
 
 @pytest.mark.parametrize(
@@ -31,7 +20,7 @@ SHARED = pytest.mark.parametrize(
     [
         pytest.param(
             k * N + d,
-            _BOTH if kind == "both" else {},
+            BOTH if kind == "both" else {},
             name,
             id=f"{k}N{d:+}-{kind}-{name}",
             # By default one boundary of the plain family, and the other with both options or sliding layers.
