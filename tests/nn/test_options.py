@@ -161,6 +161,17 @@ COMPILED = [
 ]
 
 
+@pytest.mark.parametrize("rule", ["linear", "delta"])
+def test_the_layer_compiles_to_one_graph_in_bfloat16(rule: str) -> None:
+    """Under autocast the layer asks which products the processor has, which a graph cannot do."""
+    torch._dynamo.reset()
+    layer = make_layer(update_rule=rule).float()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="eager")
+    x = inputs(2, 16).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(compiled(x)[0], layer(x)[0])
+
+
 @pytest.mark.parametrize(("options", "n_tokens", "backend"), COMPILED)
 def test_the_layer_compiles_to_one_graph(options: dict[str, Any], n_tokens: int, backend: str) -> None:
     """fullgraph=True, from no state and from a carried one: outputs, state and gradients of the plain layer. Chunks of

@@ -62,7 +62,8 @@ def rotate(x: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
     return _Rotate.apply(x, cos[first_position:stop], sin[first_position:stop])
 
 
-@lru_cache(maxsize=1)
+# torch.compile takes the answer as it is: it cannot trace the question.
+@torch.compiler.assume_constant_result
 def _has_amx() -> bool:
     return torch.cpu._is_amx_tile_supported()
 
