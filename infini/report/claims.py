@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -211,10 +211,15 @@ def _overall_by_length(claim: Claim, evidence: Evidence | None) -> Measured:
     """Slope of a row's Overall over the logarithm of the input's length, points a doubling."""
     assert evidence is not None and isinstance(evidence.report, SummaryReport)
     lengths = parse_lengths(evidence.report.input_lengths)
-    doublings = np.log2(lengths)
-    slope = (doublings - doublings.mean()) / ((doublings - doublings.mean()) ** 2).sum()
     wanted = [(claim.rows[0], length) for length in lengths]
-    return _of_scores(claim, evidence.of(claim), wanted, slope, "points a doubling")
+    return _of_scores(claim, evidence.of(claim), wanted, slope_weights(lengths), "points a doubling")
+
+
+def slope_weights(lengths: Sequence[int]) -> np.ndarray:
+    """Weights of values at these lengths whose sum is their slope over a doubling (least squares)."""
+    doublings = np.log2(lengths)
+    weights: np.ndarray = (doublings - doublings.mean()) / ((doublings - doublings.mean()) ** 2).sum()
+    return weights
 
 
 def _of_scores(
@@ -224,21 +229,37 @@ def _of_scores(
     for row, _ in wanted:
         if row in selection.mismatches:
             return Measured(f"{row} is not as declared: {selection.mismatches[row][0]}", missing=f"{row} as declared")
+    found = difference_of_scores(selection, wanted, weights)
+    if found is None:
+        return Measured(missing=f"{claim.seeds} seeds of all")
+    estimate, used = found.estimate, found.run_ids
+    text = _described(estimate, unit, ".2f", counted(estimate.n_documents, "book"))
+    if estimate.n_documents < claim.documents:
+        return Measured(text, used, missing=f"{claim.documents} books")
+    if missing := _missing_seeds(claim, estimate.n_seeds):
+        return Measured(text, used, missing=missing)
+    return Measured(text, used, **_of_estimates(claim, [estimate], "books"))
+
+
+class ScoreDifference(NamedTuple):
+    """A weighted sum of Overall values, and the ids of the runs behind it."""
+
+    estimate: Estimate
+    run_ids: tuple[str, ...]
+
+
+def difference_of_scores(
+    selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray
+) -> ScoreDifference | None:
+    """The weighted sum of the Overall of every (row, length), clustered by book and seed; None if no seed has all."""
     scores, names, used = _scores(selection, wanted)
     if not scores:
-        return Measured(missing=f"{claim.seeds} seeds of all")
+        return None
     # Overall of a seed as each book alone gives it, to first order. The mean over books is the Overall.
     pseudo = {seed: weights @ (overall(found.mean(1))[:, None] + influence(found)) for seed, found in scores.items()}
     values = [value for found in pseudo.values() for value in found.tolist()]
-    books = names * len(pseudo)
     seeds = [seed for seed in pseudo for _ in names]
-    estimate = two_way(values, [1.0] * len(values), books, seeds)
-    text = _described(estimate, unit, ".2f", counted(len(names), "book"))
-    if len(names) < claim.documents:
-        return Measured(text, used, missing=f"{claim.documents} books")
-    if missing := _missing_seeds(claim, len(scores)):
-        return Measured(text, used, missing=missing)
-    return Measured(text, used, **_of_estimates(claim, [estimate], "books"))
+    return ScoreDifference(two_way(values, [1.0] * len(values), names * len(pseudo), seeds), used)
 
 
 def _scores(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infini.records import RunRecord
-from infini.report.figures import LINES, SYNTHETIC_MARK, new_figure, save
+from infini.report.canvas import SYNTHETIC_MARK, Label, entitle, label_points, new_figure, save
+from infini.report.intervals import LEVEL
+from infini.report.palette import look_of, looks
 from infini.report.selection import Selection
 from infini.report.sizes import carried_floats
+from infini.report.stats import paired_difference
 from infini.report.text_report import Report
 
 if TYPE_CHECKING:
-    from matplotlib.typing import FillStyleType
-
-FILLS: tuple[FillStyleType, ...] = ("full", "none", "left", "top", "right", "bottom")
-"""Fill styles that distinguish the rows of one model."""
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -90,32 +90,51 @@ def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> 
 
 
 def draw_costs(
-    report: Report, scale: str, selection: Selection, folder: Path, measured: RunRecord | None = None
+    report: Report, selection: Selection, path: Path, points: Mapping[str, Point], label: str, unit: str
 ) -> list[Path]:
-    """Both figures, `<report>_<scale>_perplexity_by_{memory,seconds}`, each if two rows or more have a point.
+    """Draw perplexity against a cost, if two rows or more have a point. Returns the paths.
+
+    points: row -> its point. label: of the axis of costs. unit: of a cost, for the title.
+    """
+    if len(points) < 2:
+        return []
+    corpus = report.benchmarks[report.task]
+    models = {row: report.model_of(row) for row in points}
+    finding = _lowest(selection, points, report.models, corpus, unit)
+    scale = next(iter(selection.all_runs)).scale
+    detail = (
+        f"{corpus}, scale {scale}{SYNTHETIC_MARK * selection.synthetic}. Surely: 95 %, paired by seed and document, "
+        "of all pairs"
+    )
+    return scatter(points, models, report.models, path, label, finding, detail)
+
+
+def _lowest(
+    selection: Selection, points: Mapping[str, Point], titles: Mapping[str, str], corpus: str, unit: str
+) -> str:
+    """Which row has the lowest mean perplexity, and from how many others it differs surely.
+
+    The lowest is found among all, so each comparison counts as one of all pairs (Bonferroni).
+    """
+    best = min(points, key=lambda row: points[row].perplexity)
+    pairs = len(points) * (len(points) - 1) / 2
+    effects = [paired_difference(selection.runs[best], selection.runs[row]) for row in points if row != best]
+    surely = sum(
+        effect is not None and effect.mean < 0 and effect.estimate.p * pairs <= 1 - LEVEL for effect in effects
+    )
+    others = "all others" if surely == len(effects) else f"{surely} of {len(effects)} others" if surely else "no other"
+    return (
+        f"Lowest mean perplexity on {corpus}: {titles.get(best, best)}, at {points[best].cost:,.0f} {unit}; "
+        f"surely below {others}"
+    )
+
+
+def by_seconds(report: Report, selection: Selection, measured: RunRecord | None) -> tuple[dict[str, Point], str]:
+    """The points, and a label that says where the seconds were measured, because machines and load differ.
 
     measured: a record of `infini bench suite=models`. If it has the models of all rows, with default settings, its
     steps give the seconds, all on one machine. Otherwise the trainings give them.
-
-    Returns:
-        Paths of the files written.
     """
-    heading = f"{report.benchmarks[report.task]}, scale {scale}{SYNTHETIC_MARK if selection.synthetic else ''}"
-    kinds = {
-        "memory": (memory_points(selection), "numbers carried from segment to segment (0: none)"),
-        "seconds": _by_seconds(report, selection, measured),
-    }
-    written: list[Path] = []
-    for kind, (points, label) in kinds.items():
-        if len(points) > 1:
-            path = folder / f"{report.name}_{scale}_perplexity_by_{kind}"
-            models = {row: report.model_of(row) for row in points}
-            written += scatter(points, models, report.models, path, label, f"Perplexity a token: {heading}")
-    return written
-
-
-def _by_seconds(report: Report, selection: Selection, measured: RunRecord | None) -> tuple[dict[str, Point], str]:
-    """The points, and a label that says where the seconds were measured, because machines and load differ."""
     points = training_points(selection)
     if measured is not None and not report.variants.keys() & selection.runs.keys():
         steps = step_points(selection, measured)
@@ -131,52 +150,46 @@ def scatter(
     titles: Mapping[str, str],
     path: Path,
     label: str,
-    heading: str,
+    finding: str,
+    detail: str,
 ) -> list[Path]:
-    """Draw the points with one marker for each model and bars from the best to the worst seed. The cost axis is
-    logarithmic if it spans more than a factor of 20.
+    """Draw the points, each with its name and bars from the best to the worst seed. The cost axis is logarithmic if it
+    spans more than a factor of 20. A thin line joins the rows of one model if their costs differ.
 
-    models: row -> its model. Rows of one model differ in the filling of the marker, and a thin line joins them if their
-    costs differ.
+    models: row -> its model.
     """
-    with new_figure(6.4, 3.8) as figure:
+    look = looks(models)
+    with new_figure(7.4, 4.2) as figure:
         axes = figure.add_subplot()
-        rows_of: dict[str, list[str]] = {}
-        for row in points:
-            rows_of.setdefault(models[row], []).append(row)
-        for index, rows in enumerate(rows_of.values()):
-            joined = sorted((points[row].cost, points[row].perplexity) for row in rows)
-            if len({cost for cost, _ in joined}) == len(rows) > 1:
-                axes.plot(*zip(*joined, strict=True), color=LINES[index % len(LINES)][2], linewidth=0.7)
-            for place, row in enumerate(rows):
-                # If all fillings are used, the next rows take a marker that no model has.
-                another = place // len(FILLS)
-                _, marker, shade = LINES[(len(rows_of) + another - 1 if another else index) % len(LINES)]
-                point = points[row]
-                below, above = point.perplexity - point.lowest, point.highest - point.perplexity
-                axes.errorbar(
-                    point.cost,
-                    point.perplexity,
-                    [[below], [above]],
-                    fmt=marker,
-                    color=shade,
-                    fillstyle=FILLS[place % len(FILLS)],
-                    markersize=7,
-                    capsize=3,
-                    label=titles.get(row, row),
-                )
-        costs = [point.cost for point in points.values()]
-        if min(costs) > max(costs) / 20:
-            axes.set_xlim(0, 1.08 * max(costs))
-        elif min(costs) > 0:
-            axes.set_xscale("log")
-        else:
-            # Models without a memory are drawn at the left edge.
-            smallest = min((cost for cost in costs if cost > 0), default=1.0)
-            axes.set_xscale("symlog", linthresh=smallest)
+        for model in dict.fromkeys(models.values()):
+            joined = sorted((points[row].cost, points[row].perplexity) for row in points if models[row] == model)
+            if len({cost for cost, _ in joined}) == len(joined) > 1:
+                axes.plot(*zip(*joined, strict=True), color=look_of(model).colour, linewidth=0.7, alpha=0.6)
+        for row, point in points.items():
+            below, above = point.perplexity - point.lowest, point.highest - point.perplexity
+            drawn = look[row].drawn | {"linestyle": "none", "markersize": 7, "elinewidth": 1.0, "capsize": 2.5}
+            axes.errorbar(point.cost, point.perplexity, [[below], [above]], label=titles.get(row, row), **drawn)
+        _scale_costs(axes, [point.cost for point in points.values()])
+        axes.margins(y=0.1)
         axes.set_xlabel(label)
         axes.set_ylabel("perplexity a token (lower: better)")
         several = any(point.lowest < point.highest for point in points.values())
-        axes.set_title(heading + "\nmean over seeds, bars: best and worst seed" * several, fontsize=9)
-        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        entitle(axes, finding, f"{detail}. Mean over seeds{'; bars: best and worst seed' * several}")
+        named = [
+            Label(point.cost, point.perplexity, titles.get(row, row), look[row].colour) for row, point in points.items()
+        ]
+        if left := {one.text for one in label_points(axes, named)}:
+            bars = [bar for bar in axes.containers if bar.get_label() in left]
+            axes.legend(handles=bars, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         return save(figure, path)
+
+
+def _scale_costs(axes: Axes, costs: Sequence[float]) -> None:
+    if min(costs) > max(costs) / 20:
+        axes.set_xlim(0, 1.08 * max(costs))
+    elif min(costs) > 0:
+        axes.set_xscale("log")
+    else:
+        # Models without a memory are drawn at the left edge.
+        smallest = min((cost for cost in costs if cost > 0), default=1.0)
+        axes.set_xscale("symlog", linthresh=smallest, linscale=0.4)

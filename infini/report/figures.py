@@ -1,104 +1,90 @@
-"""Figures from run records, as PNG and SVG. Their bytes depend only on the records and on matplotlib's version.
-
-matplotlib is loaded when the first figure is drawn. No window system is needed.
-"""
+"""Figures of evaluations from run records: the weights of memories, and losses by position."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from infini.errors import InputError
-from infini.records import RunRecord, write_atomically
-from infini.report.positions import BY_PLACE, BY_POSITION, gap
+from infini.records import RunRecord
+from infini.report.canvas import (
+    SYNTHETIC_MARK,
+    Label,
+    entitle,
+    heatmap,
+    label_ends,
+    label_sides,
+    new_figure,
+    save,
+    text_colour,
+)
+from infini.report.palette import QUIET, Look, ink, looks
+from infini.report.positions import BY_POSITION, gap
 from infini.report.selection import Selection
 from infini.report.text_report import Report
 from infini.report.verdicts import counted
-from infini.system.plotting import drawing_without_a_screen
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
-# Lines differ without colour: first in style and marker, then in darkness.
-LINES: tuple[tuple[Any, str, str], ...] = (
-    ("-", "o", "0.0"),
-    ("--", "s", "0.35"),
-    (":", "^", "0.5"),
-    ("-.", "D", "0.2"),
-    ((0, (6, 1)), "v", "0.45"),
-    ((0, (1, 1)), "P", "0.1"),
-    ((0, (4, 1, 1, 1, 1, 1)), "X", "0.3"),
-    ((0, (8, 2, 2, 2)), "*", "0.55"),
-    ((0, (2, 3)), "h", "0.25"),
-)
-SYNTHETIC_MARK = " [synthetic corpus]"
+MOST_TOGETHER = 2
+"""Curves with bands that one panel holds."""
+PANEL_TITLE = 25
+"""Characters of a line of a panel's title."""
 
 
-@contextmanager
-def new_figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
-    """A figure of this size in inches, drawn and saved inside the context, which sets the style. options: of Figure."""
-    with drawing_without_a_screen():
-        import matplotlib
-        from matplotlib.figure import Figure
-    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
-    with matplotlib.rc_context({**defaults, "svg.hashsalt": "infini", "font.size": 9.0}):
-        yield Figure(figsize=(width, height), **options)
-
-
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write `<path>.png` and `<path>.svg`, without dates or program names in their metadata."""
-    written = []
-    for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        content = io.BytesIO()
-        figure.savefig(content, format=suffix, dpi=150, metadata=metadata, bbox_inches="tight")
-        target = path.parent / f"{path.name}.{suffix}"
-        write_atomically(target, content.getvalue())
-        written.append(target)
-    return written
-
-
-def gate_heatmap(record: RunRecord, path: Path, title: str | None = None) -> list[Path]:
-    """Draw and print sigmoid(beta), the weight of the memory, for every layer and head.
+def gate_heatmaps(
+    runs: Mapping[str, RunRecord], path: Path, titles: Mapping[str, str] | None = None, what: str = ""
+) -> list[Path]:
+    """Draw and print sigmoid(beta), the weight of the memory, for every layer and head, a panel a row.
 
     Args:
-        record: a run whose series `gates` has one list for each layer, with one number in [0, 1] for each head.
+        runs: row -> a run whose series `gates` has one list for each layer, with one number in [0, 1] for each head.
         path: the figure's path without suffix.
-        title: the title of the model; None is its name.
+        titles: row -> the title of its panel; None is its name.
+        what: what the rows are about.
 
     Returns:
         Paths of the PNG and the SVG.
 
     Raises:
-        InputError: the record has no gates, or they are not a grid of numbers in [0, 1].
+        InputError: a record has no gates, or they are not a grid of numbers in [0, 1].
     """
-    gates = _gates(record)
-    n_layers, n_heads = gates.shape
-    with new_figure(1.6 + 0.55 * n_heads, 1.3 + 0.38 * n_layers) as figure:
-        axes = figure.add_subplot()
-        image = axes.imshow(gates, cmap="Greys", vmin=0.0, vmax=1.0, aspect="auto")
-        for layer in range(n_layers):
-            for head in range(n_heads):
-                value = gates[layer, head]
-                colour = "white" if value > 0.5 else "black"
-                axes.text(head, layer, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
-        axes.set_xticks(range(n_heads), [str(head + 1) for head in range(n_heads)])
-        axes.set_yticks(range(n_layers), [str(layer + 1) for layer in range(n_layers)])
-        axes.set_xticks(np.arange(n_heads + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(n_layers + 1) - 0.5, minor=True)
-        axes.grid(which="minor", color="0.5", linewidth=0.5)
-        axes.tick_params(which="minor", length=0)
-        axes.set_xlabel("head")
-        in_all = n_layers == (record.config.get("dims") or {}).get("n_layers", n_layers)
-        axes.set_ylabel("layer" if in_all else "layers with gates")
-        synthetic = SYNTHETIC_MARK if record.synthetic else ""
-        axes.set_title(f"{title or record.model}{synthetic}\nscale {record.scale}, seed {record.seed}", fontsize=9)
-        bar = figure.colorbar(image, ax=axes, ticks=[0.0, 0.5, 1.0])
-        bar.set_label("sigmoid(β): 0 local, 1 memory")
+    grids = {row: _gates(run) for row, run in runs.items()}
+    columns = min(len(grids), 4)
+    n_rows = math.ceil(len(grids) / columns)
+    tallest, widest = (max(grid.shape[axis] for grid in grids.values()) for axis in (0, 1))
+    size = columns * max(1.9, 0.6 + 0.38 * widest), n_rows * (0.75 + 0.26 * tallest)
+    with new_figure(max(4.5, size[0]), size[1], layout="constrained") as figure:
+        panels = figure.subplots(n_rows, columns, squeeze=False).flatten()
+        for axes, (row, grid) in zip(panels, grids.items(), strict=False):
+            heatmap(axes, grid, 1.0)
+            for (layer, head), value in np.ndenumerate(grid):
+                axes.text(head, layer, f"{value:.2f}", ha="center", va="center", color=text_colour(value), fontsize=7)
+            n_layers, n_heads = grid.shape
+            axes.set_xticks(range(n_heads), [str(head + 1) for head in range(n_heads)])
+            axes.set_yticks(range(n_layers), [str(layer + 1) for layer in range(n_layers)])
+            axes.tick_params(length=0, labelsize=7)
+            axes.set_title(textwrap.fill((titles or {}).get(row, row), PANEL_TITLE), fontsize=8)
+            axes.set_xlabel("head", fontsize=8)
+            in_all = n_layers == (runs[row].config.get("dims") or {}).get("n_layers", n_layers)
+            axes.set_ylabel("layer" if in_all else "layers with gates", fontsize=8)
+        for axes in panels[len(grids) :]:
+            axes.set_axis_off()
+        weights = np.concatenate([grid.flatten() for grid in grids.values()])
+        first = next(iter(runs.values()))
+        synthetic = SYNTHETIC_MARK if any(run.synthetic for run in runs.values()) else ""
+        entitle(
+            panels[0],
+            f"{np.count_nonzero(weights > 0.5)} of {len(weights)} heads weigh the memory above local attention",
+            f"{what}{synthetic}, scale {first.scale}, first seed: sigmoid(β), 0 local attention, 1 memory",
+            above=8 + 11 * max(axes.get_title().count("\n") + 1 for axes in panels),
+        )
         return save(figure, path)
 
 
@@ -112,6 +98,13 @@ def _gates(record: RunRecord) -> np.ndarray:
     return gates
 
 
+def draw_gates(selection: Selection, path: Path, titles: Mapping[str, str], what: str) -> list[Path]:
+    """Draw the gates of each row in `titles` at its first seed. Returns the paths; empty if no row has gates."""
+    with_gates = {row: [run for run in runs if run.series.get("gates")] for row, runs in selection.runs.items()}
+    first = {row: runs[0] for row, runs in with_gates.items() if runs and row in titles}
+    return gate_heatmaps(first, path, titles, what) if first else []
+
+
 def gap_by_position(
     rows: Mapping[str, Sequence[RunRecord]],
     path: Path,
@@ -120,21 +113,24 @@ def gap_by_position(
     corpus: str = "Documents",
     series: str = BY_POSITION,
     compared_with: Mapping[str, str] | None = None,
+    models: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Draw each row's loss minus the loss of `baseline`, in nats per token, against the position in the document.
 
     Positions are grouped into bins; each but the last ends at about twice its start. Places in the segment (BY_PLACE)
     have narrower bins. A point is the mean over documents and seeds, paired by both. The band is the 95 % interval,
-    clustered by both. Positions that fewer than two documents reach are left out.
+    clustered by both. Positions that fewer than two documents reach are left out. More than MOST_TOGETHER rows have a
+    panel each, in which the means of the others are pale.
 
     Args:
         rows: row -> evaluation runs. Those with the series count: {edges: [token positions, one more than bins], nll
             and tokens: a list of the values of all bins for each document}, in the order of `documents`.
         path: the figure's path without suffix.
         baseline: the row at 0.
-        titles: row -> its title in the legend.
+        titles: row -> its title.
         corpus: the name of the documents.
         compared_with: row -> the row it is compared with; None: all with `baseline`.
+        models: row -> its model, if they differ.
 
     Returns:
         Paths of the PNG and the SVG.
@@ -145,86 +141,91 @@ def gap_by_position(
     known = {row: [run for run in runs if series in run.series] for row, runs in rows.items()}
     zeros = {row: baseline for row in known if row != baseline} if compared_with is None else compared_with
     pairs = {row: (runs, known.get(zeros[row], [])) for row, runs in known.items() if row in zeros}
-    curves = {row: _curve(*pair, series) for row, pair in pairs.items()}
+    curves = {row: curve for row, pair in pairs.items() if len(curve := _curve(*pair, series))}
     what, where = ("position", "document") if series == BY_POSITION else ("place", "segment")
-    if not any(len(curve) for curve in curves.values()):
+    if not curves:
         raise InputError(f"no runs with losses by {what} of {baseline!r} and of another row with the same seed")
-    with new_figure(6.4, 3.8) as figure:
-        axes = figure.add_subplot()
-        named = titles or {}
-        axes.axhline(0.0, color="0.6", linewidth=0.8)
-        drawn = [(row, curve) for row, curve in curves.items() if len(curve)]
-        for index, (row, curve) in enumerate(drawn):
-            style, marker, shade = LINES[index % len(LINES)]
-            first, last, mean, half = curve.T
-            # A place is that of the predicted token, counted from 1.
-            position = (first + last) / 2 if series == BY_POSITION else (first + 1 + last) / 2
-            label = named.get(row, row)
-            axes.plot(
-                position,
-                mean,
-                linestyle=style,
-                marker=marker,
-                markersize=3.5,
-                fillstyle=("full", "none")[index // len(LINES) % 2],
-                color=shade,
-                linewidth=1.2,
-                label=label,
-            )
-            axes.fill_between(position, mean - half, mean + half, color=shade, alpha=0.15, linewidth=0)
-        axes.set_xscale("log")
-        axes.set_xlabel(f"{what} in the {where} (tokens{', from 1' * (series == BY_PLACE)})")
-        one = {zeros[row] for row, _ in drawn}
-        axes.set_ylabel(
-            f"loss minus loss of {baseline if one == {baseline} else 'its baseline'}\n(nats a token, below 0: better)"
-        )
+    named = {row: (titles or {}).get(row, row) for row in rows}
+    look = looks({row: (models or {}).get(row, row) for row in rows})
+    together = len(curves) <= MOST_TOGETHER
+    columns = 1 if together else min(4, math.ceil(len(curves) / 2))
+    n_rows = 1 if together else math.ceil(len(curves) / columns)
+    lines = max(textwrap.fill(named[row], PANEL_TITLE).count("\n") + 1 for row in curves)
+    size = (5.2, 3.2) if together else (2.1 * columns, (1.45 + 0.15 * lines) * n_rows)
+    with new_figure(*size) as figure:
+        options: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+        panels = figure.subplots(
+            n_rows, columns, gridspec_kw={"hspace": 0.15 + 0.16 * lines, "wspace": 0.08}, **options
+        ).flatten()
+        # A place is that of the predicted token, counted from 1.
+        shown = {
+            row: (curve[:, :2].sum(1) / 2 + (series != BY_POSITION) / 2, *curve.T[2:]) for row, curve in curves.items()
+        }
+        for axes, row in zip(panels, curves, strict=False):
+            _draw_gap(axes, shown, look, list(curves) if together else [row])
+            if not together:
+                axes.set_title(textwrap.fill(named[row], PANEL_TITLE), fontsize=8, color=ink(look[row].colour))
+        for axes in panels[len(curves) :]:
+            axes.set_axis_off()
+        panels[0].set_xscale("log")
+        # The bands of few documents would leave no room for the means.
+        means = np.concatenate([[0.0], *(mean for _, mean, _ in shown.values())])
+        margin = 0.25 * (means.max() - means.min()) or 0.01
+        panels[0].set_ylim(means.min() - margin, means.max() + margin)
+        if together:
+            ends = [(row, *(part[-1] for part in shown[row])) for row in curves]
+            label_ends(panels[0], [Label(x, y, named[row], look[row].colour) for row, x, y, _ in ends])
+        from_1 = ", from 1" * (series != BY_POSITION)
+        label_sides(figure, f"{what} in the {where} (tokens{from_1})", "loss minus the baseline's (nats a token)")
+        one = {zeros[row] for row in curves}
         zero = named.get(baseline, baseline) if one == {baseline} else "each row's baseline"
-        shared = [{run.seed for run in pairs[row][0]} & {run.seed for run in pairs[row][1]} for row, _ in drawn]
+        shared = [{run.seed for run in pairs[row][0]} & {run.seed for run in pairs[row][1]} for row in curves]
         fewest, most = min(map(len, shared)), max(map(len, shared))
         seeds = counted(most, "seed") if fewest == most else f"{fewest} to {counted(most, 'seed')}"
-        synthetic = SYNTHETIC_MARK if any(run.synthetic for row, _ in drawn for run in pairs[row][1]) else ""
-        axes.set_title(
-            f"{corpus}: gap by {what} to {zero}, {seeds}{synthetic}\n"
-            "mean over documents and seeds, band: 95 % interval, clustered by both",
-            fontsize=9,
+        synthetic = SYNTHETIC_MARK if any(run.synthetic for row in curves for run in pairs[row][1]) else ""
+        entitle(
+            panels[0],
+            _gap_finding(curves, named, zero, "beginning" if series != BY_POSITION else "first tokens", where),
+            f"{corpus}{synthetic}, {seeds}. Below 0: better than {zero}. Mean over documents and seeds; band: 95 % "
+            "interval, clustered by both.",
+            above=6 if together else 8 + 11 * lines,
         )
-        # With many curves the legend is outside.
-        if len(drawn) > 3:
-            axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        else:
-            axes.legend(frameon=False)
         return save(figure, path)
+
+
+def _draw_gap(axes: Axes, shown: Mapping[str, Any], look: Mapping[str, Look], rows: Sequence[str]) -> None:
+    """Curves of `rows` with their bands, before the pale means of the others."""
+    axes.axhline(0.0, color=QUIET, linewidth=0.8)
+    for row, (position, mean, _) in shown.items():
+        if row not in rows:
+            axes.plot(position, mean, color="0.85", linewidth=0.8, zorder=1)
+    for row in rows:
+        position, mean, half = shown[row]
+        axes.fill_between(position, mean - half, mean + half, color=look[row].colour, alpha=0.18, linewidth=0)
+        axes.plot(position, mean, **look[row].drawn | {"markersize": 3.5})
+
+
+def _gap_finding(curves: Mapping[str, np.ndarray], named: Mapping[str, str], zero: str, first: str, where: str) -> str:
+    """Which rows are below 0 with their whole interval at the first and at the last bin."""
+
+    def below(place: int) -> str:
+        rows = [row for row, curve in curves.items() if curve[place, 2] + curve[place, 3] < 0]
+        if len(rows) == 1 or len(rows) == len(curves):
+            return named[rows[0]] if len(rows) == 1 else f"all {len(curves)} rows" if len(rows) > 2 else "both rows"
+        return f"{len(rows) or 'none'} of {len(curves)} rows"
+
+    return f"Better than {zero} (95 %): {below(0)} at the {first} of a {where}, {below(-1)} at its end"
 
 
 def _curve(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], series: str) -> np.ndarray:
     return gap(runs, baseline, 2.0 if series == BY_POSITION else 1.0, series)
 
 
-def draw_report(report: Report, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """Draw the gaps, and the gates of each model at its first seed. Returns the paths."""
-    titles = {row: f"{report.benchmarks[report.task]}: {title}" for row, title in report.models.items()}
-    gaps = draw_gaps(report, scale, selection, folder)
-    return gaps + draw_gates(report.name, scale, selection, folder, titles)
-
-
-def draw_gaps(report: Report, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """Draw the gap to the baselines by position and by place. Returns the paths."""
-    written: list[Path] = []
-    baseline, corpus = report.baseline or "", report.benchmarks[report.task]
-    for series, name in ((BY_POSITION, "gap_by_position"), (BY_PLACE, "gap_by_place")):
-        zeros = {row: zero for row in selection.runs if (zero := report.baseline_of(row))}
-        pairs = [(selection.runs[row], selection.runs.get(zero, [])) for row, zero in zeros.items()]
-        if any(len(_curve(*pair, series)) for pair in pairs):
-            path = folder / f"{report.name}_{scale}_{name}"
-            written += gap_by_position(selection.runs, path, baseline, report.models, corpus, series, zeros)
-    return written
-
-
-def draw_gates(name: str, scale: str, selection: Selection, folder: Path, titles: Mapping[str, str]) -> list[Path]:
-    """Draw the gates of each row in `titles` at its first seed, as `<name>_<scale>_gates_<row>`. Returns the paths."""
-    written: list[Path] = []
-    for row, runs in selection.runs.items():
-        with_gates = [run for run in runs if run.series.get("gates")]
-        if with_gates and row in titles:
-            written += gate_heatmap(with_gates[0], folder / f"{name}_{scale}_gates_{row}", titles[row])
-    return written
+def draw_gap(report: Report, selection: Selection, series: str, path: Path) -> list[Path]:
+    """Draw the gap of a report's rows to their baselines. Returns the paths; empty if no row has both."""
+    zeros = {row: zero for row in selection.runs if (zero := report.baseline_of(row))}
+    pairs = [(selection.runs[row], selection.runs.get(zero, [])) for row, zero in zeros.items()]
+    if not any(len(_curve(*pair, series)) for pair in pairs):
+        return []
+    corpus, models = report.benchmarks[report.task], {row: report.model_of(row) for row in selection.runs}
+    return gap_by_position(selection.runs, path, report.baseline or "", report.models, corpus, series, zeros, models)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +56,17 @@ def refuse_seed(verb: str, overrides: Iterable[str]) -> None:
 
 
 def draw(
-    report: RunReport, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord] = ()
+    report: RunReport,
+    scale: str,
+    selection: Selection,
+    folder: Path,
+    known: Iterable[RunRecord] = (),
+    kinds: Collection[str] | None = None,
 ) -> list[Path]:
-    """Write all figures of a report to `folder`: those of its kind, then the training curves. Returns their paths.
+    """Write the figures of a report to `folder`, as `<report>_<scale>_<kind>`. Returns the paths of the files.
 
-    known: all records beside the selection.
+    known: all records beside the selection. kinds: which figures; None: all.
     """
-    written = report.draw(scale, selection, folder, known)
-    if written is None:
-        return []
-    # matplotlib is slow to load and only figures need it.
-    from infini.report.curves import draw_curves
-
-    heading = f"{report.title}, scale {scale}: training{' [synthetic corpus]' * selection.synthetic}"
-    return written + draw_curves(selection, report.titles, folder / f"{report.name}_{scale}_training", heading)
+    drawings = report.drawings(scale, selection, known) if selection.runs else {}
+    wanted = {kind: draw_one for kind, draw_one in drawings.items() if kinds is None or kind in kinds}
+    return [path for kind, draw_one in wanted.items() for path in draw_one(folder / f"{report.name}_{scale}_{kind}")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any, ClassVar
 
 from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
@@ -13,7 +13,7 @@ from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, value_at
 from infini.report.intervals import minimum_interval
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.selection import RowsOfOneTask, Selection, make_row, select_sources
+from infini.report.selection import Drawings, RowsOfOneTask, Selection, make_row, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -88,6 +88,7 @@ class PasskeyReport(RowsOfOneTask):
     """Table 3, as `conf/report/table3_passkey.yaml` declares it."""
 
     sign = "rows"
+    figure_kinds = ("accuracy", "accuracy_by_length", "accuracy_by_updates", "gates", "training")
     choices = ("largest",)
     verbs: ClassVar[Mapping[str, OwnVerb]] = {
         "reproduce": OwnVerb(
@@ -231,10 +232,19 @@ class PasskeyReport(RowsOfOneTask):
         title = f"{self.title}, scale {scale}"
         return RenderedReport(self.name, scale, title, tuple(tables), tuple(notes))
 
-    def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path]:
-        from infini.report.passkey_figures import draw_passkey
+    def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
+        from infini.report.curves import draw_curves
+        from infini.report.figures import draw_gates
+        from infini.report.passkey_figures import accuracy_by_length, accuracy_by_updates, accuracy_heatmap
 
-        return draw_passkey(self, scale, selection, folder)
+        with_memory = {name: row.title for name, row in self.rows.items() if row.knockout == "none"}
+        return {
+            "accuracy": partial(accuracy_heatmap, self, scale, selection),
+            "accuracy_by_length": partial(accuracy_by_length, self, scale, selection),
+            "accuracy_by_updates": partial(accuracy_by_updates, self, scale, selection),
+            "gates": partial(draw_gates, selection, titles=with_memory, what=self.title),
+            "training": partial(draw_curves, selection, self.titles, f"{self.title}, scale {scale}"),
+        }
 
 
 def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord], length: int, source: str) -> Cell:

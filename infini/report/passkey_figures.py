@@ -4,65 +4,182 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from infini.config.lengths import format_length
+from infini.config.lengths import format_length, parse_depths, parse_lengths
 from infini.records import RunRecord
-from infini.report.figures import LINES, draw_gates, new_figure, save
+from infini.report.canvas import Label, entitle, heatmap, label_ends, label_sides, new_figure, save, text_colour
 from infini.report.kind import values_of
+from infini.report.palette import QUIET, look_of, looks
 from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, percent
 from infini.report.selection import Selection
+from infini.report.verdicts import counted
+
+FEWER_MARK = "\N{DEGREE SIGN}"
+PAPER_LINE = (0, (1, 2))
 
 
-def accuracy_heatmap(report: PasskeyReport, runs: Sequence[RunRecord], path: Path, title: str) -> list[Path]:
-    """Draw and print token accuracy in per cent for every length and place of the key, the mean over the runs. The mark
-    of the table shows where key and question are in one segment. Cells with fewer prompts show their number.
+@dataclass
+class _Accuracy:
+    """Token accuracy of a row in per cent: (length, place) -> one value for each seed; and of how many prompts."""
 
-    Args:
-        report: gives the lengths and places.
-        runs: evaluations of one row, which have the series `cells`.
-        path: the figure's path without suffix.
-        title: the title of the row.
+    values: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    prompts: Counter[tuple[int, str]] = field(default_factory=Counter)
+    local: set[tuple[int, str]] = field(default_factory=set)
+    """Where key and question are in one segment."""
+
+    @property
+    def of_fewer(self) -> set[tuple[int, str]]:
+        """Where there are fewer prompts than elsewhere."""
+        return {cell for cell, count in self.prompts.items() if count < max(self.prompts.values())}
+
+    def mean(self, length: int, depth: str) -> float:
+        """The mean over seeds; NaN if it was not asked."""
+        found = self.values.get((length, depth))
+        return statistics.fmean(found) if found else np.nan
+
+
+def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord]) -> _Accuracy:
+    found = _Accuracy()
+    for (_, length, depth), (_, cell) in chosen_cells(report, runs).items():
+        found.values.setdefault((length, depth), []).append(100 * cell["token_accuracy"])
+        found.prompts[length, depth] += cell["examples"]
+        if cell["same_segment"] > 0:
+            found.local.add((length, depth))
+    return found
+
+
+def accuracy_heatmap(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
+    """Draw and print token accuracy in per cent, mean over seeds, of every row for every length and place of the key.
+    Marks show where key and question are in one segment, and cells with fewer prompts than others of their row.
 
     Returns:
         Paths of the PNG and the SVG.
     """
-    found: dict[tuple[int, str], list[float]] = {}
-    prompts = Counter[tuple[int, str]]()
-    local = set()
-    for (_, length, depth), (_, cell) in chosen_cells(report, runs).items():
-        found.setdefault((length, depth), []).append(100 * cell["token_accuracy"])
-        prompts[length, depth] += cell["examples"]
-        if cell["same_segment"] > 0:
-            local.add((length, depth))
-    lengths = sorted({length for length, _ in found})
-    depths = list(dict.fromkeys(depth for _, depth in found))
-    grid = np.full((len(depths), len(lengths)), np.nan)
-    for (length, depth), values in found.items():
-        grid[depths.index(depth), lengths.index(length)] = statistics.fmean(values)
-    with new_figure(2.0 + 0.62 * len(lengths), 1.4 + 0.32 * len(depths)) as figure:
+    rows = {name: _accuracy(report, runs) for name, runs in selection.runs.items()}
+    asked = [
+        (length, depth)
+        for length in parse_lengths(report.lengths)
+        for depth in parse_depths(report.depths)
+        if any((length, depth) in row.values for row in rows.values())
+    ]
+    grid = np.array([[row.mean(*cell) for cell in asked] for row in rows.values()])
+    with new_figure(0.6 + 0.4 * len(asked), 0.5 + 0.3 * len(rows)) as figure:
         axes = figure.add_subplot()
-        image = axes.imshow(grid, cmap="Greys", vmin=0.0, vmax=100.0, aspect="auto")
-        for (row, column), value in np.ndenumerate(grid):
-            if np.isfinite(value):
-                colour = "white" if value > 50 else "black"
-                place = lengths[column], depths[row]
-                text = percent(value) + LOCAL_MARK * (place in local)
-                fewer = prompts[place] < max(prompts.values())
-                text += f"\nn={prompts[place]}" * fewer
-                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=6 if fewer else 8)
-        axes.set_xticks(range(len(lengths)), [format_length(length) for length in lengths])
-        axes.set_yticks(range(len(depths)), depths)
-        axes.set_xlabel("length in tokens" + f"\n{LOCAL_MARK} key and question in one segment" * bool(local))
-        axes.set_ylabel("place of the key")
-        seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
-        asked = f"{max(prompts.values())} prompts a cell"
-        axes.set_title(f"Pass key: {title}\nscale {runs[0].scale}, seed {seeds}, {asked}", fontsize=9)
-        figure.colorbar(image, ax=axes, ticks=[0, 50, 100]).set_label("token accuracy in per cent")
+        heatmap(axes, grid, 100.0)
+        for place, row in enumerate(rows.values()):
+            for column, cell in enumerate(asked):
+                if cell in row.values:
+                    value = grid[place, column]
+                    text = percent(value) + LOCAL_MARK * (cell in row.local) + FEWER_MARK * (cell in row.of_fewer)
+                    colour = text_colour(value / 100)
+                    axes.text(column, place, text, ha="center", va="center", color=colour, fontsize=7)
+        axes.set_yticks(range(len(rows)), [_title_with_counts(report, name, selection, rows[name]) for name in rows])
+        axes.set_xticks(range(len(asked)), [depth for _, depth in asked], rotation=45, ha="right", fontsize=7)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        lengths = [length for length, _ in asked]
+        for length in dict.fromkeys(lengths):
+            first, count = lengths.index(length), lengths.count(length)
+            axes.text(first + (count - 1) / 2, -0.7, format_length(length), ha="center", va="bottom")
+            axes.axvline(first - 0.5, color="white", linewidth=3)
+        axes.set_xlabel("place of the key, by length in tokens")
+        few = sorted({row.prompts[cell] for row in rows.values() for cell in row.of_fewer})
+        whole = sum(min(statistics.fmean(of) for of in row.values.values()) == 100 for row in rows.values())
+        entitle(
+            axes,
+            f"{whole or 'None'} of {counted(len(rows), 'row')} {'has' if whole <= 1 else 'have'} every digit right at "
+            "every length and place that was asked",
+            f"{report.title}, scale {scale}: token accuracy in per cent, mean over seeds"
+            + f"; {LOCAL_MARK} key and question in one segment" * any(row.local for row in rows.values())
+            + f"; {FEWER_MARK} of {' or '.join(map(str, few))} prompts instead of n" * bool(few),
+            above=22,
+        )
         return save(figure, path)
+
+
+def _title_with_counts(report: PasskeyReport, name: str, selection: Selection, row: _Accuracy) -> str:
+    seeds = {run.seed for run in selection.runs[name]}
+    return f"{report.rows[name].title} ({counted(len(seeds), 'seed')}, n={max(row.prompts.values())})"
+
+
+def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
+    """Draw token accuracy against the length, a panel for each model and place of the key: rows that do what the paper
+    did (full lines), and the paper's numbers for them (dotted, open marks).
+
+    Returns:
+        Paths of the PNG and the SVG; empty if no such row has a run.
+    """
+    names = [name for name, row in report.rows.items() if row.paper and name in selection.runs]
+    if not names:
+        return []
+    rows = {name: _accuracy(report, selection.runs[name]) for name in names}
+    models = {name: report.rows[name].model for name in names}
+    lengths, depths = parse_lengths(report.lengths), parse_depths(report.depths)
+    across = list(dict.fromkeys(models.values()))
+    look = looks(models)
+    with new_figure(2.6 * len(depths), 1.9 * len(across)) as figure:
+        grid = {"hspace": 0.3, "wspace": 0.12}
+        panels = figure.subplots(len(across), len(depths), sharex=True, sharey=True, squeeze=False, gridspec_kw=grid)
+        for line, model in zip(panels, across, strict=True):
+            of_model = [name for name in names if models[name] == model]
+            for axes, (place, depth) in zip(line, enumerate(depths), strict=True):
+                ends = []
+                for name in of_model:
+                    points = [(n, rows[name].mean(n, depth)) for n in lengths if (n, depth) in rows[name].values]
+                    if points:
+                        axes.plot(*zip(*points, strict=True), clip_on=False, **look[name].drawn)
+                        title = report.rows[name].title.partition(", ")[2]
+                        ends.append(Label(*points[-1], title, look[name].colour))
+                for title, printed in _paper(report, of_model).items():
+                    known = {n: text.split("/")[place] for n in lengths if (text := printed.get(format_length(n)))}
+                    values = [float(value) for value in known.values()]
+                    style = {"linestyle": PAPER_LINE, "marker": "o", "markerfacecolor": "white", "markersize": 4}
+                    axes.plot(list(known), values, color=QUIET, linewidth=1.0, clip_on=False, **style)
+                    ends.append(Label(list(known)[-1], values[-1], f"the paper: {title}", QUIET))
+                axes.set_xscale("log", base=2)
+                axes.set_xticks(lengths, [format_length(n) for n in lengths], fontsize=7)
+                axes.set_ylim(0, 104)
+                axes.set_title(f"{report.rows[of_model[0]].title.partition(', ')[0]}, key at {depth}", fontsize=8)
+                if axes is line[-1]:
+                    label_ends(axes, ends)
+        label_sides(figure, "length of the text in tokens (training: at most 5K)", "digits right (per cent)")
+        entitle(
+            panels[0, 0],
+            _found_at_the_longest(report, rows, max(lengths)),
+            f"{report.title}, scale {scale}: token accuracy by length, mean over seeds; dotted with open marks: the "
+            "paper, whose models and data are other ones.",
+            above=20,
+        )
+        return save(figure, path)
+
+
+def _paper(report: PasskeyReport, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
+    """Title -> the paper's numbers, each once: it has the same for training from scratch as for fine-tuning."""
+    found: dict[str, Mapping[str, str]] = {}
+    for name in reversed(names):
+        row = report.rows[name]
+        if row.paper not in found.values():
+            found[row.title.rpartition(", ")[2]] = row.paper
+    return found
+
+
+def _found_at_the_longest(report: PasskeyReport, rows: Mapping[str, _Accuracy], length: int) -> str:
+    """The range of accuracy over models and places at a length, for the rows of each title."""
+    values: dict[str, list[float]] = {}
+    for name, row in rows.items():
+        title = report.rows[name].title.partition(", ")[2]
+        values.setdefault(title, []).extend(row.mean(*cell) for cell in row.values if cell[0] == length)
+    ranges = [
+        f"{title} {percent(min(of))}" + f" to {percent(max(of))}" * (percent(min(of)) != percent(max(of))) + " %"
+        for title, of in values.items()
+        if of
+    ]
+    return f"Digits of a key found in {format_length(length)} tokens: " + "; ".join(ranges)
 
 
 def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
@@ -70,13 +187,16 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
     trained with that segment length. Only places of the key that need a memory are drawn.
 
     Returns:
-        Paths of the PNG and the SVG.
+        Paths of the PNG and the SVG; empty if rows do not differ in their segment length.
     """
     points: dict[tuple[str, int, str], dict[int, list[float]]] = {}
     titles: dict[str, str] = {}
+    segments = {name: values_of(row.overrides).get("dims.segment_length") for name, row in report.rows.items()}
+    if len(set(segments.values()) - {None}) < 2:
+        return []
     for name, runs in selection.runs.items():
         # The row from which the others start is not drawn.
-        if "dims.segment_length" not in values_of(report.rows[name].overrides):
+        if segments[name] is None:
             continue
         for run in runs:
             segment = selection.training_config(run)["dims"]["segment_length"]
@@ -85,35 +205,39 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
                     titles.setdefault(run.model, report.rows[name].title.partition(",")[0])
                     updates = points.setdefault((run.model, cell["length"], str(cell["depth"])), {})
                     updates.setdefault(cell["length"] // segment, []).append(100 * cell["token_accuracy"])
+    if not points:
+        return []
     with new_figure(5.2, 3.2) as figure:
         axes = figure.add_subplot()
-        for index, ((model, length, depth), updates) in enumerate(sorted(points.items())):
-            line, marker, shade = LINES[index % len(LINES)]
+        ends = []
+        drawn = Counter[str]()
+        for (model, length, depth), updates in sorted(points.items()):
+            look = look_of(model, drawn[model])
+            drawn[model] += 1
             x = sorted(updates)
             y = [statistics.fmean(updates[count]) for count in x]
-            label = f"{titles[model]}, {format_length(length)}, {depth}"
-            axes.plot(x, y, linestyle=line, marker=marker, markersize=4, color=shade, label=label)
+            axes.plot(x, y, **look.drawn)
+            # Lines part at few updates; there is room for their names at the left.
+            ends.append(Label(x[-1], y[-1], f"{titles[model]}, {format_length(length)}, {depth}", look.colour))
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.set_ylim(-3, 103)
-        axes.axhline(10, color="0.7", linewidth=0.8)
+        axes.set_ylim(0, 104)
+        axes.axhline(10, color=QUIET, linewidth=0.8)
+        axes.annotate("chance", (1.0, 10), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=QUIET)
         axes.set_xlabel("memory updates: length over segment length")
-        axes.set_ylabel("token accuracy in per cent")
-        axes.set_title(f"{report.title}, scale {scale}; grey line: chance", fontsize=9)
-        axes.legend(fontsize=8)
+        axes.set_ylabel("digits right (per cent)")
+        label_ends(axes, ends)
+        worst = [
+            f"{titles[model]} {percent(low)} % at {count:,}"
+            for model in titles
+            for low, count in [
+                min(
+                    (statistics.fmean(of), count)
+                    for (other, _, _), updates in points.items()
+                    for count, of in updates.items()
+                    if other == model
+                )
+            ]
+        ]
+        entitle(axes, f"Lowest accuracy by updates of the memory: {'; '.join(worst)}", f"{report.title}, scale {scale}")
         return save(figure, path)
-
-
-def draw_passkey(report: PasskeyReport, scale: str, selection: Selection, folder: Path) -> list[Path]:
-    """Draw a heatmap of accuracy for every row with runs, and the gates of its first seed. If rows differ in their
-    segment length, draw accuracy by updates instead."""
-    written: list[Path] = []
-    lengths = {name: values_of(row.overrides).get("dims.segment_length") for name, row in report.rows.items()}
-    if len(set(lengths.values()) - {None}) > 1:
-        sized = [name for name in selection.runs if lengths[name] is not None]
-        return accuracy_by_updates(report, scale, selection, folder / f"{report.name}_{scale}") if sized else []
-    for name, runs in selection.runs.items():
-        title = report.rows[name].title
-        written += accuracy_heatmap(report, runs, folder / f"{report.name}_{scale}_accuracy_{name}", title)
-    titles = {name: f"Pass key: {row.title}" for name, row in report.rows.items() if row.knockout == "none"}
-    return written + draw_gates(report.name, scale, selection, folder, titles)

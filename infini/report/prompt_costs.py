@@ -8,13 +8,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from infini.config.lengths import format_length
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.figures import LINES, new_figure, save
+from infini.report.canvas import Label, entitle, label_ends, logarithmic, new_figure, save
 from infini.report.kind import OwnVerb, ReportKind
+from infini.report.palette import look_of
 from infini.report.tables import Cell, RenderedReport, Row, Source, Table, commit_of, hardware_of, measured_cell
 from infini.report.verdicts import counted
 
@@ -191,27 +192,32 @@ def draw_prompt_costs(run: RunRecord, folder: Path) -> list[Path]:
         Paths of the PNG and the SVG.
     """
     read, decode, cache, peak = (curves(run, measure) for measure in MEASURES)
-    with new_figure(9.6, 3.4, layout="constrained") as figure:
-        first, second, third = figure.subplots(1, 3)
-        for index, way in enumerate(read):
-            style, marker, shade = LINES[index % len(LINES)]
-            drawn: dict[str, Any] = {"marker": marker, "color": shade, "markersize": 4, "linewidth": 1.2}
+    with new_figure(9.6, 3.2) as figure:
+        first, second, third = figure.subplots(1, 3, gridspec_kw={"wspace": 0.4})
+        ends = []
+        for variant, way in enumerate(read):
+            look = look_of("full") if way == OWN else look_of("llm", variant - 1)
             for axes, points in ((first, read[way]), (second, decode[way]), (third, peak[way])):
-                axes.plot(list(points), list(points.values()), linestyle=style, label=title_of(way), **drawn)
+                axes.plot(list(points), list(points.values()), **look.drawn | {"fillstyle": "full"})
             held = cache[way]
-            third.plot(list(held), list(held.values()), linestyle=style, markerfacecolor="white", **drawn)
+            third.plot(list(held), list(held.values()), **look.drawn | {"fillstyle": "none"})
+            for points, what in ((peak[way], "peak"), (held, "cache")):
+                ends.append(Label(*list(points.items())[-1], f"{title_of(way)}: {what}", look.colour))
         labels = ("seconds to read the prompt", "milliseconds of a token after it", "MB: peak (filled), cache (open)")
         lengths = list(next(iter(read.values())))
         for axes, label in zip((first, second, third), labels, strict=True):
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
+            logarithmic(axes)
             axes.set_xticks(lengths, [format_length(n) for n in lengths])
             axes.set_xlabel("tokens of the prompt")
             axes.set_ylabel(label)
-        first.legend(frameon=False, fontsize=8)
+        label_ends(third, ends)
         measured = run.series[SERIES]
-        figure.suptitle(
-            f"{measured['base']['name']}, weights in {measured['options']['dtype']}: a memory and its own cache",
-            fontsize=9,
+        times = "; ".join(f"{title_of(way)} {points[lengths[-1]]:,.0f} s" for way, points in read.items())
+        entitle(
+            first,
+            f"Reading {format_length(lengths[-1])} tokens takes: {times}",
+            f"{measured['base']['name']}, weights in {measured['options']['dtype']}: a memory and its own cache, by "
+            "length of the prompt; medians",
         )
         return save(figure, folder / f"llm_generate_{run.scale}")

@@ -37,6 +37,11 @@ _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 
 
+Drawings = Mapping[str, Callable[[Path], list[Path]]]
+"""Kind of figure -> a function of the figure's path without suffix, which draws it and returns the files; empty if
+there is nothing to draw."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """The evaluation runs behind a report, their training runs, and what differs from the report's declaration."""
@@ -83,15 +88,26 @@ class RunReport(ReportKind, ABC):
     one_corpus: ClassVar[bool] = False
     """Whether all rows must have been measured on the same data with the same tokenizer. Otherwise each row may have
     its own."""
+    figure_kinds: ClassVar[tuple[str, ...]]
+    """Figures that can be drawn."""
     choices: ClassVar[tuple[str, ...]]
     """Values of `aggregate` that allow several runs for one cell. The first is the one that claims use."""
     one_match_is_enough: ClassVar[bool] = False
     """Whether a run also supersedes runs of other seeds that differ more from what the row declares."""
+    published_figures: list[str] | None = None
+    """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
     baseline: str | None = None
     """Row with which the losses of the others are compared."""
     aggregate: str | None
     """What to do with several runs of one row, scale and seed: null (an error), newest, mean, or largest (all are kept,
     the report chooses cell by cell)."""
+
+    def check_figures(self) -> None:
+        """Raise InputError for a kind in `published_figures` that cannot be drawn."""
+        named = self.published_figures
+        allowed = f"null, or a list of {', '.join(self.figure_kinds)}"
+        fits = named is None or (isinstance(named, list) and set(map(str, named)) <= set(self.figure_kinds))
+        require(fits, "report.published_figures", named, allowed)
 
     @property
     def parts(self) -> Sequence[Self]:
@@ -137,9 +153,8 @@ class RunReport(ReportKind, ABC):
         """
 
     @abstractmethod
-    def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path] | None:
-        """Write the figures of this kind of report to `folder`; the paths of the files, or None if there is nothing to
-        draw, not even the training curves. known: all records beside the selection."""
+    def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
+        """Kind of figure -> what draws it. known: all records beside the selection."""
 
 
 MAPPING = "names with what belongs to each, {a: ..., b: ...}"
@@ -154,6 +169,8 @@ class RowsOfOneTask(RunReport):
     aggregate: str | None = None
     """What to do with several runs of one cell: null (an error) or one of `choices`. See RunReport; with `largest` the
     run with most examples counts, the newest of several such runs."""
+    published_figures: list[str] | None = None
+    """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
 
     @property
     def by_name(self) -> Mapping[str, Any]:
@@ -166,7 +183,8 @@ class RowsOfOneTask(RunReport):
         return {name: row.title for name, row in self.by_name.items()}
 
     def check_rows(self) -> None:
-        """Raise InputError for an `aggregate` or a name in `run` that is not allowed."""
+        """Raise InputError for an `aggregate`, or a name in `run` or `published_figures`, that is not allowed."""
+        self.check_figures()
         allowed = f"null or {' or '.join(self.choices)}"
         require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, allowed)
         require(isinstance(self.run, str | list), "report.run", self.run, "all, or names of rows")

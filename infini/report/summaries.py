@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, ClassVar
 
 from infini.config.lengths import format_length, parse_lengths
@@ -15,7 +15,7 @@ from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
 from infini.report.declared import declared_at, find_mismatches, report_mismatches
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.selection import MAPPING, RowsOfOneTask, Selection, make_row, select_sources
+from infini.report.selection import MAPPING, Drawings, RowsOfOneTask, Selection, make_row, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -70,6 +70,7 @@ class SummaryReport(RowsOfOneTask):
     """A table of summaries, as `conf/report/<name>.yaml` declares it."""
 
     sign = "systems"
+    figure_kinds = ("overall_by_length", "gates", "training")
     choices = ("newest",)
     one_match_is_enough = True
     verbs: ClassVar[Mapping[str, OwnVerb]] = {
@@ -136,10 +137,16 @@ class SummaryReport(RowsOfOneTask):
     ) -> RenderedReport:
         return build_summary_report(self, scale, published, yours)
 
-    def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path]:
-        from infini.report.summary_figures import draw_summaries
+    def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
+        from infini.report.curves import draw_curves
+        from infini.report.figures import draw_gates
+        from infini.report.summary_figures import overall_by_length
 
-        return draw_summaries(self, scale, selection, folder)
+        return {
+            "overall_by_length": partial(overall_by_length, self, scale, selection),
+            "gates": partial(draw_gates, selection, titles=self.titles, what=self.title),
+            "training": partial(draw_curves, selection, self.titles, f"{self.title}, scale {scale}"),
+        }
 
 
 def _row(name: str, values: Any) -> SummaryRow:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Any, ClassVar
 
 from infini.config.schema import settings_in
@@ -13,7 +12,8 @@ from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.selection import IRRELEVANT_SETTINGS, MAPPING, RunReport, Selection
+from infini.report.positions import BY_PLACE, BY_POSITION
+from infini.report.selection import IRRELEVANT_SETTINGS, MAPPING, Drawings, RunReport, Selection
 from infini.report.tables import RenderedReport
 
 
@@ -38,6 +38,10 @@ class Variant:
 class Report(RunReport):
     """A table of running text, as `conf/report/<name>.yaml` declares it."""
 
+    figure_kinds = (
+        *("gap_by_position", "gap_by_place", "gates"),
+        *("perplexity_by_memory", "perplexity_by_seconds", "training"),
+    )
     choices = ("newest", "mean")
     one_corpus = True
     verbs: ClassVar[Mapping[str, OwnVerb]] = {
@@ -62,10 +66,13 @@ class Report(RunReport):
     whole_documents: bool = False
     """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
+    published_figures: list[str] | None = None
+    """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
     untrained: bool = False
     """Whether the rows are pretrained models that are evaluated without a training. Then no other run fills a cell."""
 
     def __post_init__(self) -> None:
+        self.check_figures()
         require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, "null, newest or mean")
         for model in self.paper:
             if model not in self.models:
@@ -161,19 +168,36 @@ class Report(RunReport):
 
         return build_report(self, scale, published, yours)
 
-    def draw(self, scale: str, selection: Selection, folder: Path, known: Iterable[RunRecord]) -> list[Path] | None:
+    def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.bench_figures import newest_of_models
-        from infini.report.costs import draw_costs
-        from infini.report.figures import draw_gaps, draw_report
+        from infini.report.costs import by_seconds, draw_costs, memory_points
+        from infini.report.curves import draw_curves
+        from infini.report.figures import draw_gap, draw_gates
 
         if self.variants and not self.variants.keys() & selection.runs.keys():
             # Another report draws the models with their default settings.
-            return None
+            return {}
+        gaps: Drawings = {
+            "gap_by_position": partial(draw_gap, self, selection, BY_POSITION),
+            "gap_by_place": partial(draw_gap, self, selection, BY_PLACE),
+        }
         if self.untrained:
             # Their gates are where they were put, and no training cost anything.
-            return draw_gaps(self, scale, selection, folder)
-        costs = draw_costs(self, scale, selection, folder, newest_of_models(known, scale))
-        return draw_report(self, scale, selection, folder) + costs
+            return gaps
+        held = "numbers carried from segment to segment (0: none)"
+        seconds, where = by_seconds(self, selection, newest_of_models(known, scale))
+        corpus = self.benchmarks[self.task]
+        return {
+            **gaps,
+            "gates": partial(draw_gates, selection, titles=self.models, what=corpus),
+            "perplexity_by_memory": partial(
+                draw_costs, self, selection, points=memory_points(selection), label=held, unit="numbers carried"
+            ),
+            "perplexity_by_seconds": partial(
+                draw_costs, self, selection, points=seconds, label=where, unit="seconds of training"
+            ),
+            "training": partial(draw_curves, selection, self.models, f"{self.title}: {corpus}, scale {scale}"),
+        }
 
 
 def _variant(name: str, given: Any) -> Variant:

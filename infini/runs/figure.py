@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from infini import records
 from infini.config.schema import groups
 from infini.errors import InputError
 from infini.report.bench_figures import DRAWN_BY, newest
-from infini.report.kind import ReportKind
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.prompt_costs import PromptReport
 from infini.report.selection import RunReport, select_runs
@@ -20,6 +19,7 @@ from infini.system.progress import progress_bar
 
 if TYPE_CHECKING:
     from infini.config.schema import Config
+    from infini.records import RunRecord
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -34,25 +34,16 @@ def run(cfg: Config, overrides: list[str]) -> int:
     records.check_writable(cfg.results_dir)
     named = names_a_report(overrides)
     declared = load_report(cfg.report)
-    suites = [declared.suite] if isinstance(declared, PromptReport) else []
-    reports: list[ReportKind] = []
     if not named:
-        from infini.config.compose import compose
-
-        others = [text for text in overrides if not text.startswith("report.")]
-        reports = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]
-        suites = list(DRAWN_BY)
-    elif not suites:
-        reports = [report_of_runs(cfg.report, "draw")]
-    said: list[str] = []
-    drawn_by: list[Callable[[], list[str]]] = [
-        partial(_draw, report, cfg) for report in reports if isinstance(report, RunReport)
-    ]
-    drawn_by += [partial(_draw_bench, suite, cfg) for suite in suites]
-    with progress_bar("drawing", len(drawn_by), sys.stderr.isatty()) as advance:
-        for draw_some in drawn_by:
-            said += draw_some()
-            advance(1)
+        reports, suites = every_report(overrides), list(DRAWN_BY)
+    elif isinstance(declared, PromptReport):
+        reports, suites = [], [declared.suite]
+    else:
+        reports, suites = [report_of_runs(cfg.report, "draw")], []
+    sources = _Sources([Path(cfg.results_dir), records.published_dir()])
+    drawn_by: list[Callable[[], list[str]]] = [partial(_draw, report, cfg, sources) for report in reports]
+    drawn_by += [partial(_draw_bench, suite, cfg, sources) for suite in suites]
+    said = _in_turn(drawn_by)
     print(*said, sep="\n", end="\n" * bool(said))
     if not said:
         which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
@@ -63,27 +54,66 @@ def run(cfg: Config, overrides: list[str]) -> int:
     return 0
 
 
-def _draw_bench(suite: str, cfg: Config) -> list[str]:
-    """Draw the figure of `infini bench suite=<suite>`. Returns the lines to print."""
+def draw_published(cfg: Config, published_dir: Path) -> None:
+    """Write the figures that are published, of every report and bench, from published records to
+    `<results_dir>/figures`."""
+    reports = every_report([f"scale={cfg.scale.name}"])
+    sources = _Sources([published_dir])
+    drawn_by = [partial(_draw, report, cfg, sources, report.published_figures) for report in reports]
+    _in_turn([*drawn_by, *(partial(_draw_bench, suite, cfg, sources) for suite in DRAWN_BY)])
+
+
+class _Sources:
+    """The records of each folder, which are read once."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._load = cache(records.load_records)
+
+    def __iter__(self) -> Iterator[tuple[Path, list[RunRecord]]]:
+        return ((folder, self._load(folder)) for folder in self._folders)
+
+
+def every_report(overrides: Sequence[str]) -> list[RunReport]:
+    """Every report with figures, with these settings."""
+    from infini.config.compose import compose
+
+    others = [text for text in overrides if not text.startswith("report.")]
+    reports = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]
+    return [report for report in reports if isinstance(report, RunReport)]
+
+
+def _in_turn(drawn_by: Sequence[Callable[[], list[str]]]) -> list[str]:
+    """Draw one after the other. Returns the lines to print."""
+    said: list[str] = []
+    with progress_bar("drawing", len(drawn_by), sys.stderr.isatty()) as advance:
+        for draw_some in drawn_by:
+            said += draw_some()
+            advance(1)
+    return said
+
+
+def _draw_bench(suite: str, cfg: Config, sources: _Sources) -> list[str]:
+    """Draw the figure of `infini bench suite=<suite>` from the first source that has it. Returns the lines to print."""
     series, draw_one = DRAWN_BY[suite]
     results_dir = Path(cfg.results_dir)
-    for folder in (results_dir, records.published_dir()):
-        if run := newest(records.load_records(folder), cfg.scale.name, series):
+    for folder, known in sources:
+        if run := newest(known, cfg.scale.name, series):
             paths = draw_one(run, results_dir / "figures")
             return _said(f"bench suite={suite}", paths, published=folder != results_dir)
     return []
 
 
-def _draw(report: RunReport, cfg: Config) -> list[str]:
-    """Draw the figures of one report. Returns the lines to print."""
+def _draw(report: RunReport, cfg: Config, sources: _Sources, kinds: Collection[str] | None = None) -> list[str]:
+    """Draw the figures of one report from the first source that has some. Returns the lines to print. kinds: which
+    figures; None: all."""
     results_dir = Path(cfg.results_dir)
-    for folder in (results_dir, records.published_dir()):
-        known = records.load_records(folder)
+    for folder, known in sources:
         selections = [(part, select_runs(part, cfg.scale.name, known)) for part in report.parts]
         paths = [
             path
             for part, found in selections
-            for path in draw(part, cfg.scale.name, found, results_dir / "figures", known)
+            for path in draw(part, cfg.scale.name, found, results_dir / "figures", known, kinds)
         ]
         if paths:
             said = _said(report.name, paths, published=folder != results_dir)

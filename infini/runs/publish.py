@@ -108,7 +108,8 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
             written += write_report(tables, published_dir / "tables", links={"published": "../runs"})
             for part in found.parts:
                 selection = select_runs(part, tables.scale, after)
-                written += without_svg(draw(part, tables.scale, selection, published_dir / "figures", after))
+                folder, kinds = published_dir / "figures", part.published_figures
+                written += without_svg(draw(part, tables.scale, selection, folder, after, kinds))
                 advance(1)
     records.write_atomically(published_dir / CLAIMS_FILE, claims.encode())
     behind = {

@@ -44,11 +44,17 @@ def renew(published_dir: Path, target: Path) -> list[Path]:
     return [*written, claims]
 
 
+def renew_figures(published_dir: Path, target: Path) -> list[Path]:
+    """Draw the published figures again, as PNG, and put them in place of those in `target`. Returns their paths."""
+    with tempfile.TemporaryDirectory() as empty:
+        figure.draw_published(compose([f"results_dir={empty}", f"scale={CLAIMS_SCALE}"]), published_dir)
+        target.mkdir(parents=True, exist_ok=True)
+        for old in target.glob("*.png"):
+            old.unlink()
+        drawn = sorted((Path(empty) / "figures").glob("*.png"))
+        return [Path(shutil.copy(path, target)) for path in drawn]
+
+
 if __name__ == "__main__":
     published = records.published_dir()
-    print(*renew(published, published), sep="\n")
-    # With an empty results folder the published runs are drawn.
-    with tempfile.TemporaryDirectory() as empty:
-        figure.run(compose([f"results_dir={empty}"]), [])
-        hidden = shutil.ignore_patterns("*.svg")
-        shutil.copytree(Path(empty) / "figures", published / "figures", ignore=hidden, dirs_exist_ok=True)
+    print(*renew(published, published), *renew_figures(published, published / "figures"), sep="\n")

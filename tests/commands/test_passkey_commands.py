@@ -207,7 +207,7 @@ def test_reproduce_makes_the_rows_that_are_missing_and_only_those(
     infini(capfd, "reproduce", *small_table, rows)
     assert len(runs("train")) == 3 and len(runs("eval")) == 4
     out, _ = infini(capfd, "figure", *small_table)
-    assert "accuracy_linear_extended.png" in out and "gates_linear_reset" not in out
+    assert "laptop_accuracy.png" in out and "laptop_gates.png" in out
 
 
 def test_a_row_beyond_the_paper_asks_its_own_questions(

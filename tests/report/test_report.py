@@ -15,8 +15,8 @@ from rich.console import Console
 
 from infini.errors import InputError
 from infini.report import render
-from infini.report.figures import draw_report
 from infini.report.footprint import TABLE1
+from infini.report.load import draw
 from infini.report.selection import select_runs
 from infini.report.tables import DASH, PLUS_MINUS, Cell, RenderedReport, Row, Table
 from infini.report.text_report import Report
@@ -242,7 +242,7 @@ def test_a_row_may_have_a_baseline_of_its_own(report_config: dict[str, Any], tmp
     assert [row.model for row in by_position.rows] == ["rmt", "infini_linear", "infini_delta", "full"]
     assert by_position.cell("infini_delta", "0 to 250").value == pytest.approx(-0.3)
     assert "local (of others where the note names them)" in by_position.title
-    written = draw_report(report, "laptop", select_runs(report, "laptop", runs), tmp_path)
+    written = draw(report, "laptop", select_runs(report, "laptop", runs), tmp_path)
     assert written[0].name == "table2_lm_laptop_gap_by_position.png"
 
 

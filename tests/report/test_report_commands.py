@@ -14,7 +14,7 @@ from infini import records
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.curves import draw_curves, smoothed
+from infini.report.curves import draw_curves, smoothed, training_curves
 from infini.report.selection import Selection
 from infini.runs import figure, publish, table
 
@@ -60,7 +60,7 @@ def test_figure_command_draws_or_says_how_to_get_runs(cfg: Any, published: Path)
     with pytest.raises(InputError, match="infini reproduce scale=laptop"):
         figure.run(cfg, [])
     fill(Path(cfg.results_dir), make_eval("infini_linear", 1), make_eval("local", 1, series={}))
-    kinds = ("gates_infini_linear", "perplexity_by_memory")
+    kinds = ("gates", "perplexity_by_memory")
     drawn = [f"figures/table2_lm_laptop_{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")]
     for words in (["report=table2_lm"], []):
         assert figure.run(cfg, words) == 0
@@ -84,27 +84,41 @@ def test_training_curves_are_drawn_once_and_are_the_same_bytes_twice(tmp_path: P
     trained = make_train("infini_linear", 1, series={"loss_curve": curve, "stage_steps": [100]})
     runs = [make_eval("infini_linear", 1), make_eval("infini_linear", 1, run_id="again", parent=trained.run_id)]
     selection = Selection({"one": runs[:1], "two": runs[1:]}, {trained.run_id: trained})
-    titles = {"one": "A title that is long enough for two lines", "two": "Two"}
-    made = [draw_curves(selection, titles, tmp_path / folder / "training", "x") for folder in ("first", "second")]
+    titles = {"one": "A long title", "two": "Two"}
+    made = [draw_curves(selection, titles, "x", tmp_path / folder / "training") for folder in ("first", "second")]
     assert [path.suffix for path in made[0]] == [".png", ".svg"]
     assert [path.read_bytes() for path in made[0]] == [path.read_bytes() for path in made[1]]
     svg = made[0][1].read_text()
     # The second row's training is the first's.
-    assert "A title that is long" in svg and "Two" not in svg
-    assert draw_curves(Selection({"one": runs[:1]}, {}), titles, tmp_path / "none", "x") == []
+    assert "A long title" in svg and "Two" not in svg
+    assert draw_curves(Selection({"one": runs[:1]}, {}), titles, "x", tmp_path / "none") == []
     step, loss = smoothed(curve)
     assert len(step) == 60 and step[0] == 3.0 and loss[0] == pytest.approx(sum(3 / n for n in range(1, 6)) / 5)
 
 
-def test_two_trainings_of_one_seed_have_lines_of_their_own(tmp_path: Path) -> None:
-    curve = [[step, 3.0 / step] for step in range(1, 301)]
-    trained = [
-        make_train("local", seed, run_id=f"t{n}", series={"loss_curve": curve}) for n, seed in enumerate((1, 1, 2))
-    ]
-    runs = [make_eval("local", run.seed, run_id=f"e{run.run_id}", parent=run.run_id) for run in trained]
-    selection = Selection({"one": runs}, {run.run_id: run for run in trained})
-    svg = draw_curves(selection, {"one": "One"}, tmp_path / "training", "x")[1].read_text()
-    assert [svg.count(f"<!-- {label} -->") for label in ("seed 1", "seed 1, training 2", "seed 2")] == [1, 1, 1]
+def test_a_curve_is_the_mean_of_its_trainings_and_the_title_names_the_lowest(tmp_path: Path) -> None:
+    rows = {"one": (1.0, 3.0), "two": (1.5, 1.5)}
+    trained = {
+        row: [
+            make_train(
+                "local", seed, run_id=f"{row}{seed}", series={"loss_curve": [[step, loss] for step in range(60)]}
+            )
+            for seed, loss in enumerate(losses)
+        ]
+        for row, losses in rows.items()
+    }
+    svg = training_curves(trained, {"one": "One", "two": "Two"}, tmp_path / "training", "x")[1].read_text()
+    assert "Lowest training loss at the end: Two, 1.500 nats a token (2 seeds)" in svg.replace("\n", " ")
+
+
+def test_only_declared_figures_are_published(cfg: Any, published: Path) -> None:
+    cfg.report = {**cfg.report, "published_figures": ["gates"]}
+    fill(Path(cfg.results_dir), make_eval("infini_linear", 1), make_eval("local", 1))
+    assert publish.run(cfg, ["report=table2_lm"], []) == 0
+    assert files(published / "figures") == ["table2_lm_laptop_gates.png"]
+    cfg.report["published_figures"] = ["gate"]
+    with pytest.raises(InputError, match=r"report.published_figures=\['gate'\]: null, or a list of gap_by_pos"):
+        publish.run(cfg, ["report=table2_lm"], [])
 
 
 def test_publish_copies_run_and_parent_and_renews_tables_and_figures(cfg: Any, published: Path) -> None:
@@ -121,8 +135,8 @@ def test_publish_copies_run_and_parent_and_renews_tables_and_figures(cfg: Any, p
 
     assert publish.run(cfg, ["report=table2_lm"], []) == 0
     assert len(files(published / "runs")) == 4
-    # The gap, the gates of both, and perplexity by memory.
-    assert len(files(published / "figures")) == 4
+    # The gap, the gates, and perplexity by memory.
+    assert len(files(published / "figures")) == 3
     before = {name: (published / name).read_bytes() for name in files(published)}
     assert publish.run(cfg, ["report=table2_lm"], []) == 0
     assert before == {name: (published / name).read_bytes() for name in files(published)}

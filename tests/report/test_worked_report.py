@@ -73,7 +73,7 @@ def test_the_pages_report_is_known_to_every_command(extended: Path, tmp_path: Pa
             assert any(title in line for line in rows), shown
         assert "not as the row is declared at scale laptop" in shown
     drawn = {path.stem for path in (results / "figures").glob("*.png")}
-    assert {f"first_segment_laptop_{name}" for name in ("gap_by_position", "gates_linear_zero", "training")} <= drawn
+    assert {f"first_segment_laptop_{name}" for name in ("gap_by_position", "gates", "training")} <= drawn
     assert "first_segment_laptop_gap_by_position.png" in figure.replace("\n", "")
     judged = (results / "tables" / "claims_laptop.md").read_text(encoding="utf-8")
     (line,) = [line for line in judged.splitlines() if "bypasses the gate" in line]
