@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -14,29 +15,45 @@ TARGET = ROOT / "build" / "site_docs"
 RUNS = "## Runs behind the cells"
 
 
-def main() -> None:
+def main(target: Path = TARGET) -> None:
     """Write all pages anew."""
-    shutil.rmtree(TARGET, ignore_errors=True)
-    shutil.copytree(ROOT / "docs", TARGET, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    results = TARGET / "results"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("*.py", "__pycache__", "theme"))
+    results = target / "results"
     (results / "tables").mkdir(parents=True)
-    (TARGET / "index.md").write_text(_from_root((ROOT / "README.md").read_text("utf-8")), "utf-8")
-    (TARGET / "contributing.md").write_text(_from_root((ROOT / "CONTRIBUTING.md").read_text("utf-8")), "utf-8")
-    shutil.copy(ROOT / "CITATION.cff", TARGET / "CITATION.cff")
+    for page in target.rglob("*.md"):
+        page.write_text(with_anchors(_from_docs(page.read_text("utf-8"))), "utf-8")
+    (target / "index.md").write_text(_from_root((ROOT / "README.md").read_text("utf-8")), "utf-8")
+    (target / "contributing.md").write_text(_from_root((ROOT / "CONTRIBUTING.md").read_text("utf-8")), "utf-8")
+    shutil.copy(ROOT / "CITATION.cff", target / "CITATION.cff")
     for name in ("CLAIMS.md", "LOG.md"):
-        shutil.copy(ROOT / "results" / name, results / name)
+        (results / name).write_text(with_anchors((ROOT / "results" / name).read_text("utf-8")), "utf-8")
     shutil.copytree(ROOT / "results" / "runs", results / "runs", ignore=shutil.ignore_patterns("*.jsonl"))
+    shutil.copytree(ROOT / "results" / "figures", results / "figures")
     tables = sorted((ROOT / "results" / "tables").glob("*.md"))
+    figures = figures_by_table([path.stem for path in tables])
     for path in tables:
-        (results / "tables" / path.name).write_text(with_linked_cells(path.read_text("utf-8")), "utf-8")
+        text = with_figures(with_linked_cells(path.read_text("utf-8")), path.stem, figures.get(path.stem, []))
+        (results / "tables" / path.name).write_text(text, "utf-8")
     (results / "index.md").write_text(_list_of_tables(tables), "utf-8")
-    (results / "figures.md").write_text(_figures(results / "figures"), "utf-8")
+    (results / "figures.md").write_text(_page_of_figures(figures), "utf-8")
+
+
+def _from_docs(text: str) -> str:
+    """A page of docs/ as one of the site, where results/ is within docs/."""
+    return text.replace("](../results/", "](results/").replace("](../../results/", "](../results/")
 
 
 def _from_root(text: str) -> str:
     """A page of the root folder as one of the site: docs/ is the site itself."""
     text = text.replace("](docs/", "](").replace("](CONTRIBUTING.md)", "](contributing.md)")
     return text.replace("](README.md", "](index.md")
+
+
+def with_anchors(text: str) -> str:
+    """Headings that begin with a digit get an id that begins with a letter: the theme's script fails on others."""
+    numbers = itertools.count(1)
+    return re.sub(r"^(#{2,} \d.*)$", lambda found: f"{found[1]} {{ #part-{next(numbers)} }}", text, flags=re.MULTILINE)
 
 
 def with_linked_cells(text: str) -> str:
@@ -101,20 +118,40 @@ def _list_of_tables(tables: list[Path]) -> str:
     )
 
 
-def _figures(folder: Path) -> str:
-    """A page of all figures by report, and their files."""
-    folder.mkdir()
-    by_table: dict[str, list[str]] = {}
-    tables = sorted((path.stem for path in (ROOT / "results" / "tables").glob("*.md")), key=len, reverse=True)
+def figures_by_table(tables: list[str]) -> dict[str, list[str]]:
+    """Name of a table -> names of its figures. Figures of `infini bench` have no table and are below ""."""
+    found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "results" / "figures").glob("*.png")):
-        shutil.copy(path, folder / path.name)
         name = re.sub(r"_(arxiv_math|pg19)_(laptop|gpu|paper)", r"_\2", path.stem)
-        of = next((table for table in tables if name.startswith(table)), "other")
-        by_table.setdefault(of, []).append(path.stem)
-    lines = ["# Figures", "", "`infini figure` draws them from the published records.", ""]
-    for table, names in sorted(by_table.items()):
-        lines += [f"## {table}", ""]
-        lines += [f"![{name}](figures/{name}.png)\n" for name in names]
+        # Of names that begin alike the longest is meant.
+        of = max((table for table in tables if name.startswith(table)), key=len, default="")
+        found.setdefault(of, []).append(path.stem)
+    return found
+
+
+def with_figures(text: str, table: str, figures: list[str]) -> str:
+    """The page of a table with its figures, above the list of runs."""
+    shown = ["## Figures", "", *(_image(name, "../figures") for name in figures)] if figures else []
+    above, marker, below = text.partition(RUNS)
+    return above + "\n".join([*shown, ""] if shown else []) + marker + below
+
+
+def _image(name: str, folder: str) -> str:
+    """A figure, described by the words of its name."""
+    return f"![{name.replace('_', ' ')}]({folder}/{name}.png){{ loading=lazy }}\n"
+
+
+def _page_of_figures(by_table: dict[str, list[str]]) -> str:
+    """A page of all figures by table."""
+    lines = [
+        "# Figures",
+        "",
+        "The published ones, made from the published records. `infini figure` draws these and all others.",
+        "",
+    ]
+    for table, names in sorted(by_table.items(), key=lambda pair: (not pair[0], pair[0])):
+        lines += [f"## [{table}](tables/{table}.md)" if table else "## Costs (`infini bench`)", ""]
+        lines += [_image(name, "figures") for name in names]
     return "\n".join(lines)
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib.util
+import json
+import queue
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
+
+from infini.runs.figure import every_report
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = """\
@@ -70,16 +79,58 @@ def test_every_page_is_in_the_navigation() -> None:
     assert kinds == ["Home", "Tutorials", "How to", "Results", "Reference", "Explanation"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_site_is_built_and_its_links_hold(tmp_path: Path) -> None:
-    """--strict: a link to a page or a file that does not exist stops it."""
+def test_every_published_figure_is_shown_and_every_figure_shown_exists(build_site: ModuleType, tmp_path: Path) -> None:
+    """Each on the page of its table, or of costs; the rule of what is published is that of the reports."""
+    build_site.main(tmp_path)
+    shown: dict[Path, set[Path]] = {}
+    for page in tmp_path.rglob("*.md"):
+        links = re.findall(r"\]\(([^)#]+\.(?:png|svg))\)", page.read_text(encoding="utf-8"))
+        shown[page] = {(page.parent / link).resolve() for link in links}
+    assert [path for paths in shown.values() for path in paths if not path.is_file()] == []
+    published = {path.name for path in (ROOT / "results" / "figures").iterdir()}
+    tables = {path.name for page, paths in shown.items() if page.parent.name == "tables" for path in paths}
+    costs = {"source_costs_laptop.png", "training_memory_laptop.png"}
+    assert published == tables | costs == {path.name for path in shown[tmp_path / "results" / "figures.md"]}
+    assert "table3_passkey_laptop_accuracy_by_length.png" in {path.name for path in shown[tmp_path / "index.md"]}
+
+
+def test_published_figures_are_those_that_reports_declare() -> None:
+    benches = {"llm_generate_laptop", "source_costs_laptop", "training_memory_laptop"}
+    declared = {
+        f"{part.name}_laptop_{kind}"
+        for report in every_report([])
+        for part in report.parts
+        for kind in report.figure_kinds
+        if kind in (report.published_figures or ())
+    }
+    assert all(report.published_figures is not None for report in every_report([]))
+    published = {path.stem for path in (ROOT / "results" / "figures").iterdir()}
+    # A task of a report may have no runs.
+    assert published - benches <= declared and benches <= published and len(published) <= 50
+
+
+def test_a_figure_belongs_to_the_table_of_its_report(build_site: ModuleType) -> None:
+    found = build_site.figures_by_table(["table2_lm_laptop", "table2_whole_laptop"])
+    assert "table2_lm_arxiv_math_laptop_training" in found["table2_lm_laptop"]
+    assert "source_costs_laptop" in found[""] and "table3_passkey_laptop_accuracy" in found[""]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site. --strict: a link to a page or a file that does not exist stops it."""
     pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
     subprocess.run([sys.executable, ROOT / "docs" / "build_site.py"], check=True, timeout=120)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_site_is_built_and_its_links_hold(site: Path) -> None:
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert len(pages) > 30
     for path, text in pages.items():
         ids = set(re.findall(r'id="([^"]+)"', text))
@@ -87,8 +138,69 @@ def test_the_site_is_built_and_its_links_hold(tmp_path: Path) -> None:
         assert {anchor for anchor in anchors if anchor.startswith("runs-")} <= ids, path
         for tag in re.findall(r"<(?:script|link|img|source|iframe)[^>]*>", text):
             assert not re.search(r'(?:src|href)="(?:https?:)?//', tag), (path, tag)
-    for path in tmp_path.rglob("*.css"):
+    for path in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(?:https?:)?//|@import", path.read_text(encoding="utf-8")), path
-    table = (tmp_path / "results" / "tables" / "table3_passkey_laptop.html").read_text(encoding="utf-8")
-    assert 'href="#runs-' in table and (tmp_path / "results" / "runs").is_dir()
-    assert "InfiniAttention" in (tmp_path / "reference" / "api.html").read_text(encoding="utf-8")
+    table = (site / "results" / "tables" / "table3_passkey_laptop.html").read_text(encoding="utf-8")
+    assert 'href="#runs-' in table and (site / "results" / "runs").is_dir()
+    assert "InfiniAttention" in (site / "reference" / "api.html").read_text(encoding="utf-8")
+
+
+PROBE = Path(__file__).parent / "site_probe.html"
+PAGES = (
+    *("index", "results", "llm", "paper", "bad_input", "how-to/commands", "reference/api", "explanation/provenance"),
+    *("results/index", "results/figures", "results/CLAIMS", "results/LOG"),
+    *("results/tables/table2_lm_laptop", "results/tables/table3_passkey_laptop"),
+)
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--window-size=1400,1000"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pages_fit_their_windows_and_tables_sort(site: Path, tmp_path: Path) -> None:
+    """In Chromium: each page in the light and in the dark, 1280 and 390 pixels wide. The probe posts what it found."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium here (Debian, Ubuntu: apt-get install chromium)")
+    found: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_POST(self) -> None:
+            found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Not on the tests' screen."""
+
+    shutil.copy(PROBE, site / PROBE.name)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        asked = f"{address}{PROBE.name}?{','.join(PAGES)}"
+        with (tmp_path / "log").open("w") as log:
+            profile = f"--user-data-dir={tmp_path / 'profile'}"
+            # A tab of its own keeps the browser open.
+            running = subprocess.Popen(
+                [browser, *FLAGS, profile, "--remote-debugging-port=0", asked], stdout=log, stderr=log
+            )
+            try:
+                made = found.get(timeout=600)
+            finally:
+                running.terminate()
+                running.wait(timeout=30)
+                server.shutdown()
+    assert len(made["pages"]) == len(PAGES) * 4
+    for page in made["pages"]:
+        seen = f"{page['page']}, {page['mode']}, {page['width']} wide"
+        assert page["scrollWidth"] <= page["width"], f"{seen}: {page['scrollWidth']} pixels, by {page['widest']}"
+        assert page["theme"] == page["mode"], seen
+        assert page["errors"] == [] and page["broken"] == [], seen
+        assert all(name.startswith(address) for name in page["requests"]), (seen, page["requests"])
+    assert made["sorted"]["given"] != made["sorted"]["up"] == sorted(made["sorted"]["given"])
+    assert made["sorted"]["down"] == made["sorted"]["up"][::-1]
+    assert made["sorted"]["clicked"] == made["sorted"]["up"]
+    assert 0 < made["searched"]["shown"] < made["searched"]["rows"]
+    assert made["switched"] == ["light", "dark"]
