@@ -187,7 +187,7 @@ def gap_by_position(
             panels[0],
             _gap_finding(curves, named, zero, "beginning" if series != BY_POSITION else "first tokens", where),
             f"{corpus}{synthetic}, {seeds}. Below 0: better than {zero}. Mean over documents and seeds; band: 95 % "
-            "interval, clustered by both.",
+            f"interval, clustered by both{'; of one seed over documents alone' * (fewest == 1)}.",
             above=6 if together else 8 + 11 * lines,
         )
         return save(figure, path)

@@ -140,7 +140,7 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
                     values = [float(value) for value in known.values()]
                     style = {"linestyle": PAPER_LINE, "marker": "o", "markerfacecolor": "white", "markersize": 4}
                     axes.plot(list(known), values, color=QUIET, linewidth=1.0, clip_on=False, **style)
-                    ends.append(Label(list(known)[-1], values[-1], f"the paper: {title}", QUIET))
+                    ends.append(Label(list(known)[-1], values[-1], f"paper: {title}", QUIET))
                 axes.set_xscale("log", base=2)
                 axes.set_xticks(lengths, [format_length(n) for n in lengths], fontsize=7)
                 axes.set_ylim(0, 104)

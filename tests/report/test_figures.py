@@ -227,6 +227,13 @@ def test_a_title_names_the_lowest_perplexity_and_what_is_sure_of_it() -> None:
     assert found.endswith("surely below no other")
 
 
+def test_of_one_seed_no_title_says_surely() -> None:
+    report, selection = Report.from_config(report_settings()), selected()
+    one = Selection({row: runs[:1] for row, runs in selection.runs.items()}, selection.parents)
+    found = costs._lowest(one, costs.memory_points(one), report.models, "PG19", "numbers carried")
+    assert found.endswith("surely below no other")
+
+
 def test_the_interval_of_a_gap_knows_of_seeds() -> None:
     runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.9), (2, 3.7))]
     *_, gap, half = positions.gap(runs, [make_eval("local", seed) for seed in (1, 2)]).T
