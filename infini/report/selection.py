@@ -101,6 +101,20 @@ class RunReport(ReportKind, ABC):
     aggregate: str | None
     """What to do with several runs of one row, scale and seed: null (an error), newest, mean, or largest (all are kept,
     the report chooses cell by cell)."""
+    run: list[str] | str = "all"
+    """Rows that `infini reproduce` makes, of those with a model: names, or all."""
+
+    @property
+    def wanted(self) -> list[str]:
+        """The names in `run`."""
+        return [self.run] if isinstance(self.run, str) else self.run
+
+    def check_run(self) -> None:
+        """Raise InputError for a name in `run` that no row has."""
+        require(isinstance(self.run, str | list), "report.run", self.run, "all, or names of rows")
+        for name in self.wanted:
+            if name != "all" and name not in (rows := self.titles):
+                raise InputError(f"report.run={name!r}: all, or names of {', '.join(rows)}{did_you_mean(name, rows)}")
 
     def check_figures(self) -> None:
         """Raise InputError for a kind in `published_figures` that cannot be drawn."""
@@ -187,16 +201,7 @@ class RowsOfOneTask(RunReport):
         self.check_figures()
         allowed = f"null or {' or '.join(self.choices)}"
         require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, allowed)
-        require(isinstance(self.run, str | list), "report.run", self.run, "all, or names of rows")
-        for name in self.wanted:
-            rows = self.by_name
-            if name != "all" and name not in rows:
-                raise InputError(f"report.run={name!r}: all, or names of {', '.join(rows)}{did_you_mean(name, rows)}")
-
-    @property
-    def wanted(self) -> list[str]:
-        """The names in `run`."""
-        return [self.run] if isinstance(self.run, str) else self.run
+        self.check_run()
 
     @property
     def to_run(self) -> list[str]:

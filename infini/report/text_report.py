@@ -68,12 +68,15 @@ class Report(RunReport):
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
     published_figures: list[str] | None = None
     """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
+    run: list[str] | str = "all"
+    """Rows that `infini reproduce` makes, of those with a model: names, or all."""
     untrained: bool = False
     """Whether the rows are pretrained models that are evaluated without a training. Then no other run fills a cell."""
 
     def __post_init__(self) -> None:
         self.check_figures()
         require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, "null, newest or mean")
+        self.check_run()
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")

@@ -45,8 +45,9 @@ def reproduce(
             continue
         of_task[task] = [*chosen, *_corpus_override(composed, console)]
     # A report also has rows that are only quoted from the paper, and rows that do not exist at this scale.
-    ours = {row: model for row in report.models if (model := report.model_of(row)) in groups()["model"]}
-    chosen_rows = rows_of_models(report.name, ours, models)
+    known = {row: model for row in report.models if (model := report.model_of(row)) in groups()["model"]}
+    ours = {row: model for row, model in known.items() if "all" in report.wanted or row in report.wanted}
+    chosen_rows = rows_of_models(report.name, ours, models, known)
     made = {
         (task, row): settings
         for task in of_task
