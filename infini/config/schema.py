@@ -291,7 +291,9 @@ class LoggerConfig:
 class SuiteConfig:
     """What `infini bench` measures."""
 
-    name: str = setting("train, models, stream, decode, sources, lengths, llm_generate, all, paper or paper_models.")
+    name: str = setting(
+        "train, models, stream, decode, sources, lengths, layer, llm_generate, all, paper or paper_models."
+    )
     models: list[str] = setting("Models whose training step is measured. They include `local`, the baseline.")
     repeats: int = setting("Interleaved repeats of each model's training step; 0: not measured.")
     stream_short_tokens: int = setting("Tokens of the short stream that the long one is compared with.")
@@ -318,18 +320,22 @@ class SuiteConfig:
         "not measured."
     )
     prompt_segments: list[int] = setting("Segment lengths in tokens of the memories that read them.")
+    layer_tokens: list[int] = setting("Sequence lengths in tokens that one attention layer reads; empty: not measured.")
+    layer_backward_tokens: int = setting("Longest of these that are measured with a backward pass; 0: none.")
+    layer_full_tokens: int = setting("Longest of these that full attention reads; 0: none.")
 
     def __post_init__(self) -> None:
         at_least("suite", self, 0, "repeats", "stream_tokens", "oracle_tokens", "agreement_tokens", "decode_tokens")
+        at_least("suite", self, 0, "layer_backward_tokens", "layer_full_tokens")
         at_least("suite", self, 1, "stream_short_tokens", "decode_short_tokens", "training_group")
         at_least("suite", self, self.decode_short_tokens, "decode_long_tokens")
-        for key in ("source_tokens", "training_segments", "prompt_tokens", "prompt_segments"):
+        for key in ("source_tokens", "training_segments", "prompt_tokens", "prompt_segments", "layer_tokens"):
             lengths = getattr(self, key)
             whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
             require(whole, f"suite.{key}", lengths, "whole numbers of at least 1")
         measured = (self.repeats, self.stream_tokens, self.oracle_tokens, self.agreement_tokens, self.decode_tokens)
         require(
-            any(measured) or any((self.source_tokens, self.training_segments, self.prompt_tokens)),
+            any(measured) or any((self.source_tokens, self.training_segments, self.prompt_tokens, self.layer_tokens)),
             "suite.repeats",
             self.repeats,
             "must be above 0: nothing else is measured",

@@ -10,7 +10,7 @@ from infini.config.lengths import format_length
 from infini.records import RunRecord
 from infini.report.canvas import Label, entitle, label_ends, logarithmic, new_figure, save
 from infini.report.palette import look_of
-from infini.report.prompt_costs import SERIES, draw_prompt_costs
+from infini.report.suites import SUITES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +113,7 @@ def draw_training_memory(run: RunRecord, folder: Path) -> list[Path]:
 DRAWN_BY: Mapping[str, tuple[str, Callable[[RunRecord, Path], list[Path]]]] = {
     "sources": ("sources", draw_source_costs),
     "lengths": ("training_lengths", draw_training_memory),
-    "llm_generate": (SERIES, draw_prompt_costs),
+    **{name: (suite.series, suite.draw) for name, suite in SUITES.items()},
 }
 """Suite -> the series of its records, and the function that draws it."""
 

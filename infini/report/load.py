@@ -12,9 +12,9 @@ from infini.report.claims import ClaimsReport
 from infini.report.footprint import MemoryReport
 from infini.report.kind import ReportKind
 from infini.report.passkey import PasskeyReport
-from infini.report.prompt_costs import PromptReport
 from infini.report.search import SearchReport
 from infini.report.selection import RunReport, Selection
+from infini.report.suites import SuiteReport
 from infini.report.summaries import SummaryReport
 from infini.report.text_report import Report
 
@@ -24,7 +24,7 @@ KINDS: tuple[type[ReportKind], ...] = (
     ClaimsReport,
     SearchReport,
     SummaryReport,
-    PromptReport,
+    SuiteReport,
 )
 """Every kind of report but Report, the table of running text. A kind is recognized by its `sign`."""
 

@@ -8,13 +8,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from infini.config.lengths import format_length
-from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.canvas import Label, entitle, label_ends, logarithmic, new_figure, save
-from infini.report.kind import OwnVerb, ReportKind
+from infini.report.kind import ReportKind
 from infini.report.palette import look_of
 from infini.report.tables import Cell, RenderedReport, Row, Source, Table, commit_of, hardware_of, measured_cell
 from infini.report.verdicts import counted
@@ -45,24 +43,6 @@ MEASURES = (
     Measure("cache_bytes", "Cache or state after it, MB", "Cache smaller from", 2**20, ",.1f"),
     Measure("peak_bytes", "Peak memory above the model's, MB", "Peak lower from", 2**20, ",.0f"),
 )
-
-
-@dataclass(frozen=True)
-class PromptReport(ReportKind):
-    """Tables of the newest measurement of a suite, as `conf/report/<name>.yaml` declares them."""
-
-    sign = "suite"
-    verbs: ClassVar[Mapping[str, OwnVerb]] = {
-        "table": OwnVerb(None, module="infini.runs.report_prompts"),
-        "publish": OwnVerb(None, module="infini.runs.report_prompts"),
-    }
-
-    suite: str
-    """The suite of `infini bench` that measures."""
-
-    def __post_init__(self) -> None:
-        if self.suite != "llm_generate":
-            raise InputError(f"report.suite={self.suite!r}: must be llm_generate, the suite that has such tables")
 
 
 def crossing(lengths: Sequence[float], ours: Sequence[float], theirs: Sequence[float]) -> float | None:
@@ -101,11 +81,11 @@ def title_of(way: str) -> str:
     return "its own cache" if way == OWN else f"memory, segments of {int(way):,}"
 
 
-def build_prompt_report(report: PromptReport, scale: str, run: RunRecord | None, source: Source) -> RenderedReport:
+def build_prompt_report(report: ReportKind, scale: str, run: RunRecord | None, source: Source) -> RenderedReport:
     """The tables of a record; no tables if there is none."""
     notes = [report.note] if report.note else []
     if run is None:
-        notes.append(f"no measurement yet: infini bench suite={report.suite} model.base=<base>")
+        notes.append("no measurement yet: infini bench suite=llm_generate model.base=<base>")
         return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", (), tuple(notes))
     found = {measure: curves(run, measure) for measure in MEASURES}
     tables = [_table(measure.title, found[measure], run, source, measure.form) for measure in MEASURES]

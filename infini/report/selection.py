@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -109,11 +109,11 @@ class RunReport(ReportKind, ABC):
         """The names in `run`."""
         return [self.run] if isinstance(self.run, str) else self.run
 
-    def check_run(self) -> None:
-        """Raise InputError for a name in `run` that no row has."""
+    def check_run(self, rows: Collection[str]) -> None:
+        """Raise InputError for a name in `run` that is not one of `rows`."""
         require(isinstance(self.run, str | list), "report.run", self.run, "all, or names of rows")
         for name in self.wanted:
-            if name != "all" and name not in (rows := self.titles):
+            if name != "all" and name not in rows:
                 raise InputError(f"report.run={name!r}: all, or names of {', '.join(rows)}{did_you_mean(name, rows)}")
 
     def check_figures(self) -> None:
@@ -201,7 +201,7 @@ class RowsOfOneTask(RunReport):
         self.check_figures()
         allowed = f"null or {' or '.join(self.choices)}"
         require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, allowed)
-        self.check_run()
+        self.check_run(self.by_name)
 
     @property
     def to_run(self) -> list[str]:

@@ -76,7 +76,7 @@ class Report(RunReport):
     def __post_init__(self) -> None:
         self.check_figures()
         require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, "null, newest or mean")
-        self.check_run()
+        self.check_run(self.models)
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")

@@ -1,6 +1,7 @@
 """`infini bench`: the cost of the memory. It compares training steps with `local` (infini/bench/training.py), long with
 short streams, and decoding after much and after little text; and it measures long training sequences
-and long sources (infini/bench/sources.py), and prompts of a pretrained language model (infini/bench/prompts.py)."""
+and long sources (infini/bench/sources.py), prompts of a pretrained language model (infini/bench/prompts.py), and one
+layer against others (infini/bench/layer.py)."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infini import records
+from infini.bench.layer import layer_costs
 from infini.bench.prompts import prompt_costs
 from infini.bench.sources import source_costs
 from infini.bench.training import (
@@ -70,6 +72,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
         record.series["training_lengths"] = training_lengths(setting)
     if cfg.suite.prompt_tokens:
         record.series["prompts"] = prompt_costs(setting)
+    if cfg.suite.layer_tokens:
+        record.series["layer"] = layer_costs(setting, peak)
     path = records.write_record(record, cfg.results_dir)
     console.print(f"record: {path}", markup=False, soft_wrap=True)
     return 0

@@ -13,8 +13,8 @@ from infini.config.schema import groups
 from infini.errors import InputError
 from infini.report.bench_figures import DRAWN_BY, newest
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
-from infini.report.prompt_costs import PromptReport
 from infini.report.selection import RunReport, select_runs
+from infini.report.suites import SuiteReport
 from infini.system.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     declared = load_report(cfg.report)
     if not named:
         reports, suites = every_report(overrides), list(DRAWN_BY)
-    elif isinstance(declared, PromptReport):
+    elif isinstance(declared, SuiteReport):
         reports, suites = [], [declared.suite]
     else:
         reports, suites = [report_of_runs(cfg.report, "draw")], []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from report_runs import make_eval, make_train, report_settings, variants_report
 
+from infini.config.compose import compose
 from infini.errors import InputError
+from infini.report.load import load_report
 from infini.report.selection import select_runs
 from infini.report.text_report import Report
 
@@ -65,3 +67,12 @@ def test_rates_of_a_variant_are_numbers(rates: object) -> None:
 def test_a_variant_that_sets_nothing_is_refused(settings: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"report\.variants\.other=.*key=value"):
         variants_report(settings)
+
+
+def test_rows_to_run_are_named() -> None:
+    """report.run is checked against the rows of the table."""
+    config = dict(compose(["report=table2_budget", "report.run=[local_4x,linear_4x]"]).report)
+    report = load_report(config)
+    assert isinstance(report, Report) and report.wanted == ["local_4x", "linear_4x"]
+    with pytest.raises(InputError, match="^report.run='locl_4x': all, or names of .* did you mean 'local_4x'"):
+        load_report(config | {"run": "locl_4x"})

@@ -21,7 +21,7 @@ from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.keys import key_of
 from infini.report.load import load_report
-from infini.report.prompt_costs import MEASURES, OWN, Measure, PromptReport, build_prompt_report, crossing, curves
+from infini.report.prompt_costs import MEASURES, OWN, Measure, build_prompt_report, crossing, curves
 from infini.runs import bench, figure
 
 SUITE = ["suite=llm_generate", "suite.prompt_tokens=[64,24]", "suite.prompt_segments=[8,16]", "parallel.precision=fp32"]
@@ -143,7 +143,6 @@ def test_crossing_points_in_words(measured: Runner) -> None:
             for measure in MEASURES:
                 run.series["prompts"]["lengths"][n][way][measure.key] = [value * measure.scale]
     report = load_report(compose(["report=llm_generate"]).report)
-    assert isinstance(report, PromptReport)
     *others, crossings = build_prompt_report(report, "laptop", run, "yours").tables
     assert [row.model for row in others[0].rows] == [OWN, "16", "8"]
     # Two of the four new tokens belong to the length.

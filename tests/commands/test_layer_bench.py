@@ -1,0 +1,116 @@
+"""`infini bench suite=layer`: one layer against others, its tables and figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from command_runner import Runner
+from rich.console import Console
+from torch.utils.flop_counter import FlopCounterMode
+
+from infini import records
+from infini.bench import layer
+from infini.bench.training import Setting
+from infini.config.compose import compose
+from infini.runs import bench, figure
+
+pytestmark = pytest.mark.usefixtures("elsewhere", "clock")
+
+SIZES = ["dims.d_model=16", "dims.n_heads=2", "dims.d_key=8", "dims.d_value=8", "dims.segment_length=8"]
+WAYS = {"local", "linear", "delta", "full"}
+
+
+def setting_of(*words: str) -> Setting:
+    cfg = compose(["suite=layer", *SIZES, "parallel.precision=fp32", *words])
+    return Setting(cfg, list(words), torch.device("cpu"), Console(quiet=True))
+
+
+@pytest.fixture
+def measured(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    monkeypatch.setattr(bench, "matrix_product_rate", lambda precision, device: (1e12, "float32"))
+    monkeypatch.setattr(layer, "measure_rates", lambda flops, device: layer.Rates(flops, 1e9, 1e10))
+    others = [text for text in infini.settings if not text.startswith(("dims.", "parallel."))]
+    infini.settings = [*others, *SIZES, "parallel.precision=fp32"]
+    lengths = ["suite.layer_tokens=[32,16]", "suite.layer_backward_tokens=16", "suite.layer_full_tokens=16"]
+    infini("bench", "suite=layer", *lengths)
+    return infini
+
+
+def test_what_is_measured(measured: Runner) -> None:
+    (run,) = measured.records()
+    found = run.series["layer"]
+    assert {name: set(passes) for name, passes in found["lengths"].items()} == {
+        "16": {"forward", "backward"},
+        "32": {"forward"},
+    }
+    assert set(found["lengths"]["16"]["backward"]) >= WAYS
+    assert set(found["lengths"]["32"]["forward"]) & WAYS == WAYS - {"full"}
+    for passes in found["lengths"].values():
+        for ways in passes.values():
+            assert ways["local"]["to_local"] == 1.0
+            assert all(len(one["seconds"]) == layer.ROUNDS and min(one["seconds"]) > 0 for one in ways.values())
+
+
+def test_tables_and_figure(measured: Runner) -> None:
+    out = measured("table", "report=layer")
+    for text in ("Infini-attention, Linear + Delta", "backward", "Least time", "segments of 8"):
+        assert text in out
+    cfg = compose([f"results_dir={measured.results}"])
+    png, svg = map(Path, figure._draw_bench("layer", cfg, figure._Sources([measured.results])))
+    assert (png.name, svg.name) == ("layer_laptop.png", "layer_laptop.svg")
+    (run,) = measured.records()
+    run.environment.update(git_dirty=False, git_revision="0" * 40)
+    records.write_record(run, measured.results)
+    names = [Path(line).name for line in measured("publish", "report=layer").splitlines()]
+    assert names == [f"{run.run_id}.json", *(f"layer_laptop.{kind}" for kind in ("md", "tex", "csv", "png"))]
+
+
+def test_without_a_measurement_it_says_how_to_make_one(infini: Runner) -> None:
+    infini.results.mkdir()
+    assert "no measurement yet: infini bench suite=layer" in infini("table", "report=layer")
+
+
+@pytest.mark.parametrize("way", ["linear", "delta"])
+def test_the_least_work_has_the_products_of_the_layer(way: str) -> None:
+    """Counted by torch in the forward pass, without attention: the products of whole segments are not causal."""
+    setting = setting_of()
+    x = torch.randn(1, 32, 16)
+    counted = {}
+    for name in ("local", way):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            layer._ways(setting)[name](x)
+        counted[name] = counter.get_total_flops()
+    least = {name: layer.work_of(name, setting.cfg.dims, 32, False, 4).flops for name in ("local", way)}
+    # The denominators, 2 K for each token and head, and Delta's second, are products as well.
+    extra = counted[way] - counted["local"] - (least[way] - least["local"])
+    assert 0 <= extra <= 0.5 * (least[way] - least["local"])
+
+
+@pytest.mark.parametrize("way", sorted(layer.PEERS))
+def test_the_other_package_computes_the_same(way: str) -> None:
+    """Values and gradients in the inputs, over four segments, with the weights of our layer."""
+    pytest.importorskip(layer.PEER_PACKAGE)
+    ways = layer._ways(setting_of("seed=3"))
+    x = torch.randn(1, 32, 16, requires_grad=True)
+    found = []
+    for name in (layer.PEERS[way], way):
+        y = ways[name](x)
+        (grad,) = torch.autograd.grad(y.square().sum(), x)
+        found.append((y, grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(cast(torch.Tensor, theirs), ours, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("suite.layer_tokens=[0]", "suite.layer_tokens=[0]: whole numbers of at least 1"),
+        ("suite.layer_tokens=[]", "suite.repeats=0: must be above 0: nothing else is measured"),
+        ("suite.layer_full_tokens=-1", "suite.layer_full_tokens=-1: must be at least 0"),
+    ],
+)
+def test_one_line_for_a_mistake(infini: Runner, words: str, said: str) -> None:
+    assert infini.error("bench", "suite=layer", words).startswith(said)
