@@ -42,7 +42,9 @@ def refuse_unread(verb: str, words: Iterable[str]) -> None:
         group, _, field = key.partition(".")
         if field == "name" and group in known:
             # A choice with another name would be taken for that other choice, for example a CPU scale for scale=gpu.
-            raise InputError(f"{word}: the choice of {group} sets its name; write {group}={word.partition('=')[2]}")
+            value = word.partition("=")[2]
+            meant = "logger.run_name" if group == "logger" and value not in groups()["logger"] else group
+            raise InputError(f"{word}: the choice of {group} sets its name; write {meant}={value}")
         if group not in known or verbs()[verb].reads(key):
             continue
         reading = ", ".join(other.name for other in verbs().values() if other.reads(key))

@@ -10,10 +10,10 @@ import re
 import textwrap
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any, get_type_hints
+from typing import Any
 
 from infini.commands import Verb
-from infini.config.schema import Config, groups, task_schema
+from infini.config.schema import Config, groups, schema_of
 
 WIDTH = 118
 _INDENT = 36
@@ -44,8 +44,7 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
         if group == "report":
             lines += _report_entries(cfg[group])
             continue
-        schema = task_schema(str(chosen)) if group == "task" else get_type_hints(Config)[group]
-        explained = _option_meanings(group, str(chosen)) | _meanings(schema)
+        explained = _option_meanings(group, str(chosen)) | _meanings(schema_of(group, str(chosen)))
         for key, value in cfg[group].items():
             if key not in ("name", "kind"):
                 lines += _entry(f"{group}.{key}", value, explained.get(key, ""))

@@ -32,12 +32,14 @@ from infini.config.schema import (
     OPTIONAL_GROUPS,
     TEXTS,
     Config,
+    LoggerConfig,
     TaskConfig,
     evaluation_keys,
     groups,
     one_of,
     require,
     root_defaults,
+    schema_of,
     settings_in,
     task_schema,
 )
@@ -74,8 +76,8 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         return [_convert(key, item, get_args(hint)[0]) for item in value]
     if dataclasses.is_dataclass(hint) or get_origin(hint) is dict:
         require(isinstance(value, Mapping), key, value, "must be a group of keys")
-        if hint is TaskConfig:
-            hint = task_schema(str(value.get("name")))
+        if hint in (TaskConfig, LoggerConfig):
+            hint = schema_of(key, str(value.get("name")))
         return _build(hint, value, key) if isinstance(hint, type) else dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
@@ -115,9 +117,9 @@ def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
     having = [name for name in tasks if last in {field.name for field in dataclasses.fields(task_schema(name))}]
     hint = f"; did you mean {same[0]!r}?" if same else did_you_mean(key, siblings) or did_you_mean(key, known)
     hint = f"; of task={', task='.join(having)}" if having else hint
-    models = groups()["model"] if parent == "model" else []
-    owners = [name for name in models if last in settings_in("model", name)]
-    hint = f"; of model={', model='.join(owners)}" if owners else hint
+    choices = groups()[parent] if parent in ("model", "logger") else []
+    owners = [name for name in choices if last in settings_in(parent, name)]
+    hint = f"; of {parent}={f', {parent}='.join(owners)}" if owners else hint
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
     return f"{key}={value!r}: no such key{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}"
 

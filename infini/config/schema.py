@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import yaml
 
@@ -81,6 +81,13 @@ def task_schema(name: str) -> type[TaskConfig]:
         return TaskConfig
     schema: type[TaskConfig] = importlib.import_module(module).Config
     return schema
+
+
+def schema_of(group: str, choice: str) -> Any:
+    """The dataclass of a group's keys at one of its choices; a type that is no dataclass where there is none."""
+    if group == "task":
+        return task_schema(choice)
+    return WandbConfig if (group, choice) == ("logger", "wandb") else get_type_hints(Config)[group]
 
 
 @cache
@@ -282,9 +289,39 @@ class LoggerConfig:
     """Where training curves are logged."""
 
     name: str = setting("csv, wandb (offline unless logged in), tensorboard, or none.")
+    validate_every: int | None = setting(
+        "Steps between validations during the training, which draw a curve; null: at its end alone. Changes no weight."
+    )
 
     def __post_init__(self) -> None:
         one_of("logger.name", self.name, ("csv", "wandb", "tensorboard", "none"))
+        at_least("logger", self, 1, "validate_every")
+        drawn = self.name != "none" or self.validate_every is None
+        require(drawn, "logger.validate_every", self.validate_every, "must be null: logger=none draws no curve")
+
+
+@dataclass
+class WandbConfig(LoggerConfig):
+    """Where runs lie in Weights & Biases, and what they are called. Environment variables do not change this."""
+
+    project: str = setting("Project of the runs.")
+    entity: str | None = setting("User or team that the project belongs to; null: that of the login.")
+    group: str | None = setting(
+        "Group of runs; null: the report, if one is named or the run is of its task, otherwise the task."
+    )
+    run_name: str | None = setting("Name of the run; null: its run id.")
+    tags: list[str] = setting("Tags in addition to task, model, scale and seed.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = bool(self.project) and not set(self.project) & set(_NOT_IN_PROJECTS)
+        require(named, "logger.project", self.project, f"must be a name without {' '.join(_NOT_IN_PROJECTS)}")
+        for tag in self.tags:
+            require(1 <= len(tag) <= 64, "logger.tags", tag, "must have 1 to 64 characters")
+
+
+_NOT_IN_PROJECTS = "/\\#?%:"
+"""Characters that a project of Weights & Biases cannot have."""
 
 
 @dataclass

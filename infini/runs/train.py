@@ -7,6 +7,7 @@ import math
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ from infini.training.checkpoint import (
     save_model,
 )
 from infini.training.compiled import check_compiler, compile_layers
-from infini.training.loggers import check_logger, close_loggers, make_logger
+from infini.training.drawn_curves import DrawnCurves, log_results
+from infini.training.loggers import check_logger, close_loggers, labels_of, make_logger
 from infini.training.module import LanguageModelModule
 from infini.training.resume import PlainFiles, SaveCheckpoints, UnfinishedRun, describe_checkpoint
 from infini.training.trainer import ignored_variables, make_trainer, without_launcher
@@ -144,6 +146,7 @@ class _Training:
     unfinished: UnfinishedRun
     record: records.RunRecord
     console: Console
+    loggers: Sequence[Any] = ()
 
     def fit(self) -> bool:
         """Train to the end, from the last checkpoint if there is one; returns whether there is."""
@@ -158,7 +161,8 @@ class _Training:
         if variables := ignored_variables():
             warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
         saving = SaveCheckpoints(self.unfinished, cfg.recipe.save_every, point)
-        trainer = _trainer(cfg, self.device, self.record.run_id, saving)
+        trainer = _trainer(cfg, self.device, self.record, saving)
+        self.loggers = trainer.loggers
         given = {"datamodule": self.data, "ckpt_path": None if point is None else str(point)}
         try:
             with without_launcher():
@@ -193,6 +197,7 @@ class _Training:
         model = module.model.to(self.device).eval()
         record.results = self.data.validate(model, self.device)
         _check_validation(record.results, cfg.recipe.steps)
+        log_results(self.loggers, record.results, cfg.recipe.steps)
         self._describe(seconds)
         record.cost |= {
             "resumed": resumed,
@@ -293,8 +298,13 @@ def _check_strategy(cfg: Config, device: torch.device) -> None:
         ) from error
 
 
-def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SaveCheckpoints) -> lightning.Trainer:
+def _trainer(
+    cfg: Config, device: torch.device, record: records.RunRecord, saving: SaveCheckpoints
+) -> lightning.Trainer:
     callbacks: list[Callback] = [saving, TrainingProgress(cfg.recipe.steps, Console(stderr=True))]
+    logger = make_logger(cfg.logger, Path(cfg.results_dir) / "logs", labels_of(cfg, record))
+    if logger:
+        callbacks.append(DrawnCurves(cfg.logger.validate_every))
     return make_trainer(
         **_place(cfg, device),
         precision="bf16-mixed" if uses_bfloat16(cfg.parallel.precision, device) else "32-true",
@@ -306,7 +316,7 @@ def _trainer(cfg: Config, device: torch.device, run_id: str, saving: SaveCheckpo
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        logger=make_logger(cfg.logger.name, Path(cfg.results_dir) / "logs", run_id),
+        logger=logger,
         log_every_n_steps=10,
     )
 

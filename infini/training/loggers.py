@@ -5,19 +5,47 @@ from __future__ import annotations
 import importlib.util
 import netrc
 import os
+import shlex
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from infini.config.keys import key_of
+from infini.config.schema import Config, LoggerConfig, WandbConfig
 from infini.errors import InputError, one_of
-from infini.records import naming
+from infini.records import RunRecord, naming
 
 PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard"}
 """Logger -> required package."""
+
+
+@dataclass(frozen=True)
+class RunLabels:
+    """What a logger shows of a run beside its curves."""
+
+    run_id: str
+    kind: str
+    """train, or table."""
+    group: str
+    """Used where logger.group is null."""
+    tags: tuple[str, ...]
+    config: Mapping[str, Any]
+    """The resolved configuration, and what else identifies the run."""
+
+
+def labels_of(cfg: Config, record: RunRecord) -> RunLabels:
+    """The labels of a training run."""
+    named = {"report", "experiment"} & set(map(key_of, record.overrides))
+    about = (cfg.report["task"], *cfg.report.get("benchmarks", ()))
+    group = cfg.report["name"] if named or cfg.task.name in about else cfg.task.name
+    about_run = {key: getattr(record, key) for key in ("run_id", "command", "config_hash", "environment")}
+    tags = (cfg.task.name, str(cfg.model["name"]), cfg.scale.name, f"seed {cfg.seed}")
+    return RunLabels(record.run_id, record.verb, group, tags, {**asdict(cfg), **about_run})
 
 
 def check_logger(name: str) -> None:
@@ -29,29 +57,45 @@ def check_logger(name: str) -> None:
         _check_variables()
 
 
-def make_logger(name: str, folder: Path, run_id: str) -> Any:
-    """Lightning's logger `name` (see LoggerConfig), with its files below `folder`; False for none.
+def make_logger(logger: LoggerConfig, folder: Path, labels: RunLabels) -> Any:
+    """Lightning's logger of a run, with its files below `folder`; False for none.
 
     Weights & Biases never prompts: it is offline without a login, unless WANDB_MODE is set, and when it cannot connect
     within WANDB_SECONDS. Raises InputError when the package is not installed, or for a wrong environment variable.
     """
     try:
-        if name == "csv":
-            return _csv(folder, run_id)
-        if name == "tensorboard":
-            return _tensorboard(folder, run_id)
-        if name == "wandb":
-            return _wandb(folder, run_id)
+        if logger.name == "csv":
+            return _csv(folder, labels.run_id)
+        if logger.name == "tensorboard":
+            return _tensorboard(folder, labels)
+        if isinstance(logger, WandbConfig):
+            from lightning.pytorch.loggers import WandbLogger
+
+            return WandbLogger(experiment=start_wandb(logger, folder, labels))
     except ModuleNotFoundError as error:
-        raise InputError(f"logger={name}: needs a package that is not installed; pip install {name}") from error
+        raise InputError(
+            f"logger={logger.name}: needs a package that is not installed; pip install {logger.name}"
+        ) from error
     return False
 
 
 def close_loggers() -> None:
-    """Finish an open Weights & Biases run, which the next training of this process would continue."""
+    """Finish an open Weights & Biases run, which the next training of this process would continue, and print where it
+    is: its address, or the folders of its processes and the command that sends them."""
     wandb = sys.modules.get("wandb")
-    if wandb is not None and getattr(wandb, "run", None) is not None:
-        wandb.finish()
+    run = None if wandb is None else getattr(wandb, "run", None)
+    if run is None:
+        return
+    folder = Path(run.settings.sync_dir)
+    offline, address = run.settings.mode in ("offline", "dryrun"), run.url
+    run.finish()
+    if offline:
+        # A training that was resumed has a folder for each process; they are sent in order and make one run.
+        folders = sorted(folder.parent.glob(f"offline-run-*-{run.id}*"))
+        command = shlex.join(["wandb", "sync", *map(str, folders)])
+        print(f"logger=wandb: the run is offline, in {folder}\nto send it: {command}", file=sys.stderr)
+    elif address:
+        print(f"logger=wandb: {address}", file=sys.stderr)
 
 
 def _csv(folder: Path, run_id: str) -> Any:
@@ -69,7 +113,7 @@ def _csv(folder: Path, run_id: str) -> Any:
     return NamingLogger(folder, name="", version=run_id if not sittings else f"{run_id}-{sittings + 1}")
 
 
-def _tensorboard(folder: Path, run_id: str) -> Any:
+def _tensorboard(folder: Path, labels: RunLabels) -> Any:
     from lightning.pytorch.loggers import TensorBoardLogger
 
     class NamingLogger(TensorBoardLogger):
@@ -93,7 +137,13 @@ def _tensorboard(folder: Path, run_id: str) -> Any:
                 super().finalize(status)
 
     threading.excepthook = _but_for_the_disk
-    return NamingLogger(folder, name="", version=run_id)
+    print(
+        f"logger=tensorboard: to see the curves: {shlex.join(['tensorboard', '--logdir', str(folder)])}",
+        file=sys.stderr,
+    )
+    made = NamingLogger(folder, name="", version=labels.run_id, default_hp_metric=False)
+    made.log_hyperparams({**labels.config, "group": labels.group, "tags": ", ".join(labels.tags)})
+    return made
 
 
 def _but_for_the_disk(met: threading.ExceptHookArgs) -> None:
@@ -108,12 +158,23 @@ WANDB_SECONDS = {"init_timeout": 20.0, "finish_timeout": 60.0}
 WANDB_FINISH_TIMEOUT are set. `wandb sync` sends what is left after that."""
 
 
-WANDB_OF_A_RUN = (
-    *("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RUN_NAME", "WANDB_PROJECT", "WANDB_DIR", "WANDB_ROOT_DIR"),
-    *("WANDB_RESUME", "WANDB_RESUME_FROM", "WANDB_FORK_FROM", "WANDB_REINIT", "WANDB_LAUNCH"),
-    *("WANDB_LAUNCH_CONFIG_PATH", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_CONFIG", "WANDB_CONFIG_PATHS"),
-)
-"""Variables that choose the run, its files, and the run it resumes; here the record decides these."""
+WANDB_OF_A_RUN = {
+    "WANDB_PROJECT": "logger.project decides",
+    "WANDB_ENTITY": "logger.entity decides",
+    "WANDB_RUN_GROUP": "logger.group decides",
+    **dict.fromkeys(("WANDB_NAME", "WANDB_RUN_NAME"), "logger.run_name decides"),
+    **dict.fromkeys(("WANDB_TAGS", "WANDB_RUN_TAGS"), "logger.tags decides"),
+    **dict.fromkeys(("WANDB_DIR", "WANDB_ROOT_DIR"), "results_dir decides"),
+    **dict.fromkeys(
+        (
+            *("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_RESUME_FROM", "WANDB_FORK_FROM", "WANDB_REINIT", "WANDB_LAUNCH"),
+            *("WANDB_LAUNCH_CONFIG_PATH", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_CONFIG"),
+            *("WANDB_CONFIG_PATHS", "WANDB_JOB_TYPE", "WANDB_RUN_JOB_TYPE", "WANDB_NOTES", "WANDB_RUN_NOTES"),
+        ),
+        "curves belong to the run of the record",
+    ),
+}
+"""Variable that would choose the run, its place or the run it resumes -> what decides that instead."""
 
 
 def _check_variables() -> None:
@@ -124,7 +185,7 @@ def _check_variables() -> None:
     settings = wandb.Settings()
     for name, value in sorted(os.environ.items()):
         if name in WANDB_OF_A_RUN:
-            print(f"logger=wandb: {name}={value} is ignored: curves belong to the run of the record", file=sys.stderr)
+            print(f"logger=wandb: {name}={value} is ignored; {WANDB_OF_A_RUN[name]}", file=sys.stderr)
         # An invalid key is reported on connecting, and the curves go offline.
         elif name.startswith("WANDB_") and name not in ("WANDB_MODE", "WANDB_API_KEY"):
             try:
@@ -151,25 +212,43 @@ def _without_variables_of_a_run() -> Iterator[None]:
             os.environ.setdefault(name, value)
 
 
-def _wandb(folder: Path, run_id: str) -> Any:
+def start_wandb(logger: WandbConfig, folder: Path, labels: RunLabels) -> Any:
+    """A new run of Weights & Biases, or the run of these labels that is resumed, with its files below `folder`.
+
+    Raises InputError for a wrong environment variable.
+    """
     os.environ.setdefault("WANDB_SILENT", "true")
-    mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in() else "offline")
+    asked = os.environ.get("WANDB_MODE")
+    mode = asked or ("online" if _logged_in() else "offline")
     one_of("WANDB_MODE", mode, WANDB_MODES)
+    why = f" (WANDB_MODE={asked})" if asked else " (nobody is logged in)" if mode == "offline" else ""
+    group = logger.group or labels.group
+    print(f"logger=wandb: {mode}{why}, project {logger.project}, group {group}", file=sys.stderr)
     with _without_variables_of_a_run():
-        return _begin_wandb(mode, folder, run_id)
+        return _begin_wandb(mode, logger, group, folder, labels)
 
 
-def _begin_wandb(mode: str, folder: Path, run_id: str) -> Any:
+def _begin_wandb(mode: str, logger: WandbConfig, group: str, folder: Path, labels: RunLabels) -> Any:
     import wandb
-    from lightning.pytorch.loggers import WandbLogger
 
     folder.mkdir(parents=True, exist_ok=True)
     patience = {key: value for key, value in WANDB_SECONDS.items() if f"WANDB_{key.upper()}" not in os.environ}
 
     def begun(mode: str) -> Any:
         settings = wandb.Settings(mode=mode, **patience)  # type: ignore[arg-type]
-        run = wandb.init(id=run_id, name=run_id, project="infini", dir=str(folder), resume="allow", settings=settings)
-        return WandbLogger(experiment=run)
+        return wandb.init(
+            id=labels.run_id,
+            name=logger.run_name or labels.run_id,
+            project=logger.project,
+            entity=logger.entity,
+            group=group,
+            job_type=labels.kind,
+            tags=list(dict.fromkeys([*labels.tags, *logger.tags])),
+            config=dict(labels.config),
+            dir=str(folder),
+            resume="allow",
+            settings=settings,
+        )
 
     try:
         if mode == "online":

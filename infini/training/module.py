@@ -72,6 +72,10 @@ class LanguageModelModule(lightning.LightningModule):
         """Seconds of training behind the weights, with those of earlier processes up to the checkpoint."""
         return self._seconds_before + (0.0 if self._started is None else time.perf_counter() - self._started)
 
+    def leave_out(self, seconds: float) -> None:
+        """Do not count these seconds, which were not spent on training."""
+        self._seconds_before -= seconds
+
     def on_train_start(self) -> None:
         self._started = time.perf_counter()
         # A checkpoint is loaded before the model is moved to its device.

@@ -96,6 +96,15 @@ def test_the_name_of_a_choice_is_not_set_by_hand(line: str, capfd: pytest.Captur
     assert error(capfd, *words) == f"{words[-1]}: the choice of {group} sets its name; write {group}={value}"
 
 
+def test_the_name_of_a_run_of_wandb_is_another_key(capfd: pytest.CaptureFixture[str]) -> None:
+    said = error(capfd, "train", "logger=wandb", "logger.name=mine")
+    assert said == "logger.name=mine: the choice of logger sets its name; write logger.run_name=mine"
+
+
+def test_keys_of_wandb_are_refused_for_other_loggers(capfd: pytest.CaptureFixture[str]) -> None:
+    assert error(capfd, "train", "logger.project=mine").endswith("allowed: name, validate_every; of logger=wandb")
+
+
 def test_bench_measures_the_models_of_its_suite(capfd: pytest.CaptureFixture[str]) -> None:
     assert error(capfd, "bench", "model=local").startswith("model=local: infini bench measures suite.models")
 

@@ -25,8 +25,10 @@ from infini.config.schema import (
     ScaleConfig,
     SuiteConfig,
     TaskConfig,
+    WandbConfig,
     groups,
     root_defaults,
+    schema_of,
     task_schema,
 )
 from infini.errors import InputError
@@ -58,7 +60,8 @@ def message(*overrides: str) -> str:
 @pytest.mark.parametrize(("group", "choice"), TYPED_FILES)
 def test_yaml_lists_exactly_the_fields(group: str, choice: str) -> None:
     keys = merged(group, choice)
-    schema = task_schema(choice) if group == "task" else SCHEMAS[group]
+    schema = schema_of(group, choice)
+    assert issubclass(schema, SCHEMAS[group])
     assert list(keys) == [field.name for field in dataclasses.fields(schema)]
 
 
@@ -77,7 +80,7 @@ def merged(group: str, choice: str) -> dict[str, Any]:
 
 
 def test_every_field_is_composed_from_yaml_not_from_a_default() -> None:
-    for schema in (*SCHEMAS.values(), *map(task_schema, groups()["task"]), Config):
+    for schema in (*SCHEMAS.values(), WandbConfig, *map(task_schema, groups()["task"]), Config):
         for field in dataclasses.fields(schema):
             assert field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 

@@ -123,7 +123,7 @@ def test_the_curves_of_a_process_of_another_rank_are_written(
     assert cli.main(["train", *words(corpus, tmp_path), "recipe.steps=10", "logger=csv"]) == 0
     (curves,) = tmp_path.glob("logs/*/metrics.csv")
     with open(curves, encoding="utf-8") as file:
-        assert [row["step"] for row in csv.DictReader(file)] == ["9"]
+        assert [row["step"] for row in csv.DictReader(file) if row["loss"]] == ["9"]
 
 
 def test_no_variable_of_lightning_changes_a_training(
