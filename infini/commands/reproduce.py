@@ -42,9 +42,10 @@ VERB = Verb(
     "infini reproduce seed=1,2,3",
     "infini.runs.reproduce",
     groups=("report", *TRAINING_GROUPS, "logger"),
-    keys=("seed", "length", "depth", *PLACES),
+    keys=("seed", "length", "depth", "full", *PLACES),
     also=(*OF_REPORTS, *TRAINED, "decoding.*"),
-    never=("init_from",),
+    # A name for all of its runs would tell none of them from the others.
+    never=("init_from", "logger.run_name"),
     order=7,
     read=read,
     if_stopped="runs that had finished kept their records, and the same command resumes behind them",

@@ -19,6 +19,8 @@ COMPARED = ("dims.*", "optimizer.*", "recipe.*")
 """Settings that select a trained model, and must agree with it."""
 OF_REPORTS = ("report.*", "experiment")
 """What selects a report and changes it."""
+SHOWN = ("full", "logger.*")
+"""What decides where a report's table is shown, and how much of it."""
 PLACES = ("results_dir", "cache_dir")
 """Root keys that say where files go."""
 IN_VALIDATION = ("scale.eval_segments_per_call",)

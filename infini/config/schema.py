@@ -445,6 +445,9 @@ class Config:
     out: str | None = setting("Folder that `infini inject` writes.")
     key: str | None = setting("Number of five digits that `infini demo` hides; null: a random one.")
     place: str = setting("Where `infini demo` hides it: start, middle, end, or a number from 0 (start) to 1 (end).")
+    full: bool = setting(
+        "Whether every table and note of a report is printed, not its main table alone. Its files have everything."
+    )
     results_dir: str = setting(
         "Folder of records and checkpoints. Here and in all other names of files and folders, ~ at the beginning is "
         "the home folder."

@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from infini.report.stats import Effect, paired_difference
 from infini.report.summaries import SummaryReport, cells_at
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
 from infini.report.training_tokens import equal_tokens
-from infini.report.verdicts import Claim, Measured, PValues, counted, judge
+from infini.report.verdicts import Claim, Measured, PValues, Verdict, counted, judge
 
 SPECIALISED, MIXER, MOVED = (0.1, 0.9), (0.4, 0.6), 0.01
 """Gates outside the first interval are specialised. Gates within the second are mixers if they differ from 0.5 by more
@@ -51,10 +51,16 @@ class ClaimsReport(ReportKind):
         """Names of the reports whose runs are judged."""
         return list(dict.fromkeys(claim.report for claim in self.claims if claim.report))
 
+    def about(self, report: str) -> ClaimsReport:
+        """The claims about a report alone. Their verdicts are the same: a family has the claims of one report."""
+        return replace(self, claims=tuple(claim for claim in self.claims if claim.report == report))
+
     def __post_init__(self) -> None:
         if not isinstance(self.claims, Sequence):
             raise InputError(f"report.claims={self.claims!r}: must be a list of claims")
-        claims = tuple(Claim.from_config(values, MEASURES) for values in self.claims)
+        claims = tuple(
+            values if isinstance(values, Claim) else Claim.from_config(values, MEASURES) for values in self.claims
+        )
         if twice := [name for name, count in Counter(claim.name for claim in claims).items() if count > 1]:
             raise InputError(f"report.claims: two claims are called {twice[0]!r}")
         object.__setattr__(self, "claims", claims)
@@ -99,11 +105,13 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
             Cell(found.to_decide, "computed") if found.to_decide else MISSING,
         )
         rows.append(Row(claim.name, claim.says, cells))
-    table = Table("Verdicts", ("Where", "Test", "Measured", "Verdict", "To decide"), tuple(rows), "Claim")
+    columns = ("Where", "Test", "Measured", "Verdict", "To decide")
+    table = Table("Verdicts", columns, tuple(rows), "Claim", short_columns=("Where", "Verdict"))
     verdicts = Counter(row.cells[3].text for row in rows)
     counts = "; ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
     notes = tuple(filter(None, [f"{len(rows)} claims. {counts}.", report.note]))
-    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", (table,), notes)
+    totals = f"{counted(len(rows), 'claim')}: " + ", ".join(f"{name} {verdicts[name]}" for name in get_args(Verdict))
+    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", (table,), notes, totals)
 
 
 def _with_more(

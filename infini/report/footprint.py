@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from infini.config.keys import OF_REPORTS
+from infini.config.keys import OF_REPORTS, SHOWN
 from infini.errors import InputError, did_you_mean
 from infini.report.kind import OwnVerb, ReportKind
 from infini.report.tables import DASH, MISSING, Cell, RenderedReport, Row, Table, quoted
@@ -182,7 +182,7 @@ class MemoryReport(ReportKind):
     is_published = False
     verbs: ClassVar[Mapping[str, OwnVerb]] = {
         "table": OwnVerb(
-            (*OF_REPORTS, "task", "task.positions", "model.*", "dims.*", "recipe.*", "scale", "results_dir"),
+            (*OF_REPORTS, "task", "task.positions", "model.*", "dims.*", "recipe.*", "scale", "results_dir", *SHOWN),
             ("model", "model.name"),
             "infini.runs.table_memory",
         )

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
-from infini.config.keys import OF_REPORTS, PLACES, TRAINED
+from infini.config.keys import OF_REPORTS, PLACES, SHOWN, TRAINED
 from infini.errors import InputError, did_you_mean
 
-FINISHED_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir")
+FINISHED_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir", *SHOWN)
 """Keys that a verb reads which only takes finished runs."""
-REPRODUCED = (*OF_REPORTS, *TRAINED, "logger.*", "seed", *PLACES)
+REPRODUCED = (*OF_REPORTS, *TRAINED, "seed", *PLACES, *SHOWN)
 """Keys that `infini reproduce` reads with every report that it can make."""
 
 

@@ -38,6 +38,8 @@ def print_report(report: RenderedReport, console: Console) -> None:
         return in_encoding(text, console.encoding)
 
     console.print(f"[bold]{escape(report.title)}[/bold]")
+    if report.totals:
+        console.print(escape(report.totals), highlight=False)
     for table in report.tables:
         console.print()
         console.print(escape(table.title), style="italic", highlight=False)

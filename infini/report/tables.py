@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from infini.records import RunRecord
@@ -58,6 +58,8 @@ class Table:
     rows: tuple[Row, ...]
     rows_are: str = "Model"
     """Heading of the column of the rows' titles."""
+    short_columns: tuple[str, ...] = ()
+    """The columns of the short form; empty: all."""
 
     def cell(self, model: str, column: str) -> Cell:
         """The cell of a model in a column, both by name."""
@@ -74,6 +76,22 @@ class RenderedReport:
     title: str
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
+    totals: str = ""
+    """Printed first on a terminal: counts over the rows."""
+
+    def short(self) -> RenderedReport:
+        """The main table, with the notes that explain its marks. A table without any result keeps all notes: they say
+        how to get one."""
+        main = self.tables[0]
+        if main.short_columns:
+            kept = [main.columns.index(column) for column in main.short_columns]
+            rows = tuple(replace(row, cells=tuple(row.cells[index] for index in kept)) for row in main.rows)
+            main = replace(main, columns=main.short_columns, rows=rows)
+        cells = [cell for row in main.rows for cell in row.cells]
+        shown = "".join([*(row.title for row in main.rows), *(cell.text for cell in cells)])
+        has_results = any(cell.origin in ("measured", "computed") for cell in cells)
+        marks = tuple(note for note in self.notes if not note[0].isalnum() and note[0] in shown)
+        return replace(self, tables=(main,), notes=marks if has_results else self.notes)
 
     @property
     def stem(self) -> str:

@@ -38,6 +38,14 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
     return build_claims(report, scale, {name: _evidence(name, scale, known) for name in report.reports})
 
 
+def totals_of(name: str, scale: str, published: Iterable[RunRecord]) -> str:
+    """The verdicts on the claims about a report, counted; empty where there are none."""
+    report = declared_report("claims")
+    assert isinstance(report, ClaimsReport)
+    about = report.about(name)
+    return judged(about, scale, published).totals if about.claims else ""
+
+
 def _evidence(name: str, scale: str, known: list[RunRecord]) -> Evidence:
     declared = declared_report(name)
     if not isinstance(declared, RunReport):

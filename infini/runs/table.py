@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 
 from infini import records
+from infini.config.schema import WandbConfig
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.kind import ReportKind
@@ -17,6 +18,8 @@ from infini.report.load import load_report, refuse_seed
 from infini.report.render import print_report, write_report
 from infini.report.selection import RunReport
 from infini.report.tables import RenderedReport
+from infini.report.verdicts import counted
+from infini.runs.claims import totals_of
 from infini.system.console import plain_console
 from infini.system.paths import is_folder
 
@@ -35,6 +38,10 @@ def run(cfg: Config, overrides: list[str]) -> int:
     if not is_folder(Path(cfg.results_dir)) and any(text.startswith("results_dir=") for text in overrides):
         raise InputError(f"results_dir={cfg.results_dir!r}: no such folder")
     records.check_writable(cfg.results_dir)
+    if isinstance(cfg.logger, WandbConfig):
+        from infini.training.loggers import check_logger
+
+        check_logger(cfg.logger.name)
     report = load_report(cfg.report)
     if not report.has_one_seed:
         refuse_seed("table", overrides)
@@ -47,12 +54,22 @@ def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
     published = records.load_records(records.published_dir())
     yours = records.load_records(cfg.results_dir) if report.is_published else None
     rendered = tabulate(report, cfg, overrides, published, yours)
-    print_report(rendered, wide_console())
+    print_report(rendered if cfg.full else rendered.short(), wide_console())
     lines = plain_console(stderr=False)
+    if not cfg.full:
+        if totals := totals_of(report.name, cfg.scale.name, published):
+            lines.print(f"Claims about this table, judged by published runs (infini table report=claims): {totals}")
+        more, notes = len(rendered.tables) - 1, len(rendered.notes)
+        left = f"{counted(more, 'more table')} and {counted(notes, 'note')}" if more else "what is measured how"
+        lines.print(f"full=true prints the rest: {left}")
     if not records.in_checkout() and not is_folder(records.published_dir() / "runs"):
         lines.print(records.WHERE_PUBLISHED)
     paths = write_report(rendered, Path(cfg.results_dir) / "tables", links={"yours": "../runs"})
     lines.print(f"written: {', '.join(map(str, paths))}")
+    if isinstance(cfg.logger, WandbConfig):
+        from infini.training.loggers import log_tables
+
+        log_tables(cfg.logger, Path(cfg.results_dir) / "logs", rendered)
 
 
 def tabulate(

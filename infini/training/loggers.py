@@ -12,13 +12,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from infini.config.keys import key_of
 from infini.config.schema import Config, LoggerConfig, WandbConfig
 from infini.errors import InputError, one_of
-from infini.records import RunRecord, naming
+from infini.records import RunRecord, naming, new_run_id
+
+if TYPE_CHECKING:
+    from infini.report.tables import RenderedReport
 
 PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard"}
 """Logger -> required package."""
@@ -77,6 +80,25 @@ def make_logger(logger: LoggerConfig, folder: Path, labels: RunLabels) -> Any:
             f"logger={logger.name}: needs a package that is not installed; pip install {logger.name}"
         ) from error
     return False
+
+
+def log_tables(logger: WandbConfig, folder: Path, report: RenderedReport) -> None:
+    """Log all tables of a report to Weights & Biases, as they are printed, in a run of their own."""
+    import wandb
+
+    labels = RunLabels(
+        new_run_id("table", report.name, report.scale, 0),
+        "table",
+        report.name,
+        (report.name, report.scale),
+        {"report": report.name, "scale": report.scale, "title": report.title, "notes": list(report.notes)},
+    )
+    run = start_wandb(logger, folder, labels)
+    for number, table in enumerate(report.tables, 1):
+        rows = [[row.title, *(cell.text for cell in row.cells)] for row in table.rows]
+        run.log({f"{report.stem}/table_{number}": wandb.Table(columns=[table.rows_are, *table.columns], data=rows)})
+        run.summary[f"{report.stem}/table_{number}_is"] = table.title
+    close_loggers()
 
 
 def close_loggers() -> None:

@@ -115,6 +115,7 @@ def test_frozen_surface() -> None:
         "out",
         "key",
         "place",
+        "full",
         "results_dir",
         "cache_dir",
     ]

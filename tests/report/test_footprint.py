@@ -153,7 +153,8 @@ def test_it_is_printed_and_written_by_the_command(
     tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("results")
-    assert main(["table", "report=table1_memory", "report.segments=3", f"results_dir={folder}", *SIZES]) == 0
+    words = ["report=table1_memory", "report.segments=3", f"results_dir={folder}", "full=true", *SIZES]
+    assert main(["table", *words]) == 0
     out = capfd.readouterr().out
     assert "after 3 segments of 8 tokens" in out and "183,451,648" in out
     assert (folder / "tables" / "table1_memory_laptop.md").is_file()

@@ -12,6 +12,7 @@ from report_runs import make_eval, make_train, report_settings, synthetic
 
 from infini import records
 from infini.config.compose import compose
+from infini.config.schema import LoggerConfig
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.curves import draw_curves, smoothed, training_curves
@@ -39,7 +40,14 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def cfg(tmp_path: Path) -> Any:
     scale, task = SimpleNamespace(name="laptop"), SimpleNamespace(name="pg19")
-    return SimpleNamespace(report=report_settings(), scale=scale, task=task, results_dir=str(tmp_path / "mine"))
+    return SimpleNamespace(
+        report=report_settings(),
+        scale=scale,
+        task=task,
+        results_dir=str(tmp_path / "mine"),
+        full=False,
+        logger=LoggerConfig("csv", None),
+    )
 
 
 def files(folder: Path) -> list[str]:

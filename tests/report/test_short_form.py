@@ -1,0 +1,108 @@
+"""The short form of a report on a terminal, and its tables in Weights & Biases."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from wandb_files import records_in, run_of
+
+from infini.cli import main as cli
+from infini.config.schema import WandbConfig
+from infini.records import load_records, published_dir
+from infini.report.render import print_report, to_markdown
+from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
+from infini.runs.claims import declared_report, judged, totals_of
+from infini.training.loggers import log_tables
+
+MAIN = Table("Accuracy", ("32K", "Verdict"), (Row("a", "Linear †", (Cell("98*", "measured"), MISSING)),))
+OTHER = Table("Behind it", ("Seeds",), (Row("a", "Linear", (Cell("3", "measured"),)),))
+NOTES = ("*: one segment", "†: not as declared", "‡: something else", "published: 3 runs")
+REPORT = RenderedReport("t", "laptop", "A table", (MAIN, OTHER), NOTES, "3 claims: holds 1, inconclusive 2")
+
+
+def printed(report: RenderedReport) -> str:
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    print_report(report, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_short_form_has_the_main_table_and_what_explains_its_marks() -> None:
+    short = REPORT.short()
+    assert short.tables == (MAIN,) and short.notes == NOTES[:2]
+    assert printed(short).splitlines()[:2] == ["A table", "3 claims: holds 1, inconclusive 2"]
+    assert REPORT.totals not in to_markdown(REPORT)
+
+
+def test_the_short_form_leaves_out_the_columns_that_a_table_names() -> None:
+    table = Table(MAIN.title, MAIN.columns, MAIN.rows, short_columns=("Verdict",))
+    (short,) = RenderedReport("t", "laptop", "A table", (table,), ()).short().tables
+    assert short.columns == ("Verdict",) and short.rows[0].cells == (MISSING,)
+
+
+def test_a_table_without_results_says_how_to_get_them() -> None:
+    table = Table("Accuracy", ("32K",), (Row("a", "Linear", (Cell("97", "quoted"),)),))
+    notes = ("published: no runs", "no measurement yet: infini bench")
+    assert RenderedReport("t", "laptop", "A table", (table, OTHER), notes).short().notes == notes
+
+
+def test_the_command_prints_the_short_form_and_writes_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["table", "report=lm_gates", f"results_dir={tmp_path}"]
+    assert cli.main(words) == 0
+    short = capsys.readouterr().out
+    written = {path.name: path.read_bytes() for path in (tmp_path / "tables").iterdir()}
+    assert cli.main([*words, "full=true"]) == 0
+    full = capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in (tmp_path / "tables").iterdir()} == written
+    assert re.search(r"^full=true prints the rest: \d+ more tables? and \d+ notes?$", short, re.MULTILINE)
+    assert re.search(r"^Claims about this table.*: \d+ claims?: holds \d+, does not hold \d+", short, re.MULTILINE)
+    assert "full=true" not in full and len(short.splitlines()) < len(full.splitlines()) / 2
+
+
+def test_claims_begin_with_their_totals_and_those_of_a_report_are_the_same_verdicts() -> None:
+    known = load_records(published_dir())
+    report = declared_report("claims")
+    rendered = judged(report, "laptop", known)  # type: ignore[arg-type]
+    verdicts = [row.cells[3].text for row in rendered.tables[0].rows]
+    order = ("holds", "does not hold", "inconclusive", "not testable")
+    counts = ", ".join(f"{verdict} {verdicts.count(verdict)}" for verdict in order)
+    assert rendered.totals == f"{len(verdicts)} claims: {counts}"
+    about = [
+        verdict
+        for claim, verdict in zip(report.claims, verdicts, strict=True)  # type: ignore[attr-defined]
+        if claim.report == "table3_passkey"
+    ]
+    counts = ", ".join(f"{verdict} {about.count(verdict)}" for verdict in order)
+    assert totals_of("table3_passkey", "laptop", known) == f"{len(about)} claims: {counts}"
+    assert totals_of("lr_search", "laptop", known) == ""
+
+
+def test_tables_are_logged_to_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    log_tables(WandbConfig("wandb", None, "mine", None, None, "final", []), tmp_path / "logs", REPORT)
+    (folder,) = (tmp_path / "logs" / "wandb").glob("offline-run-*")
+    assert f"to send it: wandb sync {folder}" in capfd.readouterr().err.splitlines()
+    run = run_of(folder)
+    assert (run.project, run.run_group, run.job_type, run.display_name) == ("mine", "t", "table", "final")
+    assert sum(record.HasField("history") for record in records_in(folder)) == 2
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.table.json"))]
+    assert {"columns": ["Model", "32K", "Verdict"], "data": [["Linear †", "98*", MISSING.text]]} in [
+        {key: table[key] for key in ("columns", "data")} for table in found
+    ]
+
+
+def test_a_table_goes_to_no_other_logger(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["table", "logger=tensorboard", f"results_dir={tmp_path}"]) == cli.USAGE_ERROR
+    assert "logger=tensorboard: infini table logs to wandb alone; leave it out" in capfd.readouterr().err
