@@ -62,6 +62,8 @@ class Verb:
     """Whether it only prints: it stops when nobody reads its output."""
     computes: bool = False
     """Whether a scale that is made for a GPU needs one here."""
+    begins_with: str = ""
+    """`module:function` of the configuration, called before the slow imports of `module`; empty: nothing."""
     check: Callable[[Any, Sequence[str]], None] | None = None
     """Raises InputError for what is wrong with a configuration and its overrides, before any work; None: nothing."""
 
@@ -72,6 +74,9 @@ class Verb:
 
     def run(self, cfg: Any, overrides: Sequence[str], **extra: Any) -> int | None:
         """Do the work: an exit code, or None for success."""
+        if self.begins_with:
+            module, _, function = self.begins_with.partition(":")
+            getattr(importlib.import_module(module), function)(cfg)
         code: int | None = importlib.import_module(self.module).run(cfg, overrides, **extra)
         return code
 

@@ -17,4 +17,5 @@ VERB = Verb(
     sweeps=True,
     if_stopped="the same command resumes from the last checkpoint of this training, or starts it where there is none",
     computes=True,
+    begins_with="infini.runs.preflight:begin_training",
 )

@@ -15,10 +15,12 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 import yaml
 
+from infini.config.data_files import text_files
 from infini.config.fields import setting
 from infini.config.lengths import parse_depths, parse_lengths
 from infini.errors import at_least, one_of, require
@@ -63,6 +65,15 @@ class TaskConfig:
     def corpus(self) -> str:
         """Name of the task whose documents this one reads."""
         return self.name
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether its trainings and evaluations always read documents."""
+        return True
+
+    def data_files(self, data_dir: Path, split: str, setting: str) -> list[Path]:
+        """The files of a split in a folder, by their names alone; see text_files."""
+        return text_files(data_dir, split, setting)
 
     def __post_init__(self) -> None:
         one_of("task.kind", self.kind, ("language_model", "any"))

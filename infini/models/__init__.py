@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from infini.errors import InputError, require
-from infini.nn.protocols import missing_members
 
 Builder = Callable[[Any, Any, int], Any]
 Kind = Literal["language_model", "seq2seq"]
@@ -74,6 +73,9 @@ def kind_of(name: str) -> Kind | None:
 def base_of(options: Mapping[str, Any]) -> Any:
     """The pretrained model (infini.pretrained.llm.bases.Base) whose sizes and tokenizer the model options["name"] has,
     and which can be evaluated without a training; None for models that are trained from scratch."""
+    if "base" not in options:
+        # Models from scratch are known as such without importing any.
+        return None
     name = options.get("name")
     return _BASES[name](str(options["base"])) if name in registered() and name in _BASES else None
 
@@ -106,6 +108,9 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
         model = builder(config, dims, vocab_size)
     except ValueError as error:
         raise InputError(f"model={name}: {error}") from error
+    # Not before: it imports torch, and names of models are known without.
+    from infini.nn.protocols import missing_members
+
     if _KINDS[name] == "language_model" and (lacking := missing_members(model)):
         # Checked before any training: some members are only used at the end of an evaluation.
         raise InputError(f"model={name}: lacks {', '.join(lacking)}; see infini.nn.protocols.LanguageModel")

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from rich.console import Console
 
 from infini import records
@@ -26,6 +25,9 @@ from infini.records import RunRecord, value_at
 from infini.report.search import KEY
 from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, load_model, named_folder, read_description
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -348,6 +350,8 @@ def start_record(
 
     Raises InputError when results_dir cannot be written, before the run and not after it.
     """
+    import torch
+
     records.check_writable(cfg.results_dir)
     model = model or str(cfg.model["name"])
     device = pick_device(cfg.parallel.accelerator)

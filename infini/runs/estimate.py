@@ -13,7 +13,6 @@ from infini import records
 from infini.config.schema import Config
 from infini.demo import FOLDER
 from infini.records import RunRecord
-from infini.runs.demo import reading_speed
 from infini.training.checkpoint import read_description
 
 
@@ -28,11 +27,13 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
     if reference is None or not (trainings or evaluations):
         return None
     known = [run for run in published if run.environment["hardware"] == reference.environment["hardware"]]
-    seconds = [_training_seconds(cfg, known) for cfg in trainings]
+    seconds = [training_seconds(cfg, known) for cfg in trainings]
     seconds += [_evaluation_seconds(cfg, known) for cfg in evaluations]
     total = sum(value for value in seconds if value is not None)
     if total == 0:
         return None
+    from infini.runs.demo import reading_speed
+
     cell = reference.series["cells"][0]
     speed = reading_speed(cell["length"]) / cell["tokens_per_second"]
     unknown = seconds.count(None)
@@ -49,7 +50,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
+def training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
     """Of the quickest such training: others had more work beside them."""
     each = [
         run.cost["wall_seconds"] / run.config["recipe"]["steps"]

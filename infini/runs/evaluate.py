@@ -14,7 +14,6 @@ from infini import records
 from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig, groups, task_schema
 from infini.errors import InputError
 from infini.models import base_of
-from infini.nn.protocols import optional
 from infini.records import value_at
 from infini.report.tables import DASH
 from infini.runs.common import (
@@ -29,6 +28,7 @@ from infini.runs.common import (
     untrained,
     with_base,
 )
+from infini.runs.preflight import check_base, check_evaluation
 from infini.system.console import plain_console
 from infini.system.devices import pick_device
 from infini.system.memory_use import peak_memory_bytes
@@ -47,8 +47,11 @@ def run(cfg: Config, overrides: list[str]) -> int:
                 raise InputError(f"{key}: task.reference={reference} evaluates no model, so this key has no effect")
         record = evaluate_reference(cfg, overrides, reference)
     else:
+        check_base(cfg)
         cfg = with_base(cfg, overrides)
-        record = evaluate(cfg, overrides, find_model(cfg, overrides))
+        folder = find_model(cfg, overrides)
+        check_evaluation(cfg, folder)
+        record = evaluate(cfg, overrides, folder)
     console = plain_console(stderr=False)
     for name, entry in record.results.items():
         console.print(f"{name:<18} {_shown(entry['value']):>12}  {entry['unit']}  (n = {entry['n']:,})")
@@ -111,6 +114,8 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.
         record.environment["base"] = base.describe() | {"memory": "untrained" if folder is None else "trained"}
     started = time.perf_counter()
     task = load_task(cfg.task.name)
+    from infini.nn.protocols import optional
+
     # First: an error here must not follow hours of reading.
     gates = optional(model, "gates")()
     beside, finish = task.evaluate(cfg, model, tokenizer, record, device)

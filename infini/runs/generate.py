@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
-
 from infini.config.schema import Config
 from infini.errors import InputError
-from infini.evaluation.decoding import Reader, generate, load_reader, save_reader, saved_by
-from infini.pretrained.seq2seq import Seq2Seq
 from infini.runs.common import find_model, keep_large_buffers, open_model, with_base
+from infini.runs.preflight import check_base, check_model
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import check_name, home_expanded, is_file, is_folder
 from infini.system.progress import progress_bar
@@ -47,10 +44,18 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     )
     if save_state is not None:
         check_writable("save_state", save_state)
-    keep_large_buffers()
-    device = pick_device(cfg.parallel.accelerator)
+    check_base(cfg)
     cfg = with_base(cfg, overrides)
     folder = _find_model(cfg, overrides, load_state)
+    check_model(folder)
+    # Here, because they take seconds to import, and what is wrong above is said before.
+    import torch
+
+    from infini.evaluation.decoding import Reader, generate, load_reader, save_reader
+    from infini.pretrained.seq2seq import Seq2Seq
+
+    keep_large_buffers()
+    device = pick_device(cfg.parallel.accelerator)
     opened = open_model(cfg, overrides, folder, device)
     model, tokenizer = opened.model, opened.tokenizer
     if isinstance(model, Seq2Seq):
@@ -94,6 +99,8 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
 def _find_model(cfg: Config, overrides: list[str], load_state: Path | None) -> Path | None:
     """The checkpoint's folder: the model of a saved state, unless the command line selects a model; see find_model."""
     if load_state is not None and not any(text.startswith(_NAMES_A_MODEL) for text in overrides):
+        from infini.evaluation.decoding import saved_by
+
         run_id = saved_by(load_state)
         if run_id and Path(run_id).name == run_id and is_folder(checkpoint_folder(cfg.results_dir, run_id)):
             return checkpoint_folder(cfg.results_dir, run_id)

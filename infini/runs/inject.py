@@ -8,6 +8,7 @@ from pathlib import Path
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.models import base_of
+from infini.pretrained.base_names import local_path
 from infini.runs.common import SEGMENT, keys_of
 from infini.system.paths import check_name, home_expanded
 
@@ -21,6 +22,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
     name, out = texts.get("base"), texts.get("out")
     if not name:
         raise InputError("base=null: name a hub id, a folder, a .gguf file, or smollm2")
+    local_path(name, f"base={name!r}")
     folder = _new_folder(out)
     import torch
 

@@ -27,7 +27,6 @@ from infini.report.search import (
 from infini.report.tables import RenderedReport
 from infini.runs.common import catch_divergence, describe_divergence, names_a_task, newest_on_the_data
 from infini.runs.publish import check_publishable, copy_runs
-from infini.runs.train import train
 from infini.system.progress import progress_bar
 
 Found = dict[str, dict[float, Outcome]]
@@ -214,6 +213,8 @@ class _Search:
                 console.print(describe_divergence(done, self.cfg.results_dir), style="yellow")
             return done
         console.rule(f"{task}, {model}, {KEY}={rate:g}")
+        from infini.runs.train import train
+
         found = catch_divergence(lambda: train(cfg, words))
         if isinstance(found, DivergedError):
             console.print(str(found), style="yellow")

@@ -6,24 +6,26 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any
 
 from infini.commands import verbs
 from infini.config.schema import Config
 from infini.errors import InputError
-from infini.evaluation.decoding import Reader, generate
 from infini.models import base_of
-from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import write_atomically
 from infini.runs.common import find_checkpoint, find_model, keep_large_buffers, open_model, with_base
 from infini.runs.generate import TOKENS_PER_CALL, check_writable, open_text
+from infini.runs.preflight import check_base, check_model
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import home_expanded
 from infini.system.progress import progress_bar
 from infini.tasks.text.epub import epub_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from infini.evaluation.decoding import Reader
+    from infini.pretrained.seq2seq import SourceReader
 
 EPUB = ".epub"
 
@@ -37,8 +39,6 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     if len(paths) != 1:
         given = f"{' '.join(paths)!r}" if paths else "no book"
         raise InputError(f"{given}: give one book, a text or an EPUB: infini summarize book.txt")
-    from infini.tasks.booksum.data import SEPARATOR
-
     output = texts.get("output")
     path = home_expanded("book", paths[0])
     text, size = _book(path)
@@ -47,12 +47,22 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
         check_writable("output", written)
         if written.exists() and written.samefile(path):
             raise InputError(f"output={output!r}: is the book itself, which would be overwritten; name another file")
-    keep_large_buffers()
-    device = pick_device(cfg.parallel.accelerator)
     # The seed is for sampling; it does not select the model.
     wanted = [text for text in overrides if not text.startswith("seed=")]
+    check_base(cfg)
     cfg = with_base(cfg, overrides)
     folder = find_model(cfg, wanted) if base_of(cfg.model) else find_checkpoint(cfg, wanted, any_model=True)
+    check_model(folder)
+    # Here, because they take seconds to import, and what is wrong above is said before.
+    import numpy as np
+    import torch
+
+    from infini.evaluation.decoding import Reader, generate
+    from infini.pretrained.seq2seq import Seq2Seq, SourceReader
+    from infini.tasks.booksum.data import SEPARATOR
+
+    keep_large_buffers()
+    device = pick_device(cfg.parallel.accelerator)
     settings = [text for text in overrides if text not in verbs()["summarize"].fixed]
     opened = open_model(cfg, settings, folder, device)
     model, tokenizer = opened.model, opened.tokenizer

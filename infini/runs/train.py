@@ -108,6 +108,11 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
         _start_from(cfg, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
     record.environment["compiled"] = compile_layers(cfg, model, device)
+    running, parameters = record.environment, sum(p.numel() for p in model.parameters())
+    console.print(
+        f"{record.run_id}: {parameters:,} parameters on {running['device']}, {running['threads']} threads, "
+        f"products in {'bfloat16' if running['bfloat16'] else 'float32'}"
+    )
     if record.environment["compiled"]:
         what = f"model={cfg.model['name']}: its layers are compiled at the first step, which takes half a minute"
         console.print(what)

@@ -1,17 +1,24 @@
-"""The device to run on, and the precision of its matrix products."""
+"""The device to run on, and the precision of its matrix products.
+
+torch is imported where it is used: what is checked before a run takes no seconds for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
-
-import torch
+from typing import TYPE_CHECKING
 
 from infini.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def pick_device(accelerator: str) -> torch.device:
     """The device of parallel.accelerator. "auto" is the GPU if there is one, otherwise the CPU."""
+    import torch
+
     if accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -21,6 +28,8 @@ def pick_device(accelerator: str) -> torch.device:
 
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Whether the hardware multiplies bfloat16 (tensor cores on a GPU, AMX or AVX-512 BF16 on a CPU)."""
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
@@ -45,6 +54,8 @@ def emulated_bfloat16(precision: str, device: torch.device) -> str | None:
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """A context with bfloat16 matrix products, and float32 parameters and memory. No effect in fp32."""
     if uses_bfloat16(precision, device):
+        import torch
+
         return torch.autocast(device.type, torch.bfloat16)
     return contextlib.nullcontext()
 
@@ -57,6 +68,8 @@ def check_made_for(group: str, choice: str, accelerator: str) -> None:
     """Raise InputError for a choice made for a GPU if there is none and parallel.accelerator is not cpu."""
     if choice not in MADE_FOR_A_GPU[group] or accelerator != "auto":
         return
+    import torch
+
     if not torch.cuda.is_available():
         other = "scale=laptop is made for a processor, and " if group == "scale" else ""
         raise InputError(

@@ -7,12 +7,16 @@ import gc
 import resource
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def reset_peak_memory(device: torch.device) -> int:
     """Reset the peak, and return the memory in use. Raises OSError for a CPU's memory outside Linux."""
+    import torch
+
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -28,6 +32,8 @@ def reset_peak_memory(device: torch.device) -> int:
 def peak_memory_bytes(device: torch.device) -> int:
     """Peak use since the last reset: of the GPU's memory, or the resident memory of the process on a CPU."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "linux":
         # The peak of getrusage cannot be reset.

@@ -12,15 +12,16 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from infini import records
 from infini.errors import InputError, did_you_mean
 from infini.models import build_model
 from infini.records import name_file, write_atomically
 from infini.system.paths import home_expanded, is_file, is_folder
+
+if TYPE_CHECKING:
+    import torch
 
 WEIGHTS, DESCRIPTION, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from infini.config.compose import cache_folder, data_folder
+from infini.config.data_files import BOOK_LAYOUT, book_file
 from infini.config.schema import Config
 from infini.errors import InputError, lone_surrogate
 from infini.system.paths import is_file
@@ -21,10 +22,6 @@ from infini.tasks.text.documents import SPLITS, SYNTHETIC, Documents, no_data, r
 NAME = "booksum"
 HUB_CONFIG = "books"
 """The configuration of the hub's data set with whole books."""
-_LAYOUT = (
-    "{train,validation,test}.jsonl, one JSON object a book with bid, title, summary (a list of {text}), and its text "
-    "in `text`, or in `book` the path of a UTF-8 file, relative to the folder above"
-)
 _OPENING = re.compile(r"[^\n]*?[.!?](?=\s)")
 
 
@@ -65,9 +62,7 @@ def load_books(
 
 
 def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
-    path = data_dir / f"{split}.jsonl"
-    if not is_file(path):
-        raise InputError(f"{setting}: {path} does not exist; the layout is {data_dir}/{_LAYOUT}")
+    path = book_file(data_dir, split, setting)
     rows, numbers = [], []
     # Not splitlines: JSON strings may contain other line ends of Unicode.
     for number, line in enumerate(_read(path).split("\n"), 1):
@@ -78,9 +73,9 @@ def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
             numbers.append(number)
             _check(rows[-1])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(f"{path}, line {number}: not a book ({error}); the layout is {_LAYOUT}") from error
+            raise InputError(f"{path}, line {number}: not a book ({error}); the layout is {BOOK_LAYOUT}") from error
     if not rows:
-        raise InputError(f"{path} holds no book; the layout is {_LAYOUT}")
+        raise InputError(f"{path} holds no book; the layout is {BOOK_LAYOUT}")
 
     def text_of(index: int) -> str:
         row = rows[index]
@@ -135,7 +130,7 @@ def _of_hub(split: str, hub_id: str, limit: int | None, cache_dir: Path | None) 
             )
             rows = [dict(row) for row in (found if limit is None else found.select(range(min(limit, len(found)))))]
     except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
-        raise no_data(NAME, _LAYOUT, hub_id, error) from error
+        raise no_data(NAME, BOOK_LAYOUT, hub_id, error) from error
     usable = [
         row | {"summary": _summaries(row)}
         for row in rows

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from infini.config.data_files import book_file
 from infini.config.fields import setting
 from infini.config.lengths import parse_lengths
 from infini.config.schema import TaskConfig
@@ -39,6 +41,9 @@ class BooksumConfig(TaskConfig):
         evaluation=True,
     )
     reference_words: int = setting("Most words of such a summary; human ones are not cut.", evaluation=True)
+
+    def data_files(self, data_dir: Path, split: str, setting: str) -> list[Path]:
+        return [book_file(data_dir, split, setting)]
 
     def __post_init__(self) -> None:
         super().__post_init__()

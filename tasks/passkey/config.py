@@ -56,6 +56,10 @@ class PasskeyConfig(TaskConfig):
     def corpus(self) -> str:
         return "pg19"
 
+    @property
+    def reads_data(self) -> bool:
+        return self.filler == "book"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("task.tokenizer", self.tokenizer, ("words", "scale"))

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from infini.config.compose import data_folder
+from infini.config.data_files import TEXT_LAYOUT, text_files
 from infini.errors import InputError
 from infini.records import write_atomically
-from infini.system.paths import is_folder
 from infini.system.progress import progress_bar
 
 SPLITS = ("train", "validation", "test")
@@ -34,8 +34,6 @@ start with the pad token), and that between the documents of GPT-2, Qwen, OLMo a
 ENDINGS = (END, "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 """Tokens after an answer, the first that a vocabulary has."""
 
-_SUFFIXES = (".txt", ".tex")
-_LAYOUT = "{train,validation,test}/*.txt or *.tex, one UTF-8 file a document"
 _SAMPLE_CHARACTERS = 16 << 20
 _PIECE_CHARACTERS = 1 << 16
 _ENCODE_CHARACTERS = 1 << 14
@@ -121,12 +119,7 @@ def read_text(path: Path) -> str:
 
 
 def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache_dir: Path | None) -> Documents:
-    folder = data_dir / split
-    found = [path for path in folder.iterdir() if path.suffix in _SUFFIXES] if is_folder(folder) else []
-    paths = sorted(found, key=lambda path: path.name)
-    if not paths:
-        problem = "holds no .txt or .tex file" if is_folder(folder) else "does not exist"
-        raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{_LAYOUT}")
+    folder, paths = data_dir / split, text_files(data_dir, split, setting)
     for path in (path for path in paths if not path.is_file()):
         raise InputError(f"{path}: a folder or a broken link, not a text: remove it")
 
@@ -182,7 +175,7 @@ def _hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_
     except InputError:
         raise
     except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
-        raise no_data(name, _LAYOUT, hub_id, error) from error
+        raise no_data(name, TEXT_LAYOUT, hub_id, error) from error
     return Documents(name, split, "hub", texts.revision, texts.names, texts.read)
 
 

@@ -40,6 +40,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Call]:
         module = types.ModuleType(verb.module)
         module.run = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, verb.module, module)
+    # What a training needs and says before its work.
+    monkeypatch.setattr("infini.runs.preflight.begin_training", lambda cfg: None)
     monkeypatch.chdir(tmp_path)
     return seen
 

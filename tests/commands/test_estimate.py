@@ -33,13 +33,13 @@ def configurations(*words: str) -> list[object]:
 @pytest.mark.slow
 def test_the_seconds_of_records_are_scaled_by_the_speed_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     cfgs = configurations()
-    monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED)
+    monkeypatch.setattr("infini.runs.demo.reading_speed", lambda length: PUBLISHED)
     said = estimate.describe_time(cfgs, cfgs)  # type: ignore[arg-type]
     assert said == (
         "2 trainings and 2 evaluations to run, about 18 minutes here (published runs on AMD EPYC: 18 minutes; this "
         "machine now reads a prompt at 1 times its speed)"
     )
-    monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED / 2)
+    monkeypatch.setattr("infini.runs.demo.reading_speed", lambda length: PUBLISHED / 2)
     assert "about 35 minutes here" in str(estimate.describe_time(cfgs, cfgs))  # type: ignore[arg-type]
     one = estimate.describe_time([], cfgs[:1])  # type: ignore[arg-type]
     assert str(one).startswith("0 trainings and 1 evaluation to run, about 4 minutes here")
@@ -56,7 +56,7 @@ def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_is_evaluated_only_in_part_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED)
+    monkeypatch.setattr("infini.runs.demo.reading_speed", lambda length: PUBLISHED)
     cfgs = configurations("length=[64K]")
     assert re.search(
         r"about \d+ minutes here, without 2 that no published run is like \(", str(estimate.describe_time(cfgs, cfgs))
@@ -78,7 +78,7 @@ def test_it_is_the_first_line(
 
     words = ["report=table3_passkey", f"results_dir={tmp_path}"]
     cfg = compose(words)
-    monkeypatch.setattr(estimate, "reading_speed", lambda length: PUBLISHED)
+    monkeypatch.setattr("infini.runs.demo.reading_speed", lambda length: PUBLISHED)
     monkeypatch.setattr(reproduce_passkey, "_fill", lambda report, job, console: "filled")
     console = Console(width=200)
     reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1], console)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from infini.report.load import load_report
 from infini.report.search import SearchReport, at_the_edge, best_rate, build_search, next_rate, tuned_yaml
 from infini.report.text_report import Report
 from infini.runs import search
+from infini.runs import train as train_command
 
 
 def run(loss: float | None, model: str = "rmt", metric: str = "validation_nll_per_token") -> RunRecord:
@@ -118,7 +119,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
         records.write_record(made, cfg.results_dir)
         return made
 
-    monkeypatch.setattr(search, "train", train)
+    monkeypatch.setattr("infini.runs.train.train", train)
     # Without texts: what was trained before was trained on those of today.
     monkeypatch.setattr(search, "newest_on_the_data", lambda cfg, runs, split: next(reversed(runs), None))
     return done
@@ -226,7 +227,7 @@ def test_what_is_wrong_is_one_line(override: str, message: str) -> None:
 def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     trained: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    below = search.train
+    below = train_command.train
 
     def diverging(cfg: Any, overrides: list[str]) -> RunRecord:
         made = below(cfg, overrides)
@@ -236,7 +237,7 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
             raise DivergedError("it went wrong", 7, made)
         return made
 
-    monkeypatch.setattr(search, "train", diverging)
+    monkeypatch.setattr("infini.runs.train.train", diverging)
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
     text = (tmp_path / "tuned" / "pg19_laptop_rmt_muon.yaml").read_text()
     assert yaml.safe_load(text) == {"optimizer": {"lr": 0.02}} and "# 0.04: the loss is not finite (" in text
@@ -244,7 +245,7 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     assert main(["table", *WORDS, f"results_dir={tmp_path}"]) == 0
     assert "failed" in capfd.readouterr().out
     done = len(trained)
-    monkeypatch.setattr(search, "train", below)
+    monkeypatch.setattr("infini.runs.train.train", below)
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
     (failed,) = (made for made in records.load_records(tmp_path) if made.diverged)
     path = records.record_path(tmp_path, failed.run_id)
@@ -302,7 +303,7 @@ def test_other_mistakes_stop_a_search(monkeypatch: pytest.MonkeyPatch, tmp_path:
     def failing(cfg: Any, overrides: list[str]) -> RunRecord:
         raise InputError("no data for pg19")
 
-    monkeypatch.setattr(search, "train", failing)
+    monkeypatch.setattr("infini.runs.train.train", failing)
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 2
 
 

@@ -1,13 +1,19 @@
 """What importing brings along. Which module may import which is checked by `make lint`: [tool.importlinter]."""
 
+import json
 import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from tiny_runs import write_corpus
+
 import infini
 import infini.conf
 import infini.tasks
+from infini.commands import verbs
+from infini.training.checkpoint import checksum
 
 FRAMEWORKS = ("hydra", "omegaconf", "lightning", "pytorch_lightning", "wandb", "datasets")
 FRAMEWORK_USERS = ("config", "runs", "tasks", "training", "bench", "cli", "commands")
@@ -91,3 +97,67 @@ def test_the_hub_and_loggers_are_imported_where_they_are_used(tmp_path: Path) ->
     code = "import importlib, sys\nfor name in ('infini.runs.train', 'infini.tasks.pg19.task'):\n"
     code += "    importlib.import_module(name)\n"
     python(code + "assert not {'wandb', 'datasets', 'tensorboard'} & set(sys.modules)", tmp_path)
+
+
+HEAVY = ("torch", "lightning", "transformers", "datasets", "matplotlib", "wandb")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train task=pg19 task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/train does not exist"),
+        ("train task=booksum task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/train.jsonl does not exist"),
+        ("train results_dir=/proc/no", "results_dir='/proc/no': cannot be written"),
+        ("train init_from=no", "init_from='no': neither a folder nor a run id"),
+        ("train model=llm model.base={0}/no", "model.base='{0}/no': no such folder"),
+        ("train logger.project=x", "logger.project='x': no such key of logger"),
+        ("eval checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
+        ("eval task=passkey", "checkpoint=null: no trained model for task=passkey"),
+        ("eval results_dir=/proc/no", "checkpoint=null: no trained model"),
+        ("eval checkpoint={0}", "checkpoint='{0}': has no config.json: not a checkpoint"),
+        ("eval checkpoint={1} task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/test does not exist"),
+        ("generate prompt=a checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
+        ("generate prompt=@{0}/no", "prompt='@{0}/no': cannot be read"),
+        ("generate prompt=a checkpoint={0}", "checkpoint='{0}': has no config.json"),
+        ("summarize {0}/no.txt", "'{0}/no.txt': cannot be read"),
+        ("summarize {1}/config.json checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
+        ("reproduce report=table2_lm task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/train does not exist"),
+        ("reproduce report=table3_passkey results_dir=/proc/no", "results_dir='/proc/no': cannot be written"),
+        ("inject base={0}/no out={0}/out", "base='{0}/no': no such folder"),
+        ("inject base={0}", "out=null: name the folder to write"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_slow_is_imported(
+    line: str, said: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """torch takes three seconds of the processor, Lightning twelve more."""
+    model = tmp_path_factory.mktemp("model")
+    description = {"run_id": "r", "model": {"name": "local"}, "dims": {}, "vocab_size": 3, "weights_sha256": ""}
+    whole = description | {"description_sha256": checksum(description)}
+    (model / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    words = line.format(tmp_path, model).split()
+    code = f"""
+import sys
+from infini.cli.main import main
+code = main({words!r})
+print(code, sorted(set({HEAVY!r}) & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr.startswith(f"infini: error: {said.format(tmp_path, model)}"), done.stderr
+    assert done.stdout == "2 []\n"
+
+
+def test_a_training_says_what_it_is_before_anything_slow_is_imported(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "books")
+    code = f"""
+import sys
+from infini.config.compose import compose
+from infini.runs import preflight
+preflight.begin_training(compose(["task=pg19", "task.data_dir={tmp_path}/books", "results_dir={tmp_path}/results"]))
+assert not set({HEAVY!r}) & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    begin = "training model=infini_linear task=pg19 scale=laptop seed=1: "
+    assert line.startswith(begin) and f"; data {tmp_path}/books; results in {tmp_path}/results; about " in line
+    assert verbs()["train"].begins_with == "infini.runs.preflight:begin_training"

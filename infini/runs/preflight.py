@@ -1,0 +1,100 @@
+"""What can be checked, and said, before torch and Lightning are imported, which takes many seconds."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from infini import records
+from infini.config.compose import data_folder
+from infini.config.schema import Config
+from infini.pretrained.base_names import local_path
+from infini.system.paths import is_folder
+from infini.training.checkpoint import named_folder, read_description
+from infini.training.loggers import check_logger
+
+TRAINING_SPLITS = ("train", "validation")
+"""Splits that a training reads."""
+
+
+def begin_training(cfg: Config) -> None:
+    """Check what a training needs, and print what it will do."""
+    check_training(cfg)
+    print(describe_training(cfg), file=sys.stderr, flush=True)
+
+
+def check_training(cfg: Config) -> None:
+    """Raises InputError for a folder, a logger, a start or data without which a training cannot begin."""
+    records.check_writable(cfg.results_dir)
+    check_logger(cfg.logger.name)
+    check_base(cfg)
+    if cfg.init_from is not None:
+        read_description(named_folder("init_from", cfg.init_from, cfg.results_dir), "init_from")
+    check_data(cfg, TRAINING_SPLITS)
+
+
+def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
+    """Raises InputError where a folder of data is named and lacks the files of a split; without splits, where it does
+    not exist."""
+    found = data_folder(cfg.task.corpus, cfg.task.data_dir) if cfg.task.data_dir != "synthetic" else None
+    if found is None or not cfg.task.reads_data:
+        return
+    folder, setting = found
+    for split in splits or (() if is_folder(folder) else TRAINING_SPLITS[:1]):
+        cfg.task.data_files(folder, split, setting)
+
+
+def check_base(cfg: Config) -> None:
+    """Raises InputError where the model's base is a path at which nothing lies."""
+    if "base" in cfg.model:
+        name = str(cfg.model["base"])
+        local_path(name, f"model.base={name!r}")
+
+
+def check_model(folder: Path | None) -> None:
+    """Raises InputError where the folder of a trained model is none; None is a pretrained model as it is."""
+    if folder is not None:
+        read_description(folder)
+
+
+def check_evaluation(cfg: Config, folder: Path | None) -> None:
+    """Raises InputError for a folder, a model or data without which an evaluation cannot begin."""
+    records.check_writable(cfg.results_dir)
+    check_model(folder)
+    split = getattr(cfg.task, "split", cfg.report.get("split"))
+    check_data(cfg, () if split is None else (split,))
+
+
+def describe_training(cfg: Config) -> str:
+    """One line on a training that begins: what is trained, on which data, where it is written, and how long it took."""
+    recipe, found = cfg.recipe, data_folder(cfg.task.corpus, cfg.task.data_dir)
+    tokens = recipe.batch_size * recipe.segments_per_sequence * cfg.dims.segment_length
+    if not cfg.task.reads_data:
+        data = "data made from the seed"
+    elif cfg.task.data_dir == "synthetic":
+        data = "made-up text"
+    else:
+        data = f"data {found[0]}" if found is not None else f"data {cfg.task.hub_id} of the hub"
+    return (
+        f"training model={cfg.model['name']} task={cfg.task.name} scale={cfg.scale.name} seed={cfg.seed}: "
+        f"{recipe.steps:,} steps of {tokens:,} tokens; {data}; results in {cfg.results_dir}{_seconds(cfg)}"
+    )
+
+
+def _seconds(cfg: Config) -> str:
+    """How long such a training takes, by published ones; empty where none is like it."""
+    from infini.runs.estimate import training_seconds
+
+    # By name, because reading all records takes longer than everything else here.
+    named = f"*-train-{cfg.task.name}-{cfg.model['name']}-s*.json"
+    known = [records.read_record(path) for path in sorted((records.published_dir() / "runs").glob(named))]
+    by_cpu: dict[str, list[float]] = {}
+    for run in known:
+        if (seconds := training_seconds(cfg, [run])) is not None:
+            by_cpu.setdefault(str(run.environment["hardware"]["cpu"]), []).append(seconds)
+    if not by_cpu:
+        return ""
+    cpu, seconds_of = max(by_cpu.items(), key=lambda item: len(item[1]))
+    return f"; about {max(1, round(statistics.median(seconds_of) / 60))} minutes on {cpu}, as published trainings"
