@@ -16,6 +16,7 @@ from infini.report.selection import Selection
 from infini.report.sizes import carried_floats
 from infini.report.stats import paired_difference
 from infini.report.text_report import Report
+from infini.report.training_tokens import trained_tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +45,13 @@ def training_points(selection: Selection) -> dict[str, Point]:
         return None if training is None else training.cost.get("wall_seconds")
 
     return _points(selection, seconds)
+
+
+def token_points(selection: Selection) -> dict[str, Point]:
+    """Row -> perplexity against the tokens that it was trained on; empty unless rows differ by half or more."""
+    points = _points(selection, lambda run: trained_tokens(selection, run))
+    counts = [point.cost for point in points.values()]
+    return points if counts and max(counts) >= 1.5 * min(counts) else {}
 
 
 def step_points(selection: Selection, measured: RunRecord) -> dict[str, Point]:
@@ -90,11 +98,18 @@ def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> 
 
 
 def draw_costs(
-    report: Report, selection: Selection, path: Path, points: Mapping[str, Point], label: str, unit: str
+    report: Report,
+    selection: Selection,
+    path: Path,
+    points: Mapping[str, Point],
+    label: str,
+    unit: str,
+    logarithmic: bool = False,
 ) -> list[Path]:
     """Draw perplexity against a cost, if two rows or more have a point. Returns the paths.
 
-    points: row -> its point. label: of the axis of costs. unit: of a cost, for the title.
+    points: row -> its point. label: of the axis of costs. unit: of a cost, for the title. logarithmic: the axis of
+    costs also if it spans little.
     """
     if len(points) < 2:
         return []
@@ -106,7 +121,7 @@ def draw_costs(
         f"{corpus}, scale {scale}{SYNTHETIC_MARK * selection.synthetic}. Surely: 95 %, two seeds or more, paired by "
         "seed and document, of all pairs"
     )
-    return scatter(points, models, report.models, path, label, finding, detail)
+    return scatter(points, models, report.models, path, label, finding, detail, logarithmic)
 
 
 def _lowest(
@@ -155,9 +170,10 @@ def scatter(
     label: str,
     finding: str,
     detail: str,
+    logarithmic: bool = False,
 ) -> list[Path]:
     """Draw the points, each with its name and bars from the best to the worst seed. The cost axis is logarithmic if it
-    spans more than a factor of 20. A thin line joins the rows of one model if their costs differ.
+    spans more than a factor of 20, or if asked for. A thin line joins the rows of one model if their costs differ.
 
     models: row -> its model.
     """
@@ -172,7 +188,13 @@ def scatter(
             below, above = point.perplexity - point.lowest, point.highest - point.perplexity
             drawn = look[row].drawn | {"linestyle": "none", "markersize": 7, "elinewidth": 1.0, "capsize": 2.5}
             axes.errorbar(point.cost, point.perplexity, [[below], [above]], label=titles.get(row, row), **drawn)
-        _scale_costs(axes, [point.cost for point in points.values()])
+        if logarithmic:
+            axes.set_xscale("log", base=2)
+            ticks = sorted({point.cost for point in points.values()})
+            axes.set_xticks(ticks, [f"{tick / 1e6:.1f}M" for tick in ticks], minor=False)
+            axes.margins(x=0.25)
+        else:
+            _scale_costs(axes, [point.cost for point in points.values()])
         axes.margins(y=0.1)
         axes.set_xlabel(label)
         axes.set_ylabel("perplexity a token (lower: better)")

@@ -40,7 +40,7 @@ class Report(RunReport):
 
     figure_kinds = (
         *("gap_by_position", "gap_by_place", "gates"),
-        *("perplexity_by_memory", "perplexity_by_seconds", "training"),
+        *("perplexity_by_memory", "perplexity_by_seconds", "perplexity_by_tokens", "training"),
     )
     choices = ("newest", "mean")
     one_corpus = True
@@ -173,7 +173,7 @@ class Report(RunReport):
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.bench_figures import newest_of_models
-        from infini.report.costs import by_seconds, draw_costs, memory_points
+        from infini.report.costs import by_seconds, draw_costs, memory_points, token_points
         from infini.report.curves import draw_curves
         from infini.report.figures import draw_gap, draw_gates
 
@@ -198,6 +198,15 @@ class Report(RunReport):
             ),
             "perplexity_by_seconds": partial(
                 draw_costs, self, selection, points=seconds, label=where, unit="seconds of training"
+            ),
+            "perplexity_by_tokens": partial(
+                draw_costs,
+                self,
+                selection,
+                points=token_points(selection),
+                label="training tokens",
+                unit="training tokens",
+                logarithmic=True,
             ),
             "training": partial(draw_curves, selection, self.models, f"{self.title}: {corpus}, scale {scale}"),
         }

@@ -118,6 +118,23 @@ def test_a_point_is_a_model_with_the_reach_of_its_seeds() -> None:
     assert {model: point.cost for model, point in costs.training_points(selected()).items()} == {"infini_linear": 15.0}
 
 
+def test_budgets_are_drawn_where_rows_differ_in_training_tokens(tmp_path: Path) -> None:
+    """The axis is logarithmic, with a tick at each budget."""
+    selection = selected()
+    selection.parents.update({run.run_id: run for run in (make_train("local", seed) for seed in (1, 2))})
+    report = Report.from_config(report_settings())
+
+    def draw_budgets(tokens: dict[str, int], folder: str) -> list[Path]:
+        for run in selection.parents.values():
+            run.cost["tokens_seen"] = tokens[run.model]
+        return draw(report, "laptop", selection, tmp_path / folder, kinds=["perplexity_by_tokens"])
+
+    assert draw_budgets({"local": 2_300_000, "infini_linear": 2_300_000}, "equal") == []
+    png, svg = draw_budgets({"local": 2_300_000, "infini_linear": 9_200_000}, "four")
+    assert png.name == "table2_lm_laptop_perplexity_by_tokens.png"
+    assert b"<!-- 2.3M -->" in svg.read_bytes() and b"<!-- 9.2M -->" in svg.read_bytes()
+
+
 def test_costs_are_drawn_where_there_is_something_to_compare(tmp_path: Path) -> None:
     report = Report.from_config(report_settings())
     kinds = ("perplexity_by_memory", "perplexity_by_seconds")
