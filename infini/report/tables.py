@@ -82,6 +82,8 @@ class RenderedReport:
     def short(self) -> RenderedReport:
         """The main table, with the notes that explain its marks. A table without any result keeps all notes: they say
         how to get one."""
+        if not self.tables:
+            return self
         main = self.tables[0]
         if main.short_columns:
             kept = [main.columns.index(column) for column in main.short_columns]

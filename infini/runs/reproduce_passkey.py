@@ -19,6 +19,7 @@ from infini.report.selection import rows_of_models
 from infini.runs.common import find_training, newest_on_the_data, settle_contradictions
 from infini.runs.estimate import describe_time
 from infini.runs.evaluate import evaluate
+from infini.runs.preflight import check_data
 from infini.runs.reproduce import run_jobs, trained
 from infini.system.devices import pick_device
 from infini.training.checkpoint import checkpoint_folder
@@ -92,7 +93,7 @@ def reproduce(
     for job in jobs:
         compose(job.overrides(None))
         if job.row.start == "pg19":
-            compose(job.pretraining())
+            check_data(compose(job.pretraining()))
     if (said := _time_left(jobs)) is not None:
         console.print(said, markup=False, highlight=False, soft_wrap=True)
     return run_jobs(

@@ -56,7 +56,7 @@ def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
     rendered = tabulate(report, cfg, overrides, published, yours)
     print_report(rendered if cfg.full else rendered.short(), wide_console())
     lines = plain_console(stderr=False)
-    if not cfg.full:
+    if not cfg.full and rendered.short() != rendered:
         if totals := totals_of(report.name, cfg.scale.name, published):
             lines.print(f"Claims about this table, judged by published runs (infini table report=claims): {totals}")
         more, notes = len(rendered.tables) - 1, len(rendered.notes)

@@ -98,8 +98,12 @@ def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(
     assert cli.main(["reproduce", "report=table2_lm"]) == 0
     assert cells == ["pg19"] * len(MODELS)
     assert "arxiv_math: no such folder; going on without" in capfd.readouterr().err
-    assert cli.main(["reproduce", "report=table2_lm", "task=arxiv_math"]) == 0
-    assert set(cells) == {"pg19", "arxiv_math"}, "where it is named, its absence is the training's to say"
+    assert cli.main(["reproduce", "report=table2_lm", "task=arxiv_math"]) == cli.USAGE_ERROR
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith(
+        f"infini: error: INFINI_DATA_DIR='{tmp_path}/data': {tmp_path}/data/arxiv_math/train does not"
+    )
+    assert set(cells) == {"pg19"}, "where it is named, its absence is an error"
 
 
 @pytest.mark.slow

@@ -49,6 +49,8 @@ def test_a_table_without_results_says_how_to_get_them() -> None:
     table = Table("Accuracy", ("32K",), (Row("a", "Linear", (Cell("97", "quoted"),)),))
     notes = ("published: no runs", "no measurement yet: infini bench")
     assert RenderedReport("t", "laptop", "A table", (table, OTHER), notes).short().notes == notes
+    none = RenderedReport("t", "laptop", "A table", (), notes)
+    assert none.short() == none
 
 
 def test_the_command_prints_the_short_form_and_writes_everything(
