@@ -21,6 +21,8 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line, given without the program name. Returns the exit code; 2: the user can fix the error."""
+    # Read when torch is imported, which comes later: its notes on DistributedDataParallel address programmers.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb = verbs().get(arguments[0]) if arguments else None
     # Work continues when nobody reads its output any more; a command that only prints stops.

@@ -278,10 +278,18 @@ class RecipeConfig:
 class ParallelConfig:
     """Devices and precision."""
 
-    name: str = setting("Name of this setup.")
+    name: str = setting("single (one device), ddp (rows over devices) or fsdp2 (weights over devices too).")
     accelerator: str = setting("auto, cpu or gpu.")
-    devices: int = setting("Number of devices.")
-    strategy: str = setting("Name of a Lightning strategy.")
+    devices: int | None = setting(
+        "Devices of each node, one process each; null: as many as torchrun started processes, else all GPUs."
+    )
+    nodes: int | None = setting(
+        "Nodes; more than one needs torchrun on each. null: as many as torchrun was started on."
+    )
+    accumulate: int = setting(
+        "Parts into which the rows of a step are split, whose gradients are accumulated: less memory, equal losses."
+    )
+    strategy: str = setting("Name of a Lightning strategy for parallel=single.")
     precision: str = setting("Format of matrix products: fp32, bf16, or auto (bf16 where the hardware is fast at it).")
     compile: str = setting(
         "Whether to compile the layers of models that read segments one after the other with gradients through all "
@@ -292,7 +300,8 @@ class ParallelConfig:
         one_of("parallel.compile", self.compile, ("auto", "always", "never"))
         one_of("parallel.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
         one_of("parallel.precision", self.precision, ("auto", "bf16", "fp32"))
-        at_least("parallel", self, 1, "devices")
+        one_of("parallel.name", self.name, ("single", "ddp", "fsdp2"))
+        at_least("parallel", self, 1, "devices", "nodes", "accumulate")
 
 
 @dataclass

@@ -343,6 +343,15 @@ def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Iterator[
         yield from (run for run in reversed(runs) if data.has_read(run.data, split))
 
 
+def settings_of(verb: str, overrides: Sequence[str]) -> list[str]:
+    """The settings of a command line that a verb reads.
+
+    `infini reproduce` also passes settings of other verbs, and may set a key several times; the last one counts.
+    """
+    last = {key_of(text): text for text in overrides}
+    return [text for key, text in last.items() if verbs()[verb].reads(key)]
+
+
 def start_record(
     verb: str, cfg: Config, overrides: list[str], parent: str | None = None, model: str | None = None
 ) -> RunRecord:
@@ -363,9 +372,6 @@ def start_record(
         # The choice that `auto` made.
         "bfloat16": uses_bfloat16(cfg.parallel.precision, device),
     }
-    # `infini reproduce` also passes settings of other verbs, and may set a key several times; the last one counts.
-    last = {key_of(text): text for text in overrides}
-    settings = [text for key, text in last.items() if verbs()[verb].reads(key)]
     return RunRecord(
         run_id=records.new_run_id(verb, cfg.task.name, model, cfg.seed),
         verb=verb,
@@ -374,7 +380,7 @@ def start_record(
         scale=cfg.scale.name,
         seed=cfg.seed,
         parent=parent,
-        command=shlex.join(["infini", verb, *settings]),
+        command=shlex.join(["infini", verb, *settings_of(verb, overrides)]),
         overrides=list(overrides),
         config=asdict(cfg),
         config_hash=config_hash(cfg),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from infini.config.schema import Config
 from infini.pretrained.base_names import local_path
 from infini.system.paths import is_folder
 from infini.training.checkpoint import named_folder, read_description
+from infini.training.launcher import PLACE, launched
 from infini.training.loggers import check_logger
 
 TRAINING_SPLITS = ("train", "validation")
@@ -20,9 +22,10 @@ TRAINING_SPLITS = ("train", "validation")
 
 
 def begin_training(cfg: Config) -> None:
-    """Check what a training needs, and print what it will do."""
+    """Check what a training needs, and print what it will do; of several processes one prints."""
     check_training(cfg)
-    print(describe_training(cfg), file=sys.stderr, flush=True)
+    if cfg.parallel.name == "single" or not launched() or os.environ.get(PLACE[0]) == "0":
+        print(describe_training(cfg), file=sys.stderr, flush=True)
 
 
 def check_training(cfg: Config) -> None:

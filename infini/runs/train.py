@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from infini.runs.common import (
     diverged_before,
     keep_large_buffers,
     load_data_module,
+    settings_of,
     start_record,
     with_base,
 )
@@ -53,7 +56,9 @@ from infini.training.compiled import check_compiler, compile_layers
 from infini.training.drawn_curves import DrawnCurves, log_results
 from infini.training.loggers import check_logger, close_loggers, labels_of, make_logger
 from infini.training.module import LanguageModelModule
+from infini.training.ranks import ALONE, Ranks, check_rows, is_lost, joined, ranks_of
 from infini.training.resume import PlainFiles, SaveCheckpoints, UnfinishedRun, describe_checkpoint
+from infini.training.strategies import ReplicatedModel, ShardedModel, whole
 from infini.training.trainer import ignored_variables, make_trainer, without_launcher
 
 HIGHEST_LOSS = math.log(sys.float_info.max)
@@ -62,38 +67,82 @@ HIGHEST_LOSS = math.log(sys.float_info.max)
 
 def run(cfg: Config, overrides: list[str]) -> int:
     """Train, write model and record, and print their paths."""
-    record = train(cfg, overrides)
-    places = checkpoint_folder(cfg.results_dir, record.run_id), records.record_path(cfg.results_dir, record.run_id)
-    print(f"model: {places[0]}\nrecord: {places[1]}", file=sys.stderr)
+    record = _train(cfg, overrides, launched=True)
+    if record is not None:
+        places = checkpoint_folder(cfg.results_dir, record.run_id), records.record_path(cfg.results_dir, record.run_id)
+        print(f"model: {places[0]}\nrecord: {places[1]}", file=sys.stderr)
     return 0
+
+
+def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
+    """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
+
+    A training that was stopped resumes from its last checkpoint when the same configuration is started again. With
+    several devices the other processes are started here.
+    Raises InputError when the data cannot be loaded or the configuration does not fit. Raises DivergedError, with the
+    record, when the training diverges, or when a record says that it did.
+    """
+    record = _train(cfg, overrides, launched=False)
+    assert record is not None
+    return record
 
 
 # Slurm announces the end of a job's time with this signal.
 @as_interrupt("SIGUSR1", unless_handled=True)
-def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
-    """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
-
-    A training that was stopped resumes from its last checkpoint when the same configuration is started again.
-    Raises InputError when the data cannot be loaded or the configuration does not fit. Raises DivergedError, with the
-    record, when the training diverges, or when a record says that it did.
-    """
-    if cfg.parallel.devices != 1:
-        raise InputError(f"parallel.devices={cfg.parallel.devices}: a training takes one device")
+def _train(cfg: Config, overrides: list[str], launched: bool) -> records.RunRecord | None:
+    """See train. None: this process is of another rank than 0. launched: whether torchrun may have started it."""
     check_kind(cfg)
     cfg = with_base(cfg, overrides)
+    device = pick_device(cfg.parallel.accelerator)
+    ranks = ranks_of(cfg.parallel, device, launched)
+    check_rows(cfg.recipe.batch_size, cfg.parallel.accumulate, ranks)
+    if cfg.parallel.name == "fsdp2" and cfg.optimizer.name == "adafactor":
+        raise InputError("optimizer=adafactor: parallel=fsdp2 takes adamw or muon; or use parallel=ddp")
     # Checked before an hour of tokenization, not after it.
     records.check_writable(cfg.results_dir)
-    if (before := diverged_before(cfg)) is not None:
+    if ranks.rank == 0 and (before := diverged_before(cfg)) is not None:
         raise DivergedError(describe_divergence(before, cfg.results_dir), record=before)
     _quiet()
     keep_large_buffers()
-    device = pick_device(cfg.parallel.accelerator)
     _check_strategy(cfg, device)
     check_compiler(cfg, device)
     check_logger(cfg.logger.name)
+    if device.type == "cuda":
+        device = torch.device("cuda", ranks.local_rank)
+    training: _Training | None = None
+    with _silent(ranks):
+        try:
+            with joined(ranks, settings_of("train", overrides), device):
+                training = _prepare(cfg, overrides, device, ranks)
+                resumed = training.fit()
+            if ranks.rank > 0:
+                return None
+            try:
+                training.keep(resumed)
+                return training.record
+            except KeyboardInterrupt as stopped:
+                again = "stopped after the last step: the same command resumes from there"
+                raise KeyboardInterrupt(again) from stopped
+        except DivergedError as error:
+            if training is None or ranks.rank > 0:
+                raise
+            raise training.keep_diverged(error) from error
+        finally:
+            close_loggers()
+            if training is not None:
+                training.unfinished.release()
+
+
+def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ranks) -> _Training:
+    """Load the data, make the model and find what an earlier process left."""
     console = plain_console()
     data = load_data_module(cfg)
-    data.setup("fit")
+    # One process tokenizes what is not in the cache yet.
+    if ranks.rank == 0:
+        data.setup("fit")
+    ranks.agreed(None)
+    if ranks.rank > 0:
+        data.setup("fit")
     lightning.seed_everything(cfg.seed, verbose=False)
     model = build_model(cfg.model, cfg.dims, data.tokenizer.vocab_size)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
@@ -107,6 +156,8 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     if cfg.init_from is not None:
         _start_from(cfg, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
+    if ranks.size > 1:
+        record.environment["ranks"] = ranks.size
     record.environment["compiled"] = compile_layers(cfg, model, device)
     running, parameters = record.environment, sum(p.numel() for p in model.parameters())
     console.print(
@@ -116,28 +167,30 @@ def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
     if record.environment["compiled"]:
         what = f"model={cfg.model['name']}: its layers are compiled at the first step, which takes half a minute"
         console.print(what)
-    module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed)
-
+    module = LanguageModelModule(
+        model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed, ranks, cfg.parallel.accumulate
+    )
     # The corpus is part of the name: a training never resumes with other books or another vocabulary.
     unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}")
-    training = _Training(cfg, module, data, device, unfinished, record, console)
-    try:
-        resumed = training.fit()
-        try:
-            training.keep(resumed)
-            return record
-        except KeyboardInterrupt as stopped:
-            raise KeyboardInterrupt("stopped after the last step: the same command resumes from there") from stopped
-    except DivergedError as error:
-        training.keep_diverged(error)
-        newest = unfinished.newest_step()
-        if newest is None:
-            unfinished.clear()
-        said = describe_divergence(record, cfg.results_dir, describe_checkpoint(newest))
-        raise DivergedError(said, error.step, record) from error
-    finally:
-        close_loggers()
-        unfinished.release()
+    return _Training(cfg, module, data, device, ranks, unfinished, record, console)
+
+
+@contextlib.contextmanager
+def _silent(ranks: Ranks) -> Iterator[None]:
+    """Inside the block, nothing is printed by other ranks than 0, which reports for all what stops a training."""
+    if ranks.rank == 0:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            try:
+                yield
+            except (KeyboardInterrupt, DivergedError) as error:
+                raise SystemExit(1) from error
+            except RuntimeError as error:
+                if is_lost(error):
+                    raise SystemExit(1) from error
+                raise
 
 
 @dataclass
@@ -148,6 +201,7 @@ class _Training:
     module: LanguageModelModule
     data: Any
     device: torch.device
+    ranks: Ranks
     unfinished: UnfinishedRun
     record: records.RunRecord
     console: Console
@@ -155,22 +209,18 @@ class _Training:
 
     def fit(self) -> bool:
         """Train to the end, from the last checkpoint if there is one; returns whether there is."""
-        cfg, module, console = self.cfg, self.module, self.console
-        if self.unfinished.claim(self.record):
-            warn(console, f"{self.record.run_id} was started at another commit: no single commit reproduces it")
-        point, damaged = self.unfinished.newest()
-        for path in damaged:
-            warn(console, f"{path}: damaged, skipped")
+        cfg, module, console, ranks = self.cfg, self.module, self.console, self.ranks
+        point = ranks.agreed(self._claim() if ranks.rank == 0 else None)
         if point is not None:
             console.print(f"resuming from {point}")
         if variables := ignored_variables():
             warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
-        saving = SaveCheckpoints(self.unfinished, cfg.recipe.save_every, point)
-        trainer = _trainer(cfg, self.device, self.record, saving)
+        saving = SaveCheckpoints(self.unfinished, cfg.recipe.save_every, point, ranks)
+        trainer = _trainer(cfg, self.device, ranks, self.record, saving)
         self.loggers = trainer.loggers
         given = {"datamodule": self.data, "ckpt_path": None if point is None else str(point)}
         try:
-            with without_launcher():
+            with without_launcher() if ranks is ALONE else contextlib.nullcontext():
                 trainer.fit(module, **given, weights_only=True)
             module.read_losses()
         except SystemExit:
@@ -193,7 +243,20 @@ class _Training:
                 f"recipe.steps={cfg.recipe.steps}: the training ended after {trainer.global_step} optimizer steps on "
                 f"{len(module.loss_curve)} batches, so nothing is recorded. {describe_checkpoint(saving.newest_step)}"
             )
+        if module.sharded:
+            weights = whole(module.model.state_dict())
+            module.model = build_model(cfg.model, cfg.dims, self.data.tokenizer.vocab_size)
+            module.model.load_state_dict(weights)
         return point is not None
+
+    def _claim(self) -> Path | None:
+        """Take up what an earlier process of this training left: its newest checkpoint, if there is one."""
+        if self.unfinished.claim(self.record):
+            warn(self.console, f"{self.record.run_id} was started at another commit: no single commit reproduces it")
+        point, damaged = self.unfinished.newest()
+        for path in damaged:
+            warn(self.console, f"{path}: damaged, skipped")
+        return point
 
     def keep(self, resumed: bool) -> None:
         """Validate, save the model, write the record, and remove the checkpoints of the training."""
@@ -240,13 +303,18 @@ class _Training:
             f"{' (made-up text)' if record.synthetic else ''}"
         )
 
-    def keep_diverged(self, error: DivergedError) -> None:
+    def keep_diverged(self, error: DivergedError) -> DivergedError:
         """Write the record of a training that diverged, so that it is not repeated. Its checkpoints stay: if the record
-        is removed, the same command resumes from the last one."""
+        is removed, the same command resumes from the last one. Returns what is to be raised."""
         self.record.results = {}
         self._describe(self.module.seconds)
         self.record.diverged = {"step": error.step, "reason": str(error)}
         records.write_record(self.record, self.cfg.results_dir)
+        newest = self.unfinished.newest_step()
+        if newest is None:
+            self.unfinished.clear()
+        said = describe_divergence(self.record, self.cfg.results_dir, describe_checkpoint(newest))
+        return DivergedError(said, error.step, self.record)
 
     def _describe(self, seconds: float) -> None:
         """Fill the record with what every training has, whether it diverged or not."""
@@ -278,12 +346,14 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> Non
     load_weights_into(model, folder)
 
 
-def _place(cfg: Config, device: torch.device) -> dict[str, Any]:
+def _place(cfg: Config, device: torch.device, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Where a training runs, as arguments of a Trainer."""
+    made = {"ddp": ReplicatedModel, "fsdp2": lambda: ShardedModel(ranks.size)}.get(cfg.parallel.name)
     return {
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
-        "devices": cfg.parallel.devices,
-        "strategy": cfg.parallel.strategy,
+        "devices": ranks.local_size,
+        "num_nodes": ranks.nodes,
+        "strategy": cfg.parallel.strategy if made is None else made(),
     }
 
 
@@ -304,14 +374,19 @@ def _check_strategy(cfg: Config, device: torch.device) -> None:
 
 
 def _trainer(
-    cfg: Config, device: torch.device, record: records.RunRecord, saving: SaveCheckpoints
+    cfg: Config, device: torch.device, ranks: Ranks, record: records.RunRecord, saving: SaveCheckpoints
 ) -> lightning.Trainer:
-    callbacks: list[Callback] = [saving, TrainingProgress(cfg.recipe.steps, Console(stderr=True))]
-    logger = make_logger(cfg.logger, Path(cfg.results_dir) / "logs", labels_of(cfg, record))
-    if logger:
+    callbacks: list[Callback] = [saving]
+    logger = False
+    if ranks.rank == 0:
+        callbacks.append(TrainingProgress(cfg.recipe.steps, Console(stderr=True)))
+        logger = make_logger(cfg.logger, Path(cfg.results_dir) / "logs", labels_of(cfg, record))
+    # One rank alone cannot read sharded weights.
+    if logger and cfg.parallel.name != "fsdp2":
         callbacks.append(DrawnCurves(cfg.logger.validate_every))
     return make_trainer(
-        **_place(cfg, device),
+        ranks,
+        **_place(cfg, device, ranks),
         precision="bf16-mixed" if uses_bfloat16(cfg.parallel.precision, device) else "32-true",
         max_steps=cfg.recipe.steps,
         max_epochs=-1,

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning
 import numpy as np
 import torch
 
 from infini.config.schema import OptimizerConfig, RecipeConfig
-from infini.errors import DivergedError
+from infini.errors import DivergedError, InputError
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.nn.projections import recorded
 from infini.nn.protocols import ModelOutput, optional
-from infini.nn.state import State, detach, leaves, map_state
+from infini.nn.state import State, detach, leaves, map_state, select_rows
 from infini.training.activation_checkpointing import cut, grouped
 from infini.training.additions import length_extension, long_history
 from infini.training.additions.sparse_writes import penalty
 from infini.training.non_finite import first_not_finite
 from infini.training.optimizers import build_optimizer
+from infini.training.ranks import ALONE, Ranks
 from infini.training.resume import random_states, set_random_states
+from infini.training.strategies import ShardedModel, shard
 
 SMOOTHING = 0.98
 SOURCE = ("source_BS", "source_mask_BS", "at_random")
@@ -32,6 +35,17 @@ ON_HOST = ("mask_BT", "reset_BT", "targets_BT", "lm_targets_BT")
 """Entries of a batch that stay on the host, where calls are planned and targets are counted."""
 _EXTENSION_STREAM, _HISTORY_STREAM = 3, 4
 """Streams of the seed's random numbers for length extension and long histories."""
+
+
+class Whole(NamedTuple):
+    """What a step's batch has in all rows, of which a rank reads some: their number, and of tokens those that are read,
+    the targets and the targets of the second loss. first: the first row of this rank, or of its part."""
+
+    rows: int
+    tokens: int
+    targets: int
+    lm_targets: int
+    first: int = 0
 
 
 class LanguageModelModule(lightning.LightningModule):
@@ -43,12 +57,24 @@ class LanguageModelModule(lightning.LightningModule):
     A batch may also hold segment_length, that of its stage of the curriculum; lm_targets_BT and lm_weight, targets and
     weight of a second loss; history_PT, the pieces of a long history (see infini.training.additions.long_history); and
     the source of an encoder-decoder (SOURCE).
+
+    ranks: each reads its own rows of a batch. accumulate: parts of these rows, read one after the other. Losses are
+    sums over targets divided by the number of targets in the whole batch, so that neither changes the gradients.
     """
 
     def __init__(
-        self, model: Any, optimizer: OptimizerConfig, recipe: RecipeConfig, carry_state: bool, seed: int = 0
+        self,
+        model: Any,
+        optimizer: OptimizerConfig,
+        recipe: RecipeConfig,
+        carry_state: bool,
+        seed: int = 0,
+        ranks: Ranks = ALONE,
+        accumulate: int = 1,
     ) -> None:
         super().__init__()
+        self.ranks, self.accumulate = ranks, accumulate
+        self.sharded = False
         self.model = model
         self.optimizer_config, self.recipe, self.carry_state, self.seed = optimizer, recipe, carry_state, seed
         self.stage = 0
@@ -58,6 +84,7 @@ class LanguageModelModule(lightning.LightningModule):
         self.stage_steps: list[int] = []
         """The last step of each completed stage."""
         self.carried: State | None = None
+        """The state of this rank's rows."""
         self.histories: State | None = None
         """States after the long histories, when they were last read."""
         self.loss_curve: list[list[float]] = []
@@ -86,62 +113,117 @@ class LanguageModelModule(lightning.LightningModule):
     def transfer_batch_to_device(
         self, batch: dict[str, Any], device: torch.device, dataloader_idx: int
     ) -> dict[str, Any]:
-        """The batch on the device, except for ON_HOST."""
+        """This rank's rows of the batch on the device, except for ON_HOST, and what the whole batch has."""
+        whole = self._whole(batch)
+        first, last = self.ranks.bounds(whole.rows)
+        if last - first < self.accumulate:
+            n_parts = self.ranks.size * self.accumulate
+            raise InputError(
+                f"recipe.curriculum: a stage has {whole.rows} rows for {n_parts} devices or parts of a step"
+            )
+        batch = _rows(batch, first, last)
         kept = {name: batch[name] for name in ON_HOST if name in batch}
         moved = {name: value for name, value in batch.items() if name not in kept}
+        kept["whole"] = whole._replace(first=first)
         return super().transfer_batch_to_device(moved, device, dataloader_idx) | kept
+
+    def _whole(self, batch: dict[str, Any]) -> Whole:
+        tokens = int(to_numpy(batch["mask_BT"]).sum())
+        if "source_BS" in batch:
+            read = self.model.source_tokens(batch["source_BS"].shape[1])
+            tokens += int(batch["source_mask_BS"][:, :read].sum())
+        targets, lm_targets = (
+            int((to_numpy(batch[name]) != IGNORE).sum()) if name in batch else 0
+            for name in ("targets_BT", "lm_targets_BT")
+        )
+        return Whole(batch["ids_BT"].shape[0], tokens, targets, lm_targets)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Not on loading the checkpoint: creating the loader's iterator uses a random number, as it did the first time.
         if self._random_states is not None:
             set_random_states(self._random_states, self.device)
             self._random_states = None
+        self.zero_grad()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        # Lightning's comes after training_step, which has accumulated the gradients of all parts but the last.
+        pass
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> torch.Tensor:
         if batch.get("segment_length", self.model.segment_length) != self.model.segment_length:
             self.model.resize_segments(batch["segment_length"])
-        state = self.carried if self.carry_state else self._after_history(batch)
+        whole: Whole = batch.get("whole") or self._whole(batch)
+        n_rows = batch["ids_BT"].shape[0]
+        bounds = [n_rows * part // self.accumulate for part in range(self.accumulate + 1)]
+        losses, calls = [], []
+        states: list[State] = []
+        for first, last in itertools.pairwise(bounds):
+            part = _rows(batch, first, last)
+            of_part = whole._replace(first=whole.first + first)
+            before = _rows_of(self.carried, first, last) if self.carry_state else self._after_history(part, of_part)
+            objective, loss, after = self._read(part, before, of_part)
+            losses.append(loss)
+            calls.append((part, before, of_part))
+            if after is not None:
+                states.append(after)
+            if last < n_rows:
+                with torch.autocast(self.device.type, enabled=False):
+                    objective.backward()
+                # It holds casts of the weights whose graph is gone.
+                torch.clear_autocast_cache()
+        self.carried = _joined(states) if states else None
+        loss = self.ranks.summed(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
+        self.tokens_seen += whole.tokens
+        self._pending.append((self.global_step + 1, loss))
+        if len(self._pending) >= 10 or loss.device.type == "cpu":
+            # Reading costs nothing on a CPU, and the weights are still those of a loss that is not finite.
+            self.read_losses(lambda: [self._call(*call) for call in calls])
+        self.log("loss", loss, prog_bar=True)
+        self._advance(loss)
+        return objective
+
+    def _read(
+        self, batch: dict[str, Any], state: State | None, whole: Whole
+    ) -> tuple[torch.Tensor, torch.Tensor, State | None]:
+        """Of rows of a batch: what is minimized, whose gradients DDP and FSDP average over ranks; the loss in nats over
+        the targets of the whole batch, detached; and the detached state after them, if it is carried."""
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
         sparse_writes = self.recipe.sparse_writes if writes else None
         if sparse_writes:
             # Tokens that are read a second time for the carried state only are not counted.
             with recorded(self.model, "k_proj") as keys:
-                out = self._call(batch, state)
+                out = self._call(batch, state, whole)
         else:
-            out = self._call(batch, state)
-        self.carried = detach(out.state) if self.carry_state else None
+            out = self._call(batch, state, whole)
         temperature = (self.recipe.loss_temperature or 1.0) if self.in_last_stage else 1.0
         # Logits are linear in the hidden states.
-        loss = self._loss(out.hidden_BTD if temperature == 1.0 else out.hidden_BTD / temperature, batch["targets_BT"])
-        self.tokens_seen += int(to_numpy(batch["mask_BT"]).sum())
-        if "source_BS" in batch:
-            read = self.model.source_tokens(batch["source_BS"].shape[1])
-            self.tokens_seen += int(batch["source_mask_BS"][:, :read].sum())
-        self._pending.append((self.global_step + 1, loss.detach()))
-        if len(self._pending) >= 10 or loss.device.type == "cpu":
-            # Reading costs nothing on a CPU, and the weights are still those of a loss that is not finite.
-            self.read_losses(lambda: self._call(batch, state))
-        self.log("loss", loss.detach(), prog_bar=True)
-        self._advance(loss)
+        hidden_BTD = out.hidden_BTD if temperature == 1.0 else out.hidden_BTD / temperature
+        loss = objective = self._loss(hidden_BTD, batch["targets_BT"], whole.targets)
         if "lm_targets_BT" in batch:
-            loss = loss + batch["lm_weight"] * self._loss(out.hidden_BTD, batch["lm_targets_BT"])
+            second = self._loss(out.hidden_BTD, batch["lm_targets_BT"], whole.lm_targets)
+            objective = objective + batch["lm_weight"] * second
         if sparse_writes:
-            loss = loss + sparse_writes * penalty(self.model, keys, batch["mask_BT"])
-        return loss + out.aux_loss
+            share = int(to_numpy(batch["mask_BT"]).sum()) / whole.tokens
+            objective = objective + sparse_writes * share * penalty(self.model, keys, batch["mask_BT"])
+        objective = objective + out.aux_loss * (batch["ids_BT"].shape[0] / whole.rows)
+        return objective * self.ranks.size, loss.detach(), detach(out.state) if self.carry_state else None
 
-    def _after_history(self, batch: dict[str, Any]) -> State | None:
-        """The initial state of a batch: with a history in it, some rows start after that."""
+    def _after_history(self, batch: dict[str, Any], whole: Whole | None = None) -> State | None:
+        """The initial state of rows of a batch: with a history in it, some rows start after that."""
         if "history_PT" not in batch or not self.in_last_stage or not optional(self.model, "memory_is_a_sum"):
             return None
         if self.histories is None or self.global_step % long_history.EVERY == 0:
             self.histories = long_history.read_histories(self.model, batch["history_PT"])
+        whole = whole or self._whole(batch)
         rng = np.random.default_rng([self.seed, _HISTORY_STREAM, self.global_step])
-        return long_history.sample_initial_states(
-            self.model.init_state(batch["ids_BT"].shape[0], self.device), self.histories, rng
+        started = long_history.sample_initial_states(
+            self.model.init_state(whole.rows, self.device), self.histories, rng
         )
+        return _rows_of(started, whole.first, whole.first + batch["ids_BT"].shape[0])
 
-    def _call(self, batch: dict[str, Any], state: State | None) -> ModelOutput:
+    def _call(self, batch: dict[str, Any], state: State | None, whole: Whole | None = None) -> ModelOutput:
         ids_BT = batch["ids_BT"]
+        whole = whole or self._whole(batch)
         if "source_BS" in batch:
             told: ModelOutput = self.model(ids_BT, **{key: batch[key] for key in SOURCE if key in batch})
             return told
@@ -157,7 +239,8 @@ class LanguageModelModule(lightning.LightningModule):
             assert self.recipe.length_extension is not None
             rng = np.random.default_rng([self.seed, _EXTENSION_STREAM, self.global_step])
             if rng.random() < self.recipe.length_extension_share:
-                boundary, factor_B = length_extension.draw(rng, ids_BT.shape[0], segments, self.recipe.length_extension)
+                boundary, factor_B = length_extension.draw(rng, whole.rows, segments, self.recipe.length_extension)
+                factor_B = factor_B[whole.first : whole.first + ids_BT.shape[0]]
                 call = length_extension.carried_call if self.carry_state else length_extension.extended_call
                 return call(model, ids_BT, state, mask_BT, reset_BT, boundary * N, factor_B)
         if not self.in_last_stage and "segment_length" not in batch:
@@ -166,15 +249,15 @@ class LanguageModelModule(lightning.LightningModule):
         out: ModelOutput = model(ids_BT, state, mask_BT=mask_BT, reset_BT=reset_BT)
         return out
 
-    def _loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Mean loss in nats over the targets."""
+    def _loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor, n_targets: int | None = None) -> torch.Tensor:
+        """Sum of the losses in nats over the targets, divided by n_targets; None: their number."""
         place_P = np.flatnonzero(to_numpy(targets_BT) != IGNORE)
         if 2 * len(place_P) < targets_BT.numel():
             # Only the logits at targets, not those of the whole sequence.
             hidden_BTD = hidden_BTD.flatten(0, 1).index_select(0, to_device(place_P, hidden_BTD.device))[None]
             targets_BT = targets_BT.flatten()[torch.from_numpy(place_P)][None]
         total, count = summed_cross_entropy(hidden_BTD, self.model.output_weight, targets_BT, self.recipe.loss_chunk)
-        return total / max(count, 1)
+        return total / max(count if n_targets is None else n_targets, 1)
 
     @property
     def in_last_stage(self) -> bool:
@@ -215,6 +298,12 @@ class LanguageModelModule(lightning.LightningModule):
             self.loss_curve.append([step, float(f"{value:.9g}")])
         self._pending.clear()
 
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, ShardedModel) and not self.sharded:
+            # The parameters are replaced: this comes before the optimizer.
+            shard(self.model, self.trainer.strategy.device_mesh["data_parallel"])
+            self.sharded = True
+
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.model, self.optimizer_config)
         # LambdaLR counts steps from 0, the recipe from 1.
@@ -226,7 +315,8 @@ class LanguageModelModule(lightning.LightningModule):
         if where := first_not_finite(self.model, lambda: None):
             raise DivergedError(f"after step {self.global_step} {where}", self.global_step)
         checkpoint["infini"] = {
-            "carried": _stored(self.carried),
+            # Of the rows of all ranks: any number of ranks resumes.
+            "carried": self.ranks.gathered(_stored(self.carried)),
             "histories": _stored(self.histories),
             "loss_curve": self.loss_curve,
             "tokens_seen": self.tokens_seen,
@@ -243,6 +333,8 @@ class LanguageModelModule(lightning.LightningModule):
         self.stage, self.stage_loss, self.stage_steps = kept["stage"], kept["stage_loss"], kept["stage_steps"]
         self._seconds_before, self._random_states = kept["seconds"], kept["random_states"]
         self.carried, self.histories = (self._filled(kept[name]) for name in ("carried", "histories"))
+        if self.carried is not None:
+            self.carried = _rows_of(self.carried, *self.ranks.bounds(self.carried.clock.slot_B.shape[0]))
 
     def _filled(self, stored: dict[str, torch.Tensor]) -> State | None:
         """The state of _stored tensors."""
@@ -251,6 +343,25 @@ class LanguageModelModule(lightning.LightningModule):
         found = iter(stored.values())
         fresh = self.model.init_state(next(iter(stored.values())).shape[0], self.device)
         return map_state(lambda leaf: next(found).to(leaf.device, leaf.dtype), fresh)
+
+
+def _rows(batch: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    """These rows of a batch: of the tensors whose name says that they have rows."""
+    if (first, last) == (0, batch["ids_BT"].shape[0]):
+        return batch
+    return {name: value[first:last] if "_B" in name else value for name, value in batch.items()}
+
+
+def _rows_of(state: State | None, first: int, last: int) -> State | None:
+    """These rows of a state."""
+    if state is None or (first, last) == (0, state.clock.slot_B.shape[0]):
+        return state
+    return select_rows(state, torch.arange(first, last))
+
+
+def _joined(states: list[State]) -> State:
+    """The state of all rows of the parts of a batch."""
+    return states[0] if len(states) == 1 else map_state(lambda *leaves: torch.cat(leaves), *states)
 
 
 def _stored(state: State | None) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from infini.config.schema import OptimizerConfig
 from infini.nn.parameter_groups import parameter_groups
@@ -87,6 +88,12 @@ class Muon(torch.optim.Optimizer):
 
     def _orthogonal(self, matrix: torch.Tensor) -> torch.Tensor:
         """The matrix with all singular values moved close to 1, by Newton-Schulz iterations."""
+        if isinstance(matrix, DTensor):
+            # Singular values are those of the whole matrix: every rank computes them, and keeps its own rows.
+            made = self._orthogonal(matrix.full_tensor())
+            replicated = DTensor.from_local(made, matrix.device_mesh, [Replicate()] * matrix.device_mesh.ndim)
+            shard: torch.Tensor = replicated.redistribute(placements=matrix.placements)
+            return shard
         a, b, c = self.COEFFICIENTS
         x = matrix.to(torch.bfloat16 if has_fast_bfloat16(matrix.device) else torch.float32)
         tall = x.shape[0] > x.shape[1]

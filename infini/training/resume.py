@@ -22,6 +22,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from infini import records
 from infini.errors import InputError
 from infini.training.checkpoint import sha256_of
+from infini.training.ranks import ALONE, Ranks
 
 KEPT = 2
 """Checkpoints that are kept: the newest, and the one before it in case the newest is damaged."""
@@ -163,11 +164,13 @@ class PlainFiles(TorchCheckpointIO):
 class SaveCheckpoints(Callback):
     """Saves a checkpoint every `every` steps, or about once a minute where it is None, and after the last step.
 
-    checkpoint: the one from which the training resumes.
+    checkpoint: the one from which the training resumes. ranks: all of them take part, rank 0 writes.
     """
 
-    def __init__(self, unfinished: UnfinishedRun, every: int | None, checkpoint: Path | None = None) -> None:
-        self.unfinished, self.every = unfinished, every
+    def __init__(
+        self, unfinished: UnfinishedRun, every: int | None, checkpoint: Path | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        self.unfinished, self.every, self.ranks = unfinished, every, ranks
         self.newest_step = None if checkpoint is None else _step_of(checkpoint)
         self.started = False
         """Whether the training has started, with everything restored from the checkpoint."""
@@ -186,9 +189,15 @@ class SaveCheckpoints(Callback):
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        due = step % self.every == 0 if self.every else time.monotonic() - self._saved >= SECONDS_BETWEEN
+        if self.every:
+            due = step % self.every == 0
+        else:
+            due = self.ranks.any(time.monotonic() - self._saved >= SECONDS_BETWEEN)
         if due or step == trainer.max_steps:
-            self.unfinished.save(step, trainer.save_checkpoint)
+            if self.ranks.rank == 0:
+                self.unfinished.save(step, trainer.save_checkpoint)
+            else:
+                trainer.save_checkpoint(os.devnull)
             self.newest_step, self._saved = step, time.monotonic()
 
 

@@ -1,4 +1,4 @@
-"""A Lightning Trainer in one process that depends on its arguments alone, not on the environment.
+"""A Lightning Trainer that depends on its arguments alone, not on the environment.
 
 By default, Lightning reads missing arguments from PL_TRAINER_<NAME>, and ranks, addresses and the number of processes
 from the variables of torchrun, Slurm, LSF and MPI. In a Slurm job, on a signal, it saves a checkpoint in the working
@@ -17,6 +17,8 @@ import lightning
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from infini.training.ranks import ALONE, Ranks
+
 PREFIX = "PL_TRAINER_"
 """Prefix of the variables that set arguments of Trainer."""
 _DEFAULTS = {name: argument.default for name, argument in inspect.signature(lightning.Trainer).parameters.items()}
@@ -24,34 +26,43 @@ LAUNCHERS = ("TORCHELASTIC_", "TORCH_DIST_INIT_BARRIER", "STANDALONE_PORT", "MAS
 """Prefixes of the variables from which a strategy creates a process group."""
 
 
-class OneProcess(LightningEnvironment):
-    """One process on one machine, however it was launched. Strategies with several processes need another class."""
+class GivenRanks(LightningEnvironment):
+    """Processes that have been started, however that was: those of `ranks`."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self.ranks = ranks
 
     @property
     def creates_processes_externally(self) -> bool:
-        # There are no others to create.
         return True
 
+    def world_size(self) -> int:
+        return self.ranks.size
+
+    def global_rank(self) -> int:
+        return self.ranks.rank
+
     def local_rank(self) -> int:
-        return 0
+        return self.ranks.local_rank
 
     def node_rank(self) -> int:
-        return 0
+        return self.ranks.rank // self.ranks.local_size
 
     def teardown(self) -> None:
         # Lightning's would delete a launcher's WORLD_SIZE.
         pass
 
 
-def make_trainer(**settings: Any) -> lightning.Trainer:
+def make_trainer(ranks: Ranks = ALONE, **settings: Any) -> lightning.Trainer:
     """Trainer(**settings), with Lightning's own defaults for all other arguments.
 
     settings: arguments of Trainer except default_root_dir; plugins without a cluster environment. A checkpoint is
     loaded only if `fit` is given its path.
     """
     # On import Lightning reads the rank from RANK, LOCAL_RANK or SLURM_PROCID; loggers of other ranks write nothing.
-    setattr(rank_zero_only, "rank", 0)  # noqa: B010 - its type does not declare it
-    plugins = [OneProcess(), *settings.pop("plugins", ())]
+    setattr(rank_zero_only, "rank", ranks.rank)  # noqa: B010 - its type does not declare it
+    plugins = [GivenRanks(ranks), *settings.pop("plugins", ())]
     # Not a folder, so that no checkpoint is found there.
     return lightning.Trainer(**{**_DEFAULTS, **settings, "plugins": plugins, "default_root_dir": os.devnull})
 

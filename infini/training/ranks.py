@@ -1,0 +1,229 @@
+"""The processes (ranks) of a training on several devices: which one this is, how the others start, what they exchange.
+
+Rank 0 prints, logs and writes; the others compute. A batch is made whole by every rank, which then takes its own rows:
+all numbers of ranks see the same tokens at a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+
+from infini.config.schema import ParallelConfig
+from infini.errors import InputError, require
+from infini.records import source_root
+from infini.training.launcher import LAUNCHED, PLACE
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvValue failed")
+"""What torch.distributed reports when another process has ended."""
+SECONDS_TO_END = 10.0
+"""How long rank 0 waits for the others to end."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Place of this process among those of a training."""
+
+    rank: int = 0
+    local_rank: int = 0
+    """Rank on this node; the number of its GPU."""
+    size: int = 1
+    local_size: int = 1
+    """Processes on each node."""
+    launched: bool = False
+    """Whether torchrun, or rank 0, started this process."""
+    grouped: bool = False
+    """Whether there is a process group, of one rank or more."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.size // self.local_size
+
+    def bounds(self, n_rows: int, parts: int = 1) -> list[int]:
+        """The first row of each of this rank's `parts` parts of a batch, and the row after the last one."""
+        return [n_rows * (self.rank * parts + part) // (self.size * parts) for part in range(parts + 1)]
+
+    def summed(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks of a number, on every rank."""
+        if self.size > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+        return value
+
+    def any(self, value: bool) -> bool:
+        """Whether it is true on any rank."""
+        return bool(self.summed(torch.tensor(float(value))))
+
+    def gathered(self, rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """On rank 0 the tensors of all ranks, joined along their rows; on the others what they gave."""
+        if self.size == 1:
+            return rows
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object({name: tensor.cpu() for name, tensor in rows.items()}, found)
+        return rows if found is None else {name: torch.cat([part[name] for part in found]) for name in rows}
+
+    def agreed(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values)
+        return values[0]
+
+
+ALONE = Ranks()
+
+
+def ranks_of(parallel: ParallelConfig, device: torch.device, launched: bool) -> Ranks:
+    """The ranks that a configuration asks for. launched: whether torchrun may have started this process; false for a
+    training that another command runs.
+
+    Raises InputError for devices or nodes that there are not.
+    """
+    if parallel.name == "single":
+        for key, value in (("devices", parallel.devices), ("nodes", parallel.nodes)):
+            allowed = "parallel=single takes one; add parallel=ddp or parallel=fsdp2"
+            require(value in (None, 1), f"parallel.{key}", value, allowed)
+        return ALONE
+    require(parallel.strategy == "auto", "parallel.strategy", parallel.strategy, f"parallel={parallel.name} takes auto")
+    if launched and LAUNCHED in os.environ:
+        rank, local_rank, size, local_size = (_number(name) for name in PLACE)
+        made = Ranks(rank, local_rank, size, local_size, launched=True, grouped=True)
+        for key, value, there in (
+            ("devices", parallel.devices, made.local_size),
+            ("nodes", parallel.nodes, made.nodes),
+        ):
+            allowed = f"torchrun started {there}; set this number, or leave the key out"
+            require(value in (None, there), f"parallel.{key}", value, allowed)
+    else:
+        allowed = "several nodes need torchrun on each; see docs/how-to/cluster.md"
+        require(parallel.nodes in (None, 1), "parallel.nodes", parallel.nodes, allowed)
+        local_size = parallel.devices or (torch.cuda.device_count() if device.type == "cuda" else 1)
+        made = Ranks(size=local_size, local_size=local_size, grouped=True)
+    if device.type == "cuda":
+        there = torch.cuda.device_count()
+        allowed = f"this machine has {there}; at most that many"
+        require(made.local_size <= there, "parallel.devices", made.local_size, allowed)
+    return made
+
+
+def check_rows(batch_size: int, accumulate: int, ranks: Ranks) -> None:
+    """Raises InputError where the rows of a step cannot be shared equally."""
+    pieces = ranks.size * accumulate
+    allowed = f"must be a multiple of {pieces}: devices, {ranks.size}, x parallel.accumulate={accumulate}"
+    require(batch_size % pieces == 0, "recipe.batch_size", batch_size, allowed)
+
+
+@contextlib.contextmanager
+def joined(ranks: Ranks, words: Sequence[str], device: torch.device) -> Iterator[None]:
+    """The process group of a training, inside the block; nothing where the training needs none.
+
+    Rank 0 starts the other processes, by `infini train` and these words, unless a launcher did; they end with the
+    block. A launched process ends when its launcher has gone. Raises InputError on rank 0 where another process has
+    failed.
+    """
+    if not ranks.grouped:
+        yield
+        return
+    address = "env://"
+    others: list[subprocess.Popen[bytes]] = []
+    if ranks.launched:
+        _end_with_launcher()
+    else:
+        port = find_free_network_port()
+        address = f"tcp://127.0.0.1:{port}"
+        others = [_start(rank, ranks, port, words) for rank in range(1, ranks.size)]
+    threads = torch.get_num_threads()
+    try:
+        if device.type == "cuda":
+            torch.cuda.set_device(ranks.local_rank)
+        elif "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, threads // ranks.local_size))
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, init_method=address, rank=ranks.rank, world_size=ranks.size)
+        yield
+    except RuntimeError as error:
+        if ranks.rank > 0 or not is_lost(error):
+            raise
+        said = f"another process of this training has ended{_which(others)}; the same command resumes it"
+        raise InputError(said) from error
+    finally:
+        torch.set_num_threads(threads)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _end(others, gently=sys.exc_info()[0] is None)
+
+
+def is_lost(error: RuntimeError) -> bool:
+    """Whether the cause of an error is that another process has ended."""
+    return any(said in str(error) for said in LOST)
+
+
+def _number(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{name}={os.environ.get(name)!r}: torchrun sets this environment variable") from error
+
+
+def _start(rank: int, ranks: Ranks, port: int, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a process as torchrun does. The working folder stays; -P keeps it out of the search path for modules."""
+    place = (rank, rank, ranks.size, ranks.local_size)
+    path = os.pathsep.join(filter(None, (str(source_root()), os.environ.get("PYTHONPATH"))))
+    environment = {
+        **os.environ,
+        **{name: str(value) for name, value in zip(PLACE, place, strict=True)},
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        LAUNCHED: "infini",
+        "PYTHONPATH": path,
+    }
+    command = [sys.executable, "-P", "-m", "infini", "train", *words]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def _end_with_launcher() -> None:
+    """End this process when its parent has ended: killed, it could not end it."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _which(others: Sequence[subprocess.Popen[bytes]]) -> str:
+    """The first process that failed, and its exit code."""
+    until = time.monotonic() + SECONDS_TO_END
+    while others and time.monotonic() < until:
+        for rank, other in enumerate(others, 1):
+            if other.poll() not in (None, 0):
+                return f" (rank {rank}, exit code {other.returncode})"
+        time.sleep(0.05)
+    return ""
+
+
+def _end(others: Sequence[subprocess.Popen[bytes]], gently: bool) -> None:
+    """Wait for the other processes. gently: they end by themselves."""
+    for other in others:
+        if not gently:
+            other.terminate()
+    for other in others:
+        try:
+            other.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            other.kill()
+            other.wait()

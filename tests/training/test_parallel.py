@@ -1,0 +1,306 @@
+"""A training on several devices is that of one: the same tokens, losses, weights and records."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import SEGMENT, VOCABULARY, assert_close, assert_same_state, tiny_dims
+from helpers import TOLERANCE as TOLERANCES
+from safetensors.torch import load_file
+from tiny_runs import words
+
+from infini import records
+from infini.cli import main as cli
+from infini.config.compose import compose
+from infini.models import build_model
+from infini.nn.state import map_state
+from infini.training.module import LanguageModelModule
+from infini.training.ranks import Ranks
+
+STEPS = 20
+TOLERANCE = 1e-5
+"""Relative, of float32 losses over STEPS steps: the additions are those of one process in another order."""
+TWO = ("parallel=ddp", "parallel.devices=2")
+SHARDED = ("parallel=fsdp2", "parallel.devices=2")
+
+
+def command(corpus: Path, results: Path, *more: str, task: str = "pg19") -> list[str]:
+    settings = [*words(corpus, results, task), "recipe.batch_size=4", f"recipe.steps={STEPS}", *more]
+    # The last setting of a key, which the command would name.
+    return ["train", *{text.partition("=")[0]: text for text in settings}.values()]
+
+
+def run_of(results: Path) -> records.RunRecord:
+    (run,) = records.load_records(results)
+    return run
+
+
+def losses(results: Path) -> np.ndarray:
+    curve = np.array(run_of(results).series["loss_curve"])
+    assert curve[:, 0].tolist() == list(range(1, STEPS + 1))
+    return curve[:, 1]
+
+
+def weights(results: Path) -> dict[str, torch.Tensor]:
+    return load_file(results / "checkpoints" / run_of(results).run_id / "model.safetensors")
+
+
+def assert_equal_runs(one: Path, other: Path, tolerance: float = TOLERANCE) -> None:
+    np.testing.assert_allclose(losses(other), losses(one), rtol=tolerance)
+    assert run_of(one).cost["tokens_seen"] == run_of(other).cost["tokens_seen"]
+    for name, result in run_of(one).results.items():
+        assert run_of(other).results[name]["value"] == pytest.approx(result["value"], rel=10 * tolerance)
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    assert not list(other.glob("unfinished/*"))
+
+
+@pytest.fixture(scope="module")
+def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    results = tmp_path_factory.mktemp("straight")
+    assert cli.main(command(corpus, results)) == 0
+    return results
+
+
+def test_two_processes_train_as_one(
+    straight: Path, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = dict(os.environ)
+    assert cli.main(command(corpus, tmp_path, *TWO, "logger=csv")) == 0
+    assert_equal_runs(straight, tmp_path)
+    # Rank 0 alone prints, logs and records.
+    out, err = capfd.readouterr()
+    # A process that imported torch before the command, as this one, also prints a note on DistributedDataParallel.
+    said = [line.split()[0] for line in err.splitlines() if "reducer.cpp" not in line]
+    parameters = f"{run_of(tmp_path).run_id}:"
+    assert not out and said == ["training", parameters, "step", "trained", "model:", "record:"]
+    assert len(list(tmp_path.glob("logs/*"))) == 1
+    assert run_of(tmp_path).environment["ranks"] == 2
+    assert dict(os.environ) == before and not torch.distributed.is_initialized()
+
+
+def test_parts_of_a_step_train_as_the_whole(straight: Path, corpus: Path, tmp_path: Path) -> None:
+    assert cli.main(command(corpus, tmp_path, "parallel.accumulate=4")) == 0
+    assert_equal_runs(straight, tmp_path)
+
+
+ADDITIONS = (
+    *("recipe.length_extension=50", "recipe.length_extension_share=1", "recipe.long_history=[2,20]"),
+    *("recipe.sparse_writes=0.1", "recipe.loss_temperature=2"),
+)
+
+
+def step_of(ranks: Ranks, parts: int, carry_state: bool, monkeypatch: pytest.MonkeyPatch) -> LanguageModelModule:
+    """A module after two steps' gradients in float64, on rows with different numbers of tokens and targets."""
+    cfg = compose(["model=infini_delta", "task=passkey", "scale=laptop", *ADDITIONS])
+    torch.manual_seed(0)
+    model = build_model(cfg.model, tiny_dims(), VOCABULARY).double()
+    cfg.recipe.curriculum, cfg.recipe.loss_chunk = None, 5
+    module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, carry_state, 1, ranks, parts)
+    rng = torch.Generator().manual_seed(1)
+    monkeypatch.setattr(Ranks, "summed", lambda self, value: value)
+    monkeypatch.setattr(LanguageModelModule, "log", lambda *_, **__: None)
+    for _ in range(2):
+        ids = torch.randint(VOCABULARY, (6, 4 * SEGMENT), generator=rng)
+        # Rows of a stream are padded to whole segments.
+        lengths = [32, 24, 32, 32, 16, 32] if carry_state else [32, 30, 32, 17, 9, 32]
+        mask = torch.arange(4 * SEGMENT) < torch.tensor(lengths)[:, None]
+        targets = ids.roll(-1, 1).masked_fill(~mask, -100)
+        targets[1:3] = targets[1:3].masked_fill(torch.arange(4 * SEGMENT) < 28, -100)
+        # The rows of the last third have no target at all.
+        targets[4:] = -100
+        batch = {"ids_BT": ids, "targets_BT": targets, "mask_BT": mask, "reset_BT": torch.zeros_like(mask)}
+        batch["reset_BT"][:, 0] = torch.tensor([True, False, False, True, False, False])
+        batch |= {"lm_targets_BT": ids.roll(-1, 1).masked_fill(~mask, -100), "lm_weight": 0.3}
+        batch["history_PT"] = torch.randint(VOCABULARY, (2, 2 * SEGMENT), generator=rng)
+        batch = module.transfer_batch_to_device(batch, torch.device("cpu"), 0)
+        module.training_step(batch, 0).backward()
+    return module
+
+
+@pytest.mark.parametrize("carry_state", [False, True])
+@pytest.mark.parametrize(("size", "parts"), [(1, 3), (3, 1), (3, 2)])
+def test_the_gradients_of_all_ranks_and_parts_are_those_of_one(
+    size: int, parts: int, carry_state: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every addition to the training: DDP and FSDP average the ranks' gradients."""
+    one = step_of(Ranks(), 1, carry_state, monkeypatch)
+    shares = [step_of(Ranks(rank=rank, size=size), parts, carry_state, monkeypatch) for rank in range(size)]
+    for (name, expected), *own in zip(one.named_parameters(), *(m.named_parameters() for m in shares), strict=True):
+        grads = [torch.zeros_like(expected) if p.grad is None else p.grad for _, p in own]
+        assert expected.grad is not None
+        assert_close(torch.stack(grads).mean(0), expected.grad, TOLERANCES[torch.float64], name)
+    assert sum(m.last_loss for m in shares) == pytest.approx(one.last_loss, rel=1e-8)
+    assert [m.tokens_seen for m in shares] == [one.tokens_seen] * size
+    if carry_state:
+        rows = [m.carried for m in shares]
+        assert_same_state(map_state(lambda *x: torch.cat(x), *rows), one.carried, TOLERANCES[torch.float64])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["parallel.devices=2"], "parallel.devices=2: parallel=single takes one; add parallel=ddp or parallel=fsdp2"),
+        (["parallel.nodes=2"], "parallel.nodes=2: parallel=single takes one; add parallel=ddp or parallel=fsdp2"),
+        (
+            ["parallel=ddp", "parallel.nodes=2"],
+            "parallel.nodes=2: several nodes need torchrun on each; see docs/how-to/cluster.md",
+        ),
+        (
+            ["parallel=ddp", "parallel.devices=3"],
+            "recipe.batch_size=4: must be a multiple of 3: devices, 3, x parallel.accumulate=1",
+        ),
+        (
+            ["parallel.accumulate=3"],
+            "recipe.batch_size=4: must be a multiple of 3: devices, 1, x parallel.accumulate=3",
+        ),
+        (
+            [*SHARDED, "optimizer=adafactor"],
+            "optimizer=adafactor: parallel=fsdp2 takes adamw or muon; or use parallel=ddp",
+        ),
+        ([*TWO, "parallel.strategy=fsdp"], "parallel.strategy='fsdp': parallel=ddp takes auto"),
+    ],
+)
+def test_what_cannot_be_shared_is_one_line(
+    more: list[str], said: str, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command(corpus, tmp_path, *more)) == cli.USAGE_ERROR
+    begins, *errors = capfd.readouterr().err.splitlines()
+    assert begins.startswith("training model=") and errors == [f"infini: error: {said}"]
+
+
+@pytest.mark.parametrize("n_rows", [4, 7, 12])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_row_has_one_rank(n_rows: int, size: int) -> None:
+    read = [row for rank in range(size) for row in range(*Ranks(rank=rank, size=size).bounds(n_rows))]
+    assert read == list(range(n_rows))
+
+
+def stop_at(step: int, stop: Callable[[], Any]) -> pytest.MonkeyPatch:
+    """Call stop() in this process, rank 0, at this step."""
+    real = LanguageModelModule.training_step
+
+    def stopping(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step == step:
+            stop()
+        return real(self, batch, index)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(LanguageModelModule, "training_step", stopping)
+    return patch
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((), TWO), (TWO, ()), (TWO, SHARDED), (SHARDED, ()), ((), SHARDED), (TWO, TWO), (SHARDED, SHARDED)],
+)
+def test_a_checkpoint_moves_between_numbers_of_processes(
+    before: tuple[str, ...], after: tuple[str, ...], straight: Path, corpus: Path, tmp_path: Path
+) -> None:
+    patch = stop_at(11, interrupt)
+    assert cli.main(command(corpus, tmp_path, *before)) == cli.INTERRUPTED
+    patch.undo()
+    assert cli.main(command(corpus, tmp_path, *after)) == 0
+    assert run_of(tmp_path).cost["resumed"]
+    assert_equal_runs(straight, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adafactor"])
+@pytest.mark.parametrize("setup", [TWO, SHARDED, (*TWO, "parallel.accumulate=2")], ids=["ddp", "fsdp2", "accumulate"])
+@pytest.mark.parametrize("task", ["pg19", "passkey"])
+def test_every_setup_trains_as_one_process(
+    task: str, setup: tuple[str, ...], optimizer: str, corpus: Path, tmp_path: Path
+) -> None:
+    if optimizer == "adafactor" and setup == SHARDED:
+        pytest.skip("refused")
+    for name, more in (("one", ()), ("two", setup)):
+        assert cli.main(command(corpus, tmp_path / name, *more, f"optimizer={optimizer}", task=task)) == 0
+    # Five answers a step: rounding errors of their gradients grow faster.
+    assert_equal_runs(tmp_path / "one", tmp_path / "two", TOLERANCE if task == "pg19" else 10 * TOLERANCE)
+
+
+def start(corpus: Path, results: Path, *more: str, launcher: tuple[str, ...] = ("-m", "infini")) -> Any:
+    """A training in processes of its own."""
+    launched = [sys.executable, *launcher, *command(corpus, results, *more)]
+    return subprocess.Popen(
+        launched, cwd=results.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+    )
+
+
+def children(process: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def when(true: Callable[[], Any], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks up processes in /proc")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_process_ends_the_others_and_the_training_resumes(victim: int, corpus: Path, tmp_path: Path) -> None:
+    whole, results = tmp_path / "whole", tmp_path / "results"
+    assert cli.main(command(corpus, whole, *TWO)) == 0
+    made = start(corpus, results, *TWO)
+    when(lambda: list(results.glob("unfinished/*/step-*.ckpt")))
+    (other,) = children(made.pid)
+    os.kill((made.pid, other)[victim], signal.SIGKILL)
+    said = made.communicate(timeout=60)[0]
+    assert made.returncode == (-signal.SIGKILL, cli.USAGE_ERROR)[victim]
+    when(lambda: not Path(f"/proc/{other}").exists(), 30)
+    assert "Traceback" not in said
+    if victim:
+        assert "another process of this training has ended (rank 1, exit code -9); the same command resumes" in said
+    assert not records.load_records(results)
+    assert cli.main(command(corpus, results, *TWO)) == 0
+    assert run_of(results).cost["resumed"]
+    # On the same number of processes the resumed training is the uninterrupted one bit for bit.
+    assert losses(results).tolist() == losses(whole).tolist()
+    assert all(torch.equal(mine, weights(whole)[name]) for name, mine in weights(results).items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", ["ddp", "fsdp2"])
+def test_torchrun_starts_the_processes(setup: str, straight: Path, corpus: Path, tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "infini")
+    results = tmp_path / "results"
+    made = start(corpus, results, f"parallel={setup}", launcher=launcher)
+    said = made.communicate(timeout=200)[0]
+    assert made.returncode == 0, said
+    assert said.count("trained ") == 1 and said.count("record: ") == 1
+    assert_equal_runs(straight, results)
+    made = start(corpus, tmp_path / "other", "parallel=ddp", "parallel.devices=4", launcher=launcher)
+    said = made.communicate(timeout=200)[0]
+    assert "infini: error: parallel.devices=4: torchrun started 2; set this number, or leave the key out" in said
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_every_process(corpus: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    made = start(corpus, results, *TWO)
+    when(lambda: list(results.glob("unfinished/*/step-*.ckpt")))
+    (other,) = children(made.pid)
+    os.kill(made.pid, signal.SIGTERM)
+    said = made.communicate(timeout=60)[0]
+    assert made.returncode == cli.INTERRUPTED
+    assert not Path(f"/proc/{other}").exists()
+    assert said.splitlines()[-1].startswith("infini: interrupted; stopped after step ")
