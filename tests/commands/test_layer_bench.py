@@ -55,7 +55,7 @@ def test_what_is_measured(measured: Runner) -> None:
 
 
 def test_tables_and_figure(measured: Runner) -> None:
-    out = measured("table", "report=layer")
+    out = measured("table", "report=layer", "full=true")
     for text in ("Infini-attention, Linear + Delta", "backward", "Least time", "segments of 8"):
         assert text in out
     cfg = compose([f"results_dir={measured.results}"])

@@ -61,7 +61,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         found.append((max_new, temperature, top_p, generator.initial_seed()))
         return iter(())
 
-    for module in ("infini.tasks.booksum.evaluation", "infini.runs.summarize"):
+    for module in ("infini.tasks.booksum.evaluation", "infini.evaluation.decoding"):
         monkeypatch.setattr(f"{module}.generate", told)
     return found
 

@@ -142,7 +142,8 @@ def test_from_embeddings(name: str) -> None:
 
 def test_logits_to_keep_and_hidden_states() -> None:
     model, ids = tiny_llm(), prompt(1, 2 * N + 3)
-    assert torch.equal(logits(model, ids, logits_to_keep=1), logits(model, ids)[:, -1:])
+    # Products of one row and of many may round differently.
+    torch.testing.assert_close(logits(model, ids, logits_to_keep=1), logits(model, ids)[:, -1:], rtol=1e-12, atol=1e-12)
     out = model(ids, output_hidden_states=True)
     assert len(out.hidden_states) == 3 and isinstance(out.past_key_values, InfiniCache)
 
