@@ -49,6 +49,14 @@ def environment_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
+def offline_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb itself, offline and silent, with nobody logged in; skipped where it is not installed."""
+    pytest.importorskip("wandb")
+    for name, value in (("HOME", str(tmp_path)), ("WANDB_MODE", "offline"), ("WANDB_SILENT", "true")):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
 def project_root() -> Path:
     """The checkout the tests belong to."""
     return PROJECT_ROOT

@@ -28,6 +28,8 @@ ROUNDS, MANY_TOKENS = 5, 32768
 OURS = ("linear", "delta")
 PEERS = {"peer_linear": "linear", "peer_delta": "delta"}
 """Way of the other package -> our update rule with its equations."""
+LARGE = 2**26
+"""Numbers of a tensor that does not fit the caches."""
 PEER_PACKAGE = "infini_transformer_pytorch"
 
 
@@ -68,7 +70,8 @@ def work_of(way: str, dims: DimsConfig, tokens: int, backward: bool, itemsize: i
     way: local, full, linear, delta or one of PEERS. itemsize: bytes of a number between the operations.
     """
     width, K, T = dims.n_heads * dims.d_key, dims.d_key, float(tokens)
-    pairs = T * (min(T, T if way == "full" else dims.segment_length) + 1) / 2
+    seen = T if way == "full" else min(T, dims.segment_length)
+    pairs = T * (seen + 1) / 2
     products = 8 * T * dims.d_model * width
     attention = 4 * pairs * width
     exponentials, numbers = pairs * dims.n_heads, T * (2 * dims.d_model + 4 * width)
@@ -97,11 +100,11 @@ def measure_rates(product_flops: float, device: torch.device) -> Rates:
         return amount / statistics.median(seconds[2:])
 
     few = torch.randn(2**25 if device.type == "cuda" else 2**16, device=device)
-    many = torch.randn(2**26, device=device)
-    to = torch.empty_like(many)
+    many = torch.randn(LARGE, device=device)
+    exponentials, to = torch.empty_like(few), torch.empty_like(many)
     return Rates(
         product_flops,
-        per_second(few.numel(), lambda: torch.exp(few, out=few.clamp_(-1, 1))),
+        per_second(few.numel(), lambda: torch.exp(few, out=exponentials)),
         per_second(8 * many.numel(), lambda: to.copy_(many)),
     )
 
@@ -110,8 +113,8 @@ def layer_costs(setting: Setting, product_flops: float) -> dict[str, Any]:
     """Seconds of one layer on one sequence of every length of `suite.layer_tokens`, forward, and up to
     `suite.layer_backward_tokens` forward and backward too. Full attention reads up to `suite.layer_full_tokens`.
 
-    All ways take turns in every round. The peer is measured where its package is installed (the extra `peers`); its
-    largest relative difference to our outputs with equal weights is recorded.
+    All ways take turns in every round. The peer is measured where its package is installed (the extra `peers`); the
+    relative difference of its outputs to ours with equal weights is recorded.
     """
     cfg, device, console = setting.cfg, setting.device, setting.console
     rates = measure_rates(product_flops, device)

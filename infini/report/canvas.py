@@ -42,6 +42,8 @@ _STYLE: dict[Any, Any] = {
 }
 _LABEL_SIZE, _LABEL_WIDTH = 8, 28
 """Points, and characters."""
+_TEXT: dict[str, Any] = {"fontsize": _LABEL_SIZE, "linespacing": 1.0, "annotation_clip": False}
+"""Of a label."""
 _LEADER = {"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.7, "shrinkA": 0, "shrinkB": 0}
 """The line from a label to its point."""
 
@@ -187,10 +189,8 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
             xytext=(1.05, height),
             textcoords="axes fraction",
             color=ink(label.colour),
-            fontsize=_LABEL_SIZE,
             va="center",
-            linespacing=1.0,
-            annotation_clip=False,
+            **_TEXT,
             arrowprops=_LEADER | {"color": label.colour, "relpos": (0.0, 0.5)},
         )
 
@@ -225,10 +225,8 @@ def label_points(axes: Axes, labels: Sequence[Label]) -> list[Label]:
             xytext=((place.x0 - x) * 72 / DPI, (place.y0 - y) * 72 / DPI),
             textcoords="offset points",
             color=ink(label.colour),
-            fontsize=_LABEL_SIZE,
             va="bottom",
-            linespacing=1.0,
-            annotation_clip=False,
+            **_TEXT,
             arrowprops=_LEADER | {"color": label.colour, "relpos": end, "shrinkB": 4} if far else None,
         )
     return left

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from command_runner import Runner
 from rich.console import Console
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from infini import records
@@ -71,6 +73,28 @@ def test_tables_and_figure(measured: Runner) -> None:
 def test_without_a_measurement_it_says_how_to_make_one(infini: Runner) -> None:
     infini.results.mkdir()
     assert "no measurement yet: infini bench suite=layer" in infini("table", "report=layer")
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_rate_is_that_of_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anything else that is timed would make the least time too long, and the share of it too high."""
+    monkeypatch.setattr(layer, "LARGE", 2**10)
+    with Operators() as operators:
+        rates = layer.measure_rates(1e12, torch.device("cpu"))
+    assert min(rates.exponentials, rates.bytes) > 0
+    made = {"randn", "empty_like"}
+    assert {name: count for name, count in operators.calls.items() if name not in made} == {"exp": 11, "copy_": 11}
 
 
 @pytest.mark.parametrize("way", ["linear", "delta"])

@@ -1,4 +1,4 @@
-"""Models are told apart by colour and marker, the same in all figures, by eyes of every kind too."""
+"""Each model has one colour and marker in all figures, and colour-blind readers can tell the models apart."""
 
 from __future__ import annotations
 

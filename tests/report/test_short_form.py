@@ -86,13 +86,10 @@ def test_claims_begin_with_their_totals_and_those_of_a_report_are_the_same_verdi
     assert totals_of("lr_search", "laptop", known) == ""
 
 
+@pytest.mark.usefixtures("offline_wandb")
 def test_tables_are_logged_to_wandb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
     log_tables(WandbConfig("wandb", None, "mine", None, None, "final", []), tmp_path / "logs", REPORT)
     (folder,) = (tmp_path / "logs" / "wandb").glob("offline-run-*")
     assert f"to send it: wandb sync {folder}" in capfd.readouterr().err.splitlines()

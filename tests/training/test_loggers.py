@@ -162,14 +162,11 @@ def test_a_package_that_is_missing_is_said_before_any_work(
     assert "logger=wandb: needs a package that is not installed; pip install no_such_package" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("offline_wandb")
 def test_wandb_is_told_which_run_it_is_by_the_record_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Against wandb itself: a variable in its environment would break, redirect or resume a run."""
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
     given = {"WANDB_RUN_ID": "a/b", "WANDB_RESUME": "must", "WANDB_DIR": "/proc/x", "WANDB_PROJECT": "a/b"}
     given |= {"WANDB_NAME": "", "WANDB_CONFIG_PATHS": "/none", "WANDB_SWEEP_ID": "s", "WANDB_FORK_FROM": "other"}
     for name, value in given.items():

@@ -142,9 +142,10 @@ def test_from_embeddings(name: str) -> None:
 
 def test_logits_to_keep_and_hidden_states() -> None:
     model, ids = tiny_llm(), prompt(1, 2 * N + 3)
-    # Products of one row and of many may round differently.
-    torch.testing.assert_close(logits(model, ids, logits_to_keep=1), logits(model, ids)[:, -1:], rtol=1e-12, atol=1e-12)
-    out = model(ids, output_hidden_states=True)
+    out, last = model(ids, output_hidden_states=True), logits(model, ids, logits_to_keep=1)
+    # The same product, bit by bit; products of one row and of many may round differently.
+    assert torch.equal(last, model.lm_head(out.hidden_states[-1][:, -1:]))
+    torch.testing.assert_close(last, logits(model, ids)[:, -1:], rtol=1e-12, atol=1e-12)
     assert len(out.hidden_states) == 3 and isinstance(out.past_key_values, InfiniCache)
 
 
