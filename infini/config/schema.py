@@ -47,6 +47,8 @@ class TaskConfig:
     """Keys of `task` whose values an evaluation takes from the training, unless they are set."""
     evaluates_any_model: ClassVar[bool] = False
     """Whether models that were trained on other tasks can be evaluated."""
+    measured_by_any_task: ClassVar[bool] = False
+    """Whether other tasks evaluate models that were trained on this one."""
     has_long_history: ClassVar[bool] = False
     """Whether its training batches can hold a history (recipe.long_history)."""
 
@@ -65,6 +67,11 @@ class TaskConfig:
     def corpus(self) -> str:
         """Name of the task whose documents this one reads."""
         return self.name
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """The corpora of a mixture, each in a folder of its own; empty where the task reads `corpus` alone."""
+        return ()
 
     @property
     def reads_data(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from infini.errors import InputError
+from infini.errors import InputError, at_least
 from infini.models import register
 from infini.nn.protocols import Dimensions
 
@@ -27,7 +27,11 @@ class LLMConfig:
     sinks: int = 0
     layers: list[int] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
-    train: Literal["all", "gates"] = "all"
+    train: Literal["all", "lora", "gates_and_norms", "gates"] = "all"
+    lora_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least("model", self, 1, "lora_rank")
 
 
 @lru_cache(maxsize=4)

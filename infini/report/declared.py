@@ -58,11 +58,15 @@ def tuned_rate(task: str, scale: str, model: str, optimizer: str) -> float | Non
 
 
 def expected(report: Declares, row: str, scale: str, declared: Declared) -> dict[str, Any]:
-    """Dotted key -> value that the row declares for its trainings at a scale."""
+    """Dotted key -> value that the row declares for its trainings at a scale. declared: of their task."""
     groups = {**declared, "model": settings_in("model", report.model_of(row))}
+    if "base" in groups["model"]:
+        # Sizes are the pretrained model's.
+        groups["dims"] = {}
     found = {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
     # The rate is the one that the model's search found. Without a search any rate is accepted.
-    found[KEY] = tuned_rate(report.task, scale, report.model_of(row), str(found.get("optimizer.name")))
+    task, optimizer = str(declared["task"]["name"]), str(found.get("optimizer.name"))
+    found[KEY] = tuned_rate(task, scale, report.model_of(row), optimizer)
     if found[KEY] is None:
         del found[KEY]
     own = values_of(report.settings_of(row, scale) or ())
@@ -88,14 +92,17 @@ def _plain(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def find_mismatches(report: Declares, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
+def find_mismatches(
+    report: Declares, row: str, runs: Sequence[RunRecord], known: Selection, trained_on: str | None = None
+) -> dict[str, list[str]]:
     """Run id -> how its training differs from what the row declares; see RunReport.find_mismatches.
 
+    trained_on: task of the trainings; None: the report's.
     A run without a model has no training. Training on synthetic text is a mismatch unless the evaluation read synthetic
     text too, which the title of the table says.
     """
     scale = runs[0].scale
-    wanted = expected(report, row, scale, declared_at(report.task, scale))
+    wanted = expected(report, row, scale, declared_at(trained_on or report.task, scale))
     found = {run.run_id: mismatches(known.training_config(run), wanted) if run.parent else [] for run in runs}
     for run in runs:
         if known.learned_synthetic_text(run) and not run.synthetic:

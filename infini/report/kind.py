@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from infini.config.keys import OF_REPORTS, PLACES, SHOWN, TRAINED
+from infini.config.schema import groups
 from infini.errors import InputError, did_you_mean
 
 FINISHED_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir", *SHOWN)
@@ -35,9 +36,10 @@ class OwnVerb:
 
 
 def values_of(settings: Iterable[str]) -> dict[str, Any]:
-    """Dotted key -> value of settings, which are given as the command line takes them."""
+    """Dotted key -> value of settings, which are given as the command line takes them. The choice of a group is its
+    name."""
     pairs = (text.partition("=") for text in settings)
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
+    return {f"{key}.name" if key in groups() else key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, ClassVar
 
-from infini.config.schema import settings_in
-from infini.errors import InputError, did_you_mean, require
+from infini.config.schema import groups, settings_in
+from infini.errors import InputError, did_you_mean, one_of, require
 from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
@@ -70,8 +70,11 @@ class Report(RunReport):
     """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
     run: list[str] | str = "all"
     """Rows that `infini reproduce` makes, of those with a model: names, or all."""
-    untrained: bool = False
-    """Whether the rows are pretrained models that are evaluated without a training. Then no other run fills a cell."""
+    untrained: bool | list[str] = False
+    """Whether the rows are pretrained models that are evaluated without a training, or which rows are. No other run
+    fills a cell of theirs."""
+    trained_on: str | None = None
+    """Task that the rows are trained on, if it is not the one that evaluates them."""
 
     def __post_init__(self) -> None:
         self.check_figures()
@@ -86,8 +89,13 @@ class Report(RunReport):
         for name in self.variants:
             if name not in self.models:
                 raise InputError(f"report.variants: no row {name!r} in report.models{did_you_mean(name, self.models)}")
-        for key in ("whole_documents", "untrained"):
-            require(isinstance(getattr(self, key), bool), f"report.{key}", getattr(self, key), "true or false")
+        whole = self.whole_documents
+        require(isinstance(whole, bool), "report.whole_documents", whole, "true or false")
+        if not isinstance(self.untrained, bool):
+            rows = isinstance(self.untrained, list) and set(self.untrained) <= set(self.models)
+            require(rows, "report.untrained", self.untrained, "true, false or a list of rows of report.models")
+        if self.trained_on is not None:
+            one_of("report.trained_on", self.trained_on, groups()["task"])
         hint = did_you_mean(self.task, self.benchmarks)
         require(self.task in self.benchmarks, "report.task", self.task, f"a task of report.benchmarks{hint}")
         if self.baseline is not None:
@@ -114,16 +122,16 @@ class Report(RunReport):
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or run.data.get("split") != self.split or not self._reads_as_far_as(run):
             return None
-        if self.untrained != (run.parent is None):
-            return None
         trained = known.training_config(run)
         of = trained.get("variant")
         # A variant of another report is another model, even if this report's rows do not set what it sets.
         if of and self.name not in (of, f"{of}_{self.task}"):
             return None
         for name, variant in self.variants.items():
-            if variant.fits(run, trained):
+            if self.is_untrained(name) == (run.parent is None) and variant.fits(run, trained):
                 return name
+        if self.is_untrained(run.model) != (run.parent is None):
+            return None
         # A model that was trained as a variant is not the model with its default settings.
         usual = run.model in self.models and run.model not in self.variants and not trained.get("variant")
         return run.model if usual else None
@@ -133,6 +141,10 @@ class Report(RunReport):
         if self.whole_documents:
             return not stopped
         return stopped or not _stops_early(run.scale)
+
+    def is_untrained(self, row: str) -> bool:
+        """Whether a row is a pretrained model as it is."""
+        return self.untrained if isinstance(self.untrained, bool) else row in self.untrained
 
     def evaluation_settings(self) -> list[str]:
         """Settings of the evaluations of every row."""
@@ -162,7 +174,7 @@ class Report(RunReport):
         return frozenset({"all"})
 
     def find_mismatches(self, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
-        return find_mismatches(self, row, runs, known)
+        return find_mismatches(self, row, runs, known, self.trained_on)
 
     def render(
         self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
@@ -184,7 +196,7 @@ class Report(RunReport):
             "gap_by_position": partial(draw_gap, self, selection, BY_POSITION),
             "gap_by_place": partial(draw_gap, self, selection, BY_PLACE),
         }
-        if self.untrained:
+        if self.untrained is True:
             # Their gates are where they were put, and no training cost anything.
             return gaps
         held = "numbers carried from segment to segment (0: none)"

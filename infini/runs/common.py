@@ -18,7 +18,7 @@ from infini import records
 from infini.commands import verbs
 from infini.config.compose import config_hash
 from infini.config.keys import key_of
-from infini.config.schema import Config
+from infini.config.schema import Config, settings_in
 from infini.errors import DivergedError, InputError
 from infini.models import base_of, build_model, kind_of
 from infini.records import RunRecord, value_at
@@ -120,7 +120,9 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
         if key in ("scale.tokenizer", "scale.vocab_size"):
             value = value_at(asdict(cfg), key)
             raise InputError(f"{key}={value!r}: model={cfg.model['name']} has the tokenizer of its base; leave it out")
-    if not {"dims", "dims.segment_length"} & set(keys):
+    # An experiment sets it where the file of the sizes has another.
+    usual = settings_in("dims", cfg.dims.name).get("segment_length")
+    if not {"dims", "dims.segment_length"} & set(keys) and usual in (None, cfg.dims.segment_length):
         sizes["segment_length"] = SEGMENT
     dims = replace(cfg.dims, name="base", **sizes)
     scale = replace(cfg.scale, tokenizer="base", vocab_size=len(base.tokenizer))
@@ -167,7 +169,8 @@ def untrained(cfg: Config, device: torch.device) -> Opened:
     base = base_of(cfg.model)
     tokenizer = TextTokenizer(base.backend_tokenizer())
     model = build_model(cfg.model, cfg.dims, tokenizer.vocab_size).to(device).eval()
-    options = [f"{key}={value}" for key, value in cfg.model.items() if key not in ("name", "base", "train")]
+    left_out = ("name", "base", "train", "lora_rank")
+    options = [f"{key}={value}" for key, value in cfg.model.items() if key not in left_out]
     name = f"{base.describe()['name']} ({', '.join(options)}, segment_length={cfg.dims.segment_length})"
     return Opened(model, tokenizer, name)
 

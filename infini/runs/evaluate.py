@@ -96,8 +96,8 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.
     check_kind(cfg)
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
+    cfg = with_base(cfg, overrides)
     if folder is None:
-        cfg = with_base(cfg, overrides)
         found = untrained(cfg, device)
         model, tokenizer, parent = found.model, found.tokenizer, None
     else:
@@ -164,9 +164,10 @@ def _as_trained(
     name = held["model"]["name"]
     if name != cfg.model["name"]:
         raise InputError(f"checkpoint={str(folder)!r}: holds {name}; add model={name}")
-    same_task = held["task"]["name"] == cfg.task.name
-    if not (same_task or cfg.task.evaluates_any_model):
-        raise InputError(f"checkpoint={str(folder)!r}: was trained on task={held['task']['name']}")
+    trained_on = held["task"]["name"]
+    same_task = trained_on == cfg.task.name
+    if not (same_task or cfg.task.evaluates_any_model or task_schema(trained_on).measured_by_any_task):
+        raise InputError(f"checkpoint={str(folder)!r}: was trained on task={trained_on}")
     values = asdict(cfg)
     keys = keys_of(overrides)
     own = set(cfg.task.evaluation_changes) & set(keys)

@@ -79,7 +79,8 @@ def describe_training(cfg: Config) -> str:
     elif cfg.task.data_dir == "synthetic":
         data = "made-up text"
     else:
-        data = f"data {found[0]}" if found is not None else f"data {cfg.task.hub_id} of the hub"
+        of_hub = ", ".join(cfg.task.corpora) or cfg.task.hub_id
+        data = f"data {found[0]}" if found is not None else f"data {of_hub} of the hub"
     return (
         f"training model={cfg.model['name']} task={cfg.task.name} scale={cfg.scale.name} seed={cfg.seed}: "
         f"{recipe.steps:,} steps of {tokens:,} tokens; {data}; results in {cfg.results_dir}{_seconds(cfg)}"

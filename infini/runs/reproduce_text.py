@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -64,8 +65,16 @@ def reproduce(
 
     def fill(task: str, row: str, seed: int) -> str:
         cell = words(task, row, f"seed={seed}")
-        made = _fill_untrained if report.untrained else _fill
-        return made(compose(cell), cell, console)
+        if report.is_untrained(row):
+            return _fill_untrained(compose(cell), cell, console)
+        if report.trained_on is None:
+            return _fill(compose(cell), cell, compose(cell), cell, console)
+        # The documents of the evaluation are not those of the training.
+        training = [text for text in cell if not text.startswith("task")]
+        training.append(f"task={report.trained_on}")
+        training += [text for text in cell if text == "task.data_dir=synthetic"]
+        learning = compose(training)
+        return _fill(learning, training, replace(learning, task=compose(cell).task), cell, console)
 
     for task, row in made:
         compose(words(task, row))
@@ -78,14 +87,15 @@ def _fill_untrained(cfg: Config, overrides: list[str], console: Console) -> str:
     return _line(_evaluated(cfg, None) or evaluate(cfg, overrides, None))
 
 
-def _fill(cfg: Config, overrides: list[str], console: Console) -> str:
+def _fill(learning: Config, words: list[str], cfg: Config, overrides: list[str], console: Console) -> str:
+    """Fill a cell. learning, words: the training's configuration; the others are the evaluation's."""
     # A cell that is filled does not need the model any more.
-    training = find_training(cfg, with_model=False)
+    training = find_training(learning, with_model=False)
     evaluated = None if training is None else _evaluated(cfg, training)
     if evaluated is None:
-        training = find_training(cfg)
+        training = find_training(learning)
         evaluated = None if training is None else _evaluated(cfg, training)
-    training = trained(cfg, overrides, console, training)
+    training = trained(learning, words, console, training)
     return _line(evaluated or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, training.run_id)))
 
 

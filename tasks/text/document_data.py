@@ -1,6 +1,7 @@
 """The data module of running text: documents, read from beginning to end."""
 
 import sys
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,15 +19,15 @@ from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.stream import DocumentStream
 from infini.tasks.text.token_cache import TokenisedSplit, documents_of, open_tokenizer, tokenise
 
-VALIDATION_TOKENS = 16384
-"""Tokens of each validation document that the validation at the end of a training scores."""
-
 
 class DocumentDataModule(ResumableDataModule):
     """Documents as token streams.
 
     A split is tokenized on first use, so that a training never reads the test documents.
     """
+
+    validation_tokens = 16384
+    """Tokens of each validation document that the validation at the end of a training scores."""
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -75,9 +76,14 @@ class DocumentDataModule(ResumableDataModule):
             self.tokenizer.bos_id,
             cfg.seed,
             cfg.recipe.excerpt_tokens,
+            self.parts(),
         )
         stream.seek(self._first_batch)
         return DataLoader(stream, batch_size=None, num_workers=0)
+
+    def parts(self) -> Sequence[tuple[Sequence[int], float]] | None:
+        """The sources of the train split; see DocumentStream. None: one."""
+        return None
 
     def revision(self, split: str) -> str:
         return documents_of(self.cfg, split).revision
@@ -85,7 +91,7 @@ class DocumentDataModule(ResumableDataModule):
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
         """Loss over the beginning of every validation document, by which configurations are chosen."""
         cfg = self.cfg
-        total = int(np.minimum(self.validation.n_tokens, VALIDATION_TOKENS).sum())
+        total = int(np.minimum(self.validation.n_tokens, self.validation_tokens).sum())
         bar = progress_bar("validating", total, sys.stderr.isatty())
         with autocast(cfg.parallel.precision, device), bar as advance:
             streamed = stream_documents(
@@ -93,7 +99,7 @@ class DocumentDataModule(ResumableDataModule):
                 self.validation,
                 self.tokenizer.bos_id,
                 tokens_per_call=cfg.scale.eval_segments_per_call * cfg.dims.segment_length,
-                max_tokens=VALIDATION_TOKENS,
+                max_tokens=self.validation_tokens,
                 advance=advance,
             )
         found = metrics(streamed, self.validation.n_words, self.validation.n_bytes)["nll_per_token"]

@@ -29,20 +29,27 @@ class JsonLines:
 
     files: Mapping[str, str]
     """Split -> URL of its files."""
-    config: str
-    """Value of meta.config in the rows to use; other rows come from other sources."""
+    config: str | None
+    """Value of meta.config in the rows to use; other rows come from other sources. None: rows have no such field."""
     most: int
     """Most documents of the validation and of the test split, from the beginning."""
+    shortest: int = 0
+    """Characters of the shortest text to use."""
 
     def text_of(self, line: str) -> str | None:
-        """The text of a row; None when the row comes from another source."""
+        """The text of a row; None when the row comes from another source or is too short."""
         row = json.loads(line)
+        if len(row["text"]) < self.shortest:
+            return None
+        if self.config is None:
+            return str(row["text"])
         meta = row["meta"]
         meta = json.loads(meta) if isinstance(meta, str) else meta
         return row["text"] if meta.get("config") == self.config else None
 
 
 _PROOF_PILE = "hf://datasets/hoskinson-center/proof-pile"
+_C4 = "hf://datasets/allenai/c4/en"
 JSON_LINES: dict[str, JsonLines] = {
     "hoskinson-center/proof-pile": JsonLines(
         {
@@ -53,7 +60,19 @@ JSON_LINES: dict[str, JsonLines] = {
         "arxiv",
         # As many as PG19's test split has.
         100,
-    )
+    ),
+    # Web pages, of which few are long. The data set has no test split: the second file of its validation split is ours.
+    "allenai/c4": JsonLines(
+        {
+            "train": f"{_C4}/c4-train.*.json.gz",
+            "validation": f"{_C4}/c4-validation.00000-of-00008.json.gz",
+            "test": f"{_C4}/c4-validation.00001-of-00008.json.gz",
+        },
+        None,
+        100,
+        # The paper takes documents of more than 4K tokens; English has 3 to 5 characters a token.
+        shortest=12288,
+    ),
 }
 """Hub id -> how to read it."""
 

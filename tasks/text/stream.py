@@ -3,7 +3,7 @@
 Letters: B rows, T tokens a row, S segments a row, N tokens a segment; T = S * N.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ class DocumentStream(IterableDataset[dict[str, torch.Tensor]]):
     excerpt_tokens: longer documents are cut into excerpts of exactly this length, the last of which overlaps the one
     before, and every excerpt counts as a document. A short training then sees many books instead of a few whole ones.
 
+    parts: (documents, share) of each source of a mixture, by their numbers in the split. The next document is of the
+    source whose tokens so far are the smallest multiple of its share. None: all documents are one source.
+
     A batch is a dict of tensors of shape [B, T]:
         ids_BT: int64, the model's input: `bos_id`, then the document's tokens without the last.
         targets_BT: int64, the token after each input token; -100 on padding.
@@ -44,13 +47,20 @@ class DocumentStream(IterableDataset[dict[str, torch.Tensor]]):
         bos_id: int,
         seed: int,
         excerpt_tokens: int | None = None,
+        parts: Sequence[tuple[Sequence[int], float]] | None = None,
     ) -> None:
         """Raises InputError when the split has no documents, ValueError when a size is below 1."""
         if min(batch_size, segments_per_sequence, segment_length) < 1:
             raise ValueError("batch_size, segments_per_sequence and segment_length must be at least 1")
         if len(split) == 0:
             raise InputError(f"the {split.split} split of {split.name} has no documents to train on")
-        self._texts = _excerpts(split, excerpt_tokens)
+        self._texts: list[np.ndarray] = []
+        self._parts: list[range] = []
+        for documents, _ in parts or [(range(len(split)), 1.0)]:
+            first = len(self._texts)
+            self._texts += _excerpts([split.ids(index) for index in documents], excerpt_tokens)
+            self._parts.append(range(first, len(self._texts)))
+        self._shares = [share for _, share in parts or [((), 1.0)]]
         self._shape = (batch_size, segments_per_sequence, segment_length)
         self._bos_id = bos_id
         self._seed = seed
@@ -59,8 +69,9 @@ class DocumentStream(IterableDataset[dict[str, torch.Tensor]]):
     def _begin(self) -> None:
         self.batches = 0
         """Batches so far."""
-        self._epoch = -1
-        self._queue: list[int] = []
+        self._epochs = [-1] * len(self._parts)
+        self._queues: list[list[int]] = [[] for _ in self._parts]
+        self._taken = [0] * len(self._parts)
         # -1: the row has no document yet.
         batch_size, n_segments, segment_length = self._shape
         self._documents = [-1] * batch_size
@@ -114,16 +125,24 @@ class DocumentStream(IterableDataset[dict[str, torch.Tensor]]):
             self._positions[row] = 0
 
     def _next_document(self) -> int:
-        busy = set(self._documents)
+        part = min(range(len(self._parts)), key=lambda part: self._taken[part] / self._shares[part])
+        document = self._next_of(part)
+        self._taken[part] += len(self._texts[document])
+        return document
+
+    def _next_of(self, part: int) -> int:
+        busy, documents, queue = set(self._documents), self._parts[part], self._queues[part]
         while True:
-            for place, document in enumerate(self._queue):
-                if document not in busy or len(busy - {-1}) == len(self._texts):
-                    return self._queue.pop(place)
-            self._epoch += 1
-            order = np.random.default_rng([self._seed, 1, self._epoch]).permutation(len(self._texts)).tolist()
+            for place, document in enumerate(queue):
+                if document not in busy or busy.issuperset(documents):
+                    return queue.pop(place)
+            self._epochs[part] += 1
+            # A part's order does not depend on the parts behind it.
+            seeds = [self._seed, 1, self._epochs[part], *([part] if part else [])]
+            order = np.random.default_rng(seeds).permutation(len(documents)) + documents.start
             # Documents that an earlier epoch left in the queue are not queued twice, as those of one very long row.
-            waiting = set(self._queue)
-            self._queue.extend(document for document in order if document not in waiting)
+            waiting = set(queue)
+            queue.extend(document for document in order.tolist() if document not in waiting)
 
     def seek(self, batches: int) -> None:
         """Skip to the position after the first `batches` batches, without making them."""
@@ -136,9 +155,8 @@ class DocumentStream(IterableDataset[dict[str, torch.Tensor]]):
         self.batches = batches
 
 
-def _excerpts(split: TokenisedSplit, longest: int | None) -> list[np.ndarray]:
+def _excerpts(texts: list[np.ndarray], longest: int | None) -> list[np.ndarray]:
     """Views of every document's tokens, in parts of exactly `longest` tokens where it has more."""
-    texts = [split.ids(index) for index in range(len(split))]
     if longest is None:
         return texts
     return [

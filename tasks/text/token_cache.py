@@ -19,6 +19,7 @@ from infini.records import naming
 from infini.system.progress import progress_bar
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents
 from infini.tasks.text.hub import hub_tokenizer
+from infini.tasks.text.mixture import mixture
 
 _FORMAT = 1
 
@@ -94,6 +95,8 @@ def documents_of(cfg: Config, split: str) -> Documents:
     """The texts of a split of `cfg.task`; InputError (one line) when they cannot be loaded."""
     task = cfg.task
     limit = cfg.scale.hub_train_documents
+    if task.corpora:
+        return mixture(task.corpora, split, task.data_dir, task.hub_id, cache_folder(cfg), limit)
     return load_documents(task.corpus, split, task.data_dir, task.hub_id, cache_folder(cfg), limit)
 
 

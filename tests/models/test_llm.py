@@ -22,7 +22,7 @@ from infini.models.llm import base_model
 from infini.nn.state import select_rows, state_bytes
 from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base
-from infini.pretrained.llm.language_model import PretrainedLM
+from infini.pretrained.llm.language_model import PretrainedLM, build
 
 N = 16
 LM = ["model=llm", f"dims.segment_length={N}"]
@@ -233,6 +233,74 @@ def test_a_checkpoint_without_its_base_is_one_line(llm: Llm, tmp_path: Path) -> 
     for verb, words in (("eval", SHORT), ("generate", ["prompt=x"])):
         said = llm.infini.error(verb, f"checkpoint={run.run_id}", *words)
         assert f"model.base={str(llm.base)!r}: no such folder; name a hub id" in said
+
+
+# Continual pre-training.
+
+
+@pytest.mark.parametrize(
+    ("train", "changed"),
+    [("lora", ("beta", "lora_")), ("gates", ("beta",)), ("gates_and_norms", ("beta", "norm"))],
+)
+def test_what_a_training_changes(llm: Llm, train: str, changed: tuple[str, ...]) -> None:
+    """Exactly the weights that model.train names; adapters have no effect before the first step."""
+    llm("train", f"model.train={train}", "optimizer=adamw", "recipe.steps=1", "recipe.warmup_steps=0", "seed=3")
+    llm("train", f"model.train={train}", "optimizer=adamw", "recipe.steps=4", "recipe.warmup_steps=0", "seed=3")
+    first, last = (llm.infini.weights(run) for run in llm.infini.records("train"))
+    moved = {name for name, weight in last.items() if not torch.equal(weight, first[name])}
+    assert moved and moved == {name for name in last if any(part in name for part in changed)}
+    assert all(torch.equal(last[name], weight) for name, weight in first.items() if name not in moved)
+
+
+def test_adapters_start_without_an_effect_and_stay_in_float32(base: Path) -> None:
+    options: dict[str, Any] = {"memory": "infini", "update_rule": "delta", "gate_init": -1.0}
+    options |= {"window": "segment", "sinks": 0, "layers": None}
+    ids = prompt(1, 3 * N)
+    models = [
+        build(Base(str(base)), N, dtype=dtype, train=train, lora_rank=None, **options)
+        for dtype, train in (("float32", "all"), ("float32", "lora"), ("bfloat16", "lora"))
+    ]
+    plain, adapted = (model(ids, model.init_state(1)).hidden_BTD for model in models[:2])
+    assert torch.equal(plain, adapted)
+    trained = {name: p for name, p in models[2].named_parameters() if p.requires_grad}
+    # Two matrices for each of four projections in two layers, and two gates.
+    assert len(trained) == 18 and {p.dtype for p in trained.values()} == {torch.float32}
+
+
+def test_an_adapted_model_is_measured_and_continued(llm: Llm) -> None:
+    llm("train", "model.train=lora", "model.lora_rank=2", "optimizer=adamw")
+    llm("eval", *SHORT, "model.train=lora", "model.lora_rank=2")
+    (trained,), (measured,) = llm.infini.records("train"), llm.infini.records("eval")
+    assert measured.parent == trained.run_id
+    assert llm.infini.weights(trained)["llm.model.layers.0.self_attn.q_proj.lora_A.default.weight"].shape[0] == 2
+
+
+def test_one_training_on_the_mixture_fills_a_column_of_each_task(
+    llm: Llm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """report=llm_continual: rows as they are and rows that were trained. Done once, it is not done again."""
+    corpora = tmp_path / "corpora"
+    for task in ("pg19", "arxiv_math"):
+        for split in ("train", "validation"):
+            (corpora / task / split).mkdir(parents=True)
+            for number in range(3):
+                text = f"{task} has number {number}, and {split} as well. " * 120
+                (corpora / task / split / f"{number}.txt").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("INFINI_DATA_DIR", str(corpora))
+    monkeypatch.setattr(bases, "local_path", lambda name, where: llm.base)
+    monkeypatch.setattr(bases.Base, "describe", lambda self: {"name": "tiny", "family": "llama"})
+    base_model.cache_clear()
+    results = f"results_dir={llm.infini.results}"
+    for _ in range(2):
+        llm.infini.settings = []
+        printed = llm.infini("reproduce", "report=llm_continual", "report.run=[local,local_trained,delta]", results)
+        trainings, measured = llm.infini.records("train"), llm.infini.records("eval")
+        assert [run.task for run in trainings] == ["continual"] * 2
+        assert sorted((run.task, run.parent or "") for run in measured) == sorted(
+            (task, parent) for task in ("pg19", "arxiv_math") for parent in ("", *(run.run_id for run in trainings))
+        )
+        assert "†" not in printed and printed.count("continual pre-training") >= 3
+    base_model.cache_clear()
 
 
 # What a user can get wrong.

@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,8 @@ def proof_pile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     write_lines(folder / "train" / "proofpile_train_0.jsonl.gz", rows)
     write_lines(folder / "train" / "proofpile_train_1.jsonl.gz", rows[1:2])
     write_lines(folder / "dev" / "proofpile_dev.jsonl.gz", [*rows, *rows])
-    ((hub_id, there),) = hub.JSON_LINES.items()
+    hub_id = "hoskinson-center/proof-pile"
+    there = hub.JSON_LINES[hub_id]
     files = {split: address.replace(hub._PROOF_PILE, str(folder)) for split, address in there.files.items()}
     monkeypatch.setitem(hub.JSON_LINES, hub_id, hub.JsonLines(files, there.config, most=2))
     monkeypatch.setattr(hub, "reachable", lambda: True)
@@ -327,6 +329,22 @@ def test_the_proof_pile_is_fetched_once(proof_pile: Path, tmp_path: Path) -> Non
     shutil.rmtree(proof_pile)
     after = arxiv("train", tmp_path / "cache")
     assert (texts(after), after.revision) == (texts(before), before.revision)
+
+
+def test_of_c4_the_long_pages_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows of web pages have no `meta`. Validation and test are different files."""
+    there = hub.JSON_LINES["allenai/c4"]
+    pages = {name: f"{name} page. " * 2000 for name in ("first", "second")}
+    short = {"text": "A short page.", "timestamp": "2019-04-25T12:57:54Z", "url": "http://a"}
+    for number, text in enumerate(pages.values()):
+        for split, total in (("train", "01024"), ("validation", "00008")):
+            write_lines(tmp_path / f"c4-{split}.0000{number}-of-{total}.json.gz", [short, {**short, "text": text}])
+    files = {split: address.replace(hub._C4, str(tmp_path)) for split, address in there.files.items()}
+    monkeypatch.setitem(hub.JSON_LINES, "allenai/c4", replace(there, files=files))
+    monkeypatch.setattr(hub, "reachable", lambda: True)
+    found = {split: texts(load_documents("c4", split, None, "allenai/c4")) for split in files}
+    first, second = pages.values()
+    assert found == {"train": [first, second], "validation": [first], "test": [second]}
 
 
 def test_without_a_network_the_proof_pile_is_one_line(no_hub: None, tmp_path: Path) -> None:

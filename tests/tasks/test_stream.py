@@ -127,7 +127,41 @@ def test_every_document_is_read_once_an_epoch() -> None:
 def test_a_document_far_longer_than_the_others_does_not_pile_up() -> None:
     stream = make_stream(make_split((900, 4, 4)), batch_size=2)
     take(stream, 60)
-    assert len(stream._queue) <= 3
+    assert len(stream._queues[0]) <= 3
+
+
+def mixed(shares: tuple[float, float], seed: int = 1) -> DocumentStream:
+    """Two sources: documents 1 to 3 are the first, 4 to 7 the second."""
+    parts = list(zip((range(3), range(3, 7)), shares, strict=True))
+    return DocumentStream(make_split(), 2, 3, SEGMENT, BOS, seed, parts=parts)
+
+
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (1.0, 3.0), (0.2, 0.05)])
+def test_each_source_has_its_share_of_the_tokens(shares: tuple[float, float]) -> None:
+    targets = take(mixed(shares), 400)["targets_BT"]
+    first, second = ((targets // 1000 <= 3) & (targets >= 0)).sum(), (targets // 1000 > 3).sum()
+    assert float(first / (first + second)) == pytest.approx(shares[0] / sum(shares), abs=0.02)
+
+
+def test_a_source_is_read_in_epochs_of_its_own() -> None:
+    stream = mixed((1.0, 1.0))
+    joined = take(stream, 300)
+    order = [int(run["targets_BT"][0]) // 1000 for row in range(2) for run in runs(joined, row)]
+    assert set(order) == set(range(1, 8))
+    # Ten tokens an epoch in the first source, 54 in the second.
+    assert stream._epochs[0] > 3 * stream._epochs[1]
+
+
+def test_one_source_is_as_no_mixture() -> None:
+    one = DocumentStream(make_split(), 3, 3, SEGMENT, BOS, 1, parts=[(range(len(LENGTHS)), 0.3)])
+    assert_equal(take(one, 20), take(make_stream(), 20))
+
+
+def test_a_mixture_resumes_at_any_batch() -> None:
+    whole, resumed = mixed((1.0, 2.0)), mixed((1.0, 2.0))
+    take(whole, 17)
+    resumed.seek(17)
+    assert_equal(take(whole, 9), take(resumed, 9))
 
 
 def test_batches_depend_on_the_seed_alone() -> None:

@@ -334,6 +334,7 @@ def build(
     layers: list[int] | None,
     dtype: str,
     train: str,
+    lora_rank: int | None,
 ) -> PretrainedLM:
     """The model of these options; base: an infini.pretrained.llm.bases.Base. Raises InputError for what cannot be."""
     llm = base.load(getattr(torch, dtype))
@@ -347,12 +348,41 @@ def build(
     else:
         inject(llm, segment_length, gate_init=gate_init, **options)
     model = PretrainedLM(llm, segment_length, memory)
-    if train == "gates":
-        if memory != "infini":
-            raise InputError(f"model.train='gates': model.memory={memory} has no gates to train; set model.train=all")
+    if train == "gates" and memory != "infini":
+        raise InputError(f"model.train='gates': model.memory={memory} has no gates to train; set model.train=all")
+    if train == "lora":
+        _add_adapters(base, llm, lora_rank or LORA_RANK)
+    if train != "all":
+        trained = {"gates": (), "gates_and_norms": ("norm",), "lora": ("lora_",)}[train]
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name.endswith("infini_gate.beta"))
+            gate = name.endswith("infini_gate.beta")
+            parameter.requires_grad_(gate or any(part in name for part in trained))
     return model
+
+
+LORA_RANK = 8
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
+"""The attention's projections, which families name alike."""
+
+
+def _add_adapters(base: Any, llm: Any, rank: int) -> None:
+    """Add LoRA's adapters to all projections of the attention (Hu et al. 2021), by peft. They start without an effect.
+
+    rank: r; the adapters' output is scaled by 2, as with an alpha of 2 r. Raises InputError where peft is missing.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise InputError("model.train='lora': needs the package peft: pip install peft") from error
+    found = {name.rpartition(".")[2] for name, _ in llm.named_modules()}
+    targets = [name for name in PROJECTIONS if name in found]
+    if not targets:
+        raise InputError(f"model.train='lora': {base.where} has none of the projections {', '.join(PROJECTIONS)}")
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets), llm)
+    for name, parameter in llm.named_parameters():
+        if "lora_" in name:
+            # An optimizer's steps are lost in the rounding of bfloat16.
+            parameter.data = parameter.data.float()
 
 
 def _check_injected(base: Any, llm: Any, memory: str, options: dict[str, Any]) -> None:

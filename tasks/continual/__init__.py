@@ -1,0 +1,1 @@
+"""Continual pre-training: a mixture of books, mathematics and web pages."""

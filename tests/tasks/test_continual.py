@@ -1,0 +1,103 @@
+"""task=continual: a mixture of corpora, the models trained on it, and their evaluation on other tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_runner import Runner
+from tiny_runs import open_split, write_corpus
+
+from infini.config.compose import compose
+from infini.errors import InputError
+from infini.tasks.continual.task import DataModule
+from infini.tasks.text.mixture import at_least, sources_of
+
+MIXTURE = ["task=continual", "task.min_tokens=16"]
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> Path:
+    """Books and mathematics; web pages are not at hand."""
+    for name in ("pg19", "arxiv_math"):
+        write_corpus(tmp_path / "corpora" / name)
+    return tmp_path / "corpora"
+
+
+@pytest.fixture
+def mixed(infini: Runner, corpora: Path, elsewhere: None, clock: None) -> Runner:
+    infini.settings = [text for text in infini.settings if not text.startswith("task.data_dir=")]
+    infini.settings.append(f"task.data_dir={corpora}")
+    return infini
+
+
+def test_a_mixture_has_the_documents_of_its_sources(corpora: Path, tmp_path: Path) -> None:
+    cfg = compose([*MIXTURE, f"task.data_dir={corpora}", f"cache_dir={tmp_path}/cache", "scale.vocab_size=300"])
+    split, tokenizer = open_split(cfg, "train")
+    assert list(split.names) == [f"{name}/train{i}" for name in ("pg19", "arxiv_math") for i in range(4)]
+    assert sources_of(split) == {"pg19": [0, 1, 2, 3], "arxiv_math": [4, 5, 6, 7]}
+    alone = compose(["task=pg19", f"task.data_dir={corpora}/pg19", f"cache_dir={tmp_path}/cache"])
+    books, _ = open_split(alone, "train", tokenizer)
+    assert all(np.array_equal(split.ids(index), books.ids(index)) for index in range(4))
+    longest = int(split.n_tokens.max())
+    kept = at_least(split, longest)
+    assert len(kept) == int((split.n_tokens == longest).sum()) and set(kept.n_tokens) == {longest}
+    with pytest.raises(InputError, match=f"task.min_tokens={longest + 1}: the longest document .* {longest} tokens"):
+        at_least(split, longest + 1)
+
+
+def test_its_identity_is_that_of_its_texts(corpora: Path, tmp_path: Path) -> None:
+    def revision() -> str:
+        words = [*MIXTURE, f"task.data_dir={corpora}", f"cache_dir={tmp_path}/cache"]
+        return DataModule(compose(words)).revision("train")
+
+    before = revision()
+    assert before == revision()
+    (corpora / "arxiv_math" / "train" / "train1.txt").write_text("something else " * 99, encoding="utf-8")
+    assert revision() != before
+
+
+def test_trained_on_the_mixture_and_measured_on_each_task(mixed: Runner, corpora: Path) -> None:
+    mixed("train", *MIXTURE)
+    assert mixed.err.count("c4: no such folder; the mixture is pg19 and arxiv_math alone") == 1
+    (run,) = mixed.records("train")
+    assert run.data["sources"].keys() == {"pg19", "arxiv_math"}
+    named = [f"checkpoint={run.run_id}", "scale.eval_max_tokens=64", "scale.knockouts=false"]
+    for task in ("pg19", "arxiv_math"):
+        folder = f"task.data_dir={corpora / task}"
+        mixed("eval", f"task={task}", folder, *named)
+    mixed("eval", *MIXTURE, "scale.eval_max_tokens=64", "scale.knockouts=false")
+    books, mathematics, both = mixed.records("eval")
+    assert {each.parent for each in (books, mathematics, both)} == {run.run_id}
+    found = {entry["name"]: entry["nll"] for entry in both.documents}
+    for task, record in (("pg19", books), ("arxiv_math", mathematics)):
+        for entry in record.documents:
+            assert found[f"{task}/{entry['name']}"] == pytest.approx(entry["nll"], rel=1e-6)
+    # A model of another task is still refused.
+    mixed("train", "task=pg19", f"task.data_dir={corpora / 'pg19'}")
+    other = mixed.records("train")[-1].run_id
+    refused = mixed.error("eval", "task=arxiv_math", f"task.data_dir={corpora / 'arxiv_math'}", f"checkpoint={other}")
+    assert "was trained on task=pg19" in refused
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["task.sources=[]"], "task.sources=[]: must name one corpus or more, each once"),
+        (["task.sources=[pg19,pg19]"], "must name one corpus or more, each once"),
+        (["task.sources=[news]"], "holds none of the folders news/"),
+        (["task.shares=[1,1]"], "task.shares=[1.0, 1.0]: must have a number above 0 for each of task.sources"),
+        (["task.shares=[1,0,1]"], "must have a number above 0 for each of task.sources, or be null"),
+        (["task.min_tokens=0"], "task.min_tokens=0: must be at least 1"),
+        (["task.min_tokens=999999"], "task.min_tokens=999999: the longest document to train on has"),
+    ],
+)
+def test_bad_mixtures_are_one_line(mixed: Runner, words: list[str], named: str) -> None:
+    assert named in mixed.error("train", *MIXTURE, *words)
+
+
+def test_made_up_text(mixed: Runner) -> None:
+    mixed("train", *MIXTURE, "task.data_dir=synthetic", "recipe.steps=1")
+    (run,) = mixed.records("train")
+    assert run.synthetic and set(run.data["sources"]) == {"pg19", "arxiv_math", "c4"}
