@@ -95,7 +95,7 @@ def test_every_published_figure_is_shown_and_every_figure_shown_exists(build_sit
 
 
 def test_published_figures_are_those_that_reports_declare() -> None:
-    benches = {"llm_generate_laptop", "source_costs_laptop", "training_memory_laptop"}
+    benches = {"layer_laptop", "llm_generate_laptop", "source_costs_laptop", "training_memory_laptop"}
     declared = {
         f"{part.name}_laptop_{kind}"
         for report in every_report([])
