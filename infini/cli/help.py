@@ -48,9 +48,10 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
         for key, value in cfg[group].items():
             if key not in ("name", "kind"):
                 lines += _entry(f"{group}.{key}", value, explained.get(key, ""))
-    if "report" in verb.groups:
+    if verb.reads("experiment"):
         experiments = ", ".join(groups()["experiment"])
-        lines += ["", f"experiment=null: a report together with settings that it needs; one of {experiments}."]
+        also = f"experiment=null: a report, or a training, with the settings that it needs; one of {experiments}."
+        lines += ["", *textwrap.wrap(also, WIDTH)]
     lines += ["", "Choices change defaults: add them, as task=passkey, to see theirs."]
     return "\n".join(lines)
 

@@ -41,6 +41,8 @@ DETAIL_COLUMNS = (
     *("Source", "Tokenizer", "Examples a cell", "Seeds", "Worst cell", "Exact match", "Training tokens", "Longest"),
     "Half-dilution",
 )
+PRETRAINING = ("pg19", "continual")
+"""Tasks of the trainings that a row's training may start from."""
 LOCAL_MARK = "*"
 STANDARD = {"digits": 5, "distractors": 0, "filler": "block"}
 """The paper's prompts: what a row learns and is asked where it does not say otherwise."""
@@ -55,8 +57,11 @@ class PasskeyRow:
     recipe: str = ""
     """Name of the training recipe, `{scale}` standing for the scale; empty for a model not trained on prompts."""
     start: str = ""
-    """What its training starts from: nothing, the model of the PG19 task (pg19), or the model of the row of this
-    name."""
+    """What its training starts from: nothing, the model of the PG19 task (pg19) or of continual pre-training
+    (continual), or the model of the row of this name. A row with neither start nor recipe is a pretrained model as it
+    is."""
+    start_overrides: list[str] = field(default_factory=list)
+    """Settings of the training that it starts from (start: continual), beside the row's own of model and sizes."""
     knockout: str = "none"
     extended: bool = False
     """Whether its training has length extension."""
@@ -66,6 +71,8 @@ class PasskeyRow:
     """Whether all gates stay at 0.5."""
     overrides: list[str] = field(default_factory=list)
     """Further settings of the training, for example dims.segment_length=512 or task.digits=8."""
+    lengths: list[str | int] = field(default_factory=list)
+    """Lengths that `infini reproduce` asks, if not all of the report."""
     questions: dict[str, Any] = field(default_factory=dict)
     """Settings of the task in which the questions differ from the paper's, for example digits: 8."""
     paper: dict[str, str] = field(default_factory=dict)
@@ -75,7 +82,7 @@ class PasskeyRow:
         """Settings that distinguish the trainings of this row from those of other rows."""
         return {
             "model": self.model,
-            "recipe": self.recipe.format(scale=scale) if self.recipe else f"pg19_{scale}",
+            "recipe": self.recipe.format(scale=scale) if self.recipe else f"{self.start}_{scale}" * bool(self.start),
             "start": self.start if self.recipe else "",
             "extended": self.extended,
             "sparse": self.sparse,
@@ -112,13 +119,14 @@ class PasskeyReport(RowsOfOneTask):
         object.__setattr__(self, "rows", rows)
         self.check_rows()
         for name, row in rows.items():
-            # A row may start from a row that has a start itself. The chain ends at fresh weights or at PG19.
+            # A row may start from a row that has a start itself. The chain ends at fresh or pretrained weights.
             seen = [name]
-            while row.start not in ("", "pg19"):
+            parse_lengths(row.lengths or self.lengths)
+            while row.start not in ("", *PRETRAINING):
                 if row.start not in rows or row.start in seen:
                     raise InputError(
-                        f"report.rows.{seen[-1]}.start={row.start!r}: pg19, or another row that does not start from it"
-                        f"{did_you_mean(row.start, rows)}"
+                        f"report.rows.{seen[-1]}.start={row.start!r}: {', '.join(PRETRAINING)}, or another row that does "
+                        f"not start from it{did_you_mean(row.start, rows)}"
                     )
                 seen.append(row.start)
                 row = rows[row.start]
@@ -134,7 +142,10 @@ class PasskeyReport(RowsOfOneTask):
             return None
         if trained and not trained.series.get("in_last_stage", True):
             return None
-        for name in self._rows_trained_so(run.model, training, run.scale, known):
+        untrained = run.parent is None
+        for name in (
+            self._rows_as_they_are(run) if untrained else self._rows_trained_so(run.model, training, run.scale, known)
+        ):
             row = self.rows[name]
             if asked.get("knockout") != row.knockout:
                 continue
@@ -146,6 +157,16 @@ class PasskeyReport(RowsOfOneTask):
             # A row with the paper's numbers shows only models trained on inputs as long as the paper's or shorter.
             return name if not (row.paper and row.recipe) or longest_input(training) <= PAPER_LONGEST else None
         return None
+
+    def _rows_as_they_are(self, run: RunRecord) -> list[str]:
+        """Names of the rows that are the pretrained model of an evaluation without a training."""
+        return [
+            name
+            for name, row in self.rows.items()
+            if row.model == run.model
+            and not (row.start or row.recipe)
+            and all(value_at(run.config, key) == value for key, value in values_of(row.overrides).items())
+        ]
 
     def _rows_trained_so(self, model: str, training: Mapping[str, Any], scale: str, known: Selection) -> list[str]:
         """Names of the rows that declare the training with the configuration `training`."""
@@ -171,7 +192,9 @@ class PasskeyReport(RowsOfOneTask):
             "frozen_gates": optimizer.get("gate_lr") == 0,
         }
         learned = training.get("task", {})
-        taught = {f"task.{key}": value for key, value in STANDARD.items()} if learned.get("name") != "pg19" else {}
+        taught = (
+            {f"task.{key}": value for key, value in STANDARD.items()} if learned.get("name") not in PRETRAINING else {}
+        )
         fitting = []
         for name, row in self.rows.items():
             settings = row.settings(scale)

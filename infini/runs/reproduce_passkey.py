@@ -14,7 +14,7 @@ from infini.config.compose import compose
 from infini.config.lengths import parse_depths, parse_lengths
 from infini.config.schema import Config
 from infini.records import RunRecord
-from infini.report.passkey import PasskeyReport, PasskeyRow
+from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow
 from infini.report.selection import rows_of_models
 from infini.runs.common import find_training, newest_on_the_data, settle_contradictions
 from infini.runs.estimate import describe_time
@@ -36,13 +36,15 @@ class _Job:
     seed: int
 
     def pretraining(self) -> list[str]:
-        """Overrides of the PG19 model that the row starts from."""
+        """Overrides of the pretraining that the row starts from."""
         # Recipe, optimizer and task of the prompts do not apply to the model that the row starts from.
         ours = ("report", "results_dir", "cache_dir", "scale", "dims", "parallel", "logger", "model")
         kept = [text for text in self.asked if text.partition("=")[0].partition(".")[0] in ours]
         # It has the same positions as the row.
         positions = next((text for text in self.asked if text.startswith("task.positions=")), "task.positions=rotary")
-        return [*kept, "task=pg19", positions, f"model={self.row.model}", f"seed={self.seed}"]
+        own = [text for text in self.row.overrides if text.startswith(("model.", "dims.", "parallel."))]
+        own = [*own, *self.row.start_overrides] if self.row.start == "continual" else [positions]
+        return [*kept, f"task={self.row.start}", f"model={self.row.model}", *own, f"seed={self.seed}"]
 
     def overrides(self, init_from: str | None) -> list[str]:
         """Overrides of the row's own training and evaluation."""
@@ -54,6 +56,7 @@ class _Job:
         if self.row.start == "pg19":
             sized = any(text.startswith("dims=") for text in self.asked)
             base += [] if sized else [f"dims=pg19_{self.scale}"]
+        base += [f"length=[{','.join(map(str, self.row.lengths))}]"] if self.row.lengths else []
         base += [f"init_from={init_from}"] if init_from else []
         return base
 
@@ -81,18 +84,24 @@ def reproduce(
     rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
     taken = ("task", "model", "recipe", "seed", "init_from", "task.knockout")
     # The table's lengths and places are asked, unless the command line sets others.
+    named = any(text.startswith("length=") for text in overrides)
     for key, values in (("length", report.lengths), ("depth", report.depths)):
         if not any(text.startswith(f"{key}=") for text in overrides):
             overrides = [*overrides, f"{key}=[{','.join(map(str, values))}]"]
     asked = tuple(text for text in overrides if text.partition("=")[0] not in taken)
-    jobs = [_Job(report.rows[name], cfg.scale.name, asked, seed) for seed in seeds for name in rows]
+    own_lengths = {name: [] if named else report.rows[name].lengths for name in rows}
+    jobs = [
+        _Job(replace(report.rows[name], lengths=own_lengths[name]), cfg.scale.name, asked, seed)
+        for seed in seeds
+        for name in rows
+    ]
     # The models that rows start from are trained with the same settings.
     made = [*rows, *(start for name in rows if (start := report.rows[name].start))]
     own = {name: _own(report.rows[name]) if name in report.rows else [] for name in made}
     settle_contradictions(own, overrides, console)
     for job in jobs:
         compose(job.overrides(None))
-        if job.row.start == "pg19":
+        if job.row.start in PRETRAINING:
             check_data(compose(job.pretraining()))
     if (said := _time_left(jobs)) is not None:
         console.print(said, markup=False, highlight=False, soft_wrap=True)
@@ -116,33 +125,34 @@ def _time_left(jobs: Sequence[_Job]) -> str | None:
     return describe_time(trainings, evaluations)
 
 
-def _model(report: PasskeyReport, job: _Job, console: Console) -> str:
-    """The run id of the training of a row's model. The training it starts from is run first."""
+def _model(report: PasskeyReport, job: _Job, console: Console) -> str | None:
+    """The run id of the training of a row's model, None for a pretrained model as it is. The training it starts from is
+    run first."""
     start: str | None = None
-    if job.row.start == "pg19":
+    if job.row.start in PRETRAINING:
         start = trained(compose(job.pretraining()), job.pretraining(), console).run_id
     elif job.row.start:
         start = _model(report, replace(job, row=report.rows[job.row.start]), console)
     if job.row.recipe:
         return trained(compose(job.overrides(start)), job.overrides(start), console).run_id
-    assert start is not None
     return start
 
 
 def _fill(report: PasskeyReport, job: _Job, console: Console) -> str:
     training = _model(report, job, console)
     overrides = [*job.overrides(None), *(f"task.{key}={value}" for key, value in job.row.questions.items())]
-    if not job.row.recipe:
-        # The model was trained for the PG19 task, with its recipe and sizes.
+    if job.row.start and not job.row.recipe:
+        # The model was trained for another task, with its recipe and sizes.
         overrides = [text for text in overrides if not text.startswith(("recipe", "dims", "optimizer"))]
     cfg = compose(overrides)
     known = _evaluated(records.load_records(cfg.results_dir), training, cfg)
-    record = known or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, training))
+    folder = None if training is None else checkpoint_folder(cfg.results_dir, training)
+    record = known or evaluate(cfg, overrides, folder)
     accuracy = 100 * (record.metric("token_accuracy") or 0.0)
     return f"{record.run_id}: token accuracy {accuracy:.1f} % over all cells"
 
 
-def _evaluated(known: list[RunRecord], parent: str, cfg: Config) -> RunRecord | None:
+def _evaluated(known: list[RunRecord], parent: str | None, cfg: Config) -> RunRecord | None:
     """The newest evaluation of this training run with the same questions."""
 
     def asked(task: dict[str, Any], length: Any, depth: Any) -> Any:
@@ -158,6 +168,8 @@ def _evaluated(known: list[RunRecord], parent: str, cfg: Config) -> RunRecord | 
         if run.verb == "eval"
         and run.task == "passkey"
         and run.parent == parent
+        # Without a training the configuration says which model it is.
+        and (parent is not None or {**run.config["model"], **cfg.model} == run.config["model"])
         and run.config["dims"]["segment_length"] == segment_length
         and asked(run.config.get("task", {}), run.config.get("length"), run.config.get("depth")) == wanted
     ]

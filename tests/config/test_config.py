@@ -190,7 +190,10 @@ def test_what_is_wrong_is_said_in_one_line(override: str, expected: str) -> None
 
 
 def test_a_group_cannot_be_left_out() -> None:
-    assert message("~task") == "'~task': a group cannot be removed; choose one of arxiv_math, booksum, continual, passkey, pg19"
+    assert (
+        message("~task")
+        == "'~task': a group cannot be removed; choose one of arxiv_math, booksum, continual, passkey, pg19"
+    )
 
 
 @pytest.mark.parametrize("key", ["results_dir", "cache_dir"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from tiny_llms import FAMILIES, prompt, tiny_base, tiny_llm, write_tiny_base
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from infini.cli import main as cli
+from infini.config.compose import compose
 from infini.errors import InputError
 from infini.models.llm import base_model
 from infini.nn.state import select_rows, state_bytes
 from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base
 from infini.pretrained.llm.language_model import PretrainedLM, build
+from infini.report.load import load_report
 
 N = 16
 LM = ["model=llm", f"dims.segment_length={N}"]
@@ -51,6 +54,25 @@ class Llm:
 
     def _words(self, words: tuple[str, ...]) -> list[str]:
         return [*LM, f"model.base={self.base}", *words]
+
+
+@pytest.fixture
+def tiny_smollm2(llm: Llm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Llm]:
+    """The tiny base under the name smollm2, and two corpora of a few pages."""
+    corpora = tmp_path / "corpora"
+    for task in ("pg19", "arxiv_math"):
+        for split in ("train", "validation"):
+            (corpora / task / split).mkdir(parents=True)
+            for number in range(3):
+                text = f"{task} has number {number}, and {split} as well. " * 120
+                (corpora / task / split / f"{number}.txt").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("INFINI_DATA_DIR", str(corpora))
+    monkeypatch.setattr(bases, "local_path", lambda name, where: llm.base)
+    monkeypatch.setattr(bases.Base, "describe", lambda self: {"name": "tiny", "family": "llama"})
+    base_model.cache_clear()
+    llm.infini.settings = []
+    yield llm
+    base_model.cache_clear()
 
 
 @pytest.fixture
@@ -276,23 +298,11 @@ def test_an_adapted_model_is_measured_and_continued(llm: Llm) -> None:
 
 
 def test_one_training_on_the_mixture_fills_a_column_of_each_task(
-    llm: Llm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tiny_smollm2: Llm,
 ) -> None:
     """report=llm_continual: rows as they are and rows that were trained. Done once, it is not done again."""
-    corpora = tmp_path / "corpora"
-    for task in ("pg19", "arxiv_math"):
-        for split in ("train", "validation"):
-            (corpora / task / split).mkdir(parents=True)
-            for number in range(3):
-                text = f"{task} has number {number}, and {split} as well. " * 120
-                (corpora / task / split / f"{number}.txt").write_text(text, encoding="utf-8")
-    monkeypatch.setenv("INFINI_DATA_DIR", str(corpora))
-    monkeypatch.setattr(bases, "local_path", lambda name, where: llm.base)
-    monkeypatch.setattr(bases.Base, "describe", lambda self: {"name": "tiny", "family": "llama"})
-    base_model.cache_clear()
-    results = f"results_dir={llm.infini.results}"
+    llm, results = tiny_smollm2, f"results_dir={tiny_smollm2.infini.results}"
     for _ in range(2):
-        llm.infini.settings = []
         printed = llm.infini("reproduce", "report=llm_continual", "report.run=[local,local_trained,delta]", results)
         trainings, measured = llm.infini.records("train"), llm.infini.records("eval")
         assert [run.task for run in trainings] == ["continual"] * 2
@@ -300,7 +310,29 @@ def test_one_training_on_the_mixture_fills_a_column_of_each_task(
             (task, parent) for task in ("pg19", "arxiv_math") for parent in ("", *(run.run_id for run in trainings))
         )
         assert "†" not in printed and printed.count("continual pre-training") >= 3
-    base_model.cache_clear()
+
+
+def test_prompts_are_asked_of_the_base_and_after_continual_pre_training(tiny_smollm2: Llm) -> None:
+    """report=llm_passkey: the base as it is, the model of the mixture, and one that learned prompts after it."""
+    llm, results = tiny_smollm2, f"results_dir={tiny_smollm2.infini.results}"
+    rows = ["base", "linear_zero_shot", "linear_finetuned"]
+    short = [f"report.rows.{row}.lengths=[1K]" for row in rows]
+    tuned = "report.rows.linear_finetuned.overrides"
+    own = load_report(compose(["report=llm_passkey"]).report).rows["linear_finetuned"].overrides  # type: ignore[attr-defined]
+    quoted = (f'"{text}"' for text in [*own, "recipe.steps=2", "recipe.warmup_steps=1"])
+    short.append(f"{tuned}=[{','.join(quoted)}]")
+    for _ in range(2):
+        printed = llm.infini(
+            *("reproduce", "report=llm_passkey", f"report.run=[{','.join(rows)}]", "report.lengths=[1K]"),
+            *(*short, "task.examples=2", "depth=[start,end]", "report.depths=[start,end]", results),
+        )
+        first, second = llm.infini.records("train")
+        assert (first.task, second.task, second.config["init_from"]) == ("continual", "passkey", first.run_id)
+        measured = llm.infini.records("eval")
+        assert [run.parent for run in measured] == [None, first.run_id, second.run_id]
+        assert [run.config["dims"]["segment_length"] for run in measured] == [512] * 3
+        table = printed.partition("Token accuracy")[2].partition("Details")[0]
+        assert table.count("yours") == 3
 
 
 # What a user can get wrong.

@@ -96,9 +96,9 @@ class PretrainedLM(nn.Module):
                 "recipe.checkpoint_activations=true: not for a model that has layers without a memory; set it to false"
             )
         if value:
-            self.llm.gradient_checkpointing_enable({"use_reentrant": False})
+            self.llm.activation_checkpointing_enable({"use_reentrant": False})
         elif self.checkpoint_activations:
-            self.llm.gradient_checkpointing_disable()
+            self.llm.activation_checkpointing_disable()
 
     @property
     def gradient_horizon(self) -> int | None:

@@ -96,6 +96,11 @@ class ModelMixin(_Initialised):
             raise InputError("output_attentions: local attention and memory are not one matrix; there is none to give")
         again = self.training and getattr(self, "is_activation_checkpointing", False)
         call, cache = self._begin(x, attention_mask, position_ids, past_key_values, use_cache, again)
+        every_layer = len(self.infini_settings.layers) == self.config.num_hidden_layers
+        if attention_mask is None and every_layer and (again or cache is None):
+            # transformers would look for packed sequences, for which it reads positions back from the device. A mask of
+            # four axes it passes on, and no layer reads it.
+            attention_mask = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=x.device)
         output = super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,

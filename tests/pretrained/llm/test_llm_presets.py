@@ -1,0 +1,130 @@
+"""The presets of the paper's LLM experiments: what they set, and their models on the meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from transformers import Olmo2Config, Olmo2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from infini.config.compose import compose
+from infini.config.schema import groups
+from infini.nn.ops.cross_entropy import summed_cross_entropy
+from infini.nn.state import state_bytes
+from infini.pretrained.llm import inject
+from infini.pretrained.llm.language_model import PretrainedLM
+
+PAPER = {
+    # Configurations as their model cards have them.
+    "llm_1b_passkey": (
+        Olmo2ForCausalLM,
+        Olmo2Config(
+            hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=16,
+            num_key_value_heads=16, vocab_size=100352, max_position_embeddings=4096, tie_word_embeddings=False,
+        ),
+    ),
+    "llm_8b_booksum": (
+        Qwen3ForCausalLM,
+        Qwen3Config(
+            hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+            num_key_value_heads=8, head_dim=128, vocab_size=151936, max_position_embeddings=40960,
+            tie_word_embeddings=False,
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=PAPER)
+def paper(request: pytest.FixtureRequest) -> tuple[Any, Any, PretrainedLM]:
+    """A preset's configuration, that of its base, and the model on the meta device."""
+    cfg = compose([f"experiment={request.param}"])
+    made, base = PAPER[request.param]
+    with torch.device("meta"):
+        stock = made(base)
+    N = cfg.dims.segment_length
+    return cfg, base, PretrainedLM(inject(stock, N, gate_init=cfg.model["gate_init"]), N)
+
+
+def test_the_presets_are_the_papers(paper: tuple[Any, Any, PretrainedLM]) -> None:
+    cfg = paper[0]
+    inputs = {"allenai/OLMo-2-0425-1B": 4096, "Qwen/Qwen3-8B": 8192}[cfg.model["base"]]
+    recipe = cfg.recipe
+    assert (recipe.steps, recipe.batch_size, cfg.optimizer.lr, cfg.dims.segment_length) == (30000, 64, 1e-4, 2048)
+    assert recipe.segments_per_sequence * cfg.dims.segment_length == inputs
+    assert (cfg.task.name, cfg.task.min_tokens, cfg.task.carry_state) == ("continual", 4096, False)
+    assert cfg.task.sources == ["pg19", "arxiv_math", "c4"] and recipe.checkpoint_activations
+    assert (cfg.model["train"], cfg.model["memory"]) == ("all", "infini")
+
+
+def test_parameters_are_the_bases_and_a_gate_a_head(paper: tuple[Any, Any, PretrainedLM]) -> None:
+    _, base, model = paper
+    D, L, H, G = base.hidden_size, base.num_hidden_layers, base.num_attention_heads, base.num_key_value_heads
+    K = getattr(base, "head_dim", None) or D // H
+    # Norms of queries and keys: of all heads together (OLMo 2), or one weight for every head (Qwen 3).
+    norms = 2 * D + (H + G) * K if isinstance(base, Olmo2Config) else 2 * D + 2 * K
+    layer = D * K * (2 * H + 2 * G) + 3 * D * base.intermediate_size + norms
+    expected = 2 * base.vocab_size * D + L * layer + D + L * H
+    assert sum(p.numel() for p in model.parameters()) == expected
+    assert round(expected / 1e9, 2) in (1.48, 8.19)
+
+
+def test_the_state_has_the_size_of_its_formula(paper: tuple[Any, Any, PretrainedLM]) -> None:
+    """Memories in float32, and the unfinished segment's keys and values; the same behind any text."""
+    _, base, model = paper
+    L, G, K = base.num_hidden_layers, base.num_key_value_heads, model._d_key
+    memories = 4 * L * G * K * (K + 1)
+    assert 4 * model.state_floats(1000) == memories
+    held = state_bytes(model.init_state(1, "meta"))
+    window = 2 * 4 * L * G * K * model.segment_length
+    # What is read, what is written meanwhile, and the window.
+    assert 2 * memories + window <= held <= 1.01 * (2 * memories + window)
+
+
+def test_checkpointed_activations_have_the_size_of_their_formula(paper: tuple[Any, Any, PretrainedLM]) -> None:
+    """A training step of one input, forward and backward on meta tensors. Kept are the inputs of the layers."""
+    cfg, base, model = paper
+    model.train()
+    model.checkpoint_activations = True
+    T = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
+    ids = torch.zeros(1, T, dtype=torch.long, device="meta")
+    kept: dict[int, int] = {}
+    hold: list[torch.Tensor] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, torch.nn.Parameter):
+            hold.append(x)
+            kept[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = model(ids)
+    layers = 4 * base.num_hidden_layers * T * base.hidden_size
+    # And the embedded input, the last norm, ids and rotary angles.
+    assert layers <= sum(kept.values()) <= 1.35 * layers
+    targets = torch.zeros(1, T, dtype=torch.long)
+    loss, _ = summed_cross_entropy(out.hidden_BTD, model.output_weight, targets, cfg.recipe.loss_chunk)
+    loss.backward()
+    gates = [p for name, p in model.named_parameters() if name.endswith("beta")]
+    assert all(p.grad is not None and p.grad.device.type == "meta" for p in gates)
+    model.zero_grad()
+
+
+def test_the_laptops_presets_differ_in_what_they_are_named_for() -> None:
+    laptop, paper, lessons = (
+        compose([f"experiment={name}"]) for name in ("llm_laptop", "llm_as_in_paper", "llm_hugging_face_lessons")
+    )
+    assert {cfg.model["base"] for cfg in (laptop, paper, lessons)} == {"smollm2"}
+    assert {cfg.dims.segment_length for cfg in (laptop, paper, lessons)} == {512}
+    assert laptop.model["train"] == "lora" and {cfg.model["train"] for cfg in (paper, lessons)} == {"all"}
+    assert paper.optimizer.gate_lr == paper.optimizer.lr and not paper.task.carry_state
+    assert (lessons.optimizer.gate_lr, lessons.optimizer.lr) == (0.01, 3e-4)
+    assert lessons.recipe.segments_per_sequence == 16
+    tokens = {cfg.recipe.batch_size * cfg.recipe.segments_per_sequence for cfg in (laptop, paper, lessons)}
+    assert tokens == {16}
+    assert {name for name in groups()["experiment"] if name.startswith("llm_")} == {
+        *PAPER, "llm_laptop", "llm_as_in_paper", "llm_hugging_face_lessons",
+    }  # fmt: skip
