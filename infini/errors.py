@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,14 @@ class DivergedError(InputError):
     def __init__(self, reason: str, step: int = 0, record: RunRecord | None = None) -> None:
         super().__init__(reason)
         self.step, self.record = step, record
+
+
+class BusyError(InputError):
+    """Another process is doing this work. path: the file that it has locked."""
+
+    def __init__(self, reason: str, path: Path) -> None:
+        super().__init__(reason)
+        self.path = path
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

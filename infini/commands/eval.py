@@ -9,7 +9,7 @@ VERB = Verb(
     "infini eval task=pg19",
     "infini.runs.evaluate",
     groups=("task", "model", "scale", "parallel"),
-    keys=("checkpoint", "length", "depth", "seed", *PLACES),
+    keys=("checkpoint", "length", "depth", "part", "seed", *PLACES),
     also=(*COMPARED, "decoding.*", "tuned", "init_from", "report", "report.split", "experiment", "variant"),
     order=2,
     sweeps=True,

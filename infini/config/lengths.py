@@ -1,4 +1,4 @@
-"""Notation of lengths and depths: `32K`, `1m`, plain integers; `start`, `middle`, `end`, 0 to 1, `grid`."""
+"""Notation of lengths, depths and parts: `32K`, `1m`, integers; `start`, `middle`, `end`, 0 to 1, `grid`; `2/4`."""
 
 from __future__ import annotations
 
@@ -76,3 +76,17 @@ def parse_depths(values: Sequence[str | float]) -> dict[str, float]:
     if not depths:
         raise InputError("depth=[]: must name at least one place, as start")
     return depths
+
+
+def parse_part(text: object) -> tuple[int, int] | None:
+    """Number and count of a part of an evaluation: `2/4` is (2, 4), the second of four. None is the whole evaluation.
+
+    Raises InputError for anything else.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", str(text))
+    number, count = (int(match[1]), int(match[2])) if match else (1, 0)
+    if number > count:
+        raise InputError(f"part={text!r}: must be a part and how many there are, as 2/4 (from 1/4 to 4/4), or null")
+    return number, count

@@ -22,7 +22,7 @@ import yaml
 
 from infini.config.data_files import text_files
 from infini.config.fields import setting
-from infini.config.lengths import parse_depths, parse_lengths
+from infini.config.lengths import parse_depths, parse_lengths, parse_part
 from infini.errors import at_least, one_of, require
 
 MAX_ROWS = 2**20
@@ -39,7 +39,7 @@ OPTIONAL_GROUPS = ("tuned", "experiment")
 class TaskConfig:
     """What is learned and measured. The class variables declare what commands need to know of a task."""
 
-    evaluation_reads: ClassVar[tuple[str, ...]] = ("scale.eval_max_tokens",)
+    evaluation_reads: ClassVar[tuple[str, ...]] = ("scale.eval_max_tokens", "part")
     """Keys and groups outside `task` that its evaluation reads and those of some other tasks do not."""
     evaluation_changes: ClassVar[tuple[str, ...]] = ()
     """Keys that a training reads and an evaluation may still change: no weight depends on their value."""
@@ -458,6 +458,10 @@ class Config:
     depth: list[str | float] = setting(
         "Positions of the key in the prompt: start, middle, end, a number from 0 to 1, or `grid` (0, 0.05, ... 1)."
     )
+    part: str | int | None = setting(
+        "Part of an evaluation, as 2/4: this job evaluates that part of the documents, prompts or books. null: all of "
+        "them; what parts have measured is merged."
+    )
     prompt: str | None = setting(
         "Text that `infini generate` continues: the text itself, @ and the name of a file, or - for standard input."
     )
@@ -487,6 +491,7 @@ class Config:
         require(0 <= self.seed < 2**32, "seed", self.seed, "must be at least 0 and below 2**32")
         parse_lengths(self.length)
         parse_depths(self.depth)
+        parse_part(self.part)
         history, allowed = self.recipe.long_history, self.task.has_long_history
         require(allowed or history is None, "recipe.long_history", history, f"must be null for task={self.task.name}")
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")

@@ -1,18 +1,30 @@
-"""Results of an unfinished evaluation, one line of JSON each: a stopped evaluation resumes after the last one."""
+"""Results of an unfinished evaluation, one line of JSON each: a stopped evaluation resumes after the last one.
+
+Parts of an evaluation may be jobs of their own (part=2/4). Each writes a file of its own, so that they run at once. The
+whole evaluation takes the results of all files, and runs alone.
+"""
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
-from infini.errors import InputError
+from infini.errors import BusyError, InputError
 from infini.records import RunRecord, naming, write_atomically
 from infini.system.console import plain_console, warn
+from infini.system.locks import lock_file
+
+T = TypeVar("T")
+BUSY = "another evaluation of this model is writing it; wait until that has ended"
+
+
+class PartDone(Exception):  # noqa: N818 - nothing failed
+    """An evaluation of one part is done: its results are in the cache, and there is nothing to record yet."""
 
 
 def cache_path(results_dir: str | Path, task: str, *identity: Any) -> Path:
@@ -38,64 +50,101 @@ def name_of_model(record: RunRecord) -> str:
 class ResultCache:
     """Entries by name, each appended as a line of JSON and flushed to disk, with the commit that measured it.
 
-    As a context manager it locks the file for this process. Raises InputError when a line is damaged or lacks one of
-    `fields`, or when another process holds the lock.
+    part: number and count of the part that this process evaluates; None: the whole evaluation.
+    As a context manager it locks its file for this process; the whole evaluation locks out all parts, too. Raises
+    InputError when a line is damaged or lacks one of `fields`, and BusyError when another process holds the lock.
     """
 
-    def __init__(self, path: Path, fields: Iterable[str], record: RunRecord | None = None) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        fields: Iterable[str],
+        record: RunRecord | None = None,
+        part: tuple[int, int] | None = None,
+    ) -> None:
+        self.path, self.part = path, part
+        self._own = path if part is None else path.with_name(f"{path.stem}.{part[0]}of{part[1]}{path.suffix}")
+        self._required = {"name", *fields}
+        self._file: BinaryIO | None = None
+        self._locks = contextlib.ExitStack()
         environment = {} if record is None else record.environment
         self.commit = [environment.get("git_revision"), environment.get("git_dirty")]
         """Git revision, and whether the tree had uncommitted changes."""
-        self.entries: dict[str, dict[str, Any]] = {}
-        required = {"name", *fields}
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-            if not line.endswith(b"\n"):
-                break  # a kill cut this line short: it is measured again
-            try:
-                entry = json.loads(line)
-                if not required <= set(entry):
-                    raise ValueError("fields are missing")
-                self.entries[entry["name"]] = entry
-            except (ValueError, TypeError, RecursionError) as error:
-                raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
+        hardware = environment.get("hardware", {})
+        self.machine = hardware.get("accelerator") or hardware.get("cpu")
+        self.entries = self._read()
+
+    def _files(self) -> list[Path]:
+        """The file of the whole evaluation, and those of all parts that were begun."""
+        return [self.path, *sorted(self.path.parent.glob(f"{self.path.stem}.*of*{self.path.suffix}"))]
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        entries: dict[str, dict[str, Any]] = {}
+        for path in self._files():
+            for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+                if not line.endswith(b"\n"):
+                    break  # a kill cut this line short: it is measured again
+                try:
+                    entry = json.loads(line)
+                    if not self._required <= set(entry):
+                        raise ValueError("fields are missing")
+                    entries[entry["name"]] = entry
+                except (ValueError, TypeError, RecursionError) as error:
+                    raise InputError(f"{path}: damaged ({error}); remove it to start the evaluation again") from error
+        return entries
 
     def __enter__(self) -> ResultCache:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "ab")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            locked = isinstance(error, BlockingIOError)
-            reason = "another evaluation of this model is writing it; wait until that has ended"
-            raise InputError(f"{self.path}: {reason if locked else f'cannot be locked ({error.strerror})'}") from error
-        # Only under the lock: an incomplete last line may be one that another process is writing.
-        self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
-        # Temporary files of a killed process.
-        for partial in self.path.parent.glob(f".{self.path.stem}.*.tmp"):
-            partial.unlink(missing_ok=True)
+        with contextlib.ExitStack() as locks:
+            self._file = locks.enter_context(lock_file(self.path, BUSY, shared=self.part is not None))
+            if self.part is not None:
+                self._file = locks.enter_context(lock_file(self._own, BUSY))
+            # Only under the lock: an incomplete last line may be one that another process is writing.
+            self._file.truncate(self._own.read_bytes().rfind(b"\n") + 1)
+            # Temporary files of a killed process.
+            for partial in self.path.parent.glob(f".{self._own.stem}.*.tmp"):
+                partial.unlink(missing_ok=True)
+            self._locks = locks.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
         # Closing writes what `add` could not write.
-        with naming(self.path):
-            self._file.close()
+        with naming(self._own):
+            self._locks.close()
+
+    def share(self, units: Sequence[T]) -> list[T]:
+        """Those of `units` that this part evaluates, one of every `count`; the whole evaluation takes all."""
+        first, step = self.part or (1, 1)
+        return list(units[first - 1 :: step])
+
+    def end_part(self, names: Collection[str]) -> None:
+        """Raises PartDone in a part. names: all results of the whole evaluation."""
+        if self.part is None:
+            return
+        found = len(self._read().keys() & set(names))
+        raise PartDone(
+            f"part={self.part[0]}/{self.part[1]}: done; {found:,} of {len(names):,} results are in the cache. The same "
+            "command without part measures what is missing and writes the record"
+        )
 
     def add(self, name: str, entry: dict[str, Any]) -> None:
         """Store one entry; it is on disk when this returns."""
-        self.entries[name] = {"name": name, "commit": self.commit, **entry}
-        with naming(self.path):
+        assert self._file is not None
+        self.entries[name] = {"name": name, "commit": self.commit, "machine": self.machine, **entry}
+        with naming(self._own):
             self._file.write(to_line(self.entries[name]))
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def record_commits(self, record: RunRecord, names: Iterable[str]) -> None:
-        """Write the commits of these entries into `record`, unless all of them are the record's own.
+        """Write the commits and machines of these entries into `record`, unless all of them are the record's own.
 
         No single commit reproduces such a run, so it counts as made with uncommitted changes and is not published.
         """
-        commits = [self.entries[name].get("commit", _UNKNOWN) for name in names]
+        entries = [self.entries[name] for name in names]
+        machines = list(dict.fromkeys(entry.get("machine", self.machine) for entry in entries))
+        if machines not in ([], [self.machine]):
+            record.environment["machines"] = machines
+        commits = [entry.get("commit", _UNKNOWN) for entry in entries]
         if all(commit == self.commit for commit in commits):
             return
         revisions = dict.fromkeys(commit[0] for commit in [*commits, self.commit])
@@ -103,13 +152,17 @@ class ResultCache:
         warn(plain_console(), f"{record.run_id} was started at another commit: no single commit reproduces it")
 
     def drop(self, names: Iterable[str]) -> None:
-        """Remove these entries, which are in a record now; the other entries stay."""
-        for name in names:
-            self.entries.pop(name, None)
-        if self.entries:
-            write_atomically(self.path, b"".join(map(to_line, self.entries.values())))
-        else:
-            self.path.unlink(missing_ok=True)
+        """Remove these entries, which are in a record now; the other entries stay. Where another evaluation has begun
+        to add to them, all stay."""
+        held = self._file is not None and not self._file.closed
+        with contextlib.suppress(BusyError), contextlib.nullcontext() if held else lock_file(self.path, BUSY):
+            self.entries = self._read()
+            for name in names:
+                self.entries.pop(name, None)
+            if self.entries:
+                write_atomically(self.path, b"".join(map(to_line, self.entries.values())))
+            for path in self._files()[bool(self.entries) :]:
+                path.unlink(missing_ok=True)
 
 
 def to_line(entry: dict[str, Any]) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 from infini import records
 from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig, groups, task_schema
 from infini.errors import InputError
+from infini.evaluation.result_cache import PartDone
 from infini.models import base_of
 from infini.records import value_at
 from infini.report.tables import DASH
@@ -34,12 +35,12 @@ from infini.system.devices import pick_device
 from infini.system.memory_use import peak_memory_bytes
 from infini.training.checkpoint import load_model, read_description
 
-OF_A_MODEL = ("model", "checkpoint")
-"""Keys and groups that select a model; evaluations without a model do not read them."""
+OF_A_MODEL = ("model", "checkpoint", "part")
+"""Keys and groups that evaluations without a model do not read."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
-    """Evaluate and print the metrics."""
+    """Evaluate and print the metrics; of a part (cfg.part), how many of all results are there."""
     _refuse_keys_of_other_tasks(cfg, overrides)
     if (reference := getattr(cfg.task, "reference", None)) is not None:
         for key in keys_of(overrides):
@@ -51,7 +52,11 @@ def run(cfg: Config, overrides: list[str]) -> int:
         cfg = with_base(cfg, overrides)
         folder = find_model(cfg, overrides)
         check_evaluation(cfg, folder)
-        record = evaluate(cfg, overrides, folder)
+        try:
+            record = evaluate(cfg, overrides, folder)
+        except PartDone as done:
+            plain_console(stderr=False).print(str(done))
+            return 0
     console = plain_console(stderr=False)
     for name, entry in record.results.items():
         console.print(f"{name:<18} {_shown(entry['value']):>12}  {entry['unit']}  (n = {entry['n']:,})")
@@ -91,7 +96,8 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.
     """Run the task's evaluation of the model in `folder`, and write the record and the files beside it.
 
     folder: None evaluates the pretrained model that `cfg` names, without a training.
-    Raises InputError when the checkpoint is damaged or of another model, or the data cannot be loaded.
+    Raises InputError when the checkpoint is damaged or of another model, or the data cannot be loaded; PartDone when a
+    part of the evaluation (cfg.part) is in the cache.
     """
     check_kind(cfg)
     keep_large_buffers()

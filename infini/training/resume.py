@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from infini import records
-from infini.errors import InputError
+from infini.errors import BusyError
 from infini.training.checkpoint import sha256_of
 from infini.training.ranks import ALONE, Ranks
 
@@ -47,7 +47,7 @@ class UnfinishedRun:
         """Lock the folder for this process. If a run was started here before, `record` gets its id and start time.
 
         Returns whether parts of the run were made at another commit or with uncommitted changes: no single commit
-        reproduces it then, and `record` lists the commits. Raises InputError when another process holds the lock.
+        reproduces it then, and `record` lists the commits. Raises BusyError when another process holds the lock.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.folder / "lock")
@@ -239,9 +239,8 @@ def _lock(path: Path) -> Any:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        raise InputError(
-            f"{path.parent}: another process runs this training; wait until it has ended, or set results_dir or seed"
-        ) from error
+        said = "another process runs this training; wait until it has ended, or set results_dir or seed"
+        raise BusyError(f"{path.parent}: {said}", path) from error
     except (ImportError, OSError):
         # The system or the disk has no file locks: the user keeps two processes of one configuration apart.
         pass

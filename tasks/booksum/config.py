@@ -19,7 +19,7 @@ REFERENCES = ("lead", "random", "oracle", "human")
 class BooksumConfig(TaskConfig):
     """A summary of a whole book."""
 
-    evaluation_reads = ("length", "decoding")
+    evaluation_reads = ("length", "decoding", "part")
 
     split: str = setting(
         "Books that an evaluation summarizes: test, or validation, on which choices are made.",

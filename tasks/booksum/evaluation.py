@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from infini.config.compose import cache_folder
-from infini.config.lengths import format_length, parse_lengths
+from infini.config.lengths import format_length, parse_lengths, parse_part
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate
@@ -44,7 +44,8 @@ def evaluate(
     Returns the files that belong beside the record by suffix (the summaries), and a function to call once all of them
     are on disk.
     Every summary is written to disk at once: an evaluation that was stopped summarizes the remaining books when the
-    same configuration is started again. Raises InputError when the data cannot be loaded.
+    same configuration is started again. Raises InputError when the data cannot be loaded, and PartDone at the end of a
+    part.
     """
     task = cast(BooksumConfig, cfg.task)
     books = open_books(cfg, task.split)
@@ -63,13 +64,15 @@ def evaluate(
         options,
     )
     drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
-    cache = ResultCache(cache_path(cfg.results_dir, task.name, *decides, *drawing), _FIELDS, record)
-    wanted = [(length, index) for length in lengths for index in range(len(opened))]
-    missing = [(length, index) for length, index in wanted if _name(length, opened.names[index]) not in cache.entries]
+    path = cache_path(cfg.results_dir, task.name, *decides, *drawing)
+    cache = ResultCache(path, _FIELDS, record, parse_part(cfg.part))
+    own = cache.share(range(len(opened)))
+    wanted = {_name(length, opened.names[index]): (length, index) for length in lengths for index in range(len(opened))}
+    missing = [pair for name, pair in wanted.items() if pair[1] in own and name not in cache.entries]
     console = plain_console()
     console.print(
         f"summarizing with {name_of_model(record)}: {len(missing)} summaries"
-        + (f" ({len(wanted) - len(missing)} were there before)" if len(missing) < len(wanted) else "")
+        + (f" ({found} were there before)" if (found := len(wanted.keys() & cache.entries.keys())) else "")
     )
     total = DECODE_COST * cfg.decoding.max_new_tokens * len(missing)
     total += sum(_read(model, min(length, int(opened.n_tokens[index]) + len(separator))) for length, index in missing)
@@ -84,13 +87,14 @@ def evaluate(
             entry = summarise(model, tokenizer, [ids, separator], cfg, seed, advance)
             entry["peak_memory_bytes"] = peak_memory_bytes(device)
             cache.add(_name(length, opened.names[index]), entry)
+    cache.end_part(wanted)
     with progress_bar("comparing summaries", len(wanted), console.is_terminal) as advance:
         cells = [_cell(length, books, cache, task.references, advance) for length in lengths]
     longest = max(cells, key=lambda cell: int(cell["length"]))
     record.data = opened.data_record() | {"revision": books.revision}
     record.results = _results(longest, _note_of_unscored(books.documents.names, books.summaries))
     record.series["cells"] = cells
-    entries = [cache.entries[_name(length, opened.names[index])] for length, index in wanted]
+    entries = [cache.entries[name] for name in wanted]
     record.cost = {
         "tokens_seen": sum(entry["tokens_read"] for entry in entries),
         "tokens_drawn": sum(entry["tokens_drawn"] for entry in entries),

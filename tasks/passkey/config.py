@@ -13,7 +13,7 @@ from infini.errors import at_least, one_of, require
 class PasskeyConfig(TaskConfig):
     """Retrieve a number that is hidden in a long text."""
 
-    evaluation_reads = ("length", "depth")
+    evaluation_reads = ("length", "depth", "part")
     # Generalization to other segment lengths is measured.
     evaluation_changes = ("dims.segment_length",)
     # With fewer digits than it was trained on, a model would be scored on half an answer.

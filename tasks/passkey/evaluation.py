@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from infini.config.lengths import format_length, parse_depths, parse_lengths
+from infini.config.lengths import format_length, parse_depths, parse_lengths, parse_part
 from infini.config.schema import Config
 from infini.evaluation.dilution import half_dilution
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model, to_line
@@ -42,7 +42,7 @@ def evaluate(
 
     Returns the files that belong beside the record by suffix (the examples), and a function to call once all of them
     are on disk. Every answer is written to disk at once: an evaluation that was stopped asks the remaining prompts when
-    the same configuration is started again.
+    the same configuration is started again. Raises PartDone at the end of a part.
     """
     task = cast(PasskeyConfig, cfg.task)
     template, data = make_template(cfg, tokenizer, "test")
@@ -51,12 +51,19 @@ def evaluate(
     N = cfg.dims.segment_length
     # Measured first: an error in them must not follow hours of answers.
     state_floats = model.state_floats(max(lengths) // N)
-    dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if task.knockout == "none" else []
+    diluted = task.knockout == "none" and cfg.part is None
+    dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if diluted else []
     # What decides the answers: model, prompts, precision.
     prompts = {key: value for key, value in asdict(task).items() if key not in ("examples", "rows_per_call")}
     identity = (identity_of_model(record), prompts, N, cfg.parallel.precision, cfg.seed, data)
-    cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record)
-    missing = [question for question in questions if question.name not in cache.entries]
+    cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record, parse_part(cfg.part))
+    # Parts share examples: the prompts of an example at several lengths begin alike, which is read once.
+    own = set(cache.share(list(dict.fromkeys((question.depth, question.index) for question in questions))))
+    missing = [
+        question
+        for question in questions
+        if (question.depth, question.index) in own and question.name not in cache.entries
+    ]
     console = plain_console()
     console.print(
         f"asking {name_of_model(record)} ({cfg.recipe.name}) {len(missing):,} questions"
@@ -86,6 +93,7 @@ def evaluate(
             if all(name in cache.entries for name in of_cell):
                 cell = _cell(question.length, question.depth, [cache.entries[name] for name in of_cell])
                 console.print(_line(cell))
+    cache.end_part([question.name for question in questions])
     # The cache may also hold answers to prompts that this configuration does not ask.
     entries = [cache.entries[question.name] for question in questions]
     cells = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from infini.config.compose import cache_folder
+from infini.config.lengths import parse_part
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.perplexity import (
@@ -35,7 +36,8 @@ from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import documents_of, extents, tokenise
 
 DOCS_PER_BATCH = 16
-"""Documents read in one batch. A stopped evaluation resumes after the last batch that was read to its end."""
+"""Documents read in one batch. A stopped evaluation resumes after the last batch that was read to its end. Parts of an
+evaluation share batches: others would change the last bits."""
 
 
 def evaluate(
@@ -45,7 +47,7 @@ def evaluate(
 
     Returns the files that belong beside the record (none), and a function to call once the record is on disk. An
     evaluation that was stopped resumes when the same configuration is started again, with the same numbers bit for bit.
-    Raises InputError when the data cannot be loaded.
+    Raises InputError when the data cannot be loaded, and PartDone at the end of a part.
     """
     split_name = _split(cfg)
     documents = documents_of(cfg, split_name)
@@ -57,8 +59,8 @@ def evaluate(
     limit = cfg.scale.eval_max_tokens
     knock_limit = min(cfg.scale.knockout_max_tokens, limit or cfg.scale.knockout_max_tokens)
     knockouts = cfg.scale.knockouts and optional(model, "gates")() is not None and len(split) > 1
-    total = int(np.minimum(split.n_tokens, limit or split.n_tokens.max()).sum())
-    knocked = int(np.minimum(split.n_tokens, knock_limit).sum()) * knockouts
+    work = _work(split.n_tokens, limit, knock_limit if knockouts else None)
+    total = sum(tokens for name, tokens in work.items() if name.startswith("read/"))
     identity = (
         identity_of_model(record),
         N,
@@ -69,22 +71,27 @@ def evaluate(
         knock_limit,
     )
     # Results of a version with other fields are in another file.
-    cache = ResultCache(cache_path(cfg.results_dir, cfg.task.name, *identity, _FIELDS), _FIELDS, record)
+    path = cache_path(cfg.results_dir, cfg.task.name, *identity, _FIELDS)
+    cache = ResultCache(path, _FIELDS, record, parse_part(cfg.part))
     resumed = bool(cache.entries)
     if resumed:
-        console.print("resuming where it was stopped")
+        console.print(f"{len(cache.entries)} of {len(work)} results were there before")
+    own = {name: work[name] for name in cache.share(list(work))}
     call = cfg.scale.eval_segments_per_call * N
     with (
         cache,
-        progress_bar(f"{cfg.model['name']} on {split_name}", total + 4 * knocked, console.is_terminal) as advance,
+        progress_bar(f"{cfg.model['name']} on {split_name}", sum(own.values()), console.is_terminal) as advance,
         autocast(cfg.parallel.precision, device),
     ):
-        passes = _Passes(cache, model, split, tokenizer.bos_id, call, N, advance)
+        passes = _Passes(cache, own, model, split, tokenizer.bos_id, call, N, advance)
         streamed = passes.read("read", limit)
         if knockouts:
-            own, foreign = passes.read_with_foreign_memory(knock_limit)
-            reset = passes.read("reset", knock_limit, reset_every=N)
-            base = passes.read("base", knock_limit)
+            knocked = (
+                *passes.read_with_foreign_memory(knock_limit),
+                passes.read("reset", knock_limit, reset_every=N),
+                passes.read("base", knock_limit),
+            )
+    cache.end_part(work)
     seconds = sum(entry["seconds"] for name, entry in cache.entries.items() if name.startswith("read/"))
 
     n_words, n_bytes = extents(documents, split, tokenizer, streamed.tokens)
@@ -99,7 +106,7 @@ def evaluate(
     for name, binned in (("nll_by_position", streamed.by_position), ("nll_by_place", streamed.by_place)):
         record.series[name] = {"edges": binned.edges, "nll": np.round(binned.nll, 3), "tokens": binned.tokens}
     if knockouts:
-        _add_knockouts(record, own, foreign, reset, base)
+        _add_knockouts(record, *knocked)
     record.cost = {
         "streaming_seconds": seconds,
         "tokens_per_second": total / seconds,
@@ -122,11 +129,43 @@ def _split(cfg: Config) -> str:
     return str(cfg.report["split"])
 
 
+def _batches(lengths: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The documents of each batch after the place of its first. The longest come first, so that those of a batch have
+    similar lengths."""
+    order = np.argsort(-lengths, kind="stable")
+    for first in range(0, len(order), DOCS_PER_BATCH):
+        yield first, order[first : first + DOCS_PER_BATCH]
+
+
+def _foreign_lengths(n_tokens: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Tokens that a document is read with another's memory. The longest is read as far as the second longest."""
+    lengths = np.minimum(n_tokens, max_tokens)
+    lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
+    return lengths
+
+
+def _work(n_tokens: np.ndarray, limit: int | None, knock_limit: int | None) -> dict[str, int]:
+    """Name of each result -> tokens to read for it. limit, knock_limit: most tokens of a document, without and with a
+    knock-out; knock_limit None: there are no knock-outs."""
+
+    def of_pass(name: str, most: int | None) -> dict[str, int]:
+        lengths = np.minimum(n_tokens, most or n_tokens.max())
+        return {f"{name}/{first}": int(lengths[batch].sum()) for first, batch in _batches(lengths)}
+
+    work = of_pass("read", limit)
+    if knock_limit is not None:
+        work["foreign"] = 2 * int(_foreign_lengths(n_tokens, knock_limit).sum())
+        work |= of_pass("reset", knock_limit) | of_pass("base", knock_limit)
+    return work
+
+
 @dataclass
 class _Passes:
     """Passes over the documents of a split; results that the cache holds are not computed again."""
 
     cache: ResultCache
+    own: dict[str, int]
+    """Results that this process gives -> tokens to read. Those of other parts stay 0."""
     model: Any
     split: Any
     bos_id: int
@@ -135,14 +174,12 @@ class _Passes:
     advance: Advance
 
     def read(self, name: str, max_tokens: int | None, reset_every: int | None = None) -> Streamed:
-        """stream_documents over all documents, longest first, so that those of a batch have similar lengths."""
+        """stream_documents over all documents."""
         n_tokens = np.minimum(self.split.n_tokens, max_tokens or self.split.n_tokens.max())
         edges = position_edges(int(n_tokens.max()))
         n_documents = len(n_tokens)
         whole = Streamed(_zeros(n_documents, edges), _zeros(n_documents, place_edges(self.segment_length)))
-        order = np.argsort(-n_tokens, kind="stable")
-        for first in range(0, len(order), DOCS_PER_BATCH):
-            batch = order[first : first + DOCS_PER_BATCH]
+        for first, batch in _batches(n_tokens):
             read = partial(
                 stream_documents,
                 self.model,
@@ -155,16 +192,13 @@ class _Passes:
                 segment_length=self.segment_length,
                 advance=self.advance,
             )
-            (part,) = self._once(f"{name}/{first}", int(n_tokens[batch].sum()), read)
-            for target, source in ((whole.by_position, part.by_position), (whole.by_place, part.by_place)):
-                target.nll[batch], target.tokens[batch] = source.nll, source.tokens
+            for made in self._once(f"{name}/{first}", read):
+                for target, source in ((whole.by_position, made.by_position), (whole.by_place, made.by_place)):
+                    target.nll[batch], target.tokens[batch] = source.nll, source.tokens
         return whole
 
-    def read_with_foreign_memory(self, max_tokens: int) -> tuple[Streamed, Streamed]:
+    def read_with_foreign_memory(self, max_tokens: int) -> tuple[Streamed, ...]:
         """stream_with_foreign_memory over all documents at once: every document reads another's memory."""
-        lengths = np.minimum(self.split.n_tokens, max_tokens)
-        # The longest is read as far as the second longest.
-        lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
         read = partial(
             stream_with_foreign_memory,
             self.model,
@@ -173,13 +207,12 @@ class _Passes:
             max_tokens=max_tokens,
             advance=lambda n: self.advance(2 * n),
         )
-        own, foreign = self._once("foreign", 2 * int(lengths.sum()), read)
-        return own, foreign
+        return self._once("foreign", read)
 
-    def _once(
-        self, name: str, work: int, read: Callable[[], Streamed | tuple[Streamed, Streamed]]
-    ) -> tuple[Streamed, ...]:
-        """The result of `read`, from the cache where it is there. work: tokens that `read` reports to `advance`."""
+    def _once(self, name: str, read: Callable[[], Streamed | tuple[Streamed, Streamed]]) -> tuple[Streamed, ...]:
+        """The result of `read`, from the cache where it is there; empty for a result of another part."""
+        if name not in self.own:
+            return ()
         entry = self.cache.entries.get(name)
         if entry is None:
             started = time.perf_counter()
@@ -195,7 +228,7 @@ class _Passes:
                 },
             )
             return parts
-        self.advance(work)
+        self.advance(self.own[name])
         # JSON returns exactly the same floats.
         return tuple(
             Streamed(_from_json(positions), _from_json(places), entry["growth"])

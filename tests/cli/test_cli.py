@@ -109,6 +109,7 @@ def test_frozen_surface() -> None:
         "init_from",
         "length",
         "depth",
+        "part",
         "prompt",
         "save_state",
         "load_state",

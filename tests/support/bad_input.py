@@ -104,6 +104,15 @@ CASES = [
             "eval task=booksum task.input_length=1e6",
         ),
     ),
+    Case(
+        "a part that is none",
+        lines(
+            *(f"eval part={text}" for text in ("5/4", "x", "0/4", "1/0", "2", "", "-1/4", "[1,2]", "1.5", "1/2/4")),
+            "eval -m part=1/4,5/4",
+            "train part=1/4",
+            "eval task=booksum task.reference=lead part=1/2",
+        ),
+    ),
     Case("a depth that is none", lines("eval task=passkey depth=middel", "eval task=passkey depth=1.5")),
     Case(
         "a demo of what cannot be hidden",
