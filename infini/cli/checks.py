@@ -85,7 +85,7 @@ def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
             return
     if verb.check is not None:
         verb.check(cfg, overrides)
-    if verb.computes and getattr(cfg.task, "reference", None) is None:
+    if verb.computes and not cfg.plan and getattr(cfg.task, "reference", None) is None:
         from infini.system.devices import check_made_for
 
         for group in ("scale", "suite"):

@@ -42,7 +42,7 @@ VERB = Verb(
     "infini reproduce seed=1,2,3",
     "infini.runs.reproduce",
     groups=("report", *TRAINING_GROUPS, "logger"),
-    keys=("seed", "length", "depth", "full", *PLACES),
+    keys=("seed", "length", "depth", "full", "plan", *PLACES),
     also=(*OF_REPORTS, *TRAINED, "decoding.*"),
     # A name for all of its runs would tell none of them from the others.
     never=("init_from", "logger.run_name"),

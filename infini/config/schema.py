@@ -479,6 +479,9 @@ class Config:
     full: bool = setting(
         "Whether every table and note of a report is printed, not its main table alone. Its files have everything."
     )
+    plan: bool = setting(
+        "Whether `infini reproduce` only lists the missing runs: what each needs first, and how long such runs took."
+    )
     results_dir: str = setting(
         "Folder of records and checkpoints. Here and in all other names of files and folders, ~ at the beginning is "
         "the home folder."

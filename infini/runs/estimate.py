@@ -1,18 +1,20 @@
-"""How long a reproduction of the passkey table will take on this machine.
+"""How long runs take, by records of such runs, and a reproduction of the passkey table on this machine.
 
-The seconds are those of published records of one processor. The packaged model reads a prompt here, and its speed is
-compared with that of its published evaluation on that processor.
+For the latter the seconds are those of published records of one processor. The packaged model reads a prompt here, and
+its speed is compared with that of its published evaluation on that processor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from infini import records
 from infini.config.schema import Config
 from infini.demo import FOLDER
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
+from infini.report.verdicts import counted
 from infini.training.checkpoint import read_description
 
 
@@ -37,7 +39,7 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
     cell = reference.series["cells"][0]
     speed = reading_speed(cell["length"]) / cell["tokens_per_second"]
     unknown = seconds.count(None)
-    counts = f"{_count(len(trainings), 'training')} and {_count(len(evaluations), 'evaluation')}"
+    counts = f"{counted(len(trainings), 'training')} and {counted(len(evaluations), 'evaluation')}"
     return (
         f"{counts} to run, about {max(1, round(total / speed / 60))} minutes here"
         + (f", without {unknown} that no published run is like" if unknown else "")
@@ -46,8 +48,13 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+def run_seconds(verb: str, cfg: Config, known: Sequence[Sequence[RunRecord]]) -> float | None:
+    """Seconds of such a run by the first of several lists of records that has one; None where none has.
+
+    verb: train or eval.
+    """
+    of_verb = training_seconds if verb == "train" else _evaluation_seconds
+    return next((seconds for runs in known if (seconds := of_verb(cfg, runs)) is not None), None)
 
 
 def training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
@@ -61,14 +68,18 @@ def training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
 
 
 def _evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
-    examples = cfg.task.examples  # type: ignore[attr-defined]
+    """Of the quickest evaluation of such a model with the same questions; of prompts, by their number."""
+    values = asdict(cfg)
+    asked = {key: value_at(values, key) for key in cfg.task.evaluation_reads if key != "part"}
+    examples = values["task"].get("examples", 1)
     each = [
-        run.cost["wall_seconds"] / run.config["task"]["examples"]
+        run.cost["wall_seconds"] / run.config["task"].get("examples", 1)
         for run in known
         if run.verb == "eval"
+        and run.task == cfg.task.name
         and _alike(cfg, run)
-        and (run.config["length"], run.config["depth"]) == (cfg.length, cfg.depth)
-        and run.config["task"]["examples"] >= min(10, examples)
+        and {key: value_at(run.config, key) for key in asked} == asked
+        and run.config["task"].get("examples", 1) >= min(10, examples)
         and not run.cost.get("resumed")
     ]
     return min(each) * examples if each else None

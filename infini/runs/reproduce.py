@@ -1,26 +1,30 @@
-"""`infini reproduce`: run what a report still needs, then print it. A stopped reproduction resumes when run again."""
+"""`infini reproduce`: run what a report still needs, then print it. A stopped reproduction resumes when run again.
+
+The same command may be started several times with one results folder: the processes share its runs (workers.py).
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-
-from rich.console import Console
+from functools import partial
 
 from infini import records
 from infini.config.schema import Config
-from infini.errors import DivergedError, InputError
+from infini.errors import BusyError, DivergedError, InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
 from infini.runs import table
 from infini.runs.common import catch_divergence, find_training, name_diverged
+from infini.runs.plan import describe
 from infini.runs.preflight import check_base, check_data
+from infini.runs.workers import Worker
 from infini.system.console import plain_console
 from infini.training.loggers import check_logger
 
 
 def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[str] = ()) -> int:
-    """Run what is missing for the report and every seed, then print the table.
+    """Run what is missing for the report and every seed, then print the table. With cfg.plan print what is missing.
 
     models: only rows of these are run; all rows if there are none. What has a record in results_dir is not run again.
     """
@@ -30,46 +34,69 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
         report = report_of_runs(cfg.report, "reproduce")
     if report.parts and cfg.task.name not in (tasks := [part.task for part in report.parts]):
         raise InputError(f"task={cfg.task.name}: report={report.name} is about task={' or '.join(tasks)}")
-    records.check_writable(cfg.results_dir)
+    if not cfg.plan:
+        records.check_writable(cfg.results_dir)
     check_logger(cfg.logger.name)
     check_base(cfg)
     check_data(cfg)
-    if records.environment().get("git_dirty"):
+    if not cfg.plan and records.environment().get("git_dirty"):
         console.print("uncommitted changes in the source tree: what is run now cannot be published", style="yellow")
     report = report.limited_to(models)
     work = importlib.import_module(report.verbs["reproduce"].module)
-    diverged = work.reproduce(report, cfg, overrides, seeds, console, models)
+    worker = Worker(console, cfg.plan)
+    diverged = work.reproduce(report, cfg, overrides, seeds, worker, models)
+    if cfg.plan:
+        lines = plain_console(stderr=False)
+        for line in describe(worker, cfg.results_dir):
+            lines.print(line)
+        return 0
     table.show(report, cfg, overrides)
     name_diverged(diverged)
     return 0
 
 
-def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], console: Console) -> list[str]:
-    """Do all jobs. A job whose training diverges does not stop the others.
+def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> list[str]:
+    """Do all jobs, or plan them. A job whose training diverges does not stop the others.
 
     jobs: a heading and a function that returns a line to print.
 
     Returns:
         Headings of the jobs whose training diverged.
     """
-    diverged = []
-    for number, (where, make) in enumerate(jobs, 1):
+    console = worker.console
+
+    def do(number: int, where: str, make: Callable[[], str]) -> bool:
+        """Whether its training diverged."""
+        if worker.planning:
+            make()
+            return False
         console.rule(f"{number} of {len(jobs)}: {where}")
-        line = catch_divergence(make)
+        try:
+            line = catch_divergence(make)
+        except BusyError:
+            console.print("another process runs this; going on with what is left")
+            raise
         if isinstance(line, DivergedError):
             console.print(str(line), style="yellow")
-            diverged.append(where)
-        else:
-            console.print(line)
-    return diverged
+            return True
+        console.print(line)
+        return False
+
+    numbered = [(where, partial(do, number, where, make)) for number, (where, make) in enumerate(jobs, 1)]
+    return [where for (where, _), diverged in zip(jobs, worker.do_all(numbered), strict=True) if diverged]
 
 
-def trained(cfg: Config, overrides: list[str], console: Console, known: RunRecord | None = None) -> RunRecord:
+def trained(cfg: Config, overrides: list[str], worker: Worker, known: RunRecord | None = None) -> RunRecord:
     """A training of this configuration: `known`, the newest on record, or a new one. overrides: composed to `cfg`."""
-    found = known or find_training(cfg)
-    if found is None:
+
+    def make() -> RunRecord:
         from infini.runs.train import train
 
         return train(cfg, overrides)
-    console.print(f"trained before: {found.run_id}")
+
+    found = known or find_training(cfg)
+    if found is None:
+        return worker.make("train", cfg, cfg.init_from, lambda: find_training(cfg), make)
+    if not worker.planning:
+        worker.console.print(f"trained before: {found.run_id}")
     return found

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-from rich.console import Console
-
 from infini import records
 from infini.config.compose import compose, config_identity
 from infini.config.lengths import format_length, parse_lengths
@@ -20,6 +18,7 @@ from infini.report.tables import DASH
 from infini.runs.common import newest_on_the_data, on_the_data, own_setting
 from infini.runs.evaluate import evaluate, evaluate_reference
 from infini.runs.reproduce import run_jobs, trained
+from infini.runs.workers import Worker
 from infini.tasks.booksum.config import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
 
@@ -29,7 +28,7 @@ def reproduce(
     cfg: Config,
     overrides: list[str],
     seeds: list[int],
-    console: Console,
+    worker: Worker,
     models: Sequence[str] = (),
 ) -> list[str]:
     """Run what the rows of `report.run` still need; only rows of `models` if there are any. A job is done if it has a
@@ -57,49 +56,61 @@ def reproduce(
     def fill(name: str, seed: int) -> str:
         model, words = known[name], [*asked, f"seed={seed}"]
         if model in REFERENCES:
-            record = _reference([*words, f"task.reference={model}"], model)
+            record = _reference([*words, f"task.reference={model}"], model, worker)
         else:
-            record = _system([*words, f"model={model}", *report.systems[name].settings_at(scale)], console)
+            record = _system([*words, f"model={model}", *report.systems[name].settings_at(scale)], worker)
         overall = record.metric("overall")
         return f"{record.run_id}: overall {DASH if overall is None else f'{overall:.1f}'}"
 
     jobs = [
         (f"{report.systems[name].title}, seed {seed}", partial(fill, name, seed)) for seed in seeds for name in rows
     ]
-    return run_jobs(jobs, console)
+    return run_jobs(jobs, worker)
 
 
-def _reference(overrides: list[str], name: str) -> RunRecord:
+def _reference(overrides: list[str], name: str, worker: Worker) -> RunRecord:
     cfg = compose(overrides)
     # A reference depends neither on a model nor on decoding.
     decides = ("data_dir", "hub_id", "split", "references", "reference", "reference_words")
-    known = [
-        run
-        for run in records.load_records(cfg.results_dir)
-        if run.model == name
-        and _is_evaluation(run, cfg)
-        and all(value_at(run.config, f"task.{key}") == getattr(cfg.task, key) for key in decides)
-    ]
-    done = newest_on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split)
-    return done or evaluate_reference(cfg, overrides, name)
+
+    def find() -> RunRecord | None:
+        known = [
+            run
+            for run in records.load_records(cfg.results_dir)
+            if run.model == name
+            and _is_evaluation(run, cfg)
+            and all(value_at(run.config, f"task.{key}") == getattr(cfg.task, key) for key in decides)
+        ]
+        return newest_on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split)
+
+    return find() or worker.make("eval", cfg, None, find, lambda: evaluate_reference(cfg, overrides, name))
 
 
-def _system(overrides: list[str], console: Console) -> RunRecord:
+def _system(overrides: list[str], worker: Worker) -> RunRecord:
     cfg = compose(overrides)
-    training = trained(cfg, overrides, console)
-    known = [
-        run
-        for run in records.load_records(cfg.results_dir)
-        if run.parent == training.run_id and _same_question(run, cfg)
-    ]
-    known = list(on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split))
-    measured = {cell.get("length") for run in known for cell in run.series.get("cells", ())}
-    missing = [length for length in parse_lengths(cfg.length) if length not in measured]
-    if not missing:
-        return known[0]
-    overrides = [text for text in overrides if not text.startswith("length=")]
-    overrides.append(f"length=[{','.join(map(format_length, missing))}]")
-    return evaluate(compose(overrides), overrides, checkpoint_folder(cfg.results_dir, training.run_id))
+    training = trained(cfg, overrides, worker)
+
+    def known() -> tuple[list[RunRecord], list[int]]:
+        """Evaluations on record, newest first, and the lengths that none of them has."""
+        runs = [
+            run
+            for run in records.load_records(cfg.results_dir)
+            if run.parent == training.run_id and _same_question(run, cfg)
+        ]
+        runs = list(on_the_data(cfg, runs, cast(BooksumConfig, cfg.task).split))
+        measured = {cell.get("length") for run in runs for cell in run.series.get("cells", ())}
+        return runs, [length for length in parse_lengths(cfg.length) if length not in measured]
+
+    def find() -> RunRecord | None:
+        runs, missing = known()
+        return None if missing else runs[0]
+
+    def make() -> RunRecord:
+        lengths = ",".join(map(format_length, known()[1]))
+        words = [*(text for text in overrides if not text.startswith("length=")), f"length=[{lengths}]"]
+        return evaluate(compose(words), words, checkpoint_folder(cfg.results_dir, training.run_id))
+
+    return find() or worker.make("eval", cfg, training.run_id, find, make)
 
 
 def _is_evaluation(run: RunRecord, cfg: Config) -> bool:

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from rich.console import Console
-
 from infini import records
 from infini.config.compose import compose
 from infini.config.lengths import parse_depths, parse_lengths
@@ -21,6 +19,7 @@ from infini.runs.estimate import describe_time
 from infini.runs.evaluate import evaluate
 from infini.runs.preflight import check_data
 from infini.runs.reproduce import run_jobs, trained
+from infini.runs.workers import Worker
 from infini.system.devices import pick_device
 from infini.training.checkpoint import checkpoint_folder
 
@@ -71,7 +70,7 @@ def reproduce(
     cfg: Config,
     overrides: list[str],
     seeds: list[int],
-    console: Console,
+    worker: Worker,
     models: Sequence[str] = (),
 ) -> list[str]:
     """Run what the rows of `report.run` still need; only rows of `models` if there are any. A job is done if it has a
@@ -98,15 +97,15 @@ def reproduce(
     # The models that rows start from are trained with the same settings.
     made = [*rows, *(start for name in rows if (start := report.rows[name].start))]
     own = {name: _own(report.rows[name]) if name in report.rows else [] for name in made}
-    settle_contradictions(own, overrides, console)
+    settle_contradictions(own, overrides, worker.console)
     for job in jobs:
         compose(job.overrides(None))
         if job.row.start in PRETRAINING:
             check_data(compose(job.pretraining()))
-    if (said := _time_left(jobs)) is not None:
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+    if not worker.planning and (said := _time_left(jobs)) is not None:
+        worker.console.print(said, markup=False, highlight=False, soft_wrap=True)
     return run_jobs(
-        [(f"{job.row.title}, seed {job.seed}", partial(_fill, report, job, console)) for job in jobs], console
+        [(f"{job.row.title}, seed {job.seed}", partial(_fill, report, job, worker)) for job in jobs], worker
     )
 
 
@@ -125,29 +124,35 @@ def _time_left(jobs: Sequence[_Job]) -> str | None:
     return describe_time(trainings, evaluations)
 
 
-def _model(report: PasskeyReport, job: _Job, console: Console) -> str | None:
+def _model(report: PasskeyReport, job: _Job, worker: Worker) -> str | None:
     """The run id of the training of a row's model, None for a pretrained model as it is. The training it starts from is
     run first."""
     start: str | None = None
     if job.row.start in PRETRAINING:
-        start = trained(compose(job.pretraining()), job.pretraining(), console).run_id
+        start = trained(compose(job.pretraining()), job.pretraining(), worker).run_id
     elif job.row.start:
-        start = _model(report, replace(job, row=report.rows[job.row.start]), console)
+        start = _model(report, replace(job, row=report.rows[job.row.start]), worker)
     if job.row.recipe:
-        return trained(compose(job.overrides(start)), job.overrides(start), console).run_id
+        return trained(compose(job.overrides(start)), job.overrides(start), worker).run_id
     return start
 
 
-def _fill(report: PasskeyReport, job: _Job, console: Console) -> str:
-    training = _model(report, job, console)
+def _fill(report: PasskeyReport, job: _Job, worker: Worker) -> str:
+    training = _model(report, job, worker)
     overrides = [*job.overrides(None), *(f"task.{key}={value}" for key, value in job.row.questions.items())]
     if job.row.start and not job.row.recipe:
         # The model was trained for another task, with its recipe and sizes.
         overrides = [text for text in overrides if not text.startswith(("recipe", "dims", "optimizer"))]
     cfg = compose(overrides)
-    known = _evaluated(records.load_records(cfg.results_dir), training, cfg)
-    folder = None if training is None else checkpoint_folder(cfg.results_dir, training)
-    record = known or evaluate(cfg, overrides, folder)
+
+    def find() -> RunRecord | None:
+        return _evaluated(records.load_records(cfg.results_dir), training, cfg)
+
+    def make() -> RunRecord:
+        folder = None if training is None else checkpoint_folder(cfg.results_dir, training)
+        return evaluate(cfg, overrides, folder)
+
+    record = find() or worker.make("eval", cfg, training, find, make)
     accuracy = 100 * (record.metric("token_accuracy") or 0.0)
     return f"{record.run_id}: token accuracy {accuracy:.1f} % over all cells"
 

@@ -19,11 +19,12 @@ from infini.report.text_report import Report
 from infini.runs.common import find_training, names_a_task, newest_on_the_data, settle_contradictions
 from infini.runs.evaluate import evaluate
 from infini.runs.reproduce import run_jobs, trained
+from infini.runs.workers import Worker
 from infini.training.checkpoint import checkpoint_folder
 
 
 def reproduce(
-    report: Report, cfg: Config, overrides: list[str], seeds: list[int], console: Console, models: Sequence[str] = ()
+    report: Report, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker, models: Sequence[str] = ()
 ) -> list[str]:
     """Train and evaluate every model of the report for every seed, one cell at a time.
 
@@ -33,6 +34,7 @@ def reproduce(
     Returns:
         Task, row and seed of each cell whose training diverged.
     """
+    console = worker.console
     tasks = list(report.benchmarks)
     one = names_a_task(overrides)
     others = [text for text in overrides if not text.startswith(("task=", "model="))]
@@ -66,37 +68,45 @@ def reproduce(
     def fill(task: str, row: str, seed: int) -> str:
         cell = words(task, row, f"seed={seed}")
         if report.is_untrained(row):
-            return _fill_untrained(compose(cell), cell, console)
+            return _fill_untrained(compose(cell), cell, worker)
         if report.trained_on is None:
-            return _fill(compose(cell), cell, compose(cell), cell, console)
+            return _fill(compose(cell), cell, worker)
         # The documents of the evaluation are not those of the training.
         training = [text for text in cell if not text.startswith("task")]
         training.append(f"task={report.trained_on}")
         training += [text for text in cell if text == "task.data_dir=synthetic"]
         learning = compose(training)
-        return _fill(learning, training, replace(learning, task=compose(cell).task), cell, console)
+        return _fill(replace(learning, task=compose(cell).task), cell, worker, (learning, training))
 
     for task, row in made:
         compose(words(task, row))
     cells = [(task, row, seed) for seed in seeds for task, row in made]
     jobs = [(f"{task}, {report.models[row]}, seed {seed}", partial(fill, task, row, seed)) for task, row, seed in cells]
-    return run_jobs(jobs, console)
+    return run_jobs(jobs, worker)
 
 
-def _fill_untrained(cfg: Config, overrides: list[str], console: Console) -> str:
-    return _line(_evaluated(cfg, None) or evaluate(cfg, overrides, None))
+def _fill_untrained(cfg: Config, overrides: list[str], worker: Worker) -> str:
+    def find() -> RunRecord | None:
+        return _evaluated(cfg, None)
+
+    return _line(find() or worker.make("eval", cfg, None, find, lambda: evaluate(cfg, overrides, None)))
 
 
-def _fill(learning: Config, words: list[str], cfg: Config, overrides: list[str], console: Console) -> str:
-    """Fill a cell. learning, words: the training's configuration; the others are the evaluation's."""
+def _fill(cfg: Config, overrides: list[str], worker: Worker, learned: tuple[Config, list[str]] | None = None) -> str:
+    """Fill a cell. learned: configuration and overrides of the training; None: those of the evaluation."""
+    learning, words = learned or (cfg, overrides)
     # A cell that is filled does not need the model any more.
     training = find_training(learning, with_model=False)
     evaluated = None if training is None else _evaluated(cfg, training)
     if evaluated is None:
         training = find_training(learning)
         evaluated = None if training is None else _evaluated(cfg, training)
-    training = trained(learning, words, console, training)
-    return _line(evaluated or evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, training.run_id)))
+    made = trained(learning, words, worker, training)
+
+    def make() -> RunRecord:
+        return evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, made.run_id))
+
+    return _line(evaluated or worker.make("eval", cfg, made.run_id, lambda: _evaluated(cfg, made), make))
 
 
 def _line(evaluated: RunRecord) -> str:

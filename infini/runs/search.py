@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-
-from rich.console import Console
 
 from infini import records
 from infini.config.compose import compose, config_hash
@@ -27,6 +26,7 @@ from infini.report.search import (
 from infini.report.tables import RenderedReport
 from infini.runs.common import catch_divergence, describe_divergence, names_a_task, newest_on_the_data
 from infini.runs.publish import check_publishable, copy_runs
+from infini.runs.workers import Worker
 from infini.system.progress import progress_bar
 
 Found = dict[str, dict[float, Outcome]]
@@ -38,7 +38,7 @@ def reproduce(
     cfg: Config,
     overrides: list[str],
     seeds: list[int],
-    console: Console,
+    worker: Worker,
     models: Sequence[str] = (),
 ) -> list[str]:
     """Run the search; see `run_search`. The report is already limited to `models`.
@@ -46,28 +46,29 @@ def reproduce(
     Returns:
         Nothing: a training that diverges is a result of the search.
     """
-    run_search(report, cfg, overrides, seeds, console)
+    run_search(report, cfg, overrides, seeds, worker)
     return []
 
 
-def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: list[int], console: Console) -> None:
+def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker) -> None:
     """Train what is missing, extend the grid while a model's best rate is at its edge, write files for conf/tuned.
 
-    All tasks of the report are searched, unless one is named.
+    All tasks of the report are searched, unless one is named. A plan has the report's rates; the others depend on
+    their losses.
     """
     if len(seeds) > 1:
         raise InputError(f"seed={','.join(map(str, seeds))}: a search takes one")
     search = _Search(report, cfg, overrides, records.load_records(cfg.results_dir))
     for task in search.tasks():
-        found = search.grid(task, console)
-        for model, losses in found.items():
+        found = search.grid(task, worker)
+        for model, losses in found.items() if not worker.planning else ():
             name = [task, cfg.scale.name, model, cfg.optimizer.name, *([report.name] if report.settings else [])]
             path = Path(cfg.results_dir) / "tuned" / f"{'_'.join(name)}.yaml"
             text = tuned_yaml(losses)
             if text is None and best_rate(losses) is not None:
                 # The file of an earlier, narrower search is not the best rate any more.
                 path.unlink(missing_ok=True)
-                console.print(
+                worker.console.print(
                     f"{task}, {model}: the best of {len(losses)} rates is still at the edge: no file for conf/tuned; "
                     f"more rates with report.most above {report.most}",
                     style="yellow",
@@ -75,7 +76,7 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: l
             if text is not None:
                 write_atomically(path, text.encode())
                 use = "the rate of rows with these settings" if report.settings else "copy it to conf/tuned"
-                console.print(f"{path}: {use}")
+                worker.console.print(f"{path}: {use}")
 
 
 def found_by_search(
@@ -84,7 +85,9 @@ def found_by_search(
     """Task -> the trainings among the known records, as far as the grid has been extended. Nothing is trained."""
     search = _Search(report, cfg, overrides, known)
     tasks = search.tasks()
-    with progress_bar("looking up runs", len(tasks) * len(report.models), sys.stderr.isatty()) as advance:
+    with progress_bar(
+        "looking up runs", len(tasks) * len(report.models) * len(report.rates), sys.stderr.isatty()
+    ) as advance:
         return {task: search.grid(task, None, advance) for task in tasks}
 
 
@@ -132,8 +135,8 @@ class _Search:
             raise InputError(f"scale={cfg.scale.name}: report={report.name} is of scale={' or '.join(report.settings)}")
         self.report, self.cfg, self.overrides = report, cfg, overrides
         self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
-        self.known: dict[str, list[RunRecord]] = {}
         self.texts: dict[str, str | None] = {}
+        self.known: dict[str, list[RunRecord]] = {}
         for run in known:
             if run.verb == "train":
                 self.known.setdefault(config_hash(run.config), []).append(run)
@@ -142,35 +145,49 @@ class _Search:
         """The task that is named, or whose data is set; otherwise all tasks of the report."""
         return [self.cfg.task.name] if names_a_task(self.overrides) else list(self.report.benchmarks)
 
-    def grid(self, task: str, console: Console | None, advance: Callable[[int], None] = lambda _: None) -> Found:
+    def grid(self, task: str, worker: Worker | None, advance: Callable[[int], None] = lambda _: None) -> Found:
         """Every model at the report's rates, and at more rates until no best rate is at the edge of its model's grid.
         All models get the same number of rates.
 
-        console: missing trainings are run and announced there; None only looks up records. advance: called with 1 after
-        each model.
+        worker: makes missing trainings; None only looks up records. advance: called with 1 after each of the report's
+        rates.
         """
-        found: Found = {model: {} for model in self.report.models}
-        for model in found:
-            found[model] = {rate: self._run(task, model, rate, console) for rate in self.report.rates}
+
+        def one(model: str, rate: float) -> Outcome:
+            outcome = self._run(task, model, rate, worker)
             advance(1)
+            return outcome
+
+        cells = [(model, rate) for model in self.report.models for rate in self.report.rates]
+        jobs = [(f"{task}, {model}, {KEY}={rate:g}", partial(one, model, rate)) for model, rate in cells]
+        outcomes = [job() for _, job in jobs] if worker is None else worker.do_all(jobs)
+        found: Found = {model: {} for model in self.report.models}
+        for (model, rate), outcome in zip(cells, outcomes, strict=True):
+            found[model][rate] = outcome
+        if worker is not None and worker.planning:
+            return found
         while True:
             for model, losses in found.items():
-                while at_the_edge(losses) and self._widen(task, model, losses, console):
+                while at_the_edge(losses) and self._widen(task, model, losses, worker):
                     pass
             most = max(map(len, found.values()))
             # Models whose best rate was inside a smaller grid get as many rates.
             short = [model for model, losses in found.items() if len(losses) < most]
-            widened = [self._widen(task, model, found[model], console) for model in short]
+            widened = [self._widen(task, model, found[model], worker) for model in short]
             if not any(widened):
                 return found
 
-    def _widen(self, task: str, model: str, losses: dict[float, Outcome], console: Console | None) -> bool:
+    def _widen(self, task: str, model: str, losses: dict[float, Outcome], worker: Worker | None) -> bool:
         """Add one rate; False if the grid is full, or if the training has no record and nothing is trained."""
         rate = next_rate(losses, self.report.factor)
         if rate is None or len(losses) >= self.report.most:
             return False
-        outcome = self._run(task, model, rate, console)
-        if console is None and outcome is None:
+        if worker is None:
+            outcome = self._run(task, model, rate, None)
+        else:
+            where = f"{task}, {model}, {KEY}={rate:g}"
+            (outcome,) = worker.do_all([(where, partial(self._run, task, model, rate, worker))])
+        if worker is None and outcome is None:
             return False
         losses[rate] = outcome
         return True
@@ -198,27 +215,40 @@ class _Search:
             self.cells[cell] = words, compose(words)
         return self.cells[cell]
 
-    def _run(self, task: str, model: str, rate: float, console: Console | None) -> Outcome:
+    def _run(self, task: str, model: str, rate: float, worker: Worker | None) -> Outcome:
         words, cfg = self._cell(task, model, rate)
         key = config_hash(cfg)
         # A completed training is preferred to one that diverged.
-        runs = sorted(self.known.get(key, []), key=lambda run: run.diverged is None)
-        if console is None:
+
+        def runs() -> list[RunRecord]:
+            return sorted(self.known.get(key, []), key=lambda run: run.diverged is None)
+
+        if worker is None:
             # Without training, the data need not exist here.
             texts = self._newest_texts(task)
-            on_record = [run for run in runs if run.data.get("revision") == texts]
+            on_record = [run for run in runs() if run.data.get("revision") == texts]
             return on_record[-1] if on_record else None
-        if (done := newest_on_the_data(cfg, runs, "train")) is not None:
+        console = worker.console
+        if (done := newest_on_the_data(cfg, runs(), "train")) is not None:
             if done.diverged is not None:
                 console.print(describe_divergence(done, self.cfg.results_dir), style="yellow")
             return done
-        console.rule(f"{task}, {model}, {KEY}={rate:g}")
-        from infini.runs.train import train
 
-        found = catch_divergence(lambda: train(cfg, words))
-        if isinstance(found, DivergedError):
-            console.print(str(found), style="yellow")
-        made = found.record if isinstance(found, DivergedError) else found
-        assert made is not None
-        self.known.setdefault(key, []).append(made)
-        return made
+        def find() -> RunRecord | None:
+            found = (run for run in records.load_records(self.cfg.results_dir) if run.verb == "train")
+            self.known[key] = [run for run in found if config_hash(run.config) == key]
+            return newest_on_the_data(cfg, runs(), "train")
+
+        def make() -> RunRecord:
+            console.rule(f"{task}, {model}, {KEY}={rate:g}")
+            from infini.runs.train import train
+
+            found = catch_divergence(lambda: train(cfg, words))
+            if isinstance(found, DivergedError):
+                console.print(str(found), style="yellow")
+            made = found.record if isinstance(found, DivergedError) else found
+            assert made is not None
+            self.known.setdefault(key, []).append(made)
+            return made
+
+        return worker.make("train", cfg, cfg.init_from, find, make)

@@ -39,10 +39,10 @@ def lock_file(path: Path, busy: str, shared: bool = False) -> BinaryIO:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process has the lock of this file."""
+    """Whether other processes have the lock of this file, alone or shared."""
     try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(path, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except BlockingIOError:

@@ -119,6 +119,7 @@ def test_frozen_surface() -> None:
         "key",
         "place",
         "full",
+        "plan",
         "results_dir",
         "cache_dir",
     ]

@@ -14,6 +14,7 @@ from infini.config.compose import compose
 from infini.demo import FOLDER
 from infini.runs import estimate, reproduce_passkey
 from infini.runs.demo import reading_speed
+from infini.runs.workers import Worker
 from infini.training.checkpoint import read_description
 
 EXTENDED = ["task=passkey", "recipe=passkey_laptop_extended"]
@@ -80,8 +81,8 @@ def test_it_is_the_first_line(
     cfg = compose(words)
     monkeypatch.setattr("infini.runs.demo.reading_speed", lambda length: PUBLISHED)
     monkeypatch.setattr(reproduce_passkey, "_fill", lambda report, job, console: "filled")
-    console = Console(width=200)
-    reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1], console)  # type: ignore[arg-type]
+    worker = Worker(Console(width=200))
+    reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1], worker)  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("2 trainings and 2 evaluations to run, about 18 minutes here")
     assert lines.count("filled") == 2

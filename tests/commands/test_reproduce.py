@@ -19,6 +19,7 @@ from infini.errors import DivergedError
 from infini.records import RunRecord
 from infini.runs import reproduce, reproduce_text
 from infini.runs.common import find_training
+from infini.runs.workers import Worker
 from infini.tasks.text import documents as text_module
 
 MODELS = ["transformer_xl", "compressive", "memorizing", "rmt", "autocompressor"]
@@ -228,7 +229,7 @@ def test_what_was_made_of_other_texts_is_made_again(
     words = [*infini.settings, f"task.data_dir={own}", "model=local"]
 
     def fill() -> list[str]:
-        reproduce_text._fill(compose(words), words, Console(quiet=True))
+        reproduce_text._fill(compose(words), words, Worker(Console(quiet=True)))
         return [run.verb for run in infini.records()]
 
     assert fill() == fill() == ["train", "eval"]

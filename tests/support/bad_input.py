@@ -66,7 +66,10 @@ CASES = [
     Case(
         "an unknown key", lines("train dims.d_modell=64", "train optimzer.lr=1", "eval lenght=1M", "train recipe.x.y=1")
     ),
-    Case("a value of the wrong kind", lines("train seed=x", "train dims.n_layers=2.5", "train recipe.steps=many")),
+    Case(
+        "a value of the wrong kind",
+        lines("train seed=x", "train dims.n_layers=2.5", "train recipe.steps=many", "reproduce plan=2"),
+    ),
     Case("a value out of range", lines("train recipe.steps=0", "train dims.n_heads=0", "train optimizer.lr=-1")),
     Case(
         "an option of a model out of range",

@@ -1,20 +1,24 @@
 """Processes that run an `infini` command line and kill themselves (SIGKILL) at one moment of it.
 
 A server imports everything once and forks a process for each line of JSON that it is given:
-{"moment", "when", "words", "environment", "folder", "output"}. It answers with the process's exit code.
+{"moment", "when", "words", "environment", "folder", "output"}. It answers with the process's exit code. A line may also
+have a list of these: the processes run at once, and the answer is a list.
 moment "after seconds": `when` seconds since its first step; the process says in its output where it was.
 Else `when` is the occurrence, counted from 1, of one of the moments below.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 MOMENTS = (
@@ -126,6 +130,8 @@ def arm(moment: str, occurrence: int) -> None:
         from infini.evaluation.result_cache import ResultCache
 
         before(ResultCache, "add" if moment == "before an answer is kept" else "drop")
+    elif moment == "never":
+        pass
     elif moment == "after the record":
         from infini.training.resume import UnfinishedRun
 
@@ -182,6 +188,15 @@ def arm_clock(seconds: float) -> None:
     atexit.register(lambda: os.write(2, f"\nseconds: {time.perf_counter() - started[0]}\n".encode()))
 
 
+@functools.cache
+def server() -> subprocess.Popen[str]:
+    """A server, as a process of its own; it ends with the pipe to it."""
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
+    command = [sys.executable, __file__]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def serve() -> int:
     """Fork for every request until there are no more; in a forked process, the exit code of its command line."""
     import datasets  # noqa: F401 - every process needs it
@@ -189,16 +204,24 @@ def serve() -> int:
 
     import infini.runs.evaluate
     import infini.runs.train  # noqa: F401
-    from infini.cli import main as cli
 
     for line in sys.stdin:
-        asked = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            break
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    else:
-        return 0
+        given = json.loads(line)
+        children = []
+        for asked in given if isinstance(given, list) else [given]:
+            child = os.fork()
+            if child == 0:
+                return run(asked)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(codes if isinstance(given, list) else codes[0]), flush=True)
+    return 0
+
+
+def run(asked: dict[str, Any]) -> int:
+    """What was asked for, in this process."""
+    from infini.cli import main as cli
+
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     output = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)

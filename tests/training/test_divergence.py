@@ -26,6 +26,7 @@ from infini.report.load import load_report
 from infini.report.search import SearchReport, build_search
 from infini.runs import reproduce, reproduce_booksum, reproduce_passkey, reproduce_text
 from infini.runs.common import find_training
+from infini.runs.workers import Worker
 from infini.training.checkpoint import load_model, save_model
 from infini.training.module import LanguageModelModule
 
@@ -188,11 +189,11 @@ def test_a_cell_of_a_report_does_not_repeat_a_training_that_diverged(
 ) -> None:
     words = [*infini.settings, *HUGE]
     with pytest.raises(DivergedError, match="optimizer.lr=30"):
-        reproduce_text._fill(compose(words), words, Console())
+        reproduce_text._fill(compose(words), words, Worker(Console()))
     (record,) = infini.records()
     no_training(monkeypatch)
     with pytest.raises(DivergedError, match=record.run_id):
-        reproduce_text._fill(compose(words), words, Console())
+        reproduce_text._fill(compose(words), words, Worker(Console()))
     assert infini.records() == [record]
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -17,21 +14,13 @@ from typing import Any
 
 import killed
 import pytest
+from killed import server
 from tiny_runs import STEPS, outcome, words
 
 from infini import records
 from infini.cli import main as cli
 from infini.training.module import LanguageModelModule
 from infini.training.resume import UnfinishedRun
-
-
-@functools.cache
-def server() -> subprocess.Popen[str]:
-    """What forks the processes; it ends with the pipe to it."""
-    here = Path(__file__).parents[1] / "support"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
-    command = [sys.executable, str(here / "killed.py")]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def run(moment: str, when: float, arguments: list[str], verb: str = "train") -> tuple[int, str]:

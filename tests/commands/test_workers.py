@@ -1,0 +1,215 @@
+"""Several processes that run `infini reproduce` with one results folder share its runs; a plan lists them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_runner import Runner, read_by
+from killed import server
+from rich.console import Console
+from tiny_runs import TINY
+
+from infini import records
+from infini.cli import main as cli
+from infini.config.compose import compose
+from infini.errors import BusyError
+from infini.records import RunRecord
+from infini.runs import workers
+from infini.runs.workers import Worker
+from infini.system.locks import is_locked, lock_file
+
+RUNS = [(verb, model, 1) for verb in ("eval", "train") for model in ("infini_linear", "local")]
+ROWS = ["report=table2_lm", "task=pg19", "model=local,infini_linear"]
+
+
+def at_once(folder: Path, *lines: list[str], killed: int | None = None) -> list[tuple[int, str]]:
+    """Exit code and output of command lines that run at once. killed: one that kills itself in its second step."""
+    given, taken = server().stdin, server().stdout
+    assert given is not None and taken is not None
+    asked = []
+    for number, line in enumerate(lines):
+        moment, when = ("in a step", 2) if number == killed else ("never", 1)
+        asked.append({"moment": moment, "when": when, "words": line, "environment": dict(os.environ)})
+        asked[-1] |= {"folder": str(folder), "output": str(folder / f"output{number}")}
+    print(json.dumps(asked), file=given, flush=True)
+    codes = json.loads(taken.readline())
+    return [(code, (folder / f"output{number}").read_text("utf-8")) for number, code in enumerate(codes)]
+
+
+def command(corpus: Path, results: Path, *words: str) -> list[str]:
+    settings = [*TINY, "logger=none", "recipe.save_every=1", f"task.data_dir={corpus}", f"results_dir={results}"]
+    return ["reproduce", *read_by(["reproduce", *ROWS], settings), *ROWS, *words]
+
+
+def made(results: Path) -> list[tuple[str, str, int]]:
+    return sorted((run.verb, run.model, run.seed) for run in records.load_records(results))
+
+
+def test_processes_share_the_runs_of_a_table_and_take_over_those_of_one_that_was_killed(
+    corpus: Path, tmp_path: Path
+) -> None:
+    words = command(corpus, tmp_path / "results")
+    (killed, _), *others = at_once(tmp_path, words, words, words, killed=0)
+    assert (killed, [code for code, _ in others]) == (-signal.SIGKILL, [0, 0]), others
+    assert made(tmp_path / "results") == RUNS
+    for _, said in others:
+        assert "Local attention only" in said and "Infini-Transformer (Linear)" in said
+    assert not list((tmp_path / "results" / "unfinished").glob("*"))
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_runs_of_two_seeds(corpus: Path, tmp_path: Path) -> None:
+    words = command(corpus, tmp_path / "results", "seed=1,2")
+    outputs = at_once(tmp_path, words, words)
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert made(tmp_path / "results") == sorted([*RUNS, *((verb, model, 2) for verb, model, _ in RUNS)])
+    assert all("trained 2" in said for _, said in outputs), "each trains a part"
+
+
+def test_who_waits_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Jobs a and c are another's; c is done first."""
+    locks = {name: lock_file(tmp_path / name, "busy") for name in "ac"}
+    done: list[str] = []
+
+    def job(name: str) -> str:
+        lock_file(tmp_path / name, "busy").close()
+        done.append(name)
+        return name.upper()
+
+    def sleep(seconds: float) -> None:
+        locks.pop("c" if len(locks) == 2 else "a").close()
+
+    monkeypatch.setattr(workers.time, "sleep", sleep)
+    jobs = [(f"job {name}", functools.partial(job, name)) for name in "abcd"]
+    assert Worker(Console(width=200)).do_all(jobs) == ["A", "B", "C", "D"]
+    assert done == ["b", "d", "c", "a"]
+    assert capsys.readouterr().out.splitlines() == [
+        "waiting for other processes, which run job a; job c",
+        "waiting for other processes, which run job a",
+    ]
+
+
+def test_a_job_that_stays_busy_without_a_lock_is_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    def job() -> int:
+        if len(slept) < 3:
+            raise BusyError("busy", tmp_path / "none")
+        return 7
+
+    monkeypatch.setattr(workers.time, "sleep", slept.append)
+    assert Worker(Console(quiet=True)).do_all([("job", job)]) == [7] and len(slept) == 3
+
+
+def test_a_run_that_another_process_ended_meanwhile_is_not_made_again(tmp_path: Path) -> None:
+    cfg = compose([f"results_dir={tmp_path}"])
+    record: Any = object()
+    worker = Worker(Console(quiet=True))
+    assert worker.make("train", cfg, None, lambda: record, pytest.fail) is record
+    assert worker.make("train", cfg, None, lambda: None, lambda: record) is record
+
+    def twice() -> RunRecord:
+        with pytest.raises(BusyError):
+            worker.make("train", cfg, None, lambda: None, pytest.fail)
+        # Another training, and an evaluation of the first.
+        assert worker.make("train", compose([f"results_dir={tmp_path}", "seed=2"]), None, lambda: None, lambda: record)
+        return worker.make("eval", cfg, "a", lambda: None, lambda: record)
+
+    assert worker.make("train", cfg, None, lambda: None, twice) is record
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+def test_a_lock_is_of_the_file_that_has_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_locked(path)
+    with lock_file(path, "busy"):
+        assert is_locked(path)
+        with pytest.raises(BusyError, match=f"{path}: busy"):
+            lock_file(path, "busy")
+        path.unlink()
+        # A new file of this name is another lock.
+        with lock_file(path, "busy"):
+            assert is_locked(path)
+    assert not is_locked(path) and path.exists()
+    with lock_file(path, "", shared=True), lock_file(path, "", shared=True), pytest.raises(BusyError):
+        assert is_locked(path)
+        lock_file(path, "")
+
+
+@pytest.mark.usefixtures("elsewhere", "clock")
+def test_a_plan_lists_what_is_missing_and_starts_nothing(infini: Runner) -> None:
+    plan = [*ROWS, "seed=1,2", "plan=true"]
+    infini("reproduce", *plan)
+    lines = infini.out.splitlines()
+    rows = {"infini_linear": "Infini-Transformer (Linear)", "local": "Local attention only"}
+    cells = [(seed, model, f"pg19, {title}, seed {seed}") for seed in (1, 2) for model, title in rows.items()]
+    runs = [(verb, *cell) for cell in cells for verb in ("train", "eval")]
+    assert len(lines) == 9 and not infini.results.exists()
+    for number, (line, (verb, seed, model, cell)) in enumerate(zip(lines, runs, strict=False), 1):
+        after = "" if verb == "train" else f", after {number - 1}"
+        assert line == f"{number:>3}   unknown  {verb} pg19, {model}, seed {seed}{after} ({cell})"
+    assert lines[-1] == "4 trainings and 4 evaluations to run; 0 cells filled"
+    infini("train", "model=local")
+    infini("reproduce", *ROWS, "model=infini_linear")
+    before = infini.records()
+    infini("reproduce", *plan)
+    lines = infini.out.splitlines()
+    # Of `local` no evaluation is on record.
+    assert lines[0] == f"  1   unknown  eval pg19, local, seed 1 ({cells[1][2]})"
+    assert len(lines) == 7 and lines[2].startswith("  3     1 min  eval pg19, infini_linear, seed 2, after 2")
+    assert lines[-2:] == [
+        "2 trainings and 3 evaluations to run; 1 cell filled",
+        "1 min in one process, without 2 runs of unknown time, as such runs took: yours, or else published ones",
+    ]
+    assert infini.records() == before
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        (
+            ["report=table3_passkey", "scale=gpu", "report.run=[linear_zero_shot,linear_finetuned]"],
+            [
+                "train pg19, infini_linear, seed 1",
+                "train passkey, infini_linear, seed 1, after 1",
+                "eval passkey, infini_linear, seed 1, after 2",
+                "eval passkey, infini_linear, seed 1, after 1",
+            ],
+        ),
+        (["report=lr_search", "task=pg19", "model=local"], ["train pg19, local, seed 1"] * 2),
+        (
+            ["report=table4_booksum", "task.data_dir=synthetic", "report.run=[lead,infini_linear]"],
+            [
+                "train booksum, infini_linear, seed 1",
+                "eval booksum, infini_linear, seed 1, after 1",
+                "eval booksum, lead, seed 1",
+            ],
+        ),
+    ],
+    ids=["a training that two rows start from", "a search", "summaries"],
+)
+def test_every_kind_of_report_has_a_plan(
+    words: list[str],
+    runs: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # It may be made where there is no GPU.
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["reproduce", *words, "plan=true", f"results_dir={tmp_path / 'results'}"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line[5:].lstrip().removeprefix("unknown  ").partition(" (")[0] for line in lines] == runs
+    trainings = sum(run.startswith("train") for run in runs)
+    assert last.startswith(f"{trainings} training") and not (tmp_path / "results").exists()
