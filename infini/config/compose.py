@@ -194,7 +194,8 @@ def compose(overrides: Sequence[str]) -> Config:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group in groups():
             one_of(group, choice, groups()[group])
-        raise InputError(_first_line(error)) from error
+        hint = "; joblib and submitit come with the extra `cluster`" if group == "hydra/launcher" else ""
+        raise InputError(f"{_first_line(error)}{hint}") from error
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
         # The last three come from inside Hydra, for some ways of setting a group.
         raise InputError(_explain(error, parsed)) from error

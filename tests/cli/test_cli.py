@@ -235,7 +235,10 @@ def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str])
         (["train", "seed=1,2"], "seed=1,2: several values for one key; add -m"),
         (["train", "-m", "seed=1,x"], "seed='x': must be an integer"),
         (["train", "-m", "model=full,locl"], "model='locl': must be one of"),
-        (["train", "-m", "hydra/launcher=none_such"], "In 'hydra/config': Could not find 'hydra/launcher/none_such'"),
+        (
+            ["train", "-m", "hydra/launcher=none_such"],
+            "In 'hydra/config': Could not find 'hydra/launcher/none_such'; joblib and submitit come with the extra `cl",
+        ),
         (["train", "hydra/launcher=0"], "hydra/launcher=0: takes the name of one of Hydra's configurations"),
         (["train", "-m", "hydra/launcher=0"], "hydra/launcher=0: takes the name of one of Hydra's configurations"),
         (["train", "hydra/launcher=[a,1]"], "hydra/launcher=.*: takes the name of one of Hydra's configurations"),

@@ -1,0 +1,49 @@
+"""Sweeps whose jobs run at once, each in a process of its own, by the launchers of the extra `cluster`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import TINY
+
+from infini import records
+from infini.cli import main as cli
+
+LAUNCHERS = {
+    "submitit_local": ["hydra/launcher=submitit_local"],
+    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_train_at_once_and_one_that_fails_is_named(
+    launcher: str, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+    words = [
+        *TINY,
+        "logger=none",
+        "parallel.accumulate=2",
+        f"task.data_dir={corpus}",
+        f"results_dir={tmp_path / 'results'}",
+    ]
+    line = ["train", "-m", *words, "recipe.batch_size=2,3", *LAUNCHERS[launcher]]
+    assert cli.main(line) == cli.USAGE_ERROR
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("infini: error: 1 of 2 jobs failed; the first, ")
+    assert "recipe.batch_size=3: must be a multiple of 2: devices, 1, x parallel.accumulate=2" in said
+    (run,) = records.load_records(tmp_path / "results")
+    assert (run.verb, run.config["recipe"]["batch_size"]) == ("train", 2)
+    # The job that was done is passed over.
+    assert cli.main(line) == cli.USAGE_ERROR
+    assert [found.run_id for found in records.load_records(tmp_path / "results")] == [run.run_id]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_is_of_a_sweep(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+    assert cli.main(["train", *LAUNCHERS[launcher]]) == cli.USAGE_ERROR
+    assert capsys.readouterr().err.startswith(f"infini: error: hydra/launcher={launcher}: Hydra runs sweeps alone; add")
