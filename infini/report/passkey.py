@@ -125,8 +125,8 @@ class PasskeyReport(RowsOfOneTask):
             while row.start not in ("", *PRETRAINING):
                 if row.start not in rows or row.start in seen:
                     raise InputError(
-                        f"report.rows.{seen[-1]}.start={row.start!r}: {', '.join(PRETRAINING)}, or another row that does "
-                        f"not start from it{did_you_mean(row.start, rows)}"
+                        f"report.rows.{seen[-1]}.start={row.start!r}: {', '.join(PRETRAINING)}, or another row that "
+                        f"does not start from it{did_you_mean(row.start, rows)}"
                     )
                 seen.append(row.start)
                 row = rows[row.start]
