@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any, get_args
 
 import pytest
@@ -101,6 +102,13 @@ def test_a_wrong_batch_size_names_the_fix() -> None:
         layer(inputs(2, 0), state)
     with pytest.raises(ValueError, match=r"mask_BT has shape \(2, 4\), the call \(2, 3\)"):
         layer(inputs(2, 3), state, mask_BT=bools([[1] * 4] * 2))
+
+
+@pytest.mark.parametrize("shape", [(7, 16), (2, 7, 8), (16,), (1, 2, 7, 16)])
+def test_an_input_of_another_shape_names_the_right_one(shape: tuple[int, ...]) -> None:
+    for layer in (InfiniAttention(16, 2, 8, 4), LocalAttention(16, 2, 8, 4)):
+        with pytest.raises(ValueError, match=re.escape(f"x must be [B, T, d_model=16], got {list(shape)}")):
+            layer(torch.randn(shape))
 
 
 def test_a_reset_off_the_grid_names_row_and_column() -> None:
