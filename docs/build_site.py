@@ -59,7 +59,8 @@ def with_anchors(text: str) -> str:
 def with_linked_cells(text: str) -> str:
     """A published table in which each cell that has runs leads to their line below.
 
-    The lines below stand in the order of the tables and of their rows. A line names a row and then its columns.
+    The lines below stand in the order of the tables and of their rows; one that a later table would repeat stands once.
+    A line names a row and then its columns.
     """
     above, marker, below = text.partition(RUNS)
     if not marker:
@@ -70,6 +71,7 @@ def with_linked_cells(text: str) -> str:
         if found := re.match(r"- (.+?) \((published|yours)\): ", line):
             waiting.append((found[1], found[2], f"runs-{number}"))
             lines[number] = f'- <a id="runs-{number}"></a>{line[2:]}'
+    passed: list[tuple[str, str, str]] = []
     made, header = [], list[str]()
     for line in above.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("| ") else []
@@ -78,29 +80,41 @@ def with_linked_cells(text: str) -> str:
         elif not header:
             header = cells
         elif not set(line) <= set("|-: "):
-            line = "| " + " | ".join(_linked(dict(zip(header, cells, strict=True)), cells, waiting)) + " |"
+            line = "| " + " | ".join(_linked(dict(zip(header, cells, strict=True)), cells, waiting, passed)) + " |"
         made.append(line)
     return "\n".join([*made, marker + lines[0], *lines[1:], ""])
 
 
-def _linked(row: dict[str, str], cells: list[str], waiting: list[tuple[str, str, str]]) -> list[str]:
-    """The cells of a row, with links to the lines that are next and about it, which are taken out of `waiting`."""
+def _linked(
+    row: dict[str, str],
+    cells: list[str],
+    waiting: list[tuple[str, str, str]],
+    passed: list[tuple[str, str, str]],
+) -> list[str]:
+    """The cells of a row, with links to the lines that are next and about it, which go from `waiting` to `passed`, and
+    otherwise to lines of tables above that are about the same cells."""
     anchors: dict[str, str] = {}
-    while waiting:
-        name, source, anchor = waiting[0]
-        about = f"{name.removeprefix(cells[0])}," if name.startswith(f"{cells[0]}, ") else ""
-        columns = [column for column in row if f", {column}," in about and column not in anchors]
-        # A dash has no runs, and a row of the paper's numbers has none of ours.
-        if not columns or len(", ".join(columns)) + 3 != len(about) or row.get("Source", source) != source:
-            break
-        if all(row[column] == "—" for column in columns):
-            break
-        anchors |= dict.fromkeys(columns, anchor)
-        waiting.pop(0)
+    earlier = [*passed]
+    while waiting and (columns := _columns_of(waiting[0], row, cells[0], anchors)):
+        anchors |= dict.fromkeys(columns, waiting[0][2])
+        passed.append(waiting.pop(0))
+    for line in earlier:
+        anchors |= dict.fromkeys(_columns_of(line, row, cells[0], anchors), line[2])
     return [cells[0]] + [
         f"[{cell}](#{anchors[column]})" if column in anchors else cell
         for column, cell in zip(list(row)[1:], cells[1:], strict=True)
     ]
+
+
+def _columns_of(line: tuple[str, str, str], row: dict[str, str], title: str, linked: dict[str, str]) -> list[str]:
+    """The columns of a row that a line of runs is about; none if it is about another row, or about linked cells."""
+    name, source, _ = line
+    about = f"{name.removeprefix(title)}," if name.startswith(f"{title}, ") else ""
+    columns = [column for column in row if f", {column}," in about and column not in linked]
+    # A dash has no runs, and a row of the paper's numbers has none of ours.
+    if len(", ".join(columns)) + 3 != len(about) or row.get("Source", source) != source:
+        return []
+    return [] if all(row[column] == "—" for column in columns) else columns
 
 
 def _list_of_tables(tables: list[Path]) -> str:

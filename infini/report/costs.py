@@ -118,8 +118,8 @@ def draw_costs(
     finding = _lowest(selection, points, report.models, corpus, unit)
     scale = next(iter(selection.all_runs)).scale
     detail = (
-        f"{corpus}, scale {scale}{SYNTHETIC_MARK * selection.synthetic}. Surely: 95 %, two seeds or more, paired by "
-        "seed and document, of all pairs"
+        f"{corpus}, scale {scale}{SYNTHETIC_MARK * selection.synthetic}. Significantly: 95 %, two seeds or more, "
+        "paired by seed and document, of all pairs"
     )
     return scatter(points, models, report.models, path, label, finding, detail, logarithmic)
 
@@ -127,23 +127,24 @@ def draw_costs(
 def _lowest(
     selection: Selection, points: Mapping[str, Point], titles: Mapping[str, str], corpus: str, unit: str
 ) -> str:
-    """Which row has the lowest mean perplexity, and how many others are surely above it.
+    """Which row has the lowest mean perplexity, and how many others are significantly above it.
 
     The lowest is found among all, so each comparison counts as one of all pairs (Bonferroni). Of one seed nothing is
-    sure, because its error does not cover other seeds.
+    significant, because its error does not cover other seeds.
     """
     best = min(points, key=lambda row: points[row].perplexity)
     pairs = len(points) * (len(points) - 1) / 2
     effects = [paired_difference(selection.runs[best], selection.runs[row]) for row in points if row != best]
-    surely = sum(
+    significant = sum(
         effect.n_seeds > 1 and effect.mean < 0 and effect.estimate.p * pairs <= 1 - LEVEL
         for effect in effects
         if effect is not None
     )
-    others = "all others" if surely == len(effects) else f"{surely} of {len(effects)} others" if surely else "no other"
+    count = f"{significant} of {len(effects)} others" if significant else "no other"
+    others = "all others" if significant == len(effects) else count
     return (
         f"Lowest mean perplexity on {corpus}: {titles.get(best, best)}, at {points[best].cost:,.0f} {unit}; "
-        f"surely below {others}"
+        f"significantly below {others}"
     )
 
 

@@ -106,10 +106,9 @@ def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) 
             )
         lines.append("")
     lines += [f"- {_markdown(note)}" for note in report.notes]
-    behind = [_behind(table, links or {}) for table in report.tables]
-    if any(behind):
-        lines += ["", "## Runs behind the cells", ""]
-        lines += [line for table_lines in behind for line in table_lines]
+    # Tables may repeat cells; the lines of their runs are listed once.
+    if behind := dict.fromkeys(line for table in report.tables for line in _behind(table, links or {})):
+        lines += ["", "## Runs behind the cells", "", *behind]
     return "\n".join(lines) + "\n"
 
 

@@ -36,6 +36,10 @@ TABLE = """\
 | Linear | 1 | 2 |
 | Linear, plain | 1 | — |
 
+| Model | 1M | Speed |
+| --- | ---: | ---: |
+| Linear, plain | 40 | 7 |
+
 ## Runs behind the cells
 
 - Linear, Source (published): [`a`](../runs/a.json)
@@ -60,6 +64,8 @@ def test_a_cell_leads_to_the_line_of_its_runs(build_site: ModuleType) -> None:
     assert "| Linear | [published](#runs-2) | [100](#runs-3) | — |" in made
     assert "| Linear, plain | published | 50 | [40](#runs-4) |" in made
     assert "| Linear | [1](#runs-5) | [2](#runs-5) |" in made and "| Linear, plain | 1 | — |" in made
+    # A cell that a table above has already: its line stands once.
+    assert "| Linear, plain | [40](#runs-4) | 7 |" in made
     assert '- <a id="runs-4"></a>Linear, plain, 1M (published): [`c`](../runs/c.json)' in made
     assert re.sub(r'<a id="[\w-]+"></a>', "", re.sub(r"\[([^]`]+)\]\(#[\w-]+\)", r"\1", made)) == TABLE
 

@@ -230,25 +230,26 @@ def test_a_title_of_gaps_claims_no_more_than_the_intervals(gained: tuple[float, 
     assert found.startswith(said)
 
 
-def test_a_title_names_the_lowest_perplexity_and_what_is_sure_of_it() -> None:
+def test_a_title_names_the_lowest_perplexity_and_what_is_significant_of_it() -> None:
     report, selection = Report.from_config(report_settings()), selected()
     found = costs._lowest(selection, costs.memory_points(selection), report.models, "PG19", "numbers carried")
     # Every document of every seed has the same difference.
     assert found == (
-        "Lowest mean perplexity on PG19: Infini-Transformer (Linear), at 1,000 numbers carried; surely below all others"
+        "Lowest mean perplexity on PG19: Infini-Transformer (Linear), at 1,000 numbers carried; "
+        "significantly below all others"
     )
     # Of two documents one gains as much as the other loses.
     for run in selection.runs["infini_linear"]:
         run.documents[0]["nll"] += 100
     found = costs._lowest(selection, costs.memory_points(selection), report.models, "PG19", "numbers carried")
-    assert found.endswith("surely below no other")
+    assert found.endswith("significantly below no other")
 
 
-def test_of_one_seed_no_title_says_surely() -> None:
+def test_of_one_seed_no_title_says_significantly() -> None:
     report, selection = Report.from_config(report_settings()), selected()
     one = Selection({row: runs[:1] for row, runs in selection.runs.items()}, selection.parents)
     found = costs._lowest(one, costs.memory_points(one), report.models, "PG19", "numbers carried")
-    assert found.endswith("surely below no other")
+    assert found.endswith("significantly below no other")
 
 
 def test_the_interval_of_a_gap_knows_of_seeds() -> None:
