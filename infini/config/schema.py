@@ -231,8 +231,8 @@ class RecipeConfig:
     )
     length_extension_share: float = setting("Fraction of training steps with length extension.")
     long_history: list[int] | None = setting(
-        "Not in the paper, prompts with length extension only: [pieces, steps]. In the last `steps` steps half of the "
-        "rows start after a history of filler, of at most `pieces` pieces (see "
+        "Not in the paper, prompts with length extension only: [pieces, steps]. In the last `steps` training steps "
+        "half of the rows start after a history of filler, of at most `pieces` pieces (see "
         "infini.training.additions.long_history). null: no histories."
     )
     loss_temperature: float | None = setting(
@@ -452,8 +452,8 @@ class Config:
         "Run id or folder whose weights a training starts from; null: training from scratch."
     )
     length: list[str | int] = setting(
-        "Lengths in tokens, as 32K or 1M: of the prompts of an evaluation; of books to summarize, where it is set "
-        "(otherwise task.input_length); of the text of `infini demo`, one length."
+        "Lengths in tokens, as 32K or 1M: of the text that `infini demo` reads (one length); of the prompts of an "
+        "evaluation; of books to summarize, where it is set (otherwise task.input_length)."
     )
     depth: list[str | float] = setting(
         "Positions of the key in the prompt: start, middle, end, a number from 0 to 1, or `grid` (0, 0.05, ... 1)."

@@ -37,6 +37,11 @@ from infini.training.checkpoint import load_model, read_description
 
 OF_A_MODEL = ("model", "checkpoint", "part")
 """Keys and groups that evaluations without a model do not read."""
+KNOCK_OUTS = {
+    "reset_delta": "how much the loss rises when the memory is emptied before every segment",
+    "foreign_delta": "how much the loss rises when every segment reads the memory of another document",
+}
+"""Measures of what the memory is worth, and their meanings."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -60,6 +65,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
     console = plain_console(stderr=False)
     for name, entry in record.results.items():
         console.print(f"{name:<18} {_shown(entry['value']):>12}  {entry['unit']}  (n = {entry['n']:,})")
+    for name, meaning in KNOCK_OUTS.items():
+        if name in record.results:
+            console.print(f"{name}: {meaning}", highlight=False)
     for note in dict.fromkeys(entry["note"] for entry in record.results.values() if entry.get("note")):
         names = [name for name, entry in record.results.items() if entry.get("note") == note]
         console.print(f"{', '.join(names)}: {note}")

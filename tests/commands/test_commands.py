@@ -70,7 +70,9 @@ def test_eval_takes_the_newest_matching_run_and_says_which(with_model: Runner) -
     first, newest, local = with_model.records("train")
     out = with_model("eval")
     assert f"evaluating {newest.run_id} on {DOCUMENTS['test']} documents" in with_model.err
-    assert "perplexity" in out and "reset_delta" in out and "foreign_delta" in out
+    assert "perplexity" in out
+    assert "reset_delta: how much the loss rises when the memory is emptied before every segment" in out
+    assert "foreign_delta: how much the loss rises when every segment reads the memory of another document" in out
     with_model("eval", "seed=1")
     with_model("eval", f"checkpoint={first.run_id}")
     with_model("eval", f"checkpoint={with_model.checkpoint(newest)}")
