@@ -87,6 +87,18 @@ def test_files_that_pages_name_exist() -> None:
             assert made_there or (ROOT / path).is_file(), f"{page.name}: {path}"
 
 
+def test_tests_that_pages_name_exist() -> None:
+    """`test_x.py` and `test_x.py::test_y`, anywhere on a page. Those of results/LOG.md are of their time."""
+    there = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    missing = [
+        f"{page.name}: {file} {test}"
+        for page in PAGES
+        for file, test in re.findall(r"\b(test_\w+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8"))
+        if file not in there or (test and f"\ndef {test}(" not in there[file])
+    ]
+    assert missing == []
+
+
 def test_the_counts_of_verdicts_are_those_of_the_claims() -> None:
     claims = (ROOT / "results" / "CLAIMS.md").read_text(encoding="utf-8")
     counts = {

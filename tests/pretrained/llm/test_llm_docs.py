@@ -22,9 +22,13 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     code = "\n".join(re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL))
     assert BASE in code
     code = code.replace(BASE, repr(str(base))).replace("segment_length=2048", "segment_length=64")
+    assert "max_new_tokens=20" in code
+    code = code.replace("max_new_tokens=20", "max_new_tokens=3")
     names: dict[str, object] = {}
     exec(compile(code, "docs/llm.md", "exec"), names)
     said = capsys.readouterr().out
+    # Of an answer of any length nothing but the answer is printed.
+    assert "Answer:" not in said
     assert "What fell in torrents?" in said and "MB for 2,360 tokens" in said
     gates = [p for name, p in names["model"].named_parameters() if "modules_to_save" in name and name.endswith("beta")]  # type: ignore[attr-defined]
     assert len(gates) == 2 and all(bool((gate != -4).all()) for gate in gates)
