@@ -8,12 +8,14 @@ from typing import Any
 
 from infini.commands import Arguments, Verb
 from infini.config.keys import take_texts
-from infini.config.lengths import NAMED_DEPTHS
+from infini.config.lengths import NAMED_DEPTHS, format_length, parse_length
 from infini.config.schema import root_defaults
 from infini.errors import InputError, require
 
 DIGITS = 5
 """Digits of the numbers that the model was trained on."""
+LONGEST = 2**30
+"""The longest text in tokens, which takes hours to read."""
 
 
 def read(words: Sequence[str]) -> Arguments:
@@ -39,6 +41,8 @@ def _depth(place: str | None) -> float:
 def check(cfg: Any, overrides: Sequence[str]) -> None:
     """One text is read."""
     require(len(cfg.length) == 1, "length", cfg.length, "must be one length, as 4M: infini demo reads one text")
+    allowed = f"infini demo reads at most {format_length(LONGEST)} tokens"
+    require(parse_length(cfg.length[0]) <= LONGEST, "length", cfg.length[0], allowed)
 
 
 VERB = Verb(

@@ -82,8 +82,7 @@ def _demonstrate(cfg: Config, key: str | None, depth: float, device: torch.devic
         "key": f"{key}, behind {position:,} of {length:,} tokens ({seen})",
         "answer": f"{said}, {'right' if answer.exact else 'wrong'}",
         "time": f"{answer.seconds:.1f} s, {answer.tokens_read / answer.seconds:,.0f} tokens/s on {_where(device)}",
-        "memory": f"{_carried(answer, ' for the current segment')}; after {trial.question.length:,} tokens "
-        f"{_carried(trial)}",
+        "memory": _carried(answer, trial),
         "peak": f"{peak / 2**20:,.0f} MiB of the whole process, {(peak - used) / 2**20:,.1f} of them since "
         f"{trial.question.length:,} tokens",
     }
@@ -91,8 +90,11 @@ def _demonstrate(cfg: Config, key: str | None, depth: float, device: torch.devic
         print(f"{name:<8}{text}")
 
 
-def _carried(answer: Answer, of_what: str = "") -> str:
-    return f"{answer.memory_bytes:,} bytes, and {answer.state_bytes - answer.memory_bytes:,}{of_what}"
+def _carried(answer: Answer, trial: Answer) -> str:
+    """Bytes that are carried after the long text, beside those after the first one."""
+    (memory, segment), before = ((each.memory_bytes, each.state_bytes - each.memory_bytes) for each in (answer, trial))
+    same = "the same" if before == (memory, segment) else f"{before[0]:,} + {before[1]:,}"
+    return f"{memory:,} bytes + {segment:,} for the current segment ({same} after {trial.question.length:,} tokens)"
 
 
 def reading_speed(length: int) -> float:
