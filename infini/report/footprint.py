@@ -140,6 +140,11 @@ TABLE1["infini_delta"] = replace(TABLE1["infini_linear"], title="Infini-Transfor
 
 PAPER = Symbols(N=2048, S=16, l=12, H=8, G=8, d_model=1024, d_key=128, d_value=128, p=100)
 """The sizes of the paper's experiments."""
+LETTERS = (
+    "Letters: N tokens a segment, S segments, l layers, H query heads, G key-value heads (in the paper as many), c "
+    "compressed memories of r tokens each, p summary vectors of a segment, m segments whose summary vectors are kept, "
+    "M tokens of a large memory. Floats are numbers carried from one segment to the next."
+)
 PLAIN = Symbols(N=1, S=1, l=1, H=1, G=1, d_model=1, d_key=1, d_value=1)
 ENTRIES_65K = 65_000
 """Table 2's "65K": with 65,536 the printed 183M would be 185M."""
@@ -204,8 +209,10 @@ def build_memory_report(report: MemoryReport, scale: str, measured: Mapping[str,
     """The paper's Table 1, its formulas and the measurements, and the sizes that Table 2 prints."""
     tables = (_formulas(report.models), _numbers(measured), _prints())
     why = dict.fromkeys(filter(None, (TABLE1[model].why for model in report.models)))
-    notes = tuple(filter(None, [report.note, " ".join(why), _sizes(measured)]))
-    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tables, notes)
+    legend = (LETTERS, _sizes(measured))
+    notes = tuple(filter(None, [report.note, " ".join(why), *legend]))
+    title = f"{report.title}, scale {scale}"
+    return RenderedReport(report.name, scale, title, tables, notes, main=1, legend=legend)
 
 
 def _number(value: float, form: str = ",.0f", source: str = "computed") -> Cell:

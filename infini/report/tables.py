@@ -78,13 +78,17 @@ class RenderedReport:
     notes: tuple[str, ...]
     totals: str = ""
     """Printed first on a terminal: counts over the rows."""
+    main: int = 0
+    """Index of the main table, which the short form prints."""
+    legend: tuple[str, ...] = ()
+    """The notes that the short form prints besides those of marks."""
 
     def short(self) -> RenderedReport:
         """The main table, with the notes that explain its marks. A table without any result keeps all notes: they say
         how to get one."""
         if not self.tables:
             return self
-        main = self.tables[0]
+        main = self.tables[self.main]
         if main.short_columns:
             kept = [main.columns.index(column) for column in main.short_columns]
             rows = tuple(replace(row, cells=tuple(row.cells[index] for index in kept)) for row in main.rows)
@@ -92,8 +96,10 @@ class RenderedReport:
         cells = [cell for row in main.rows for cell in row.cells]
         shown = "".join([*(row.title for row in main.rows), *(cell.text for cell in cells)])
         has_results = any(cell.origin in ("measured", "computed") for cell in cells)
-        marks = tuple(note for note in self.notes if not note[0].isalnum() and note[0] in shown)
-        return replace(self, tables=(main,), notes=marks if has_results else self.notes)
+        kept_notes = tuple(
+            note for note in self.notes if note in self.legend or (not note[0].isalnum() and note[0] in shown)
+        )
+        return replace(self, tables=(main,), main=0, notes=kept_notes if has_results else self.notes)
 
     @property
     def stem(self) -> str:

@@ -142,6 +142,9 @@ def test_the_table_has_all_models_and_says_the_sizes(capfd: pytest.CaptureFixtur
     assert isinstance(declared, MemoryReport)
     report = table(declared, compose(["report=table1_memory", *SIZES]), ["report=table1_memory", *SIZES])
     formulas, numbers, prints = report.tables
+    # The short form has the sizes, and what the letters mean.
+    assert report.short().tables == (numbers,) and report.short().notes == report.notes[-2:]
+    assert report.notes[-2].startswith("Letters: N tokens a segment, S segments")
     assert [row.model for row in formulas.rows] == [row.model for row in numbers.rows] == list(TABLE1)
     assert numbers.cell("infini_linear", "measured").value == 6 * 11 * 4 * 3
     assert numbers.cell("rmt", "Times Infini-Transformer").value == pytest.approx(16 / (6 * 11 * 4 * 3))
