@@ -148,6 +148,41 @@ def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
         assert f" {paper[5][index]} |" in row_of(table4, name, "paper")
 
 
+def test_the_page_of_results_has_the_numbers_of_the_tables() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= 120
+    names = {
+        "Full attention (windows of 384)": "Full attention",
+        "Infini-attention, Linear": "Infini-Transformer (Linear)",
+        "Infini-attention, Linear + Delta": "Infini-Transformer (Linear + Delta)",
+        "Local attention": "Local attention only",
+    }
+    mean = r"(\d+\.\d+ ± \d+\.\d+)"
+    rows = re.findall(rf"^\| ([^|]+) \| {mean} \| {mean} \|$", page, re.MULTILINE)
+    assert len(rows) == 9
+    for name, *means in rows:
+        published = row_of("tables/table2_lm_laptop.md", names.get(name, name)).split("|")
+        assert means == [published[column].strip().removesuffix(" (3)") for column in (3, 5)]
+    text = " ".join(page.split())
+    for table, column, said in (
+        ("segment_lengths", 3, {"local attention": "Local attention only, 16 times", "Linear": "Linear, 16 times"}),
+        ("segment_lengths", 3, {"Transformer-XL": "Transformer-XL, 16 times", "RMT": "RMT, 16 times"}),
+        ("longer_training", 5, {"local attention": "Local attention only, 4 times the tokens"}),
+        ("longer_training", 5, {"Linear": "Linear, 4 times", "Transformer-XL": "Transformer-XL, 4 times"}),
+        ("table2_budget", 3, {"local attention": "Local attention only, 4 times the tokens"}),
+        ("table2_budget", 3, {"Linear": "Linear, 4 times", "Linear + Delta": "Linear + Delta, 4 times"}),
+        ("table2_budget", 3, {"Transformer-XL": "Transformer-XL, 4 times"}),
+    ):
+        values = [row_of(f"tables/{table}_laptop.md", row).split("|")[column].strip() for row in said.values()]
+        shown = zip(said, values, strict=True)
+        assert ", ".join(f"{name} {value.removesuffix(' (3)')}" for name, value in shown) in text
+    memory, segments = (
+        row_of("tables/llm_untrained_laptop.md", row).split("|")[3].strip()
+        for row in ("and a memory (Linear)", "SmolLM2, segments of 512 tokens")
+    )
+    assert f"SmolLM2 has {memory} instead of {segments} in segments of 512" in text
+
+
 def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
     text = " ".join(README.split())
     names = ("SmolLM2, all 8K tokens", "SmolLM2, segments of 512 tokens", "and a memory (Linear)")
