@@ -5,6 +5,7 @@ Adafactor scales a step by the size of the parameter, so that a gate at 0 would 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -116,22 +117,26 @@ class MuonBesideAdamW(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
         matrices = [group for group in groups if group["name"] == "matrices"]
         others = [group for group in groups if group["name"] != "matrices"]
-        self.parts: list[torch.optim.Optimizer] = [Muon(matrices), torch.optim.AdamW(others, betas=betas, eps=1e-8)]
+        # A model of which the gates alone are trained has no matrices.
+        self.parts: list[torch.optim.Optimizer] = [Muon(matrices)] if matrices else []
+        if others:
+            self.parts.append(torch.optim.AdamW(others, betas=betas, eps=1e-8))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
-        # Both hold the same dictionaries, so that a schedule or a checkpoint sets the rates of the parts.
-        first, rest = self.param_groups[: len(matrices)], self.param_groups[len(matrices) :]
-        self.parts[0].param_groups, self.parts[1].param_groups = first, rest
+        # The parts hold the same dictionaries, so that a schedule or a checkpoint sets their rates.
+        shared = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups = list(itertools.islice(shared, len(part.param_groups)))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step of both."""
+        """One step of the parts."""
         loss = _evaluated(closure)
         for part in self.parts:
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of both."""
+        """The states of the parts."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -123,3 +123,27 @@ class _Products(TorchDispatchMode):
         if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             self.formats.add(args[0].dtype)
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["gates", "matrices"])
+def test_a_model_with_one_kind_of_parameters_trains_and_resumes(name: str) -> None:
+    """model.train=gates leaves no matrices."""
+    shape = (4, 3) if name == "matrices" else (4,)
+
+    def make_one() -> tuple[torch.nn.Parameter, MuonBesideAdamW]:
+        weight = torch.nn.Parameter(torch.ones(shape))
+        group = {"params": [weight], "name": name, "lr": 0.1, "weight_decay": 0.0}
+        return weight, MuonBesideAdamW([group], (0.9, 0.95))
+
+    (first, optimizer), (second, resumed) = make_one(), make_one()
+    for _ in range(2):
+        first.grad = torch.arange(first.numel()).view(shape).float()
+        optimizer.step()
+        with torch.no_grad():
+            second.copy_(first)
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert not torch.equal(first, torch.ones(shape))
+    for weight, made in ((first, optimizer), (second, resumed)):
+        weight.grad = torch.ones(shape)
+        made.step()
+    assert torch.equal(first, second)
