@@ -43,7 +43,7 @@ from infini.runs.common import (
 from infini.system.console import plain_console, warn
 from infini.system.devices import pick_device, uses_bfloat16
 from infini.system.memory_use import peak_memory_bytes
-from infini.system.signals import as_interrupt
+from infini.system.signals import as_interrupt, redirected_interrupts
 from infini.training.checkpoint import (
     TOKENIZER,
     checkpoint_folder,
@@ -220,7 +220,10 @@ class _Training:
         self.loggers = trainer.loggers
         given = {"datamodule": self.data, "ckpt_path": None if point is None else str(point)}
         try:
-            with without_launcher() if ranks is ALONE else contextlib.nullcontext():
+            with (
+                without_launcher() if ranks is ALONE else contextlib.nullcontext(),
+                redirected_interrupts(saving.ask_to_stop) as saving.take_signals,
+            ):
                 trainer.fit(module, **given, weights_only=True)
             module.read_losses()
         except SystemExit:
@@ -236,7 +239,7 @@ class _Training:
                 f"{point}: does not fit this version of infini or of its packages ({reason}); remove {point.parent} to "
                 "start this training again"
             ) from error
-        if trainer.interrupted:
+        if trainer.interrupted or saving.stopping:
             raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.describe_resume()}")
         if not trainer.global_step == len(module.loss_curve) == cfg.recipe.steps:
             raise InputError(

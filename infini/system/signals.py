@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,11 +23,34 @@ def as_interrupt(name: str, unless_handled: bool = False) -> Iterator[None]:
         yield
         return
 
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(number, stop)
+    before = signal.signal(number, _interrupt)
     try:
         yield
     finally:
         signal.signal(number, before)
+
+
+@contextmanager
+def redirected_interrupts(act: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """What is yielded is to be called inside the block: from then on, until the end of the block, signals that raise
+    KeyboardInterrupt at the start of the block call act() instead. Nothing happens in other threads than the main one.
+    """
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in signal.Signals}
+        raising = (signal.default_int_handler, _interrupt)
+        before = {number: handler for number, handler in handlers.items() if handler in raising}
+
+    def redirect() -> None:
+        for number in before:
+            signal.signal(number, lambda *_: act())
+
+    try:
+        yield redirect
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt

@@ -30,6 +30,9 @@ DAMAGED = ".damaged"
 """Suffix of checkpoints that were skipped."""
 SECONDS_BETWEEN = 60.0
 """Seconds between two checkpoints where the recipe does not count steps."""
+SECONDS_OF_ONE_STOP = 1.0
+"""Signals within so many seconds are one request to stop: a launcher and a scheduler may both send one."""
+STOPPING = "\nstopping after this step, with a checkpoint; Ctrl-C again stops at once, without one\n"
 
 
 class UnfinishedRun:
@@ -162,7 +165,8 @@ class PlainFiles(TorchCheckpointIO):
 
 
 class SaveCheckpoints(Callback):
-    """Saves a checkpoint every `every` steps, or about once a minute where it is None, and after the last step.
+    """Saves a checkpoint every `every` steps, or about once a minute where it is None, after the last step, and after
+    the step in which a signal asks for a stop.
 
     checkpoint: the one from which the training resumes. ranks: all of them take part, rank 0 writes.
     """
@@ -175,6 +179,26 @@ class SaveCheckpoints(Callback):
         self.started = False
         """Whether the training has started, with everything restored from the checkpoint."""
         self._saved = time.monotonic()
+        self._asked: float | None = None
+        self.take_signals: Callable[[], None] = lambda: None
+        """Called when the training starts: from then on, signals call `ask_to_stop`."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal has asked this process or, once the step has ended, another rank to stop."""
+        return self._asked is not None
+
+    def ask_to_stop(self) -> None:
+        """Stop after the running step, with a checkpoint. Raises KeyboardInterrupt when it is asked once more."""
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            if self.ranks.rank == 0:
+                # Not print: a handler may run inside another print, whose buffer is locked.
+                with contextlib.suppress(OSError):
+                    os.write(2, STOPPING.encode())
+        elif now - self._asked > SECONDS_OF_ONE_STOP:
+            raise KeyboardInterrupt
 
     def describe_resume(self) -> str:
         """A sentence on the newest checkpoint, and on the effect of starting the command again."""
@@ -184,6 +208,7 @@ class SaveCheckpoints(Callback):
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self._saved = time.monotonic()
         self.started = True
+        self.take_signals()
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -193,12 +218,20 @@ class SaveCheckpoints(Callback):
             due = step % self.every == 0
         else:
             due = self.ranks.any(time.monotonic() - self._saved >= SECONDS_BETWEEN)
-        if due or step == trainer.max_steps:
+        # A signal may reach one rank alone, and all save together.
+        stop = self.ranks.any(self.stopping)
+        if due or stop or step == trainer.max_steps:
             if self.ranks.rank == 0:
                 self.unfinished.save(step, trainer.save_checkpoint)
             else:
                 trainer.save_checkpoint(os.devnull)
             self.newest_step, self._saved = step, time.monotonic()
+        if stop:
+            self._asked = self._asked or time.monotonic()
+            # The first process that ends makes a launcher end the others, which must not be in the middle of saving.
+            self.ranks.agreed(None)
+            # Instead of an exception, which would skip what other callbacks do after this step.
+            trainer.should_stop = True
 
 
 def describe_checkpoint(step: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -294,13 +295,21 @@ def test_torchrun_starts_the_processes(setup: str, straight: Path, corpus: Path,
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_every_process(corpus: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    made = start(corpus, results, *TWO)
+@pytest.mark.parametrize("whom", [0, 1])
+def test_a_signal_to_one_process_saves_and_stops_all(whom: int, corpus: Path, tmp_path: Path) -> None:
+    """The training is then the uninterrupted one bit for bit."""
+    whole, results = tmp_path / "whole", tmp_path / "results"
+    long = "recipe.steps=200"
+    assert cli.main(command(corpus, whole, *TWO, long)) == 0
+    made = start(corpus, results, *TWO, long)
     when(lambda: list(results.glob("unfinished/*/step-*.ckpt")))
     (other,) = children(made.pid)
-    os.kill(made.pid, signal.SIGTERM)
+    os.kill((made.pid, other)[whom], signal.SIGTERM)
     said = made.communicate(timeout=60)[0]
-    assert made.returncode == cli.INTERRUPTED
+    assert made.returncode == cli.INTERRUPTED, said
     assert not Path(f"/proc/{other}").exists()
-    assert said.splitlines()[-1].startswith("infini: interrupted; stopped after step ")
+    (step,) = re.findall(r"infini: interrupted; stopped after step (\d+)\. The last good checkpoint is of step \1:", said)
+    assert list(results.glob(f"unfinished/*/step-{int(step):08d}-*.ckpt"))
+    assert cli.main(command(corpus, results, *TWO, long)) == 0
+    assert run_of(results).series["loss_curve"] == run_of(whole).series["loss_curve"]
+    assert all(torch.equal(mine, weights(whole)[name]) for name, mine in weights(results).items())

@@ -312,23 +312,71 @@ def test_no_room_for_a_point_is_one_line(corpus: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_scheduler_stops_a_training_like_ctrl_c(
-    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], capfd: pytest.CaptureFixture[str]
-) -> None:
+def signalled_in(patch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
+    """This process gets the signal in this step of a training."""
     real = LanguageModelModule.training_step
 
-    def terminated(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
-        if self.global_step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
+    def signalled(self: LanguageModelModule, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step + 1 == step:
+            signal.raise_signal(number)
         return real(self, batch, index)
 
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LanguageModelModule, "training_step", terminated)
+    patch.setattr(LanguageModelModule, "training_step", signalled)
+
+
+@pytest.mark.parametrize(
+    ("number", "step"), [(signal.SIGTERM, 1), (signal.SIGTERM, 5), (signal.SIGINT, 3), (signal.SIGUSR1, 5)]
+)
+def test_a_signal_stops_a_training_after_the_step_with_a_checkpoint(
+    number: signal.Signals,
+    step: int,
+    corpus: Path,
+    tmp_path: Path,
+    straight: tuple[Any, bytes],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Checkpoints are due every two steps."""
+    # A shell starts what runs in the background with Ctrl-C ignored.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = [signal.getsignal(each) for each in signal.Signals]
+    try:
+        with monkeypatch.context() as patch:
+            signalled_in(patch, step, number)
+            assert cli.main(["train", *words(corpus, tmp_path)]) == cli.INTERRUPTED
+        assert [signal.getsignal(each) for each in signal.Signals] == handlers
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+    assert f"stopped after step {step}. The last good checkpoint is of step {step}: the" in capfd.readouterr().err
+    assert train(corpus, tmp_path).cost["resumed"]
+    assert outcome(tmp_path) == straight
+
+
+def test_a_second_signal_stops_a_save_without_damage(
+    corpus: Path,
+    tmp_path: Path,
+    straight: tuple[Any, bytes],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save = UnfinishedRun.save
+
+    def saving(self: UnfinishedRun, step: int, write: Callable[[str], None]) -> Path:
+        def half(path: str) -> None:
+            write(path)
+            truncate(Path(path))
+            signal.raise_signal(signal.SIGTERM)
+
+        return save(self, step, half if step == 5 else write)
+
+    with monkeypatch.context() as patch:
+        signalled_in(patch, 5, signal.SIGTERM)
+        patch.setattr(UnfinishedRun, "save", saving)
+        patch.setattr(resume, "SECONDS_OF_ONE_STOP", -1.0)
         assert cli.main(["train", *words(corpus, tmp_path)]) == cli.INTERRUPTED
-    assert signal.getsignal(signal.SIGTERM) is before
     assert "The last good checkpoint is of step 4" in capfd.readouterr().err
-    train(corpus, tmp_path)
+    assert not list(tmp_path.glob("unfinished/*/.*.partial"))
+    assert train(corpus, tmp_path).cost["resumed"]
     assert outcome(tmp_path) == straight
 
 
