@@ -85,6 +85,10 @@ def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
             return
     if verb.check is not None:
         verb.check(cfg, overrides)
+    if verb.reads("parallel.accelerator") and not cfg.plan:
+        from infini.system.devices import check_accelerator
+
+        check_accelerator(cfg.parallel.accelerator)
     if verb.computes and not cfg.plan and getattr(cfg.task, "reference", None) is None:
         from infini.system.devices import check_made_for
 

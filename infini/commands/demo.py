@@ -14,6 +14,8 @@ from infini.errors import InputError, require
 
 DIGITS = 5
 """Digits of the numbers that the model was trained on."""
+SHORTEST = 221
+"""Tokens of the shortest text that has room for every number and place; the template's own, without its tokenizer."""
 LONGEST = 2**30
 """The longest text in tokens, which takes hours to read."""
 
@@ -39,10 +41,11 @@ def _depth(place: str | None) -> float:
 
 
 def check(cfg: Any, overrides: Sequence[str]) -> None:
-    """One text is read."""
+    """One text is read, of a length that is possible."""
     require(len(cfg.length) == 1, "length", cfg.length, "must be one length, as 4M: infini demo reads one text")
-    allowed = f"infini demo reads at most {format_length(LONGEST)} tokens"
-    require(parse_length(cfg.length[0]) <= LONGEST, "length", cfg.length[0], allowed)
+    tokens, longest = parse_length(cfg.length[0]), format_length(LONGEST)
+    require(tokens >= SHORTEST, "length", cfg.length[0], f"must be at least {SHORTEST} tokens, as 1K")
+    require(tokens <= LONGEST, "length", cfg.length[0], f"infini demo reads at most {longest} tokens")
 
 
 VERB = Verb(

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, get_type_hints
 
 import yaml
 
-from infini.config.data_files import text_files
+from infini.config.data_files import TEXT_LAYOUT, text_files
 from infini.config.fields import setting
 from infini.config.lengths import parse_depths, parse_lengths, parse_part
 from infini.errors import at_least, one_of, require
@@ -51,6 +51,8 @@ class TaskConfig:
     """Whether other tasks evaluate models that were trained on this one."""
     has_long_history: ClassVar[bool] = False
     """Whether its training batches can hold a history (recipe.long_history)."""
+    data_layout: ClassVar[str] = TEXT_LAYOUT
+    """What a folder of its data holds, for messages."""
 
     name: str = setting("Task name; also the name of its folder below the data directory.")
     kind: str = setting("Kind of model: `language_model`, or `any` for encoder-decoders too.")

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infini import records
-from infini.config.compose import data_folder
+from infini.config.compose import cache_root, data_folder
+from infini.config.data_files import no_data
 from infini.config.schema import Config
+from infini.errors import InputError
 from infini.pretrained.base_names import local_path
+from infini.system.network import is_cached, reachable
 from infini.system.paths import is_folder
 from infini.training.checkpoint import named_folder, read_description
-from infini.training.launcher import PLACE, launched
+from infini.training.launcher import PLACE, check_rows, launched, place_of
 from infini.training.loggers import check_logger
 
 TRAINING_SPLITS = ("train", "validation")
@@ -29,7 +32,11 @@ def begin_training(cfg: Config) -> None:
 
 
 def check_training(cfg: Config) -> None:
-    """Raises InputError for a folder, a logger, a start or data without which a training cannot begin."""
+    """Raises InputError for devices, a folder, a logger, a start or data without which a training cannot begin."""
+    _, _, size, _ = place_of(cfg.parallel, by_launcher=True)
+    if size is not None or cfg.parallel.accelerator == "cpu":
+        check_rows(cfg.recipe.batch_size, cfg.parallel.accumulate, size or 1)
+    check_optimizer(cfg)
     records.check_writable(cfg.results_dir)
     check_logger(cfg.logger.name)
     check_base(cfg)
@@ -38,11 +45,22 @@ def check_training(cfg: Config) -> None:
     check_data(cfg, TRAINING_SPLITS)
 
 
+def check_optimizer(cfg: Config) -> None:
+    """Raises InputError for an optimizer that the devices cannot share."""
+    if cfg.parallel.name == "fsdp2" and cfg.optimizer.name == "adafactor":
+        raise InputError("optimizer=adafactor: parallel=fsdp2 takes adamw or muon; or use parallel=ddp")
+
+
 def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
     """Raises InputError where a folder of data is named and lacks the files of a split; without splits, where it does
-    not exist."""
-    found = data_folder(cfg.task.corpus, cfg.task.data_dir) if cfg.task.data_dir != "synthetic" else None
-    if found is None or not cfg.task.reads_data:
+    not exist; and where no folder is named and the hub is neither cached nor reachable."""
+    if cfg.task.data_dir == "synthetic" or not cfg.task.reads_data:
+        return
+    found = data_folder(cfg.task.corpus, cfg.task.data_dir)
+    if found is None:
+        # A mixture takes the corpora that are there.
+        if not cfg.task.corpora and not is_cached(cfg.task.hub_id, cache_root(cfg)) and not reachable():
+            raise no_data(cfg.task.corpus, cfg.task.data_layout, cfg.task.hub_id, ConnectionError())
         return
     folder, setting = found
     for split in splits or (() if is_folder(folder) else TRAINING_SPLITS[:1]):
@@ -88,7 +106,7 @@ def describe_training(cfg: Config) -> str:
 
 
 def _seconds(cfg: Config) -> str:
-    """How long such a training takes, by published ones; empty where none is like it."""
+    """How long published trainings took; empty where none is like it, and for another number of steps."""
     from infini.runs.estimate import training_seconds
 
     # By name, because reading all records takes longer than everything else here.
@@ -96,9 +114,13 @@ def _seconds(cfg: Config) -> str:
     known = [records.read_record(path) for path in sorted((records.published_dir() / "runs").glob(named))]
     by_cpu: dict[str, list[float]] = {}
     for run in known:
+        if run.config["recipe"]["steps"] != cfg.recipe.steps:
+            continue
         if (seconds := training_seconds(cfg, [run])) is not None:
             by_cpu.setdefault(str(run.environment["hardware"]["cpu"]), []).append(seconds)
     if not by_cpu:
         return ""
     cpu, seconds_of = max(by_cpu.items(), key=lambda item: len(item[1]))
-    return f"; about {max(1, round(statistics.median(seconds_of) / 60))} minutes on {cpu}, as published trainings"
+    minutes = max(1, round(statistics.median(seconds_of) / 60))
+    took = f"{minutes} minute{'s' * (minutes > 1)} on {cpu}"
+    return f"; published trainings of this recipe took {took}; the time here is shown below"

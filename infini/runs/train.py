@@ -40,6 +40,7 @@ from infini.runs.common import (
     start_record,
     with_base,
 )
+from infini.runs.preflight import check_optimizer
 from infini.system.console import plain_console, warn
 from infini.system.devices import pick_device, uses_bfloat16
 from infini.system.memory_use import peak_memory_bytes
@@ -54,9 +55,10 @@ from infini.training.checkpoint import (
 )
 from infini.training.compiled import check_compiler, compile_layers
 from infini.training.drawn_curves import DrawnCurves, log_results
+from infini.training.launcher import check_rows
 from infini.training.loggers import check_logger, close_loggers, labels_of, make_logger
 from infini.training.module import LanguageModelModule
-from infini.training.ranks import ALONE, Ranks, check_rows, is_lost, joined, ranks_of
+from infini.training.ranks import ALONE, Ranks, is_lost, joined, ranks_of
 from infini.training.resume import PlainFiles, SaveCheckpoints, UnfinishedRun, describe_checkpoint
 from infini.training.strategies import ReplicatedModel, ShardedModel, whole
 from infini.training.trainer import ignored_variables, make_trainer, without_launcher
@@ -95,9 +97,8 @@ def _train(cfg: Config, overrides: list[str], launched: bool) -> records.RunReco
     cfg = with_base(cfg, overrides)
     device = pick_device(cfg.parallel.accelerator)
     ranks = ranks_of(cfg.parallel, device, launched)
-    check_rows(cfg.recipe.batch_size, cfg.parallel.accumulate, ranks)
-    if cfg.parallel.name == "fsdp2" and cfg.optimizer.name == "adafactor":
-        raise InputError("optimizer=adafactor: parallel=fsdp2 takes adamw or muon; or use parallel=ddp")
+    check_rows(cfg.recipe.batch_size, cfg.parallel.accumulate, ranks.size)
+    check_optimizer(cfg)
     # Checked before an hour of tokenization, not after it.
     records.check_writable(cfg.results_dir)
     if ranks.rank == 0 and (before := diverged_before(cfg)) is not None:

@@ -6,7 +6,9 @@ torch is imported where it is used: what is checked before a run takes no second
 from __future__ import annotations
 
 import contextlib
+import sys
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini.errors import InputError
@@ -19,11 +21,26 @@ def pick_device(accelerator: str) -> torch.device:
     """The device of parallel.accelerator. "auto" is the GPU if there is one, otherwise the CPU."""
     import torch
 
-    if accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    check_accelerator(accelerator)
+    return torch.device("cuda" if accelerator != "cpu" and has_gpu() else "cpu")
+
+
+def check_accelerator(accelerator: str) -> None:
+    """Raise InputError where parallel.accelerator asks for a GPU and there is none."""
+    if accelerator == "gpu" and not has_gpu():
         raise InputError(f"parallel.accelerator={accelerator!r}: no GPU here; take auto or cpu")
-    return torch.device("cuda")
+
+
+def has_gpu() -> bool:
+    """Whether torch can use a GPU. On Linux, where the system has none, torch is not imported to ask it."""
+    if "torch" not in sys.modules and sys.platform == "linux":
+        # Of NVIDIA, of its boards, of AMD, and of Windows below Linux.
+        devices = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
+        if not any(found for name in devices for found in Path("/dev").glob(name)):
+            return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
@@ -66,11 +83,7 @@ MADE_FOR_A_GPU = {"scale": ("gpu", "paper"), "suite": ("paper", "paper_models")}
 
 def check_made_for(group: str, choice: str, accelerator: str) -> None:
     """Raise InputError for a choice made for a GPU if there is none and parallel.accelerator is not cpu."""
-    if choice not in MADE_FOR_A_GPU[group] or accelerator != "auto":
-        return
-    import torch
-
-    if not torch.cuda.is_available():
+    if choice in MADE_FOR_A_GPU[group] and accelerator == "auto" and not has_gpu():
         other = "scale=laptop is made for a processor, and " if group == "scale" else ""
         raise InputError(
             f"{group}={choice}: is made for a GPU, and there is none here; {other}parallel.accelerator=cpu runs this "

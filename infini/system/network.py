@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import urllib.request
+from pathlib import Path
 from urllib.parse import urlsplit
 
 PROBE_SECONDS = 3.0
@@ -39,3 +41,15 @@ def reachable() -> bool:
     thread.start()
     thread.join(PROBE_SECONDS)
     return bool(answers)
+
+
+def is_cached(hub_id: str, cache_dir: Path) -> bool:
+    """Whether there may be a copy of a data set of the hub, below `cache_dir` or in the caches of the hub's clients."""
+    from huggingface_hub import constants
+
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+    copies = (
+        prepared / hub_id.replace("/", "___"),
+        Path(constants.HF_HUB_CACHE) / f"datasets--{hub_id.replace('/', '--')}",
+    )
+    return any(path.exists() for path in copies) or any((cache_dir / "hub").glob("*.arrow"))

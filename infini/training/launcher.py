@@ -1,8 +1,12 @@
-"""The environment variables of torchrun, which also rank 0 sets for the processes that it starts."""
+"""How many processes train, by the configuration and by the environment variables of torchrun, which also rank 0 sets
+for the processes that it starts. Without torch, so that what cannot be shared out is refused at once."""
 
 from __future__ import annotations
 
 import os
+
+from infini.config.schema import ParallelConfig
+from infini.errors import InputError, require
 
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that say which process this is."""
@@ -13,3 +17,43 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 def launched() -> bool:
     """Whether torchrun, or rank 0 of a training, started this process."""
     return LAUNCHED in os.environ
+
+
+def place_of(parallel: ParallelConfig, by_launcher: bool) -> tuple[int, int, int | None, int | None]:
+    """Rank, rank on this node, number of processes, and number on each node; None: as many as there are GPUs.
+
+    by_launcher: whether torchrun may have started this process; false for a training that another command runs. Raises
+    InputError for numbers that do not go together.
+    """
+    numbers = (("devices", parallel.devices), ("nodes", parallel.nodes))
+    if parallel.name == "single":
+        for key, value in numbers:
+            allowed = "parallel=single takes one; add parallel=ddp or parallel=fsdp2"
+            require(value in (None, 1), f"parallel.{key}", value, allowed)
+        return 0, 0, 1, 1
+    require(parallel.strategy == "auto", "parallel.strategy", parallel.strategy, f"parallel={parallel.name} takes auto")
+    if by_launcher and launched():
+        rank, local_rank, size, local_size = (_number(name) for name in PLACE)
+        for (key, value), there in zip(numbers, (local_size, size // local_size), strict=True):
+            allowed = f"torchrun started {there}; set this number, or leave the key out"
+            require(value in (None, there), f"parallel.{key}", value, allowed)
+        return rank, local_rank, size, local_size
+    allowed = "several nodes need torchrun on each; see docs/how-to/cluster.md"
+    require(parallel.nodes in (None, 1), "parallel.nodes", parallel.nodes, allowed)
+    return 0, 0, parallel.devices, parallel.devices
+
+
+def check_rows(batch_size: int, accumulate: int, size: int) -> None:
+    """Raises InputError where the rows of a step cannot be shared equally. size: number of processes."""
+    pieces = size * accumulate
+    below = batch_size // pieces * pieces
+    near = f"{below} or {below + pieces}" if below else f"{pieces}"
+    allowed = f"must be a multiple of {pieces}: devices, {size}, x parallel.accumulate={accumulate}; try {near}"
+    require(batch_size % pieces == 0, "recipe.batch_size", batch_size, allowed)
+
+
+def _number(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{name}={os.environ.get(name)!r}: torchrun sets this environment variable") from error

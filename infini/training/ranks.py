@@ -23,7 +23,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from infini.config.schema import ParallelConfig
 from infini.errors import InputError, require
 from infini.records import source_root
-from infini.training.launcher import LAUNCHED, PLACE
+from infini.training.launcher import LAUNCHED, PLACE, place_of
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvValue failed")
 """What torch.distributed reports when another process has ended."""
@@ -91,38 +91,17 @@ def ranks_of(parallel: ParallelConfig, device: torch.device, launched: bool) -> 
 
     Raises InputError for devices or nodes that there are not.
     """
+    rank, local_rank, size, local_size = place_of(parallel, launched)
     if parallel.name == "single":
-        for key, value in (("devices", parallel.devices), ("nodes", parallel.nodes)):
-            allowed = "parallel=single takes one; add parallel=ddp or parallel=fsdp2"
-            require(value in (None, 1), f"parallel.{key}", value, allowed)
         return ALONE
-    require(parallel.strategy == "auto", "parallel.strategy", parallel.strategy, f"parallel={parallel.name} takes auto")
-    if launched and LAUNCHED in os.environ:
-        rank, local_rank, size, local_size = (_number(name) for name in PLACE)
-        made = Ranks(rank, local_rank, size, local_size, launched=True, grouped=True)
-        for key, value, there in (
-            ("devices", parallel.devices, made.local_size),
-            ("nodes", parallel.nodes, made.nodes),
-        ):
-            allowed = f"torchrun started {there}; set this number, or leave the key out"
-            require(value in (None, there), f"parallel.{key}", value, allowed)
-    else:
-        allowed = "several nodes need torchrun on each; see docs/how-to/cluster.md"
-        require(parallel.nodes in (None, 1), "parallel.nodes", parallel.nodes, allowed)
-        local_size = parallel.devices or (torch.cuda.device_count() if device.type == "cuda" else 1)
-        made = Ranks(size=local_size, local_size=local_size, grouped=True)
+    local_size = local_size or (torch.cuda.device_count() if device.type == "cuda" else 1)
+    by_launcher = launched and LAUNCHED in os.environ
+    made = Ranks(rank, local_rank, size or local_size, local_size, launched=by_launcher, grouped=True)
     if device.type == "cuda":
         there = torch.cuda.device_count()
         allowed = f"this machine has {there}; at most that many"
         require(made.local_size <= there, "parallel.devices", made.local_size, allowed)
     return made
-
-
-def check_rows(batch_size: int, accumulate: int, ranks: Ranks) -> None:
-    """Raises InputError where the rows of a step cannot be shared equally."""
-    pieces = ranks.size * accumulate
-    allowed = f"must be a multiple of {pieces}: devices, {ranks.size}, x parallel.accumulate={accumulate}"
-    require(batch_size % pieces == 0, "recipe.batch_size", batch_size, allowed)
 
 
 @contextlib.contextmanager
@@ -168,13 +147,6 @@ def joined(ranks: Ranks, words: Sequence[str], device: torch.device) -> Iterator
 def is_lost(error: RuntimeError) -> bool:
     """Whether the cause of an error is that another process has ended."""
     return any(said in str(error) for said in LOST)
-
-
-def _number(name: str) -> int:
-    try:
-        return int(os.environ[name])
-    except (KeyError, ValueError) as error:
-        raise InputError(f"{name}={os.environ.get(name)!r}: torchrun sets this environment variable") from error
 
 
 def _start(rank: int, ranks: Ranks, port: int, words: Sequence[str]) -> subprocess.Popen[bytes]:

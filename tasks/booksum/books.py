@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from infini.config.compose import cache_folder, data_folder
-from infini.config.data_files import BOOK_LAYOUT, book_file
+from infini.config.data_files import BOOK_LAYOUT, book_file, no_data
 from infini.config.schema import Config
 from infini.errors import InputError, lone_surrogate
 from infini.system.paths import is_file
-from infini.tasks.text.documents import SPLITS, SYNTHETIC, Documents, no_data, read_text, synthetic_documents
+from infini.tasks.text.documents import SPLITS, SYNTHETIC, Documents, read_text, synthetic_documents
 
 NAME = "booksum"
 HUB_CONFIG = "books"

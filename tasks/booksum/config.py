@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from infini.config.data_files import book_file
+from infini.config.data_files import BOOK_LAYOUT, book_file
 from infini.config.fields import setting
 from infini.config.lengths import parse_lengths
 from infini.config.schema import TaskConfig
@@ -20,6 +20,7 @@ class BooksumConfig(TaskConfig):
     """A summary of a whole book."""
 
     evaluation_reads = ("length", "decoding", "part")
+    data_layout = BOOK_LAYOUT
 
     split: str = setting(
         "Books that an evaluation summarizes: test, or validation, on which choices are made.",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from infini.config.compose import data_folder
-from infini.config.data_files import TEXT_LAYOUT, text_files
+from infini.config.data_files import TEXT_LAYOUT, no_data, text_files
 from infini.errors import InputError
 from infini.records import write_atomically
 from infini.system.progress import progress_bar
@@ -177,14 +177,6 @@ def _hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_
     except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
         raise no_data(name, TEXT_LAYOUT, hub_id, error) from error
     return Documents(name, split, "hub", texts.revision, texts.names, texts.read)
-
-
-def no_data(name: str, layout: str, hub_id: str, error: Exception) -> InputError:
-    """The error where neither folder nor hub can be read."""
-    return InputError(
-        f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{layout}, connect to a network for "
-        f"{hub_id} of the Hugging Face hub ({type(error).__name__}), or try it out with task.data_dir=synthetic"
-    )
 
 
 def synthetic_documents(split: str, seed: int = 0) -> Documents:

@@ -16,11 +16,12 @@ import torch
 from infini import records
 from infini.cli import main as cli
 from infini.commands import verbs
-from infini.commands.demo import DIGITS
+from infini.commands.demo import DIGITS, SHORTEST
 from infini.demo import FOLDER
 from infini.tasks.passkey.answers import answer_questions
 from infini.tasks.passkey.plan import make_questions
 from infini.tasks.passkey.prompt import PasskeyTemplate
+from infini.tasks.passkey.template import LONGEST_TRAINING
 from infini.tasks.passkey.tokenizer import word_tokenizer
 from infini.training.checkpoint import DESCRIPTION, TOKENIZER, WEIGHTS, load_model
 
@@ -138,6 +139,11 @@ def test_the_model_is_that_of_a_published_training() -> None:
     assert run.verb == "train" and run.config == description["config"]
     assert run.config["recipe"]["name"] == "passkey_laptop_extended" and not run.environment["git_dirty"]
     assert "/" not in run.config["results_dir"].replace("outputs/results", "")
+
+
+def test_the_shortest_text_is_that_of_the_prompts() -> None:
+    template = PasskeyTemplate(word_tokenizer().encode, digits=DIGITS, fill="exact", longest_training=LONGEST_TRAINING)
+    assert template.shortest(training=False) == SHORTEST
 
 
 def test_help_and_completion_know_it(capsys: pytest.CaptureFixture[str]) -> None:

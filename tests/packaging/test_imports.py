@@ -2,6 +2,7 @@
 
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import infini
 import infini.conf
 import infini.tasks
 from infini.commands import verbs
+from infini.system.devices import has_gpu
 from infini.training.checkpoint import checksum
 
 FRAMEWORKS = ("hydra", "omegaconf", "lightning", "pytorch_lightning", "wandb", "datasets")
@@ -110,6 +112,18 @@ HEAVY = ("torch", "lightning", "transformers", "datasets", "matplotlib", "wandb"
         ("train results_dir=/proc/no", "results_dir='/proc/no': cannot be written"),
         ("train init_from=no", "init_from='no': neither a folder nor a run id"),
         ("train model=llm model.base={0}/no", "model.base='{0}/no': no such folder"),
+        ("train", "no data for pg19: set INFINI_DATA_DIR to a folder that holds pg19/{{train,validation,test}}/*.txt"),
+        (
+            "eval task=booksum checkpoint={1}",
+            "no data for booksum: set INFINI_DATA_DIR to a folder that holds booksum/",
+        ),
+        ("demo length=10", "length=10: must be at least 221 tokens, as 1K"),
+        ("train task=pg19 parallel.devices=2", "parallel.devices=2: parallel=single takes one; add parallel=ddp"),
+        (
+            "train task=pg19 parallel=ddp parallel.devices=2",
+            "recipe.batch_size=5: must be a multiple of 2: devices, 2, x parallel.accumulate=1; try 4 or 6",
+        ),
+        ("train parallel=fsdp2 optimizer=adafactor", "optimizer=adafactor: parallel=fsdp2 takes adamw or muon"),
         ("train logger.project=x", "logger.project='x': no such key of logger"),
         ("eval checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
         ("eval task=passkey", "checkpoint=null: no trained model for task=passkey"),
@@ -147,17 +161,34 @@ print(code, sorted(set({HEAVY!r}) & set(sys.modules)))
     assert done.stdout == "2 []\n"
 
 
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+@pytest.mark.parametrize("verb", ["train", "eval", "demo", "bench", "generate prompt=a"])
+def test_a_missing_gpu_is_said_before_anything_slow_is_imported(
+    verb: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    said = "parallel.accelerator='gpu': no GPU here; take auto or cpu"
+    test_what_is_wrong_is_said_before_anything_slow_is_imported(
+        f"{verb} parallel.accelerator=gpu", said, tmp_path, tmp_path_factory
+    )
+
+
 def test_a_training_says_what_it_is_before_anything_slow_is_imported(tmp_path: Path) -> None:
     write_corpus(tmp_path / "books")
     code = f"""
 import sys
 from infini.config.compose import compose
 from infini.runs import preflight
-preflight.begin_training(compose(["task=pg19", "task.data_dir={tmp_path}/books", "results_dir={tmp_path}/results"]))
+for more in ([], ["recipe.steps=1"]):
+    words = ["task=pg19", "task.data_dir={tmp_path}/books", "results_dir={tmp_path}/results", *more]
+    preflight.begin_training(compose(words))
 assert not set({HEAVY!r}) & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    (line,) = done.stderr.splitlines()
+    line, other = done.stderr.splitlines()
     begin = "training model=infini_linear task=pg19 scale=laptop seed=1: "
-    assert line.startswith(begin) and f"; data {tmp_path}/books; results in {tmp_path}/results; about " in line
+    assert line.startswith(begin) and f"; data {tmp_path}/books; results in {tmp_path}/results; published " in line
+    took = r"; published trainings of this recipe took \d+ minutes? on .*; the time here is shown below"
+    assert re.search(f"{took}$", line)
+    # The preparations of a short training take longer than its steps.
+    assert other.endswith(f"results in {tmp_path}/results")
     assert verbs()["train"].begins_with == "infini.runs.preflight:begin_training"

@@ -159,11 +159,11 @@ def test_the_gradients_of_all_ranks_and_parts_are_those_of_one(
         ),
         (
             ["parallel=ddp", "parallel.devices=3"],
-            "recipe.batch_size=4: must be a multiple of 3: devices, 3, x parallel.accumulate=1",
+            "recipe.batch_size=4: must be a multiple of 3: devices, 3, x parallel.accumulate=1; try 3 or 6",
         ),
         (
             ["parallel.accumulate=3"],
-            "recipe.batch_size=4: must be a multiple of 3: devices, 1, x parallel.accumulate=3",
+            "recipe.batch_size=4: must be a multiple of 3: devices, 1, x parallel.accumulate=3; try 3 or 6",
         ),
         (
             [*SHARDED, "optimizer=adafactor"],
@@ -176,8 +176,7 @@ def test_what_cannot_be_shared_is_one_line(
     more: list[str], said: str, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(command(corpus, tmp_path, *more)) == cli.USAGE_ERROR
-    begins, *errors = capfd.readouterr().err.splitlines()
-    assert begins.startswith("training model=") and errors == [f"infini: error: {said}"]
+    assert capfd.readouterr().err.splitlines() == [f"infini: error: {said}"]
 
 
 @pytest.mark.parametrize("n_rows", [4, 7, 12])
@@ -308,7 +307,9 @@ def test_a_signal_to_one_process_saves_and_stops_all(whom: int, corpus: Path, tm
     said = made.communicate(timeout=60)[0]
     assert made.returncode == cli.INTERRUPTED, said
     assert not Path(f"/proc/{other}").exists()
-    (step,) = re.findall(r"infini: interrupted; stopped after step (\d+)\. The last good checkpoint is of step \1:", said)
+    (step,) = re.findall(
+        r"infini: interrupted; stopped after step (\d+)\. The last good checkpoint is of step \1:", said
+    )
     assert list(results.glob(f"unfinished/*/step-{int(step):08d}-*.ckpt"))
     assert cli.main(command(corpus, results, *TWO, long)) == 0
     assert run_of(results).series["loss_curve"] == run_of(whole).series["loss_curve"]
