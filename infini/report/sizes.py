@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
 
 REFERENCE = "memorizing"
 """The row whose memory is divided by that of the others, as in the paper: their compression."""
 _OLDER = {"transformer_xl": "", "infini_xl": "", REFERENCE: "", "compressive": "memory_segments"}
 """Model with an XL cache -> option with its length in segments (empty: one), for trainings whose records do not have
 `cost.xl_cache` yet."""
+_WHOLE_CONTEXT = ("llama", "olmo2", "smollm3")
+"""Families of pretrained models without layers that see a sliding window alone."""
 
 
 def carried_floats(run: RunRecord, training: Mapping[str, Any]) -> float | None:
@@ -22,8 +24,13 @@ def carried_floats(run: RunRecord, training: Mapping[str, Any]) -> float | None:
     """
     dims, options = training.get("dims") or {}, training.get("model") or {}
     window = options.get("window_segments")
+    if options.get("memory") == "full":
+        # A pretrained model with its whole context, of which a call reads the last segment.
+        tokens, length = value_at(training, "scale.eval_max_tokens"), dims.get("segment_length")
+        known = (run.environment.get("base") or {}).get("family") in _WHOLE_CONTEXT
+        window = -(-tokens // length) if known and tokens is not None and length is not None else None
     # Older records of full attention do not have the option.
-    if window is None and run.model != "full":
+    if window is None and "full" not in (run.model, options.get("memory")):
         found = run.cost.get("state_floats")
         return None if found is None else float(found)
     if window is None or not {"d_key", "n_heads", "n_layers", "segment_length"} <= set(dims):
@@ -39,9 +46,13 @@ def xl_cache(run: RunRecord, training: RunRecord | None) -> int | None:
         return training.cost["xl_cache"] or None
     config = (training or run).config
     length = (config.get("dims") or {}).get("segment_length")
+    options = config.get("model") or {}
+    if length is not None and training is None and "base" in options and options.get("window") == "previous":
+        # A pretrained model as it is has no training.
+        return int(length)
     if length is None or run.model not in _OLDER:
         return None
-    return int(length * (config.get("model") or {}).get(_OLDER[run.model], 1))
+    return int(length * options.get(_OLDER[run.model], 1))
 
 
 def compression(floats: float, reference: float | None) -> str:
