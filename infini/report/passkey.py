@@ -22,6 +22,7 @@ from infini.report.tables import (
     RenderedReport,
     Row,
     Table,
+    disputes,
     distinct,
     measured_cell,
     over_seeds,
@@ -251,7 +252,7 @@ class PasskeyReport(RowsOfOneTask):
             runs = selection.all_runs
             tokenizers = distinct(run.data.get("tokenizer") for run in runs)
             notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
-        notes += _left_out(self, scale, yours or (), sources.get("yours"))
+        notes += [*_left_out(self, scale, yours or (), sources.get("yours")), *disputes(sources)]
         title = f"{self.title}, scale {scale}"
         return RenderedReport(self.name, scale, title, tuple(tables), tuple(notes))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -52,6 +52,8 @@ class Selection:
     """Run id -> training record, for every training among the records."""
     mismatches: dict[str, list[str]] = field(default_factory=dict)
     """Row name -> how its runs differ from what the row declares. Rows that match are not in it."""
+    disputed: dict[str, str] = field(default_factory=dict)
+    """Row name -> which runs compete for a cell, and how they differ. Its runs are in none of the others."""
     superseded: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """Row name -> run id -> how the run differs from what the row declares. Runs that differ less take its place."""
 
@@ -80,6 +82,10 @@ class Selection:
         """The configuration the model of `run` was trained with. If its training is unknown, that of `run`."""
         training = self.training(run)
         return training.config if training else run.config
+
+
+class DisputedError(InputError):
+    """Two runs compete for a cell."""
 
 
 class RunReport(ReportKind, ABC):
@@ -160,10 +166,11 @@ class RunReport(ReportKind, ABC):
         Args:
             scale: only runs of this scale fill cells.
             published: published records; synthetic ones are left out.
-            yours: records of the results folder; None renders the published records alone.
+            yours: records of the results folder; None renders the published records alone. A row of which two runs
+                compete for a cell has a mark, and a note names the runs.
 
         Raises:
-            InputError: two runs compete for a cell, see `select_runs`.
+            InputError: two published runs compete for a cell, see `select_runs`.
         """
 
     @abstractmethod
@@ -250,10 +257,10 @@ def select_sources(
     known = {"published": [run for run in published if not run.synthetic]}
     if yours is not None:
         known["yours"] = list(yours)
-    return {source: select_runs(report, scale, records) for source, records in known.items()}
+    return {source: select_runs(report, scale, records, source == "yours") for source, records in known.items()}
 
 
-def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord]) -> Selection:
+def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], keep_disputes: bool = False) -> Selection:
     """Select the evaluation runs that fill the cells of `report` at `scale`.
 
     Runs on synthetic text are dropped if there are runs on real text: in the whole table if it has one corpus, else in
@@ -262,6 +269,8 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord]) -> 
     corpus and tokenizer for the whole table, one setting for each row over all its seeds, one run for each seed. Of an
     evaluation that was repeated with the same outcome, the newest is kept. With `aggregate: newest` the newest run
     decides each of these; with `mean` all runs of a seed are kept.
+
+    keep_disputes: leave out rows whose runs compete, and say so in Selection.disputed.
 
     Raises:
         InputError: two runs compete for a cell, and the report does not say how to choose. The message names both.
@@ -279,38 +288,54 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord]) -> 
     if report.one_corpus:
         candidates = _real(candidates)
         what = f"{report.name} at scale {scale}: different data in one table"
-        candidates = _agreeing(candidates, _corpus, newest, what)
+        try:
+            candidates = _agreeing(candidates, _corpus, newest, what)
+        except DisputedError as error:
+            if not keep_disputes:
+                raise
+            present = {rows[record.run_id] for record in candidates}
+            return replace(selection, disputed={name: str(error) for name in report.titles if name in present})
     for name in report.titles:
         runs = _real([record for record in candidates if rows[record.run_id] == name])
         if not runs:
             continue
-        where = f"{report.name} at scale {scale}, {name}"
-        mismatches = report.find_mismatches(name, runs, selection)
-        if report.aggregate is None:
-            differences = {run.run_id: set(mismatches.get(run.run_id, ())) for run in runs}
-            left_out = {
-                run.run_id: mismatches[run.run_id]
-                for run in runs
-                if any(
-                    differences[other.run_id] < differences[run.run_id]
-                    for other in runs
-                    if other.seed == run.seed or report.one_match_is_enough
-                )
-            }
-            if left_out:
-                selection.superseded[name] = left_out
-                runs = [run for run in runs if run.run_id not in left_out]
-        runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")
-        runs = _agreeing(
-            runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"
-        )
-        chosen: list[RunRecord] = []
-        for seed in sorted({run.seed for run in runs}):
-            chosen.extend(_of_seed(report, sorted((run for run in runs if run.seed == seed), key=_age), where))
-        selection.runs[name] = chosen
-        if found := dict.fromkeys(text for run in chosen for text in mismatches.get(run.run_id, ())):
-            selection.mismatches[name] = list(found)
+        try:
+            _select_row(report, name, runs, selection)
+        except DisputedError as error:
+            if not keep_disputes:
+                raise
+            selection.disputed[name] = str(error)
     return selection
+
+
+def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: Selection) -> None:
+    """Select the runs of one row."""
+    where, newest = f"{report.name} at scale {runs[0].scale}, {name}", report.aggregate == "newest"
+    mismatches = report.find_mismatches(name, runs, selection)
+    if report.aggregate is None:
+        differences = {run.run_id: set(mismatches.get(run.run_id, ())) for run in runs}
+        left_out = {
+            run.run_id: mismatches[run.run_id]
+            for run in runs
+            if any(
+                differences[other.run_id] < differences[run.run_id]
+                for other in runs
+                if other.seed == run.seed or report.one_match_is_enough
+            )
+        }
+        if left_out:
+            selection.superseded[name] = left_out
+            runs = [run for run in runs if run.run_id not in left_out]
+    runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")
+    runs = _agreeing(
+        runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"
+    )
+    chosen: list[RunRecord] = []
+    for seed in sorted({run.seed for run in runs}):
+        chosen.extend(_of_seed(report, sorted((run for run in runs if run.seed == seed), key=_age), where))
+    selection.runs[name] = chosen
+    if found := dict.fromkeys(text for run in chosen for text in mismatches.get(run.run_id, ())):
+        selection.mismatches[name] = list(found)
 
 
 def _real(runs: list[RunRecord]) -> list[RunRecord]:
@@ -326,7 +351,7 @@ def _of_seed(report: RunReport, runs: list[RunRecord], where: str) -> list[RunRe
     for run in reversed(runs):
         rivals = [other for other in chosen if report.cells_of(other) & report.cells_of(run)]
         if rivals and report.aggregate is None and not all(_made_again(run, rival) for rival in rivals):
-            raise InputError(
+            raise DisputedError(
                 f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}; "
                 f"choose with {' or '.join(f'report.aggregate={name}' for name in report.choices)}"
             )
@@ -364,7 +389,7 @@ def _agreeing(
     found = key(other)
     differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     detail = ", ".join(f"{name} {found.get(name, 'unset')} and {expected.get(name, 'unset')}" for name in differing[:3])
-    raise InputError(
+    raise DisputedError(
         f"{problem}: {other.run_id} and {last.run_id} ({detail}); take the newest with report.aggregate=newest"
     )
 

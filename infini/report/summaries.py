@@ -23,6 +23,7 @@ from infini.report.tables import (
     Cell,
     RenderedReport,
     Table,
+    disputes,
     distinct,
     measured_cell,
     provenance,
@@ -203,7 +204,7 @@ def build_summary_report(
         books = distinct(f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs)
         tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
         notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
-    notes += report_mismatches(sources, scale, report.titles)
+    notes += [*report_mismatches(sources, scale, report.titles), *disputes(sources)]
     return RenderedReport(report.name, scale, title, (Table(what, columns, tuple(rows), "System"),), tuple(notes))
 
 

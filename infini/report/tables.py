@@ -16,6 +16,10 @@ DASH = "\N{EM DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 MISMATCH_MARK = "\N{DAGGER}"
 """Marks results of a model that was trained, or asked, differently from what its row declares."""
+DISPUTE_MARK = "\N{DOUBLE DAGGER}"
+"""Marks cells for which two runs of the reader compete."""
+OTHER_DATA_MARK = "\N{SECTION SIGN}"
+"""Marks results on other documents, or with another tokenizer, than the published ones beside them."""
 
 Origin = Literal["measured", "quoted", "computed", "missing"]
 Source = Literal["", "paper", "published", "yours"]
@@ -37,6 +41,7 @@ class Cell:
 
 
 MISSING = Cell(DASH, "missing")
+DISPUTED = f"two different runs {DISPUTE_MARK}"
 
 
 @dataclass(frozen=True)
@@ -192,12 +197,25 @@ def rows_by_source(
             rows.append(Row(f"{name}/paper", title, (Cell("paper", "quoted", source="paper"), *printed[name])))
         for source, selection in sources.items():
             runs = selection.runs.get(name, [])
+            if name in selection.disputed:
+                head = Cell(f"{source} {DISPUTED}", "missing")
+                rows.append(Row(f"{name}/{source}", title, (head, *cells(runs, source))))
+                continue
             if not runs and (source == "yours" or name not in awaited):
                 continue
             ids = [run.run_id for run in runs]
             head = measured_cell(label(source, runs), source, 0.0, 0, ids) if runs else Cell(source, "missing")
             rows.append(Row(f"{name}/{source}", marked(title, selection, name), (head, *cells(runs, source))))
     return rows
+
+
+def disputes(sources: Mapping[str, Selection]) -> list[str]:
+    """A note on each row for whose cells two runs compete. sources: by what the note begins with."""
+    return [
+        f"{DISPUTE_MARK} {source}: {problem}"
+        for source, selection in sources.items()
+        for problem in dict.fromkeys(selection.disputed.values())
+    ]
 
 
 def marked(title: str, selection: Selection, row: str) -> str:

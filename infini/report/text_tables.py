@@ -16,12 +16,15 @@ from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
 from infini.report.stats import Effect, knockout_cost, paired_difference
 from infini.report.tables import (
     DASH,
+    DISPUTED,
     MISSING,
+    OTHER_DATA_MARK,
     PLUS_MINUS,
     Cell,
     RenderedReport,
     Row,
     Table,
+    disputes,
     distinct,
     marked,
     measured_cell,
@@ -81,7 +84,9 @@ def build_report(
             for source, selection in named.items()
             if selection.runs or part.task == report.task
         ]
-        notes += report_mismatches(named, scale, part.models)
+        notes += [*report_mismatches(named, scale, part.models), *disputes(named)]
+        if other := _other_data(sources):
+            notes.append(f"{OTHER_DATA_MARK} {report.benchmarks[part.task]}, yours: {other}")
     return RenderedReport(report.name, scale, title, tuple(table for table in tables if table.rows), tuple(notes))
 
 
@@ -98,9 +103,30 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Tabl
             for source, selection in sources.items():
                 runs = selection.runs.get(model, ())
                 cell = over_seeds(runs, lambda run: run.metric("perplexity"), ".2f", source)
-                cells.append(replace(cell, text=marked(cell.text, selection, model)))
+                text = DISPUTED if model in selection.disputed else marked(cell.text, selection, model)
+                if source == "yours" and runs and _other_data(sources):
+                    text += f" {OTHER_DATA_MARK}"
+                cells.append(replace(cell, text=text))
         rows.append(Row(model, title, tuple(cells)))
     return Table("Perplexity per token", tuple(columns), tuple(rows))
+
+
+def _other_data(sources: Mapping[str, Selection]) -> str:
+    """How the data of the reader's runs differ from those of the published ones; empty where they do not."""
+    runs = [selection.all_runs[:1] for selection in sources.values()]
+    if len(runs) < 2 or not all(runs):
+        return ""
+    # All runs of a selection read the same documents with the same tokenizer.
+    published, yours = (found[0].data for found in runs)
+    ways = [
+        f"{what} ({_count(yours.get(name))} instead of {_count(published.get(name))})"
+        for key, what, name in (
+            ("revision", "other documents", "documents"),
+            ("tokenizer", "another tokenizer", "tokenizer"),
+        )
+        if yours.get(key) != published.get(key)
+    ]
+    return f"{' and '.join(ways)} than published; perplexities cannot be compared" if ways else ""
 
 
 def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) -> Table:
@@ -273,4 +299,4 @@ def _data(selection: Selection, report: Report) -> list[str]:
 
 
 def _count(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, (int, float)) else "unknown"
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value or "unknown")

@@ -46,7 +46,46 @@ def test_an_evaluation_made_again_is_no_rival_of_itself(report: Report) -> None:
     assert [row.cells for row in table.rows if "again" in str(row.cells)] and "eval-local-1" not in str(table)
     for other in (replace(again, parent="another"), replace(again, config_hash="another")):
         with pytest.raises(InputError, match="two runs for seed 1"):
-            build_report(report, "laptop", [], [once, other])
+            build_report(report, "laptop", [once, other])
+
+
+def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) -> None:
+    """Published ones are an error: what is published says how to choose."""
+    published = [make_eval("local", 1), make_eval("infini_linear", 1)]
+    mine = [make_eval("local", 1, run_id="mine"), make_eval("infini_linear", 1, run_id="a", parent="one")]
+    rival = make_eval("infini_linear", 1, 4.1, run_id="b", parent="two", started="2024-06-01T00:00:00+00:00")
+    rendered = build_report(report, "laptop", published, [*mine, rival])
+    table, (note,) = rendered.tables[0], [note for note in rendered.notes if note.startswith("‡")]
+    assert table.cell("infini_linear", "PG19 yours").text == "two different runs ‡"
+    assert table.cell("infini_linear", "PG19 published").run_ids == ("eval-infini_linear-1",)
+    assert table.cell("local", "PG19 yours").run_ids == ("mine",)
+    assert note.startswith(
+        "‡ PG19, yours: table2_lm at scale laptop, infini_linear: two runs for seed 1: a and b; choose"
+    )
+    assert note in rendered.short().notes
+    with pytest.raises(InputError, match="two runs for seed 1: a and b"):
+        build_report(report, "laptop", [*mine, rival])
+    # On different data none of the reader's rows can be beside another.
+    rival.data["revision"] = "other"
+    rendered = build_report(report, "laptop", published, [*mine, rival])
+    texts = [rendered.tables[0].cell(row, "PG19 yours").text for row in ("local", "infini_linear", "full")]
+    assert texts == ["two different runs ‡", "two different runs ‡", DASH]
+    (note,) = [note for note in rendered.notes if note.startswith("‡")]
+    assert "different data in one table: mine and b (revision" in note
+
+
+def test_other_data_than_the_published_ones_is_marked(report: Report) -> None:
+    published, mine = make_eval("local", 1), make_eval("local", 1, run_id="mine")
+    same = build_report(report, "laptop", [published], [mine])
+    assert "§" not in str(same)
+    mine.data |= {"revision": "other", "documents": 2, "tokenizer": "bpe-300"}
+    rendered = build_report(report, "laptop", [published], [mine])
+    assert rendered.tables[0].cell("local", "PG19 yours").text.endswith(" §")
+    assert "§" not in rendered.tables[0].cell("local", "PG19 published").text
+    assert rendered.short().notes == (
+        "§ PG19, yours: other documents (2 instead of 3) and another tokenizer (bpe-300 instead of bpe_4096) than "
+        "published; perplexities cannot be compared",
+    )
 
 
 def test_the_report_may_name_the_aggregate(report_config: dict[str, Any]) -> None:
