@@ -310,21 +310,38 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root`, and whether it has uncommitted changes.
+CODE = ("infini", "tasks", "conf", ":(glob)*.py", ":(glob)*.toml")
+"""Where a new file changes what runs. Any other file that git does not know is the user's own."""
 
-    Changed and untracked files count. Files that git ignores do not, and files in `results/` do not, because publishing
-    writes there and no run depends on them. Both are None where `root` is not the top of a git repository with a
-    commit, as for an installed package.
+
+def git_state(root: Path) -> tuple[str | None, bool | None]:
+    """Commit of the checkout at `root`, and whether it has uncommitted changes; see changed_files.
+
+    Both are None where `root` is not the top of a git repository with a commit, as for an installed package.
     """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
         return None, None
     revision = _git(root, "rev-parse", "--verify", "HEAD")
-    status = _git(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":(exclude)results")
-    if revision is None or status is None:
-        return revision, None
-    return revision, bool(status)
+    changed = changed_files(root)
+    return revision, None if revision is None or changed is None else bool(changed)
+
+
+def changed_files(root: Path) -> list[str] | None:
+    """The uncommitted changes of the checkout at `root`; None where git does not tell.
+
+    Changed files count, and new ones in CODE. Files that git ignores do not, and files in `results/` do not, because
+    publishing writes there and no run depends on them.
+    """
+    changed = _git(root, "diff", "--name-only", "HEAD", "--", ".", ":(exclude)results")
+    new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *CODE)
+    return None if changed is None or new is None else [*changed.splitlines(), *new.splitlines()]
+
+
+def describe_changes(environment: Mapping[str, Any]) -> str:
+    """ " (a.py, b.py)": the first uncommitted changes of a run, as far as its environment names them."""
+    names = environment.get("git_changes") or ()
+    return f" ({', '.join(names)})" if names else ""
 
 
 def _read(path: str) -> str:
@@ -366,9 +383,11 @@ def environment(root: Path | None = None) -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    changes = changed_files(root or source_root()) if dirty else None
     return {
         "git_revision": revision,
         "git_dirty": dirty,
+        **({"git_changes": changes[:3]} if changes else {}),
         "hardware": _hardware(),
         "python": platform.python_version(),
         "versions": versions,

@@ -196,7 +196,8 @@ def check_publishable(record: RunRecord, results_dir: Path, before: dict[str, Ru
     if dirty is None:
         raise InputError(f"run {record.run_id} cannot be published: the commit it was made from is not known")
     if dirty:
-        raise InputError(f"run {record.run_id} cannot be published: it was made from a tree with uncommitted changes")
+        what = f"a tree with uncommitted changes{records.describe_changes(record.environment)}"
+        raise InputError(f"run {record.run_id} cannot be published: it was made from {what}")
     if record.synthetic:
         raise InputError(f"run {record.run_id} cannot be published: its data is synthetic")
     for suffix, stated in record.data.get("beside", {}).items():

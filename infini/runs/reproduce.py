@@ -39,8 +39,9 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
     check_logger(cfg.logger.name)
     check_base(cfg)
     check_data(cfg)
-    if not cfg.plan and records.environment().get("git_dirty"):
-        console.print("uncommitted changes in the source tree: what is run now cannot be published", style="yellow")
+    if not cfg.plan and (environment := records.environment()).get("git_dirty"):
+        what = f"uncommitted changes in the source tree{records.describe_changes(environment)}"
+        console.print(f"{what}: what is run now cannot be published", style="yellow", soft_wrap=True)
     report = report.limited_to(models)
     work = importlib.import_module(report.verbs["reproduce"].module)
     worker = Worker(console, cfg.plan)

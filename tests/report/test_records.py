@@ -181,6 +181,22 @@ def test_changed_staged_and_new_files_make_the_tree_dirty(repository: Path, name
     assert records.git_state(repository)[1] is True
 
 
+def test_the_users_own_files_do_not_make_the_tree_dirty(repository: Path) -> None:
+    """Books beside the code; a new module in it does, and is named."""
+    (repository / "my_books").mkdir()
+    for name in ("book.txt", "my_books/one.txt"):
+        (repository / name).write_text("text")
+    assert records.git_state(repository)[1] is False
+    assert "git_changes" not in records.environment(repository)
+    (repository / "tasks" / "mine").mkdir(parents=True)
+    for name in ("tasks/mine/a.py", "tasks/mine/b.py", "new.py", "code.py"):
+        (repository / name).write_text("x = 2\n")
+    found = records.environment(repository)
+    assert found["git_dirty"] and found["git_changes"] == ["code.py", "new.py", "tasks/mine/a.py"]
+    assert records.describe_changes(found) == " (code.py, new.py, tasks/mine/a.py)"
+    assert records.describe_changes({"git_dirty": True}) == ""
+
+
 def test_no_repository_of_its_own_means_no_commit(repository: Path, tmp_path: Path) -> None:
     inside = repository / "site-packages"
     inside.mkdir()
