@@ -58,7 +58,11 @@ def save_model(folder: Path, model: torch.nn.Module, description: dict[str, Any]
     partial = folder / f".{WEIGHTS}.partial"
     try:
         try:
+            # safetensors makes a new file that the owner alone can read; a common one has the mode that the user chose.
+            partial.touch()
+            mode = partial.stat().st_mode
             save_weights(model, str(partial))
+            partial.chmod(mode)
         except SafetensorError as error:
             code = re.search(r"os error (\d+)", str(error))
             if code is None:

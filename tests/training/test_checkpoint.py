@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ def test_a_checkpoint_holds_the_model(tmp_path: Path, name: str, tied: bool) -> 
     assert not loaded.training
     ids = torch.arange(20)[None]
     assert torch.equal(loaded.head(loaded(ids).hidden_BTD), model.head(model(ids).hidden_BTD))
+
+
+def test_others_may_read_a_checkpoint_where_the_user_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        modes = {path.name: path.stat().st_mode & 0o777 for path in saved(tmp_path / "c").iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {"config.json": 0o640, "model.safetensors": 0o640}
 
 
 @pytest.mark.parametrize("damage", ["missing", "{", "[]", '{"run_id": "r"}'])

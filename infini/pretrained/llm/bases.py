@@ -105,6 +105,9 @@ class Base:
                 model.config.__dict__.pop(name, None)
             for name in ("is_quantized", "hf_quantizer", "quantization_method"):
                 model.__dict__.pop(name, None)
+            # For the model card: they are not those that the base's authors published.
+            kind = f"4-bit GGUF of the package {_package()}" if self.name == SMOLLM2 else f"GGUF {Path(self.name).name}"
+            model.config.base_weights = f"{kind}, dequantised"
         if self.name == SMOLLM2:
             model.config._name_or_path = "HuggingFaceTB/SmolLM2-135M-Instruct"
         return model.eval()
@@ -114,7 +117,7 @@ class Base:
         path = Path(self.name)
         name = path.name if path.expanduser().exists() else self.name
         found = {"name": name, "family": str(self.config.model_type)}
-        package = {"package": f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"} if self.name == SMOLLM2 else {}
+        package = {"package": _package()} if self.name == SMOLLM2 else {}
         return found | package
 
     def _read(self, get: Any, what: str) -> Any:
@@ -134,6 +137,11 @@ class Base:
                 f"{self.where}: the Hugging Face hub did not give its {what} ({type(error).__name__}); connect to a "
                 f"network, or name {ALLOWED}"
             ) from error
+
+
+def _package() -> str:
+    """The package of SMOLLM2 with its version."""
+    return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
 
 
 @contextmanager

@@ -29,6 +29,9 @@ def write_beside_weights(model: Any, folder: str | Path) -> None:
         f"from infini.pretrained.llm.families import {names}  # noqa: F401\n"
     )
     (path / f"{REMOTE_CODE}.py").write_text(code, encoding="utf-8")
+    # safetensors makes files that the owner alone can read.
+    for weights in path.glob("*.safetensors"):
+        weights.chmod((path / f"{REMOTE_CODE}.py").stat().st_mode)
     card = path / "README.md"
     if not card.exists():
         card.write_text(model_card(model), encoding="utf-8")
@@ -44,6 +47,7 @@ def model_card(model: Any) -> str:
     shares = [float(x) for gate in gates for x in gate.detach().float().sigmoid().flatten()]
     rows = {
         "base": settings.base or "not recorded",
+        **({"weights": model.config.base_weights} if hasattr(model.config, "base_weights") else {}),
         "segment length": f"{settings.segment_length} tokens",
         "update rule": {"linear": "linear (Eq. 4)", "delta": "linear + delta (Eq. 5)"}[settings.update_rule],
         "layers with a memory": f"{len(settings.layers)} of {model.config.num_hidden_layers}: "

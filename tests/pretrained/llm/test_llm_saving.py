@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,27 @@ def test_sharded(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+def test_others_may_read_the_folder_where_the_user_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        tiny_llm(dtype=torch.float32).save_pretrained(tmp_path, max_shard_size="20KB")
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+        path.name: 0o644 for path in tmp_path.iterdir()
+    }
+
+
+def test_the_card_names_weights_that_are_not_the_bases_own(tmp_path: Path) -> None:
+    model = tiny_llm(dtype=torch.float32)
+    assert "| weights |" not in model_card(model)
+    model.config.base_weights = "GGUF a.gguf, dequantised"
+    model.save_pretrained(tmp_path)
+    # Also of what is trained and saved again.
+    for each in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert "| weights | GGUF a.gguf, dequantised |" in model_card(each)
 
 
 def test_bfloat16_weights_with_float32_betas(tmp_path: Path) -> None:
