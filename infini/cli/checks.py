@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from infini.commands import Verb, verbs
 from infini.config.keys import key_of, reads
 from infini.config.schema import OPTIONAL_GROUPS, groups, root_defaults
-from infini.errors import InputError, nearest
+from infini.errors import InputError, did_you_mean, nearest
 from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
             return
     if verb.check is not None:
         verb.check(cfg, overrides)
+    if not cfg.task.reads_data and verb.computes:
+        setting = f"task.filler={cfg.task.filler}" if hasattr(cfg.task, "filler") else f"task={cfg.task.name}"
+        for word in overrides:
+            if key_of(word) == "task.data_dir":
+                print(f"{word}: has no effect with {setting}, which reads no documents", file=sys.stderr)
     if verb.reads("parallel.accelerator") and not cfg.plan:
         from infini.system.devices import check_accelerator
 
@@ -97,6 +103,29 @@ def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
                 check_made_for(group, cfg.scale.name if group == "scale" else cfg.suite.name, cfg.parallel.accelerator)
 
 
+@contextmanager
+def naming_keys_of(verb: Verb) -> Iterator[None]:
+    """Inside the block, the error of an unknown root key names those that the verb reads."""
+    from infini.config.compose import NoSuchKeyError
+
+    try:
+        yield
+    except NoSuchKeyError as error:
+        if not re.fullmatch(r"\w+", error.key):
+            raise
+        allowed = sorted({*verb.groups, *verb.choices, *verb.keys, *verb.short} - verb.chosen)
+        whole = _whole_key(verb, error.key)
+        hint = f"; did you mean {whole!r}?" if whole else did_you_mean(error.key, allowed)
+        raise InputError(f"{error.shown}: no such key; allowed: {', '.join(allowed)}{hint}") from error
+
+
+def _whole_key(verb: Verb, last: str) -> str | None:
+    """The first key of a verb's groups that ends like this: optimizer.lr for lr."""
+    from infini.cli.completion import keys_of_verb
+
+    return next((key for key in keys_of_verb(verb) if key.partition(".")[2] == last), None)
+
+
 def note_replaced(words: Sequence[str]) -> None:
     """Print which settings are replaced by a later setting of the same key."""
     last = {key: word for word in words if (key := key_of(word))}
@@ -105,8 +134,8 @@ def note_replaced(words: Sequence[str]) -> None:
             print(f"{word}: given again as {last[key]}, which holds", file=sys.stderr)
 
 
-def without_dashes(word: str, words: Sequence[str]) -> str:
-    """`; did you mean task=pg19?` for `--task pg19` and for `--task=pg19`."""
+def without_dashes(verb: Verb, word: str, words: Sequence[str]) -> str:
+    """`; did you mean task=pg19?` for `--task pg19` and `--task=pg19`; `; write recipe.steps=10` for `--steps 10`."""
     key, separator, value = word.lstrip("-").partition("=")
     following = words[words.index(word) + 1 :][:1]
     if not separator and following and "=" not in following[0] and not following[0].startswith("-"):
@@ -114,6 +143,8 @@ def without_dashes(word: str, words: Sequence[str]) -> str:
     known = (*groups(), *OPTIONAL_GROUPS, *root_defaults())
     if value and key in known:
         return f"; did you mean {key}={value}?"
+    if value and (whole := _whole_key(verb, key.replace("-", "_"))):
+        return f"; write {whole}={value}"
     return "; keys are written without dashes, as task=pg19" if separator or key in known else ""
 
 

@@ -51,7 +51,7 @@ def script(shell: str) -> str:
         # There compopt does not exist: no word gets a space, for a key must not.
         options="-o nospace " if shell == "zsh" else "",
         choices=_cases({group: " ".join(options) for group, options in groups().items()}, "choices"),
-        keys=_cases({name: " ".join(_keys(verb)) for name, verb in verbs().items()}, "keys"),
+        keys=_cases({name: " ".join(keys_of_verb(verb)) for name, verb in verbs().items()}, "keys"),
     )
 
 
@@ -59,13 +59,13 @@ def _cases(values: dict[str, str], variable: str) -> str:
     return "\n".join(f'        {name}) {variable}="{text}" ;;' for name, text in values.items())
 
 
-def _keys(verb: Verb) -> list[str]:
+def keys_of_verb(verb: Verb) -> list[str]:
     """Groups and keys that bear on a verb, with the keys of every choice of a group."""
-    found = dict.fromkeys([*verb.groups, *verb.choices, *verb.keys])
+    found = dict.fromkeys([*verb.groups, *verb.choices, *verb.keys, *verb.short])
     for group in verb.groups:
         for choice in groups()[group]:
             settings = settings_in(group, choice)
             # A choice that sets another group's keys too, "# @package _global_", has its own below the group's name.
             own = settings.get(group, settings)
             found |= dict.fromkeys(f"{group}.{key}" for key in own if key not in ("name", "kind", "defaults"))
-    return list(found)
+    return [key for key in found if key not in verb.never]

@@ -31,7 +31,13 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
     lines += ["", "Keys (key=value; shown with their defaults):"]
     about = _meanings(Config)
     lines += [line for key in verb.keys for line in _entry(key, cfg[key], about.get(key, ""))]
+    for short, whole in verb.short.items():
+        group, _, key = whole.partition(".")
+        lines += _entry(short, cfg[group][key], _explained(group, cfg[group]["name"]).get(key, ""))
+    left_out = {*verb.never, *verb.short.values()}
     for group in (*verb.groups, *verb.choices):
+        if group in verb.chosen and all(f"{group}.{key}" in left_out for key in cfg[group] if key != "name"):
+            continue
         chosen = cfg[group].get("name")
         others = [choice for choice in groups()[group] if choice != chosen]
         what = about.get(group, "")
@@ -44,16 +50,22 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
         if group == "report":
             lines += _report_entries(cfg[group])
             continue
-        explained = _option_meanings(group, str(chosen)) | _meanings(schema_of(group, str(chosen)))
+        explained = _explained(group, str(chosen))
         for key, value in cfg[group].items():
-            if key not in ("name", "kind"):
+            if key not in ("name", "kind") and f"{group}.{key}" not in left_out:
                 lines += _entry(f"{group}.{key}", value, explained.get(key, ""))
     if verb.reads("experiment"):
         experiments = ", ".join(groups()["experiment"])
         also = f"experiment=null: a report, or a training, with the settings that it needs; one of {experiments}."
         lines += ["", *textwrap.wrap(also, WIDTH)]
-    lines += ["", "Choices change defaults: add them, as task=passkey, to see theirs."]
+    if set(verb.groups) - verb.chosen:
+        lines += ["", "Choices change defaults: add them, as task=passkey, to see theirs."]
     return "\n".join(lines)
+
+
+def _explained(group: str, chosen: str) -> dict[str, str]:
+    """Key -> its meaning, of a choice of a group."""
+    return _option_meanings(group, chosen) | _meanings(schema_of(group, chosen))
 
 
 def _report_entries(report: dict[str, Any]) -> list[str]:

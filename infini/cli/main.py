@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from infini.cli.checks import check, note_replaced, refuse_bare_words, refuse_unread, without_dashes
+from infini.cli.checks import check, naming_keys_of, note_replaced, refuse_bare_words, refuse_unread, without_dashes
 from infini.cli.failures import one_line
 from infini.commands import Arguments, Verb, verbs
 from infini.config.keys import bracketed, check_lengths, key_of
@@ -95,7 +95,7 @@ def _dispatch(arguments: list[str]) -> int:
     for word in words:
         if word.startswith("-"):
             options = ("-m", "--multirun", "-h", "--help")
-            hint = without_dashes(word, words) or did_you_mean(word, options)
+            hint = without_dashes(verb, word, words) or did_you_mean(word, options)
             raise InputError(f"{word!r}: no such option; allowed: {', '.join(options)}{hint}")
     refuse_bare_words(verb, words)
     refuse_unread(name, words)
@@ -114,7 +114,8 @@ def _run(verb: Verb, words: Sequence[str]) -> int:
     words = [bracketed(word) for word in words]
     taken = Arguments(words) if verb.read is None else verb.read(words)
     overrides, extra = [*verb.fixed, *taken.overrides], dict(taken.extra)
-    cfg = compose([*overrides, *taken.first])
+    with naming_keys_of(verb):
+        cfg = compose([*overrides, *taken.first])
     check(verb, cfg, overrides)
     for word in overrides:
         if key_of(word).startswith("hydra"):

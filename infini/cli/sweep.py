@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infini.cli.checks import check, note_replaced
+from infini.cli.checks import check, naming_keys_of, note_replaced
 from infini.cli.failures import one_line
 from infini.commands import Verb, verbs
 from infini.errors import InputError
@@ -43,7 +43,8 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     if not jobs_of_sweep and not any(word.startswith("hydra/sweeper=") for word in words):
         sampled = next(word for word in words if "interval(" in word)
         raise InputError(f"{sampled}: an interval takes a hydra/sweeper that samples; give values, as 1,2,3 or range()")
-    checked = [compose(job) for job in jobs_of_sweep]
+    with naming_keys_of(verb):
+        checked = [compose(job) for job in jobs_of_sweep]
     for cfg, job_overrides in zip(checked, jobs_of_sweep, strict=True):
         check(verb, cfg, job_overrides)
     note_replaced(overrides)

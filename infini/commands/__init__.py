@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -45,6 +45,8 @@ class Verb:
     """What else it reads and the help leaves out: keys, groups by name (the choice alone) or `group.*` (all keys)."""
     never: tuple[str, ...] = ()
     """Keys of `groups` that it does not read."""
+    short: Mapping[str, str] = field(default_factory=dict)
+    """Keys that it also takes without their group -> the whole key."""
     order: int = 100
     """Place in the list of verbs."""
     read: Callable[[Sequence[str]], Arguments] | None = None
@@ -71,6 +73,11 @@ class Verb:
     def patterns(self) -> tuple[str, ...]:
         """What it reads; see infini.config.keys."""
         return (*(f"{group}.*" for group in self.groups), *self.choices, *self.keys, *self.also)
+
+    @property
+    def chosen(self) -> set[str]:
+        """Groups whose choice is always the same."""
+        return {word.partition("=")[0] for word in self.fixed}.intersection(self.groups)
 
     def run(self, cfg: Any, overrides: Sequence[str], **extra: Any) -> int | None:
         """Do the work: an exit code, or None for success."""

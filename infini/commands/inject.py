@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from infini.commands import Arguments, Verb
 from infini.config.keys import take_texts
+from infini.pretrained.base_names import SEGMENT
 
 SHORT = {
     "segment_length": "dims.segment_length",
@@ -32,8 +33,10 @@ VERB = Verb(
     groups=("model",),
     keys=("base", "out"),
     also=("dims.segment_length",),
-    never=("model.base", "model.memory", "model.train"),
+    never=("model.base", "model.memory", "model.train", "model.lora_rank"),
+    short=SHORT,
     order=10,
     read=read,
-    fixed=("model=llm",),
+    # Its own defaults.
+    fixed=("model=llm", f"dims.segment_length={SEGMENT}", "model.dtype=null"),
 )

@@ -99,14 +99,22 @@ def _build(cls: type[T], values: Mapping[str, Any], group: str = "") -> T:
     hints = {field.name: resolved[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key, value in values.items():
         if key not in hints:
-            raise InputError(_no_such_key(f"{prefix}{key}", value, [f"{prefix}{name}" for name in hints]))
+            raise _no_such_key(f"{prefix}{key}", value, [f"{prefix}{name}" for name in hints])
     for name in hints:
         if name not in values:
             raise InputError(f"{prefix}{name}: missing; give it a value")
     return cls(**{name: _convert(f"{prefix}{name}", values[name], hint) for name, hint in hints.items()})
 
 
-def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
+class NoSuchKeyError(InputError):
+    """A key that does not exist. key: as it was typed. shown: with its value."""
+
+    def __init__(self, key: str, value: object, rest: str) -> None:
+        self.key, self.shown = key, f"{key}={value!r}"
+        super().__init__(f"{self.shown}: no such key{rest}")
+
+
+def _no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyError:
     parent = key.rpartition(".")[0]
     siblings = [name for name in known if name.rpartition(".")[0] == parent]
     if not siblings:
@@ -121,7 +129,7 @@ def _no_such_key(key: str, value: object, known: Sequence[str]) -> str:
     owners = [name for name in choices if last in settings_in(parent, name)]
     hint = f"; of {parent}={f', {parent}='.join(owners)}" if owners else hint
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
-    return f"{key}={value!r}: no such key{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}"
+    return NoSuchKeyError(key, value, f"{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}")
 
 
 def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
@@ -198,7 +206,7 @@ def compose(overrides: Sequence[str]) -> Config:
         raise InputError(f"{_first_line(error)}{hint}") from error
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
         # The last three come from inside Hydra, for some ways of setting a group.
-        raise InputError(_explain(error, parsed)) from error
+        raise _explained(error, parsed) from error
     return load(composed, overrides)
 
 
@@ -289,7 +297,7 @@ def _check(overrides: Sequence[str]) -> list[Override]:
         if override.is_sweep_override():
             raise InputError(f"{override.input_line}: several values for one key; add -m to run once for each")
         if "/" in key and not key.startswith("hydra/"):
-            raise InputError(_no_such_key(key, override.value(), [*groups(), *root_defaults()]))
+            raise _no_such_key(key, override.value(), [*groups(), *root_defaults()])
         if key.startswith("hydra/") and not isinstance(
             override.value(), str | type(None) if override.is_delete() else str
         ):
@@ -304,18 +312,18 @@ def _check(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
-def _explain(error: Exception, parsed: Sequence[Override]) -> str:
+def _explained(error: Exception, parsed: Sequence[Override]) -> InputError:
     """One line for a failed composition: the unknown key if there is one, else Hydra's first line."""
     groups_only = [o.input_line for o in parsed if o.input_line and _is_group(o) and not o.is_delete()]
     try:
         known = list(_flat_keys(OmegaConf.to_container(_hydra_compose(tuple(groups_only)), resolve=False)))
     except (HydraException, OmegaConfBaseException):
-        return _first_line(error)
+        return InputError(_first_line(error))
     for override in parsed:
         key = override.key_or_group
         if not (_is_group(override) or override.is_add() or key in known or key.partition("/")[0].startswith("hydra")):
             return _no_such_key(key, None if override.is_delete() else override.value(), [*known, *OPTIONAL_GROUPS])
-    return _first_line(error)
+    return InputError(_first_line(error))
 
 
 def _flat_keys(values: Any, prefix: str = "") -> Iterator[str]:

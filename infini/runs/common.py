@@ -21,6 +21,7 @@ from infini.config.keys import key_of
 from infini.config.schema import Config, settings_in
 from infini.errors import DivergedError, InputError
 from infini.models import base_of, build_model, kind_of
+from infini.pretrained.base_names import SEGMENT
 from infini.records import RunRecord, value_at
 from infini.report.search import KEY
 from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
@@ -97,10 +98,6 @@ def check_kind(cfg: Config) -> None:
     kind = kind_of(cfg.model["name"])
     if kind is not None and cfg.task.kind not in (kind, "any"):
         raise InputError(f"model={cfg.model['name']}: is a {kind}, and task={cfg.task.name} takes a {cfg.task.kind}")
-
-
-SEGMENT = 2048
-"""Tokens of a segment of a pretrained model where dims.segment_length is not set: the paper's."""
 
 
 def with_base(cfg: Config, overrides: Sequence[str]) -> Config:

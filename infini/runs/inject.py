@@ -9,7 +9,6 @@ from infini.config.schema import Config
 from infini.errors import InputError
 from infini.models import base_of
 from infini.pretrained.base_names import local_path
-from infini.runs.common import SEGMENT, keys_of
 from infini.system.paths import check_name, home_expanded
 
 
@@ -30,11 +29,10 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
 
     from infini.pretrained.llm import inject, settings_of
 
-    keys, options = keys_of(overrides), cfg.model
-    dtype = getattr(torch, options["dtype"]) if "model.dtype" in keys else "auto"
+    options = cfg.model
     model = inject(
-        base.load(dtype),
-        cfg.dims.segment_length if "dims.segment_length" in keys else SEGMENT,
+        base.load(getattr(torch, options["dtype"]) if options["dtype"] else "auto"),
+        cfg.dims.segment_length,
         options["update_rule"],
         options["layers"],
         gate_init=options["gate_init"],

@@ -53,13 +53,14 @@ def check_optimizer(cfg: Config) -> None:
 
 def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
     """Raises InputError where a folder of data is named and lacks the files of a split; without splits, where it does
-    not exist; and where no folder is named and the hub is neither cached nor reachable."""
+    not exist. Raises it for splits also where no folder is named and the hub is neither cached nor reachable."""
     if cfg.task.data_dir == "synthetic" or not cfg.task.reads_data:
         return
     found = data_folder(cfg.task.corpus, cfg.task.data_dir)
     if found is None:
         # A mixture takes the corpora that are there.
-        if not cfg.task.corpora and not is_cached(cfg.task.hub_id, cache_root(cfg)) and not reachable():
+        hub = splits and not cfg.task.corpora and not is_cached(cfg.task.hub_id, cache_root(cfg))
+        if hub and not reachable():
             raise no_data(cfg.task.corpus, cfg.task.data_layout, cfg.task.hub_id, ConnectionError())
         return
     folder, setting = found

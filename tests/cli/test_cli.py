@@ -204,10 +204,15 @@ def test_help_of_a_verb_explains_every_key_of_its_groups(verb: str, capsys: pyte
     assert max(map(len, lines)) <= 120
     cfg = dataclasses.asdict(compose(verbs()[verb].fixed))
     in_groups, at_root = verbs()[verb].groups, verbs()[verb].keys
-    keys = [*at_root, *(f"{group}.{key}" for group in in_groups if group != "report" for key in cfg[group])]
+    short = {whole: key for key, whole in verbs()[verb].short.items()}
+    keys = [*at_root, *(f"{group}.{key}" for group in in_groups if group != "report" for key in cfg[group]), *short]
     for key in keys:
         if key.endswith((".name", ".kind")):
             continue
+        if not verbs()[verb].reads(key):
+            assert not [line for line in lines if line.startswith(f"  {key}=")]
+            continue
+        key = short.get(key, key)
         (number,) = [number for number, line in enumerate(lines) if line.startswith(f"  {key}=")]
         rest = lines[number].strip().partition("  ")[2] or lines[number + 1].strip()
         assert len(rest.split()) >= 2 and "=" not in rest.split()[0], f"{key} has no meaning: {rest!r}"

@@ -66,10 +66,10 @@ def test_choices_of_a_group_are_completed() -> None:
 
 @needs_bash
 def test_every_completed_key_is_a_key() -> None:
-    from infini.cli.completion import _keys
+    from infini.cli.completion import keys_of_verb
 
     for verb in verbs().values():
-        roots = {key.partition(".")[0] for key in _keys(verb)}
+        roots = {key.partition(".")[0] for key in keys_of_verb(verb)}
         assert roots <= set(Config.__dataclass_fields__)
 
 

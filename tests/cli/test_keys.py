@@ -37,7 +37,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stubs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Verbs that only write down their names."""
+    """Verbs that only write down their names, where the hub could give what they read."""
+    monkeypatch.setattr("infini.runs.preflight.reachable", lambda: True)
     called: list[str] = []
     for name, verb in verbs().items():
         module = types.ModuleType(verb.module)
@@ -309,3 +310,52 @@ def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) 
         assert "recipe.steps=5" in kept and "recipe.steps=3" not in kept and "task=passkey" in kept
         assert ("logger=none" in kept) == (verb == "train") and ("length=1K" in kept) == (verb == "eval")
     assert stubs == ["train", "eval"] and records.load_records(infini.results) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "train lr=0.1",
+            "lr=0.1: no such key; allowed: cache_dir, dims, init_from, logger, model, optimizer, parallel, recipe, "
+            "results_dir, scale, seed, task; did you mean 'optimizer.lr'?",
+        ),
+        ("train -m lr=0.1,0.2", "lr=0.1: no such key; allowed: cache_dir, "),
+        (
+            "inject base=a out=b segmentlength=5",
+            "segmentlength=5: no such key; allowed: base, dtype, gate_init, layers, out, segment_length, sinks, "
+            "update_rule, window; did you mean 'segment_length'?",
+        ),
+        ("train --steps 10", "'--steps': no such option; allowed: -m, --multirun, -h, --help; write recipe.steps=10"),
+        (
+            "train --batch-size=4",
+            "'--batch-size=4': no such option; allowed: -m, --multirun, -h, --help; write recipe.batch_size=4",
+        ),
+    ],
+)
+def test_an_unknown_key_is_answered_with_those_of_the_verb(
+    line: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert error(capfd, *line.split()).startswith(said)
+
+
+def test_the_help_of_inject_has_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """The short keys, with its own defaults, and no choice that it refuses."""
+    assert cli.main(["inject", "--help"]) == 0
+    shown = capsys.readouterr().out
+    keys = [line.split()[0] for line in shown.splitlines() if "=" in line[:30] and line.startswith("  ")][1:]
+    assert keys == [
+        *("base=null", "out=null", "segment_length=2048", "update_rule=delta", "gate_init=-4.0", "window=segment"),
+        *("sinks=0", "layers=null", "dtype=null"),
+    ]
+    assert "Also:" not in shown and "model." not in shown
+
+
+def test_a_folder_that_nothing_is_read_from_is_named(
+    stubs: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("infini.runs.preflight.begin_training", lambda cfg: None)
+    said = "task.data_dir=no: has no effect with task.filler=block, which reads no documents"
+    for more, lines in ((["task=passkey"], [said]), (["task=passkey", "task.filler=book"], []), (["task=pg19"], [])):
+        assert cli.main(["train", *more, "task.data_dir=no"]) == 0
+        assert capfd.readouterr().err.splitlines() == lines
