@@ -58,9 +58,10 @@ def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
         return
     found = data_folder(cfg.task.corpus, cfg.task.data_dir)
     if found is None:
-        # A mixture takes the corpora that are there.
-        hub = splits and not cfg.task.corpora and not is_cached(cfg.task.hub_id, cache_root(cfg))
-        if hub and not reachable():
+        # A mixture takes the corpora that are there. Whether a task takes an encoder-decoder, whose weights are named,
+        # is checked first, with its class.
+        checked = splits and not cfg.task.corpora and (cfg.task.kind == "any" or "weights" not in cfg.model)
+        if checked and not is_cached(cfg.task.hub_id, cache_root(cfg)) and not reachable():
             raise no_data(cfg.task.corpus, cfg.task.data_layout, cfg.task.hub_id, ConnectionError())
         return
     folder, setting = found
