@@ -150,7 +150,7 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
         label_sides(figure, "length of the text in tokens (training: at most 5K)", "digits right (per cent)")
         entitle(
             panels[0, 0],
-            _found_at_the_longest(report, rows, max(lengths)),
+            _found_at_the_longest(report, rows),
             f"{report.title}, scale {scale}: token accuracy by length, mean over seeds; dotted with open marks: the "
             "paper, whose models and data are other ones.",
             above=20,
@@ -168,8 +168,9 @@ def _paper(report: PasskeyReport, names: Sequence[str]) -> dict[str, Mapping[str
     return found
 
 
-def _found_at_the_longest(report: PasskeyReport, rows: Mapping[str, _Accuracy], length: int) -> str:
-    """The range of accuracy over models and places at a length, for the rows of each title."""
+def _found_at_the_longest(report: PasskeyReport, rows: Mapping[str, _Accuracy]) -> str:
+    """The range of accuracy over models and places at the longest length, for the rows of each title."""
+    length = max(cell[0] for row in rows.values() for cell in row.values)
     values: dict[str, list[float]] = {}
     for name, row in rows.items():
         title = report.rows[name].title.partition(", ")[2]

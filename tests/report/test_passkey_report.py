@@ -14,6 +14,7 @@ from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.load import draw, load_report, report_of_runs
 from infini.report.passkey import PasskeyReport, longest_input, tokens_of_filler
+from infini.report.passkey_figures import _Accuracy, _found_at_the_longest
 from infini.report.render import print_report
 from infini.report.selection import select_runs
 
@@ -375,3 +376,9 @@ def test_the_longest_input_counts_the_filler_before_it() -> None:
     recipe = {"segments_per_sequence": 4, "curriculum": [[32, 192]]}
     for more, tokens in (({}, 512), ({"long_history": None}, 512), ({"long_history": [8, 100]}, 3072 + 512)):
         assert longest_input({"recipe": recipe | more, "dims": {"segment_length": 128}}) == tokens
+
+
+def test_a_title_names_the_longest_length_that_was_asked() -> None:
+    rows = {"linear": _Accuracy({(2**15, "start"): [100.0], (2**17, "start"): [40.0], (2**17, "end"): [90.0]})}
+    said = _found_at_the_longest(report(), rows)
+    assert said == "Digits of a key found in 128K tokens: scratch, as in the paper 40 to 90 %"
