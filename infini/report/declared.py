@@ -65,7 +65,7 @@ def expected(report: Declares, row: str, scale: str, declared: Declared) -> dict
         groups["dims"] = {}
     found = {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
     # The rate is the one that the model's search found. Without a search any rate is accepted.
-    task, optimizer = str(declared["task"]["name"]), str(found.get("optimizer.name"))
+    task, optimizer = str(found.get("task.name", report.task)), str(found.get("optimizer.name"))
     found[KEY] = tuned_rate(task, scale, report.model_of(row), optimizer)
     if found[KEY] is None:
         del found[KEY]

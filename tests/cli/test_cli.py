@@ -159,7 +159,8 @@ def test_help_of_a_verb_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("verb", ["table", "figure", "publish", "reproduce"])
 def test_an_experiment_is_named_where_a_report_is(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([verb, "--help"]) == 0
-    assert "experiment=null: a report together with settings that it needs; one of" in capsys.readouterr().out
+    said = "experiment=null: a report, or a training, with the settings that it needs; one of"
+    assert said in capsys.readouterr().out
 
 
 def test_a_table_of_an_experiment_is_that_of_its_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

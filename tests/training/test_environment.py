@@ -213,7 +213,7 @@ def test_a_signal_of_slurm_stops_a_training_like_ctrl_c(
         patch.setattr(LanguageModelModule, "training_step", told)
         assert cli.main(["train", *words(corpus, results)]) == cli.INTERRUPTED
     assert signal.getsignal(number) is before
-    assert "The last good checkpoint is of step 4: the same command resumes from it" in capfd.readouterr().err
+    assert "The last good checkpoint is of step 6: the same command resumes from it" in capfd.readouterr().err
     assert not list((tmp_path / "here").iterdir()) and not (tmp_path / "requeued").exists()
     assert cli.main(["train", *words(corpus, results)]) == 0
     assert outcome(results) == straight
