@@ -124,7 +124,7 @@ def layer_costs(setting: Setting, product_flops: float) -> dict[str, Any]:
     for way, found in differences.items():
         console.print(f"{way}: differs from {PEERS[way]} by {found:.1e} (relative, float32, equal weights)")
     if not differences:
-        console.print(f"{PEER_PACKAGE}: not installed, left out; pip install 'infini-attention-suite[peers]'")
+        console.print(f"{PEER_PACKAGE}: not installed, left out; pip install infini-transformer-pytorch")
     lengths = sorted(set(cfg.suite.layer_tokens))
     passes = [
         (n, again) for n in lengths for again in (False, True) if not again or n <= cfg.suite.layer_backward_tokens

@@ -62,8 +62,11 @@ def build_report(
         # Published runs are never synthetic.
         where += " of the rows that are yours" if any(chosen[task]["published"].runs for task in made_up) else ""
         title += f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
-    tables = [_main_table(report, chosen), _sizes_table(report, chosen)]
+    main, without_run = _main_table(report, chosen)
+    tables = [main, _sizes_table(report, chosen)]
     notes = [report.note] if report.note else []
+    if without_run:
+        notes.append(f"rows without a run, not shown: {'; '.join(without_run)}.")
     notes.append(f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets; {DASH} not available.")
     for part in report.parts:
         sources = chosen[part.task]
@@ -90,7 +93,8 @@ def build_report(
     return RenderedReport(report.name, scale, title, tuple(table for table in tables if table.rows), tuple(notes))
 
 
-def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Table:
+def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tuple[Table, list[str]]:
+    """The perplexities, and the titles of the rows that are left out: those without any number, where others have one."""
     columns: list[str] = []
     for task, benchmark in report.benchmarks.items():
         columns += [f"{benchmark} paper", *(f"{benchmark} {source}" for source in chosen[task])]
@@ -108,7 +112,12 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> Tabl
                     text += f" {OTHER_DATA_MARK}"
                 cells.append(replace(cell, text=text))
         rows.append(Row(model, title, tuple(cells)))
-    return Table("Perplexity per token", tuple(columns), tuple(rows))
+    empty = [row for row in rows if all(cell.origin == "missing" and cell.text == DASH for cell in row.cells)]
+    if not any(cell.origin == "measured" for row in rows for cell in row.cells):
+        # Before the first run the table shows which rows there are.
+        empty = []
+    kept = tuple(row for row in rows if row not in empty)
+    return Table("Perplexity per token", tuple(columns), kept), [row.title for row in empty]
 
 
 def _other_data(sources: Mapping[str, Selection]) -> str:

@@ -68,7 +68,7 @@ def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) ->
     # On different data none of the reader's rows can be beside another.
     rival.data["revision"] = "other"
     rendered = build_report(report, "laptop", published, [*mine, rival])
-    texts = [rendered.tables[0].cell(row, "PG19 yours").text for row in ("local", "infini_linear", "full")]
+    texts = [rendered.tables[0].cell(row, "PG19 yours").text for row in ("local", "infini_linear", "rmt")]
     assert texts == ["two different runs ‡", "two different runs ‡", DASH]
     (note,) = [note for note in rendered.notes if note.startswith("‡")]
     assert "different data in one table: mine and b (revision" in note
@@ -194,6 +194,20 @@ def test_missing_cells_print_as_a_dash_and_paper_values_as_the_paper_prints_them
     assert sizes.cell("memorizing", "Memory size (comp.) ours").origin == "missing"
     for row in csv.DictReader(io.StringIO(render.to_csv(rendered))):
         assert (row["origin"] == "missing") == (row["text"] == "" and row["value"] == "")
+
+
+def test_rows_without_any_number_are_left_out_and_named(report: Report) -> None:
+    """Where other rows have results; without any, the table shows which rows there are."""
+    empty = [name for name in report.models if not report.paper.get(name)]
+    assert "local" in empty
+    others = [make_eval(name, 1) for name in report.models if name not in empty]
+    rendered = build_report(report, "laptop", others)
+    assert [row.model for row in rendered.tables[0].rows] == [name for name in report.models if name not in empty]
+    titles = "; ".join(report.models[name] for name in empty)
+    assert f"rows without a run, not shown: {titles}." in rendered.notes
+    rendered = build_report(report, "laptop", [], [make_eval(name, 1) for name in empty])
+    assert [row.model for row in rendered.tables[0].rows] == list(report.models)
+    assert not any("not shown" in note for note in rendered.notes)
 
 
 def test_a_result_that_is_null_is_missing_and_not_zero(report: Report) -> None:

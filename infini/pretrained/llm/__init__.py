@@ -11,7 +11,7 @@
 model of transformers. Importing this module makes saved models known to
 AutoModelForCausalLM: `import infini.pretrained.llm`, then `AutoModelForCausalLM.from_pretrained("folder")`.
 
-Needs transformers: pip install infini-attention-suite[llm].
+Needs transformers: pip install transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 try:
     import transformers as _transformers  # noqa: F401
 except ImportError as error:
-    raise ImportError("infini.pretrained.llm needs transformers: pip install infini-attention-suite[llm]") from error
+    raise ImportError("infini.pretrained.llm needs transformers: pip install transformers") from error
 
 from infini.nn.parameter_groups import parameter_groups
 from infini.pretrained.llm.cache import InfiniCache
