@@ -94,7 +94,7 @@ def build_report(
 
 
 def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tuple[Table, list[str]]:
-    """The perplexities, and the titles of the rows that are left out: those without any number, where others have one."""
+    """The perplexities, and the titles of rows that are left out: those without any number, where others have one."""
     columns: list[str] = []
     for task, benchmark in report.benchmarks.items():
         columns += [f"{benchmark} paper", *(f"{benchmark} {source}" for source in chosen[task])]
