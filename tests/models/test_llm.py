@@ -319,7 +319,8 @@ def test_prompts_are_asked_of_the_base_and_after_continual_pre_training(tiny_smo
     short = [f"report.rows.{row}.lengths=[1K]" for row in rows]
     tuned = "report.rows.linear_finetuned.overrides"
     own = load_report(compose(["report=llm_passkey"]).report).rows["linear_finetuned"].overrides  # type: ignore[attr-defined]
-    quoted = (f'"{text}"' for text in [*own, "recipe.steps=2", "recipe.warmup_steps=1"])
+    stages = "recipe.curriculum=[[128,512,1]]"
+    quoted = (f'"{text}"' for text in [*own, "recipe.steps=2", "recipe.warmup_steps=1", stages])
     short.append(f"{tuned}=[{','.join(quoted)}]")
     for _ in range(2):
         printed = llm.infini(
