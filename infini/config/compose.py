@@ -5,6 +5,7 @@ A user's mistake is an `InputError` of one line: `<key>=<value!r>: <what is allo
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -22,7 +23,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -197,7 +198,7 @@ def compose(overrides: Sequence[str]) -> Config:
     overrides = normalise(overrides)
     parsed = _check(overrides)
     try:
-        composed = _hydra_compose(tuple(overrides))
+        composed = _hydra_compose(overrides)
     except MissingConfigException as error:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group in groups():
@@ -277,15 +278,37 @@ def _composing() -> Iterator[None]:
         GlobalHydra.instance().hydra = outer
 
 
+def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
+    """What Hydra composes. Groups are read and joined once for each choice of them; values are set in a copy."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    # Hydra itself sets values last and in this way. All else may change which files are read.
+    values = [o for o in parsed if _sets_a_value(o)]
+    composed = copy.deepcopy(_joined_groups(tuple(str(o.input_line) for o in parsed if not _sets_a_value(o))))
+    try:
+        for override in values:
+            OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
+    except OmegaConfBaseException:
+        # It says in its own words what is wrong.
+        return _joined_groups(tuple(overrides))
+    return composed
+
+
 @functools.lru_cache(maxsize=256)
-def _hydra_compose(overrides: tuple[str, ...]) -> DictConfig:
-    """Cached, because composition is slow and a search or a reproduction repeats it. Must not be modified."""
+def _joined_groups(overrides: tuple[str, ...]) -> DictConfig:
+    """Must not be modified."""
     with _composing():
         return hydra.compose("config", list(overrides))
 
 
 def _is_group(override: Override) -> bool:
     return override.key_or_group in (*groups(), *OPTIONAL_GROUPS)
+
+
+def _sets_a_value(override: Override) -> bool:
+    """Whether an override is `key=value` for a key that is no group and not Hydra's own."""
+    plain = override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
+    key = override.key_or_group
+    return plain and not (_is_group(override) or "/" in key or key.partition(".")[0] == "hydra")
 
 
 def _check(overrides: Sequence[str]) -> list[Override]:
@@ -316,7 +339,7 @@ def _explained(error: Exception, parsed: Sequence[Override]) -> InputError:
     """One line for a failed composition: the unknown key if there is one, else Hydra's first line."""
     groups_only = [o.input_line for o in parsed if o.input_line and _is_group(o) and not o.is_delete()]
     try:
-        known = list(_flat_keys(OmegaConf.to_container(_hydra_compose(tuple(groups_only)), resolve=False)))
+        known = list(_flat_keys(OmegaConf.to_container(_joined_groups(tuple(groups_only)), resolve=False)))
     except (HydraException, OmegaConfBaseException):
         return InputError(_first_line(error))
     for override in parsed:

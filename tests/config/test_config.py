@@ -6,12 +6,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import yaml
 from hydra.errors import MissingConfigException
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+from infini.config import compose as module
 from infini.config.compose import cache_root, compose, config_hash, config_identity, data_root, expand_sweep
 from infini.config.lengths import LONGEST, parse_depths, parse_length
 from infini.config.schema import (
@@ -209,6 +212,29 @@ def test_a_cache_named_by_the_environment_is_named_so(tmp_path: Path, monkeypatc
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("INFINI_CACHE_DIR", str(tmp_path / "file"))
     assert message().startswith(f"INFINI_CACHE_DIR={str(tmp_path / 'file')!r}: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["seed=2"],
+        ["task=passkey", "recipe=passkey_laptop_finetune", "recipe.curriculum=[[64,128],[16,320,5]]", "recipe.steps=9"],
+        ["model=llm", "model.layers=[1]", "model.base='a, b'", "model.dtype=null", "dims.segment_length=16"],
+        ["report=llm_passkey", "report.run=[base]", "report.rows.base.lengths=[1K]", "report.rows.base.title=T"],
+        ["experiment=llm_laptop", "model.sinks=2", "optimizer.lr=1e-3"],
+        ["optimizer=adamw", "optimizer.betas=[0.1,0.2]", "seed=3", "seed=4"],
+        ["hydra/launcher=basic", "parallel=ddp", "parallel.devices=2"],
+        ["+model.anything=1", "results_dir=there"],
+    ],
+)
+def test_values_set_in_a_copy_are_what_hydra_composes(words: list[str]) -> None:
+    """Twice, since the joined groups are used again; and other words with the same groups are not changed by it."""
+    words = module.normalise(words)
+    with module._composing():
+        wanted = OmegaConf.to_container(hydra.compose("config", words), resolve=True)
+    for _ in range(2):
+        assert OmegaConf.to_container(module._hydra_compose(words), resolve=True) == wanted
+        assert module._hydra_compose(["seed=7"]).seed == 7
 
 
 def test_a_recipe_nobody_wrote_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
