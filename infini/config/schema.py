@@ -12,10 +12,12 @@ import dataclasses
 import importlib
 import importlib.util
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, get_type_hints
 
 import yaml
@@ -502,11 +504,12 @@ class Config:
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
 
 
-def groups() -> dict[str, list[str]]:
+@cache
+def groups() -> Mapping[str, list[str]]:
     """Configuration groups and their choices, from the files of the `conf` package."""
     folders = sorted((f for f in resources.files("infini.conf").iterdir() if f.is_dir()), key=lambda f: f.name)
     found = {f.name: sorted(p.name[:-5] for p in f.iterdir() if p.name.endswith(".yaml")) for f in folders}
-    return {name: choices for name, choices in found.items() if choices}
+    return MappingProxyType({name: choices for name, choices in found.items() if choices})
 
 
 def root_defaults() -> dict[str, Any]:
