@@ -243,7 +243,7 @@ def test_short_segments_are_not_attended_in_bfloat16_by_the_fused_kernel(
         taken.append(q.dtype)
         return fused(q, *args, **options)
 
-    monkeypatch.setattr(attention, "_has_amx", lambda: amx)
+    monkeypatch.setattr(attention, "HAS_AMX", amx)
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", spy)
     q, k, v = (torch.randn(1, 2, length, 2, 8).bfloat16() for _ in range(3))
     q.requires_grad_(trained)

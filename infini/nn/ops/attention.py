@@ -62,12 +62,10 @@ def rotate(x: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
     return _Rotate.apply(x, cos[first_position:stop], sin[first_position:stop])
 
 
-# torch.compile takes the answer as it is: it cannot trace the question.
-@torch.compiler.assume_constant_result
-def _has_amx() -> bool:
-    return torch.cpu._is_amx_tile_supported()
-
-
+# Asked here, because torch.compile cannot trace the question. A decorator of torch.compiler for this would import the
+# compiler, which takes a second.
+HAS_AMX: bool = torch.cpu._is_amx_tile_supported()
+"""Whether this processor multiplies matrices of bfloat16 in tiles."""
 SHORT_SEGMENT = 64
 """Tokens of a segment up to which plain products are as fast as a fused kernel on a CPU."""
 SLOW_DTYPE = torch.bfloat16
@@ -79,7 +77,7 @@ SHORTEST = 32
 def _is_short(length: int, trained: bool) -> bool:
     """Whether bfloat16 is slow in the CPU's fused kernel: its backward pass takes several times as long as in float32
     (results/LOG.md 86). With AMX this holds up to 128 tokens, and only in training."""
-    return length <= 128 and trained if _has_amx() else length <= 256
+    return length <= 128 and trained if HAS_AMX else length <= 256
 
 
 class _ShortAttention(torch.autograd.Function):
