@@ -47,7 +47,7 @@ env: $(DEV)
 	@echo "The environment is ready. Next:"
 	@echo "  . $(VENV)/bin/activate"
 	@echo "  infini demo         find a key in a million tokens; less than a minute"
-	@echo "  make reproduce      train two models and print the passkey table; 13 to 20 minutes on two cores"
+	@echo "  make reproduce      train two models and print the passkey table; 13 to 23 minutes on two cores"
 
 # One process per core.
 PARALLEL := --numprocesses=logical --maxprocesses=8

@@ -107,11 +107,11 @@ def test_the_counts_of_verdicts_are_those_of_the_claims() -> None:
     }
     hold, fail, open_, untested = counts.values()
     text = " ".join(README.split())
-    assert f"Of {sum(counts.values())} claims of the paper, {hold} hold at this scale, {fail} do not, " in text
+    assert f"Of {sum(counts.values())} tests of the paper's claims, {hold} hold at this scale, {fail} do not, " in text
     assert f"{open_} are inconclusive and {untested} are not testable" in text
     results = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
     assert (
-        f"Of {sum(counts.values())} claims of the paper {hold} hold at this scale, {fail} do not, {open_} are"
+        f"Of {sum(counts.values())} tests of the paper's claims {hold} hold at this scale, {fail} do not, {open_} are"
         in results
     )
 
