@@ -39,6 +39,7 @@ def book_file(data_dir: Path, split: str, setting: str) -> Path:
 def no_data(name: str, layout: str, hub_id: str, error: Exception) -> InputError:
     """The error where neither folder nor hub can be read."""
     return InputError(
-        f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{layout}, connect to a network for "
-        f"{hub_id} of the Hugging Face hub ({type(error).__name__}), or try it out with task.data_dir=synthetic"
+        f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{layout}, or task.data_dir to such a "
+        f"folder {name}, connect to a network for {hub_id} of the Hugging Face hub ({type(error).__name__}), or try it "
+        "out with task.data_dir=synthetic"
     )
