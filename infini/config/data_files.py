@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from infini.errors import InputError
@@ -36,10 +37,14 @@ def book_file(data_dir: Path, split: str, setting: str) -> Path:
     return path
 
 
-def no_data(name: str, layout: str, hub_id: str, error: Exception) -> InputError:
-    """The error where neither folder nor hub can be read."""
+def no_data(name: str, layout: str, hub_id: str, error: Exception, among: Sequence[str] = ()) -> InputError:
+    """The error where neither folder nor hub can be read. among: the corpora of which one is enough."""
+    if among:
+        folders = ", ".join(f"{corpus}/" for corpus in among)
+        where = f"INFINI_DATA_DIR or task.data_dir to a folder that holds at least one of {folders}, each as {layout}"
+    else:
+        where = f"INFINI_DATA_DIR to a folder that holds {name}/{layout}, or task.data_dir to such a folder {name}"
     return InputError(
-        f"no data for {name}: set INFINI_DATA_DIR to a folder that holds {name}/{layout}, or task.data_dir to such a "
-        f"folder {name}, connect to a network for {hub_id} of the Hugging Face hub ({type(error).__name__}), or try it "
-        "out with task.data_dir=synthetic"
+        f"no data for {name}: set {where}, connect to a network for {hub_id} of the Hugging Face hub "
+        f"({type(error).__name__}), or try it out with task.data_dir=synthetic"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini.config.compose import data_folder
+from infini.config.data_files import TEXT_LAYOUT, no_data
 from infini.config.schema import settings_in
 from infini.errors import InputError
 from infini.system.console import plain_console, warn
@@ -47,10 +48,16 @@ def mixture(
             raise InputError(f"task.sources={list(sources)}: none of the folders {named} exists")
         if missing:
             _say_missing(", ".join(str(folders[name]) for name in missing), " and ".join(present))
-        found = {
-            name: load_documents(name, split, folders[name], _hub_id(name, hub_id), cache_dir, max_documents)
-            for name in present
-        }
+        try:
+            found = {
+                name: load_documents(name, split, folders[name], _hub_id(name, hub_id), cache_dir, max_documents)
+                for name in present
+            }
+        except InputError as error:
+            if any(folders.values()) or not isinstance(error.__cause__, Exception):
+                raise
+            hubs = ", ".join(_hub_id(name, hub_id) for name in present)
+            raise no_data("the mixture", TEXT_LAYOUT, hubs, error.__cause__, among=present) from error
     return _joined(found, split)
 
 

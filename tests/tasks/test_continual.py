@@ -97,6 +97,13 @@ def test_bad_mixtures_are_one_line(mixed: Runner, words: list[str], named: str) 
     assert named in mixed.error("train", *MIXTURE, *words)
 
 
+def test_without_any_data_one_corpus_of_the_mixture_is_said_to_be_enough(mixed: Runner) -> None:
+    mixed.settings = [text for text in mixed.settings if not text.startswith("task.data_dir=")]
+    said = mixed.error("train", *MIXTURE)
+    assert "set INFINI_DATA_DIR or task.data_dir to a folder that holds at least one of pg19/, arxiv_math/, c4/" in said
+    assert said.endswith("or try it out with task.data_dir=synthetic")
+
+
 def test_made_up_text(mixed: Runner) -> None:
     mixed("train", *MIXTURE, "task.data_dir=synthetic", "recipe.steps=1")
     (run,) = mixed.records("train")
