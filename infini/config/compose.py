@@ -295,7 +295,7 @@ def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
 
 @functools.lru_cache(maxsize=256)
 def _joined_groups(overrides: tuple[str, ...]) -> DictConfig:
-    """Must not be modified."""
+    """What Hydra composes, cached by the overrides. The result must not be modified."""
     with _composing():
         return hydra.compose("config", list(overrides))
 
