@@ -300,6 +300,9 @@ class ParallelConfig:
     accumulate: int = setting(
         "Parts into which the rows of a step are split, whose gradients are accumulated: less memory, equal losses."
     )
+    sequence: int = setting(
+        "Devices that share each sequence, one its first segments, the next those after them; others share the rows."
+    )
     strategy: str = setting("Name of a Lightning strategy for parallel=single.")
     precision: str = setting("Format of matrix products: fp32, bf16, or auto (bf16 where the hardware is fast at it).")
     compile: str = setting(
@@ -312,7 +315,7 @@ class ParallelConfig:
         one_of("parallel.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
         one_of("parallel.precision", self.precision, ("auto", "bf16", "fp32"))
         one_of("parallel.name", self.name, ("single", "ddp", "fsdp2"))
-        at_least("parallel", self, 1, "devices", "nodes", "accumulate")
+        at_least("parallel", self, 1, "devices", "nodes", "accumulate", "sequence")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from infini.pretrained.base_names import local_path
 from infini.system.network import is_cached, reachable
 from infini.system.paths import is_folder
 from infini.training.checkpoint import named_folder, read_description
-from infini.training.launcher import PLACE, check_rows, launched, place_of
+from infini.training.launcher import PLACE, check_shares, launched, place_of
 from infini.training.loggers import check_logger
 
 TRAINING_SPLITS = ("train", "validation")
@@ -35,7 +35,7 @@ def check_training(cfg: Config) -> None:
     """Raises InputError for devices, a folder, a logger, a start or data without which a training cannot begin."""
     _, _, size, _ = place_of(cfg.parallel, by_launcher=True)
     if size is not None or cfg.parallel.accelerator == "cpu":
-        check_rows(cfg.recipe.batch_size, cfg.parallel.accumulate, size or 1)
+        check_shares(cfg, size or 1)
     check_optimizer(cfg)
     records.check_writable(cfg.results_dir)
     check_logger(cfg.logger.name)

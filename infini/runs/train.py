@@ -55,7 +55,7 @@ from infini.training.checkpoint import (
 )
 from infini.training.compiled import check_compiler, compile_layers
 from infini.training.drawn_curves import DrawnCurves, log_results
-from infini.training.launcher import check_rows
+from infini.training.launcher import check_shares
 from infini.training.loggers import check_logger, close_loggers, labels_of, make_logger
 from infini.training.module import LanguageModelModule
 from infini.training.ranks import ALONE, Ranks, is_lost, joined, ranks_of
@@ -97,7 +97,7 @@ def _train(cfg: Config, overrides: list[str], launched: bool) -> records.RunReco
     cfg = with_base(cfg, overrides)
     device = pick_device(cfg.parallel.accelerator)
     ranks = ranks_of(cfg.parallel, device, launched)
-    check_rows(cfg.recipe.batch_size, cfg.parallel.accumulate, ranks.size)
+    check_shares(cfg, ranks.size)
     check_optimizer(cfg)
     # Checked before an hour of tokenization, not after it.
     records.check_writable(cfg.results_dir)
@@ -149,7 +149,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
     if isinstance(model, Seq2Seq) and (summary_tokens := getattr(cfg.task, "summary_tokens", None)) is not None:
         model.check_target("task.summary_tokens", summary_tokens)
-    if cfg.init_from is None and cfg.recipe.name.endswith("_finetune"):
+    if cfg.init_from is None and cfg.recipe.name.endswith("_finetune") and "base" not in cfg.model:
         warn(
             console,
             f"recipe={cfg.recipe.name} is made for a trained model, and init_from is not set: training from scratch",
@@ -168,9 +168,11 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
     if record.environment["compiled"]:
         what = f"model={cfg.model['name']}: its layers are compiled at the first step, which takes half a minute"
         console.print(what)
-    module = LanguageModelModule(
-        model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed, ranks, cfg.parallel.accumulate
-    )
+    parallel = (ranks, cfg.parallel.accumulate, ranks.sequence_group())
+    try:
+        module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed, *parallel)
+    except ValueError as error:
+        raise InputError(f"parallel.sequence={ranks.sequence}: {error}") from error
     # The corpus is part of the name: a training never resumes with other books or another vocabulary.
     unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}")
     return _Training(cfg, module, data, device, ranks, unfinished, record, console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from infini.config.schema import ParallelConfig
+from infini.config.schema import Config, ParallelConfig
 from infini.errors import InputError, require
 
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -27,7 +27,7 @@ def place_of(parallel: ParallelConfig, by_launcher: bool) -> tuple[int, int, int
     """
     numbers = (("devices", parallel.devices), ("nodes", parallel.nodes))
     if parallel.name == "single":
-        for key, value in numbers:
+        for key, value in (*numbers, ("sequence", parallel.sequence)):
             allowed = "parallel=single takes one; add parallel=ddp or parallel=fsdp2"
             require(value in (None, 1), f"parallel.{key}", value, allowed)
         return 0, 0, 1, 1
@@ -43,13 +43,24 @@ def place_of(parallel: ParallelConfig, by_launcher: bool) -> tuple[int, int, int
     return 0, 0, parallel.devices, parallel.devices
 
 
-def check_rows(batch_size: int, accumulate: int, size: int) -> None:
-    """Raises InputError where the rows of a step cannot be shared equally. size: number of processes."""
-    pieces = size * accumulate
-    below = batch_size // pieces * pieces
+def check_shares(cfg: Config, size: int) -> None:
+    """Raises InputError where `size` processes cannot share the rows of a step equally, or a sequence."""
+    accumulate, sequence, recipe = cfg.parallel.accumulate, cfg.parallel.sequence, cfg.recipe
+    allowed = f"must divide the number of devices, {size}"
+    require(size % sequence == 0, "parallel.sequence", sequence, allowed)
+    devices = f"devices, {size}," if sequence == 1 else f"devices, {size}, / parallel.sequence={sequence}"
+    pieces = size // sequence * accumulate
+    below = recipe.batch_size // pieces * pieces
     near = f"{below} or {below + pieces}" if below else f"{pieces}"
-    allowed = f"must be a multiple of {pieces}: devices, {size}, x parallel.accumulate={accumulate}; try {near}"
-    require(batch_size % pieces == 0, "recipe.batch_size", batch_size, allowed)
+    allowed = f"must be a multiple of {pieces}: {devices} x parallel.accumulate={accumulate}; try {near}"
+    require(recipe.batch_size % pieces == 0, "recipe.batch_size", recipe.batch_size, allowed)
+    if sequence == 1:
+        return
+    allowed = f"each device needs a segment of recipe.segments_per_sequence={recipe.segments_per_sequence}"
+    require(sequence <= recipe.segments_per_sequence, "parallel.sequence", sequence, allowed)
+    for name in ("checkpoint_segments", "curriculum", "length_extension", "long_history", "sparse_writes"):
+        if (value := getattr(recipe, name)) is not None:
+            raise InputError(f"recipe.{name}={value}: parallel.sequence={sequence} takes null")
 
 
 def _number(name: str) -> int:

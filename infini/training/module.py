@@ -18,6 +18,7 @@ from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.nn.projections import recorded
 from infini.nn.protocols import ModelOutput, optional
+from infini.nn.sequence_parallel import SequenceParallel
 from infini.nn.state import State, detach, leaves, map_state, select_rows
 from infini.training.activation_checkpointing import cut, grouped
 from infini.training.additions import length_extension, long_history
@@ -58,8 +59,9 @@ class LanguageModelModule(lightning.LightningModule):
     weight of a second loss; history_PT, the pieces of a long history (see infini.training.additions.long_history); and
     the source of an encoder-decoder (SOURCE).
 
-    ranks: each reads its own rows of a batch. accumulate: parts of these rows, read one after the other. Losses are
-    sums over targets divided by the number of targets in the whole batch, so that neither changes the gradients.
+    ranks: each reads its own rows of a batch. sequence_group: the group of the ranks that share sequences; each reads
+    its own segments. accumulate: parts of a rank's rows, read one after the other. Losses are sums over targets divided
+    by the number of targets in the whole batch, so that none of these changes the gradients.
     """
 
     def __init__(
@@ -71,11 +73,14 @@ class LanguageModelModule(lightning.LightningModule):
         seed: int = 0,
         ranks: Ranks = ALONE,
         accumulate: int = 1,
+        sequence_group: Any = None,
     ) -> None:
         super().__init__()
         self.ranks, self.accumulate = ranks, accumulate
         self.sharded = False
         self.model = model
+        # Not a submodule, because its parameters are the model's.
+        self._over_ranks = () if sequence_group is None else (SequenceParallel(model, sequence_group),)
         self.optimizer_config, self.recipe, self.carry_state, self.seed = optimizer, recipe, carry_state, seed
         self.stage = 0
         """Stage of the curriculum from 0; the main training follows the last stage."""
@@ -117,15 +122,32 @@ class LanguageModelModule(lightning.LightningModule):
         whole = self._whole(batch)
         first, last = self.ranks.bounds(whole.rows)
         if last - first < self.accumulate:
-            n_parts = self.ranks.size * self.accumulate
+            n_parts = self.ranks.size // self.ranks.sequence * self.accumulate
             raise InputError(
                 f"recipe.curriculum: a stage has {whole.rows} rows for {n_parts} devices or parts of a step"
             )
         batch = _rows(batch, first, last)
+        if self._over_ranks:
+            batch = self._own_segments(batch)
         kept = {name: batch[name] for name in ON_HOST if name in batch}
         moved = {name: value for name, value in batch.items() if name not in kept}
         kept["whole"] = whole._replace(first=first)
         return super().transfer_batch_to_device(moved, device, dataloader_idx) | kept
+
+    def _own_segments(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """This rank's columns of a batch, whole segments and at least one. Only ends of documents are padded, and what
+        their padding adds to a memory is never read."""
+        N, T = self.model.segment_length, batch["ids_BT"].shape[1]
+        n_segments = max(-(-T // N), self.ranks.sequence)
+        first, last = self.ranks.segments(n_segments)
+        own = {}
+        for name, value in batch.items():
+            if name.endswith("_BT"):
+                filler = IGNORE if "targets" in name else 0
+                value = torch.nn.functional.pad(torch.as_tensor(value), (0, n_segments * N - T), value=filler)
+                value = value[:, first * N : last * N]
+            own[name] = value
+        return own
 
     def _whole(self, batch: dict[str, Any]) -> Whole:
         tokens = int(to_numpy(batch["mask_BT"]).sum())
@@ -206,7 +228,10 @@ class LanguageModelModule(lightning.LightningModule):
             share = int(to_numpy(batch["mask_BT"]).sum()) / whole.tokens
             objective = objective + sparse_writes * share * penalty(self.model, keys, batch["mask_BT"])
         objective = objective + out.aux_loss * (batch["ids_BT"].shape[0] / whole.rows)
-        return objective * self.ranks.size, loss.detach(), detach(out.state) if self.carry_state else None
+        after = None
+        if self.carry_state:
+            after = self._over_ranks[0].state_after(out.state) if self._over_ranks else detach(out.state)
+        return objective * self.ranks.size, loss.detach(), after
 
     def _after_history(self, batch: dict[str, Any], whole: Whole | None = None) -> State | None:
         """The initial state of rows of a batch: with a history in it, some rows start after that."""
@@ -229,6 +254,9 @@ class LanguageModelModule(lightning.LightningModule):
             return told
         mask_BT = None if to_numpy(batch["mask_BT"]).all() else batch["mask_BT"]
         reset_BT = batch["reset_BT"] if to_numpy(batch["reset_BT"]).any() else None
+        if self._over_ranks:
+            over_ranks: ModelOutput = self._over_ranks[0](ids_BT, state, reset_BT)
+            return over_ranks
         N = self.model.segment_length
         segments = -(-ids_BT.shape[1] // N)
         group = self.recipe.checkpoint_segments
@@ -301,7 +329,8 @@ class LanguageModelModule(lightning.LightningModule):
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, ShardedModel) and not self.sharded:
             # The parameters are replaced: this comes before the optimizer.
-            shard(self.model, self.trainer.strategy.device_mesh["data_parallel"])
+            unit = self._over_ranks[0] if self._over_ranks else self.model
+            shard(unit, self.trainer.strategy.device_mesh["data_parallel"])
             self.sharded = True
 
     def configure_optimizers(self) -> Any:

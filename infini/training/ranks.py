@@ -45,6 +45,8 @@ class Ranks:
     """Whether torchrun, or rank 0, started this process."""
     grouped: bool = False
     """Whether there is a process group, of one rank or more."""
+    sequence: int = 1
+    """Ranks that share each sequence; they have consecutive numbers, in the order of its segments."""
 
     @property
     def nodes(self) -> int:
@@ -53,7 +55,21 @@ class Ranks:
 
     def bounds(self, n_rows: int, parts: int = 1) -> list[int]:
         """The first row of each of this rank's `parts` parts of a batch, and the row after the last one."""
-        return [n_rows * (self.rank * parts + part) // (self.size * parts) for part in range(parts + 1)]
+        place, places = self.rank // self.sequence, self.size // self.sequence
+        return [n_rows * (place * parts + part) // (places * parts) for part in range(parts + 1)]
+
+    def segments(self, n_segments: int) -> tuple[int, int]:
+        """The first of this rank's segments of a sequence, and the segment after its last one."""
+        place = self.rank % self.sequence
+        return n_segments * place // self.sequence, n_segments * (place + 1) // self.sequence
+
+    def sequence_group(self) -> Any:
+        """The process group of the ranks that share this rank's sequences; None if this rank reads them alone. Every
+        rank must call it."""
+        if self.sequence == 1:
+            return None
+        group, _ = dist.new_subgroups(self.sequence)
+        return group
 
     def summed(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over ranks of a number, on every rank."""
@@ -67,12 +83,17 @@ class Ranks:
         return bool(self.summed(torch.tensor(float(value))))
 
     def gathered(self, rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """On rank 0 the tensors of all ranks, joined along their rows; on the others what they gave."""
+        """On rank 0 the tensors of all ranks, joined along their rows; on the others what they gave. Ranks that share
+        sequences have given the same."""
         if self.size == 1:
             return rows
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         dist.gather_object({name: tensor.cpu() for name, tensor in rows.items()}, found)
-        return rows if found is None else {name: torch.cat([part[name] for part in found]) for name in rows}
+        return (
+            rows
+            if found is None
+            else {name: torch.cat([part[name] for part in found[:: self.sequence]]) for name in rows}
+        )
 
     def agreed(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
@@ -96,7 +117,9 @@ def ranks_of(parallel: ParallelConfig, device: torch.device, launched: bool) -> 
         return ALONE
     local_size = local_size or (torch.cuda.device_count() if device.type == "cuda" else 1)
     by_launcher = launched and LAUNCHED in os.environ
-    made = Ranks(rank, local_rank, size or local_size, local_size, launched=by_launcher, grouped=True)
+    made = Ranks(
+        rank, local_rank, size or local_size, local_size, launched=by_launcher, grouped=True, sequence=parallel.sequence
+    )
     if device.type == "cuda":
         there = torch.cuda.device_count()
         allowed = f"this machine has {there}; at most that many"

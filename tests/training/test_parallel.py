@@ -33,6 +33,7 @@ TOLERANCE = 1e-5
 """Relative, of float32 losses over STEPS steps: the additions are those of one process in another order."""
 TWO = ("parallel=ddp", "parallel.devices=2")
 SHARDED = ("parallel=fsdp2", "parallel.devices=2")
+ONE_SEQUENCE = (*TWO, "parallel.sequence=2")
 
 
 def command(corpus: Path, results: Path, *more: str, task: str = "pg19") -> list[str]:
@@ -88,6 +89,48 @@ def test_two_processes_train_as_one(
     assert len(list(tmp_path.glob("logs/*"))) == 1
     assert run_of(tmp_path).environment["ranks"] == 2
     assert dict(os.environ) == before and not torch.distributed.is_initialized()
+
+
+def test_two_processes_read_one_sequence_as_one(straight: Path, corpus: Path, tmp_path: Path) -> None:
+    """With states that are carried into the next sequence, and documents that end inside one."""
+    assert cli.main(command(corpus, tmp_path, *ONE_SEQUENCE)) == 0
+    assert_equal_runs(straight, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("parallel=fsdp2", "parallel.devices=2", "parallel.sequence=2"),
+        ("parallel=ddp", "parallel.devices=4", "parallel.sequence=2", "parallel.accumulate=2"),
+        ("parallel=fsdp2", "parallel.devices=4", "parallel.sequence=2"),
+    ],
+)
+def test_rows_and_sequences_are_shared_at_once(
+    more: tuple[str, ...], straight: Path, corpus: Path, tmp_path: Path
+) -> None:
+    assert cli.main(command(corpus, tmp_path, *more)) == 0
+    assert_equal_runs(straight, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "model"), [("pg19", "infini_delta"), ("pg19", "local"), ("passkey", "infini_delta")])
+def test_one_sequence_for_other_models_and_tasks(task: str, model: str, corpus: Path, tmp_path: Path) -> None:
+    more = [f"model={model}"]
+    if task == "passkey":
+        additions = ("curriculum", "length_extension", "long_history", "sparse_writes")
+        more += [f"recipe.{name}=null" for name in additions]
+    for folder, ranks in (("one", ()), ("two", ONE_SEQUENCE)):
+        assert cli.main(command(corpus, tmp_path / folder, *more, *ranks, task=task)) == 0
+    assert_equal_runs(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_a_model_without_a_scan_is_refused(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(command(corpus, tmp_path, *ONE_SEQUENCE, "model=rmt")) == cli.USAGE_ERROR
+    *_, said = capfd.readouterr().err.splitlines()
+    assert said.startswith("infini: error: parallel.sequence=2: RMT: one sequence over many ranks needs")
+    assert not records.load_records(tmp_path)
 
 
 def test_parts_of_a_step_train_as_the_whole(straight: Path, corpus: Path, tmp_path: Path) -> None:
@@ -169,6 +212,21 @@ def test_the_gradients_of_all_ranks_and_parts_are_those_of_one(
             [*SHARDED, "optimizer=adafactor"],
             "optimizer=adafactor: parallel=fsdp2 takes adamw or muon; or use parallel=ddp",
         ),
+        (["parallel.sequence=2"], "parallel.sequence=2: parallel=single takes one; add parallel=ddp or parallel=fsdp2"),
+        ([*TWO, "parallel.sequence=3"], "parallel.sequence=3: must divide the number of devices, 2"),
+        (
+            [*ONE_SEQUENCE, "recipe.segments_per_sequence=1"],
+            "parallel.sequence=2: each device needs a segment of recipe.segments_per_sequence=1",
+        ),
+        (
+            ["parallel=ddp", "parallel.devices=6", "parallel.sequence=2"],
+            "recipe.batch_size=4: must be a multiple of 3: devices, 6, / parallel.sequence=2 x parallel.accumulate=1; "
+            "try 3 or 6",
+        ),
+        (
+            [*ONE_SEQUENCE, "recipe.checkpoint_segments=1"],
+            "recipe.checkpoint_segments=1: parallel.sequence=2 takes null",
+        ),
         ([*TWO, "parallel.strategy=fsdp"], "parallel.strategy='fsdp': parallel=ddp takes auto"),
     ],
 )
@@ -207,7 +265,16 @@ def interrupt() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
-    [((), TWO), (TWO, ()), (TWO, SHARDED), (SHARDED, ()), ((), SHARDED), (TWO, TWO), (SHARDED, SHARDED)],
+    [
+        ((), TWO),
+        (TWO, ()),
+        (TWO, SHARDED),
+        (SHARDED, ()),
+        ((), SHARDED),
+        (TWO, TWO),
+        (SHARDED, SHARDED),
+        (ONE_SEQUENCE, TWO),
+    ],
 )
 def test_a_checkpoint_moves_between_numbers_of_processes(
     before: tuple[str, ...], after: tuple[str, ...], straight: Path, corpus: Path, tmp_path: Path
