@@ -82,6 +82,11 @@ class Decoder(nn.Module):
         return [layer for layer in self.attentions() if isinstance(layer, InfiniAttention)]
 
     @property
+    def called_layers(self) -> list[Block]:
+        """All layers; see infini.nn.protocols.OptionalMembers."""
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    @property
     def has_memory(self) -> bool:
         """Whether any layer has a compressive memory."""
         return bool(self.memory_layers)

@@ -103,6 +103,8 @@ class OptionalMembers:
     """Vectors that a segment writes (p in the paper's Table 1)."""
     xl_cache: int = 0
     """Tokens before the segment whose keys and values, or layer inputs, every layer keeps uncompressed."""
+    called_layers: Sequence[Any] = ()
+    """Layers whose weights are used by calls of the layer alone: parallel=fsdp2 gathers them one layer at a time."""
 
     def gates(self) -> list[list[float]] | None:
         """sigmoid(beta), the weight of the memory, by layer and head, for the layers with gates; None without any.

@@ -171,6 +171,11 @@ class Recurrence(Decoder, ABC):
         )
         return ModelOutput(hidden, state, hidden.new_zeros(()))
 
+    @property
+    def called_layers(self) -> list[Any]:
+        """None: segments are read by parts of layers."""
+        return []
+
     def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
         """The state after a call. The memory is an output of the last layer, so that no computation is saved."""
         return self(ids_BT, state, reset_BT=reset_BT).state

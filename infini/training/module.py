@@ -132,6 +132,10 @@ class LanguageModelModule(lightning.LightningModule):
         kept = {name: batch[name] for name in ON_HOST if name in batch}
         moved = {name: value for name, value in batch.items() if name not in kept}
         kept["whole"] = whole._replace(first=first)
+        if device.type == "cuda":
+            # Lightning copies without waiting, but only from pinned memory: the host, which reads losses rarely, goes on
+            # to the next batch while the GPU computes.
+            moved = {name: value.pin_memory() if torch.is_tensor(value) else value for name, value in moved.items()}
         return super().transfer_batch_to_device(moved, device, dataloader_idx) | kept
 
     def _own_segments(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -330,7 +334,8 @@ class LanguageModelModule(lightning.LightningModule):
         if isinstance(self.trainer.strategy, ShardedModel) and not self.sharded:
             # The parameters are replaced: this comes before the optimizer.
             unit = self._over_ranks[0] if self._over_ranks else self.model
-            shard(unit, self.trainer.strategy.device_mesh["data_parallel"])
+            mesh = self.trainer.strategy.device_mesh["data_parallel"]
+            shard(unit, mesh, optional(self.model, "called_layers"))
             self.sharded = True
 
     def configure_optimizers(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,7 @@ class ReplicatedModel(DDPStrategy):
 
 
 class ShardedModel(ModelParallelStrategy):
-    """Weights, gradients and optimizer states shared out (FSDP2). The model is one unit: its weights are gathered for a
-    step, and freed after it.
+    """Weights, gradients and optimizer states shared out (FSDP2).
 
     Checkpoints are those of one device: all ranks gather them, and keep their own shard when they load them.
     """
@@ -66,8 +65,11 @@ class ShardedModel(ModelParallelStrategy):
                     state.update(own)
 
 
-def shard(model: torch.nn.Module, mesh: Any) -> None:
-    """Share out the weights of a model over the ranks of a device mesh."""
+def shard(model: torch.nn.Module, mesh: Any, layers: Sequence[torch.nn.Module] = ()) -> None:
+    """Share out the weights of a model over the ranks of a device mesh. The weights of each of `layers` are gathered
+    while it is called, and again for its backward pass; the other weights are gathered for a step."""
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 

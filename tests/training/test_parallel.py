@@ -15,18 +15,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import SEGMENT, VOCABULARY, assert_close, assert_same_state, tiny_dims
+from helpers import SEGMENT, VOCABULARY, assert_close, assert_same_state, make_model, tiny_dims
 from helpers import TOLERANCE as TOLERANCES
+from ranks import group_of_one
 from safetensors.torch import load_file
 from tiny_runs import words
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from infini import records
 from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.models import build_model
+from infini.nn.protocols import optional
 from infini.nn.state import map_state
 from infini.training.module import LanguageModelModule
 from infini.training.ranks import Ranks
+from infini.training.strategies import shard, whole
 
 STEPS = 20
 TOLERANCE = 1e-5
@@ -235,6 +240,29 @@ def test_what_cannot_be_shared_is_one_line(
 ) -> None:
     assert cli.main(command(corpus, tmp_path, *more)) == cli.USAGE_ERROR
     assert capfd.readouterr().err.splitlines() == [f"infini: error: {said}"]
+
+
+@pytest.mark.parametrize(("name", "by_layer"), [("infini_delta", True), ("transformer_xl", True), ("rmt", False)])
+def test_shards_are_gathered_layer_by_layer(name: str, by_layer: bool, tmp_path: Path) -> None:
+    """After a forward pass the weights of layers are shards again. The values are those without shards."""
+    torch.manual_seed(0)
+    model = make_model({"name": name})
+    ids = torch.randint(VOCABULARY, (2, 3 * SEGMENT))
+    expected = model(ids).hidden_BTD
+    expected.sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    with group_of_one(tmp_path):
+        shard(model, init_device_mesh("cpu", (1,)), optional(model, "called_layers"))
+        hidden = model(ids).hidden_BTD
+        gathered = {name for name, p in model.named_parameters() if not isinstance(p, DTensor)}
+        hidden.sum().backward()
+        assert_close(hidden, expected, TOLERANCES[torch.float64], "hidden")
+        for name, parameter in model.named_parameters():
+            if name in gradients:
+                assert_close(whole(parameter.grad), gradients[name], TOLERANCES[torch.float64], name)
+    assert "embedding.weight" in gathered
+    assert any(name.startswith("blocks") for name in gathered) is not by_layer
 
 
 @pytest.mark.parametrize("n_rows", [4, 7, 12])

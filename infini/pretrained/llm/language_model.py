@@ -85,6 +85,11 @@ class PretrainedLM(nn.Module):
         """Columns of keys and values that are kept; None: all."""
 
     @property
+    def called_layers(self) -> list[Any]:
+        """All layers; see infini.nn.protocols.OptionalMembers."""
+        return list(self.llm.model.layers)
+
+    @property
     def checkpoint_activations(self) -> bool:
         """Whether layers are computed again in the backward pass."""
         return bool(self.llm.is_activation_checkpointing)

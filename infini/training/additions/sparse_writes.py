@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.memory import sigma
@@ -37,7 +38,10 @@ def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> 
         k_BTGK = k_BTX.to(torch.promote_types(k_BTX.dtype, torch.float32)).unflatten(-1, (attention.n_kv_heads, -1))
         written_BTG = sigma(k_BTGK).mean(-1).clamp(min=FLOOR).log()
         # A key-value head is read by all query heads that share it.
-        gate_G = torch.sigmoid(attention.beta.detach()).unflatten(0, (attention.n_kv_heads, -1)).sum(-1)
+        beta = attention.beta.detach()
+        # Outside its call a layer has its shard alone (parallel=fsdp2).
+        beta = beta.full_tensor() if isinstance(beta, DTensor) else beta
+        gate_G = torch.sigmoid(beta).unflatten(0, (attention.n_kv_heads, -1)).sum(-1)
         total = total + (written_BTG.flatten(0, 1).index_select(0, place_P).mean(0) * gate_G).sum()
         weight = weight + gate_G.sum()
     return total / weight
