@@ -252,9 +252,10 @@ class PasskeyReport(RowsOfOneTask):
             runs = selection.all_runs
             tokenizers = distinct(run.data.get("tokenizer") for run in runs)
             notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
-        notes += [*_left_out(self, scale, yours or (), sources.get("yours")), *disputes(sources)]
+        left_out = _left_out(self, scale, yours or (), sources.get("yours"))
+        notes += [*left_out, *disputes(sources)]
         title = f"{self.title}, scale {scale}"
-        return RenderedReport(self.name, scale, title, tuple(tables), tuple(notes))
+        return RenderedReport(self.name, scale, title, tuple(tables), tuple(notes), legend=tuple(left_out))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.curves import draw_curves

@@ -88,12 +88,20 @@ def _evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None
 def _alike(cfg: Config, run: RunRecord) -> bool:
     """Whether a run is of the same model, recipe and sizes."""
     was = run.config
-    return (was["model"]["name"], _work(was["recipe"]), was["dims"], was["scale"]["name"]) == (
+    return (was["model"]["name"], _work(was["recipe"]), _sizes(was["model"], was["dims"]), was["scale"]["name"]) == (
         cfg.model["name"],
         _work(vars(cfg.recipe)),
-        vars(cfg.dims),
+        _sizes(cfg.model, vars(cfg.dims)),
         cfg.scale.name,
     )
+
+
+def _sizes(model: Mapping[str, Any], dims: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a model. A configuration does not have those of a pretrained base before it is read."""
+    if "base" not in model:
+        return dict(dims)
+    named = {key: model[key] for key in ("base", "memory", "train", "dtype")}
+    return named | {"segment_length": dims["segment_length"]}
 
 
 def _work(recipe: Mapping[str, Any]) -> dict[str, Any]:

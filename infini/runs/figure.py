@@ -100,7 +100,7 @@ def _draw_bench(suite: str, cfg: Config, sources: _Sources) -> list[str]:
     for folder, known in sources:
         if run := newest(known, cfg.scale.name, series):
             paths = draw_one(run, results_dir / "figures")
-            return _said(f"bench suite={suite}", paths, published=folder != results_dir)
+            return _said(f"bench suite={suite}", paths, results_dir, published=folder != results_dir)
     return []
 
 
@@ -116,7 +116,7 @@ def _draw(report: RunReport, cfg: Config, sources: _Sources, kinds: Collection[s
             for path in draw(part, cfg.scale.name, found, results_dir / "figures", known, kinds)
         ]
         if paths:
-            said = _said(report.name, paths, published=folder != results_dir)
+            said = _said(report.name, paths, results_dir, published=folder != results_dir)
             for part, found in selections:
                 if part.baseline and found.runs and part.baseline not in found.runs:
                     said.append(
@@ -126,5 +126,12 @@ def _draw(report: RunReport, cfg: Config, sources: _Sources, kinds: Collection[s
     return []
 
 
-def _said(name: str, paths: list[Path], published: bool) -> list[str]:
-    return [f"{name}: no runs of yours, drawn from the published ones"] * published + [str(path) for path in paths]
+def _said(name: str, paths: list[Path], results_dir: Path, published: bool) -> list[str]:
+    """The lines to print on figures that were drawn; the first says from which runs."""
+    if published:
+        runs = [f"{name}: no runs of yours, drawn from the published ones"]
+    elif results_dir.resolve() != records.published_dir().resolve():
+        runs = [f"{name}: drawn from the runs in {results_dir} alone; an empty results_dir draws the published ones"]
+    else:
+        runs = []
+    return runs + [str(path) for path in paths]

@@ -27,8 +27,12 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
 
     base = replace(base_of({**cfg.model, "base": name}), setting="base")
 
+    from transformers.utils import logging
+
     from infini.pretrained.llm import inject, settings_of
 
+    # Its bar of a second would stand before the line that says where the folder is.
+    logging.disable_progress_bar()
     options = cfg.model
     model = inject(
         base.load(getattr(torch, options["dtype"]) if options["dtype"] else "auto"),

@@ -305,7 +305,7 @@ class _Training:
         name, result = next(iter(record.results.items()))
         self.console.print(
             f"trained {record.run_id}: {module.tokens_seen:,} tokens in {seconds:.0f} s, "
-            f"{name.replace('_', ' ')} {result['value']:.4f} {result['unit']}"
+            f"{name.replace('_per_token', '').replace('_', ' ')} {result['value']:.4f} {result['unit']}"
             f"{' (made-up text)' if record.synthetic else ''}"
         )
 

@@ -133,8 +133,8 @@ class LanguageModelModule(lightning.LightningModule):
         moved = {name: value for name, value in batch.items() if name not in kept}
         kept["whole"] = whole._replace(first=first)
         if device.type == "cuda":
-            # Lightning copies without waiting, but only from pinned memory: the host, which reads losses rarely, goes on
-            # to the next batch while the GPU computes.
+            # Lightning copies without waiting, but only from pinned memory: the host, which reads losses rarely, goes
+            # on to the next batch while the GPU computes.
             moved = {name: value.pin_memory() if torch.is_tensor(value) else value for name, value in moved.items()}
         return super().transfer_batch_to_device(moved, device, dataloader_idx) | kept
 

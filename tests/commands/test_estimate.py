@@ -48,6 +48,19 @@ def test_the_seconds_of_records_are_scaled_by_the_speed_of_this_machine(monkeypa
     assert "about 14 minutes here" in str(shorter)
 
 
+def test_the_time_of_a_pretrained_model_is_that_of_its_training() -> None:
+    """Its sizes are the base's, which a plan does not read."""
+    trained = next(
+        run
+        for run in records.load_records(records.published_dir())
+        if run.verb == "train" and run.model == "llm" and not run.cost.get("resumed")
+    )
+    cfg = compose([*trained.overrides, "parallel.accelerator=cpu"])
+    assert estimate.run_seconds("train", cfg, [[trained]]) == pytest.approx(trained.cost["wall_seconds"])
+    for other in ("model.train=all", "model.memory=full", "dims.segment_length=256"):
+        assert estimate.run_seconds("train", compose([*trained.overrides, other]), [[trained]]) is None, other
+
+
 def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cfgs = configurations()
     assert estimate.describe_time([], []) is None

@@ -109,8 +109,9 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
 
 def test_runs_that_fill_no_cell_are_not_passed_over_in_silence() -> None:
     stray = pair(seed=2, asked={"task.digits": 8}, name="stray-")
-    notes = report().render("laptop", [], [*pair(), *stray]).notes
-    (line,) = [note for note in notes if "fill no cell" in note]
+    rendered = report().render("laptop", [], [*pair(), *stray])
+    (line,) = [note for note in rendered.notes if "fill no cell" in note]
+    assert line in rendered.short().notes
     assert line.startswith(f"yours: 1 evaluation(s) fill no cell here, the last {stray[1].run_id}: ")
     assert not [note for note in report().render("laptop", stray, pair()).notes if "fill no cell" in note]
 

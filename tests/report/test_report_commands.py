@@ -84,7 +84,7 @@ def test_where_nothing_is_yours_the_published_runs_are_drawn(
     assert len(files(Path(cfg.results_dir))) == 2 and not (published / "figures").exists()
     fill(Path(cfg.results_dir), make_eval("infini_linear", 2))
     assert figure.run(cfg, ["report=table2_lm"]) == 0
-    assert "published" not in capsys.readouterr().out
+    assert f"table2_lm: drawn from the runs in {cfg.results_dir} alone" in capsys.readouterr().out
 
 
 def test_training_curves_are_drawn_once_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
