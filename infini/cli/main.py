@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from infini.cli.checks import check, naming_keys_of, note_replaced, refuse_bare_words, refuse_unread, without_dashes
 from infini.cli.failures import one_line
@@ -14,6 +15,9 @@ from infini.errors import InputError, did_you_mean
 from infini.system.plotting import drawing_without_a_screen
 from infini.system.signals import as_interrupt
 from infini.system.streams import OUTPUT, robust_streams
+
+if TYPE_CHECKING:
+    from infini.config.schema import Config
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -101,14 +105,20 @@ def _dispatch(arguments: list[str]) -> int:
     refuse_unread(name, words)
     check_lengths(words)
     if multirun:
-        from infini.cli.sweep import sweep
+        from infini.cli.sweep import share, sweep
 
-        return sweep(verb, words)
-    return _run(verb, words)
+        return share(verb, words) if verb.shares else sweep(verb, words)
+    for word in words:
+        if key_of(word).startswith("hydra"):
+            raise InputError(f"{word}: Hydra runs sweeps alone; add -m")
+        if key_of(word) == "workers":
+            raise InputError(f"{word}: several processes need -m and a launcher, as hydra/launcher=joblib")
+    cfg, overrides, extra = prepare(verb, words)
+    return verb.run(cfg, overrides, **extra) or 0
 
 
-def _run(verb: Verb, words: Sequence[str]) -> int:
-    """Run a verb on its words."""
+def prepare(verb: Verb, words: Sequence[str]) -> tuple[Config, list[str], dict[str, Any]]:
+    """What a verb is run with, checked: configuration, overrides, and what it read of its words itself."""
     from infini.config.compose import compose
 
     words = [bracketed(word) for word in words]
@@ -117,13 +127,10 @@ def _run(verb: Verb, words: Sequence[str]) -> int:
     with naming_keys_of(verb):
         cfg = compose([*overrides, *taken.first])
     check(verb, cfg, overrides)
-    for word in overrides:
-        if key_of(word).startswith("hydra"):
-            raise InputError(f"{word}: Hydra runs sweeps alone; add -m")
     if "seeds" in extra and not extra["seeds"]:
         extra["seeds"] = [cfg.seed]
     note_replaced(taken.overrides)
-    return verb.run(cfg, overrides, **extra) or 0
+    return cfg, overrides, extra
 
 
 def _overview() -> str:

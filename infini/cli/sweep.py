@@ -1,4 +1,7 @@
-"""`infini <verb> -m`: one job for each combination of values. A sweep that was stopped resumes with the jobs left."""
+"""`infini <verb> -m`: one job for each combination of values. A sweep that was stopped resumes with the jobs left.
+
+`infini reproduce -m`: several processes, which share the runs of a table.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING
 from infini.cli.checks import check, naming_keys_of, note_replaced
 from infini.cli.failures import one_line
 from infini.commands import Verb, verbs
+from infini.config.keys import key_of
 from infini.errors import InputError
 from infini.records import write_atomically
 from infini.system.streams import robust_streams
@@ -68,6 +72,61 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     if progress is not None:
         progress.clear()
     return 0
+
+
+def share(verb: Verb, words: Sequence[str]) -> int:
+    """Run the command in several processes at once, by Hydra's launcher; they share its runs (infini.runs.workers)."""
+    from infini.cli.main import prepare
+
+    of_hydra = [word for word in words if key_of(word).startswith("hydra")]
+    others = [word for word in words if word not in of_hydra]
+    if not any(word.startswith("hydra/launcher=") for word in of_hydra):
+        raise InputError(f"{verb.name} -m: name a launcher, as hydra/launcher=joblib (see docs/how-to/cluster.md)")
+    cfg, _, _ = prepare(verb, others)
+    if cfg.plan:
+        raise InputError("plan=true: starts nothing; leave out -m")
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    numbers = ",".join(str(number) for number in range(1, cfg.workers + 1))
+    with hydra.initialize_config_module("infini.conf", version_base="1.3", job_name="infini"):
+        engine = GlobalHydra.instance().hydra
+        assert engine is not None
+        try:
+            batches = engine.multirun(
+                config_name="config",
+                task_function=partial(_worker, verb.name, others),
+                overrides=[*of_hydra, f"workers={numbers}"],
+            )
+        except KeyboardInterrupt as stopped:
+            raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}") from stopped
+        except Exception as error:
+            # Of the launcher, on a process that was killed or that it could not start.
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(f"a process of {verb.name} -m has ended: {reason}; the same command continues") from error
+    failed = [str(job.return_value) for batch in batches for job in batch if job.return_value]
+    if failed:
+        raise InputError(f"{len(failed)} of {cfg.workers} processes failed; the first: {failed[0]}")
+    return 0
+
+
+@robust_streams(patient=True)
+def _worker(name: str, words: Sequence[str], cfg: DictConfig) -> str | None:
+    """One process of a command that several share. Returns the user's error."""
+    from infini.cli.main import prepare
+
+    verb = verbs()[name]
+    command, sys.argv = sys.argv, [sys.argv[0], name, *words]
+    try:
+        made, overrides, extra = prepare(verb, words)
+        code = verb.run(made, overrides, **extra)
+    except Exception as error:
+        if (line := one_line(error)) is None:
+            raise
+        return line
+    finally:
+        sys.argv = command
+    return f"exit code {code}" if code else None
 
 
 # A launcher may have started a job in a process with its own streams.

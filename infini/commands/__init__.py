@@ -58,6 +58,8 @@ class Verb:
     """Settings that it always has."""
     sweeps: bool = False
     """Whether `-m` runs one job for each combination of values."""
+    shares: bool = False
+    """Whether `-m` runs the command in several processes, which share its runs."""
     if_stopped: str = "the same command starts from the beginning"
     """What is true when the command was interrupted before it could say so itself."""
     needs_reader: bool = False

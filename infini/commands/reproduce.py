@@ -42,7 +42,7 @@ VERB = Verb(
     "infini reproduce seed=1,2,3",
     "infini.runs.reproduce",
     groups=("report", *TRAINING_GROUPS, "logger"),
-    keys=("seed", "length", "depth", "full", "plan", *PLACES),
+    keys=("seed", "length", "depth", "full", "plan", "workers", *PLACES),
     also=(*OF_REPORTS, *TRAINED, "decoding.*"),
     # A name for all of its runs would tell none of them from the others.
     never=("init_from", "logger.run_name"),
@@ -50,4 +50,5 @@ VERB = Verb(
     read=read,
     if_stopped="runs that had finished kept their records, and the same command resumes behind them",
     computes=True,
+    shares=True,
 )

@@ -489,6 +489,7 @@ class Config:
     plan: bool = setting(
         "Whether `infini reproduce` only lists the missing runs: what each needs first, and how long such runs took."
     )
+    workers: int = setting("Processes among which `infini reproduce -m` shares the runs of a table.")
     results_dir: str = setting(
         "Folder of records and checkpoints. Here and in all other names of files and folders, ~ at the beginning is "
         "the home folder."
@@ -505,6 +506,7 @@ class Config:
         history, allowed = self.recipe.long_history, self.task.has_long_history
         require(allowed or history is None, "recipe.long_history", history, f"must be null for task={self.task.name}")
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
+        require(self.workers >= 1, "workers", self.workers, "must be at least 1")
 
 
 @cache

@@ -25,7 +25,7 @@ from infini.system.locks import is_locked, lock_file
 T = TypeVar("T")
 SECONDS_BETWEEN = 1.0
 """Seconds after which a process that waits looks whether another one has ended."""
-_DECIDES_NOTHING = ("logger", "parallel", "full", "plan", *PLACES)
+_DECIDES_NOTHING = ("logger", "parallel", "full", "plan", "workers", *PLACES)
 """Root keys that two commands may set differently for the same evaluation."""
 
 

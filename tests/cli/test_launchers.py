@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_runner import read_by
 from tiny_runs import TINY
 
 from infini import records
@@ -40,6 +41,40 @@ def test_jobs_train_at_once_and_one_that_fails_is_named(
     # The job that was done is passed over.
     assert cli.main(line) == cli.USAGE_ERROR
     assert [found.run_id for found in records.load_records(tmp_path / "results")] == [run.run_id]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_processes_of_a_launcher_share_the_runs_of_a_table(
+    launcher: str, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+    settings = [*TINY, "logger=none", f"task.data_dir={corpus}", f"results_dir={tmp_path / 'results'}"]
+    rows = ["report=table2_lm", "task=pg19", "model=local,infini_linear", "seed=1,2"]
+    words = [*read_by(["reproduce", *rows], settings), *rows, "workers=3"]
+    assert cli.main(["reproduce", "-m", *words, *LAUNCHERS[launcher]]) == 0, capfd.readouterr().err
+    made = sorted((run.verb, run.model, run.seed) for run in records.load_records(tmp_path / "results"))
+    assert made == [
+        (verb, model, seed) for verb in ("eval", "train") for model in ("infini_linear", "local") for seed in (1, 2)
+    ]
+    assert not list((tmp_path / "results" / "unfinished").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-m"], "reproduce -m: name a launcher, as hydra/launcher=joblib (see docs/how-to/cluster.md)"),
+        (["workers=2"], "workers=2: several processes need -m and a launcher, as hydra/launcher=joblib"),
+        (["-m", "plan=true", *LAUNCHERS["joblib"]], "plan=true: starts nothing; leave out -m"),
+        (["-m", "workers=0", *LAUNCHERS["joblib"]], "workers=0: must be at least 1"),
+        (["-m", "seed=one", *LAUNCHERS["joblib"]], "seed='one': must be an integer, at least 0 and below 2**32"),
+    ],
+)
+def test_what_cannot_be_shared_is_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reproduce", "report=table2_lm", *words]) == cli.USAGE_ERROR
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"infini: error: {says}")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
