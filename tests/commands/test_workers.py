@@ -51,6 +51,7 @@ def made(results: Path) -> list[tuple[str, str, int]]:
     return sorted((run.verb, run.model, run.seed) for run in records.load_records(results))
 
 
+@pytest.mark.slow
 def test_processes_share_the_runs_of_a_table_and_take_over_that_of_one_that_was_killed(
     corpus: Path, tmp_path: Path
 ) -> None:

@@ -157,7 +157,8 @@ def test_all_models_of_a_table_have_the_same_positions(task: str) -> None:
     # A pretrained model's are its own.
     for name in sorted(set(registered("language_model")) - {"llm"}):
         with torch.device("meta"):
-            model = build_model(composed(f"task={task}", f"model={name}").model, composed(f"task={task}").dims, 64)
+            cfg = composed(f"task={task}", f"model={name}")
+            model = build_model(cfg.model, cfg.dims, 64)
         learned = "u" if name == "compressive" else "bucket_bias"
         biased = [block for block in model.blocks if hasattr(block.attention, learned)]
         assert len(biased) == len(model.blocks), name

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from device_reads import Calls, decoding_calls, training_batch, training_steps
-from helpers import SEGMENT, assert_on, make_model, marks, mixed, random_ids, variant_id, variants
+from helpers import SEGMENT, assert_on, make_model, marks, mixed, one_in, random_ids, variant_id, variants
 
 from infini.config.compose import compose
 from infini.evaluation.decoding import Reader
@@ -59,7 +60,7 @@ def test_a_decoded_token_reads_nothing_but_its_id(options: dict[str, Any], place
 
 
 @each_model
-@pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
+@pytest.mark.parametrize("documents", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "documents"])
 def test_a_training_step_runs_on_one_device(options: dict[str, Any], documents: bool) -> None:
     """The device `meta` has no values to read. The same operators are called there as on a CPU, but for what kernels of
     attention are made of."""
@@ -94,8 +95,9 @@ ADDITIONS = ["recipe.sparse_writes=0.1", "recipe.loss_temperature=0.5", "recipe.
 EXTENSION = ["recipe.length_extension=16", "recipe.length_extension_share=1"]
 
 
-@pytest.mark.parametrize("carry_state", [False, True], ids=["fresh", "carried"])
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "muon"])
+@pytest.mark.parametrize(
+    ("carry_state", "optimizer"), one_in(3, itertools.product([False, True], ["adamw", "adafactor", "muon"]))
+)
 def test_optimizers_and_additions_run_on_one_device(optimizer: str, carry_state: bool) -> None:
     """Length extension, long histories, sparse writes, few targets, a second loss and clipped gradients."""
     cfg = compose(["task=pg19", f"optimizer={optimizer}", *ADDITIONS, *EXTENSION])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from books import write_books
 from command_runner import Runner, read_by
+from helpers import one_in
 from tiny_runs import SUMMARIES
 
 from infini.models import kind_of, registered
@@ -27,7 +28,7 @@ def test_every_registered_model_ships_a_yaml() -> None:
     assert sorted(registered()) == SHIPPED
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", one_in(2, LANGUAGE_MODELS))
 def test_running_text(infini: Runner, name: str) -> None:
     """Perplexity, with knock-outs where there are gates, and a text that is continued."""
     words = [f"model={name}", "recipe.steps=2", "scale.eval_max_tokens=96", "scale.knockout_max_tokens=64"]
@@ -39,7 +40,7 @@ def test_running_text(infini: Runner, name: str) -> None:
     assert infini("generate", *words[:2], "prompt=abc", "decoding.max_new_tokens=2", "decoding.temperature=1")
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", one_in(2, LANGUAGE_MODELS[1:] + LANGUAGE_MODELS[:1]))
 def test_pass_keys(infini: Runner, name: str) -> None:
     """Trained with all that recipes add; the answers are in the record, and a half-dilution length if there is one."""
     words = ["task=passkey", f"model={name}", "recipe.steps=2", "recipe.curriculum=null", "recipe.batch_size=1"]
@@ -52,7 +53,7 @@ def test_pass_keys(infini: Runner, name: str) -> None:
     assert ("half_dilution" in run.results) == (name in COMPRESSIVE)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", one_in(3, MODELS))
 def test_summaries(infini: Runner, tmp_path: Path, name: str) -> None:
     if name not in LANGUAGE_MODELS:
         pytest.importorskip("transformers")

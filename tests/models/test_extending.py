@@ -84,6 +84,7 @@ def settings(tmp_path: Path) -> list[str]:
     return [*TINY, "model=gru", "logger=none", f"results_dir={tmp_path}/results", f"task.data_dir={corpus}"]
 
 
+@pytest.mark.slow
 def test_the_pages_model_is_evaluated_on_every_task(extended: Path, settings: list[str], tmp_path: Path) -> None:
     """Trained with all that recipes add, and measured by all that evaluations measure."""
     keys = ["task=passkey", "recipe.curriculum=null", "recipe.batch_size=1", "recipe.segments_per_sequence=12"]

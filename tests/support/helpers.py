@@ -9,7 +9,7 @@ import importlib.util
 import shutil
 import tempfile
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,6 +206,17 @@ def with_exact_norms(model: Any) -> Any:
             if type(child).__name__ == "LlamaRMSNorm":
                 setattr(module, name, _ExactNorm(child))
     return model
+
+
+def one_in(n: int, cases: Iterable[Any], name: Callable[..., str] | None = None) -> list[Any]:
+    """Cases as parameters of a test, tuples as several. The first of every n is tried by default, the others are slow
+    tests. name: makes an id of the parameters."""
+    made = []
+    for number, case in enumerate(cases):
+        values = case if isinstance(case, tuple) else (case,)
+        marks = () if number % n == 0 else pytest.mark.slow
+        made.append(pytest.param(*values, marks=marks, id=None if name is None else name(*values)))
+    return made
 
 
 def variants() -> list[dict[str, Any]]:

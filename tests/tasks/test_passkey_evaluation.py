@@ -46,14 +46,17 @@ def by_name(answers):
 
 
 def shared_cases():
-    """One variant of each model; the other variants are slow."""
+    """Each kind of prompts for a third of the models, in one variant; the others are slow."""
     seen = set()
     for options in variants():
-        marks = [pytest.mark.slow] if options["name"] in seen else []
+        is_new = options["name"] not in seen
         seen.add(options["name"])
-        for calls, prompts in ((16, {}), (48, {"distractors": 3}), (48, {"longest_training": 100})):
+        for number, (calls, prompts) in enumerate(
+            ((16, {}), (48, {"distractors": 3}), (48, {"longest_training": 100}))
+        ):
+            quick = is_new and number == len(seen) % 3
             name = f"{calls}-{prompts}-{variant_id(options)}"
-            yield pytest.param(options, calls, prompts, marks=marks, id=name)
+            yield pytest.param(options, calls, prompts, marks=() if quick else pytest.mark.slow, id=name)
 
 
 @pytest.mark.parametrize(("options", "calls", "prompts"), shared_cases())
@@ -79,7 +82,9 @@ def models_alone():
 
 
 @models_alone()
-@pytest.mark.parametrize("prompts", [{}, {"longest_training": 100}], ids=["plain", "one-place"])
+@pytest.mark.parametrize(
+    "prompts", [{}, pytest.param({"longest_training": 100}, marks=pytest.mark.slow)], ids=["plain", "one-place"]
+)
 def test_the_remaining_prompts_get_the_answers_they_would_have_got(options, prompts):
     """Stopped before every answer in turn, and again at the next: no answer differs, and each is given once."""
     model = passkey_model(options)

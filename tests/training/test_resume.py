@@ -295,6 +295,7 @@ def test_no_space_left_at_the_end_is_one_line_and_nothing_is_lost(
     assert not list((tmp_path / "unfinished").iterdir())
 
 
+@pytest.mark.slow
 def test_no_room_for_a_point_is_one_line(corpus: Path, tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     here = Path(__file__).parents[1] / "support"
