@@ -432,7 +432,8 @@ class TrainingProgress(Callback):
     ) -> None:
         now, step = time.perf_counter(), trainer.global_step
         if step == self.first + 1 < self.steps and now - self.started > 5:
-            # The first step includes preparations, as compiling.
+            # The first step includes preparations, as compiling, so that its time is no estimate.
+            self._print(step, f"step {step}/{self.steps}  loss {module.last_loss:.3f}  after {now - self.started:.0f} s")
             self.started, self.first, self.first_tokens = now, step, module.tokens_seen
             return
         if now - self.printed < (15 if self.bar is None else 0.5) and step < self.steps:
@@ -442,6 +443,9 @@ class TrainingProgress(Callback):
         left = each * (self.steps - step)
         rate = (module.tokens_seen - self.first_tokens) / max(now - self.started, 1e-9)
         line = f"step {step}/{self.steps}  loss {module.last_loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left"
+        self._print(step, line)
+
+    def _print(self, step: int, line: str) -> None:
         if self.bar is None:
             self.console.print(line, highlight=False)
         else:

@@ -64,7 +64,7 @@ def test_what_is_prepared_at_the_first_step_is_in_no_estimate(monkeypatch: pytes
     for step in range(1, 11):
         now[0], trainer.global_step, module.tokens_seen = step + 29.0, step, step * 100
         bar.on_train_batch_end(trainer, module, None, None, step)
-    assert shown.getvalue() == "step 2/100  loss 1.250  100 tokens/s  98 s left\n"
+    assert shown.getvalue() == "step 1/100  loss 1.250  after 30 s\nstep 2/100  loss 1.250  100 tokens/s  98 s left\n"
 
 
 def test_of_unknown_length_there_is_no_estimate(
