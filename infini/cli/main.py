@@ -108,12 +108,17 @@ def _dispatch(arguments: list[str]) -> int:
         from infini.cli.sweep import share, sweep
 
         return share(verb, words) if verb.shares else sweep(verb, words)
-    for word in words:
+    return _run(verb, words)
+
+
+def _run(verb: Verb, words: Sequence[str]) -> int:
+    """Run a verb on its words."""
+    cfg, overrides, extra = prepare(verb, words)
+    for word in overrides:
         if key_of(word).startswith("hydra"):
             raise InputError(f"{word}: Hydra runs sweeps alone; add -m")
         if key_of(word) == "workers":
             raise InputError(f"{word}: several processes need -m and a launcher, as hydra/launcher=joblib")
-    cfg, overrides, extra = prepare(verb, words)
     return verb.run(cfg, overrides, **extra) or 0
 
 

@@ -31,7 +31,7 @@ VERB = Verb(
     "infini inject base=smollm2 out=smollm2-infini",
     "infini.runs.inject",
     groups=("model",),
-    keys=("base", "out"),
+    keys=("base", "out", "checkpoint", "results_dir"),
     also=("dims.segment_length",),
     never=("model.base", "model.memory", "model.train", "model.lora_rank"),
     short=SHORT,

@@ -1,24 +1,32 @@
-"""`infini inject`: a pretrained language model with the memory put in, as a folder that transformers loads."""
+"""`infini inject`: a pretrained language model with the memory put in, as a folder that transformers loads; or one that
+`infini train model=llm` trained."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from infini.commands.inject import VERB
+from infini.config.keys import key_of
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.models import base_of
 from infini.pretrained.base_names import local_path
 from infini.system.paths import check_name, home_expanded
+from infini.training.checkpoint import load_model, named_folder, read_description
 
 
 def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
     """Write the folder `out` with weights, tokenizer and model card, and print what it is.
 
-    texts: base and out as they were typed. The weights keep the base's dtype unless model.dtype is set. Raises
-    InputError when the base cannot be read or injected, or the folder cannot be written.
+    texts: base and out as they were typed. The weights keep the base's dtype unless model.dtype is set. With
+    cfg.checkpoint the model is that of a training, and adapters are added into its weights. Raises InputError when the
+    base cannot be read or injected, or the folder cannot be written.
     """
     name, out = texts.get("base"), texts.get("out")
+    if cfg.checkpoint is not None:
+        return _export(cfg, overrides, name, out)
     if not name:
         raise InputError("base=null: name a hub id, a folder, a .gguf file, or smollm2")
     local_path(name, f"base={name!r}")
@@ -29,7 +37,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
 
     from transformers.utils import logging
 
-    from infini.pretrained.llm import inject, settings_of
+    from infini.pretrained.llm import inject
 
     # Its bar of a second would stand before the line that says where the folder is.
     logging.disable_progress_bar()
@@ -43,20 +51,54 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
         window=options["window"],
         sinks=options["sinks"],
     )
-    tokenizer = base.tokenizer
+    _write(folder, model, base.tokenizer, "nothing is trained yet")
+    return 0
+
+
+def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None) -> int:
+    """Write the trained model of cfg.checkpoint as a folder for transformers."""
+    typed = [key_of(text) for text in overrides[len(VERB.fixed) :]]
+    given = ["base"] * (base is not None) + [key for key in typed if key.startswith(("model.", "dims."))]
+    if given := [key for key in given if key != "model.dtype"]:
+        raise InputError(f"{given[0]}: checkpoint={cfg.checkpoint} has its own; leave it out")
+    assert cfg.checkpoint is not None
+    trained = named_folder("checkpoint", cfg.checkpoint, cfg.results_dir)
+    description = read_description(trained)
+    options = description["model"]
+    if options["name"] != "llm" or options["memory"] != "infini":
+        has = options["name"] if options["name"] != "llm" else f"llm with model.memory={options['memory']}"
+        raise InputError(f"checkpoint={cfg.checkpoint!r}: is model={has}; takes model=llm with a memory")
+    folder = _new_folder(out)
+    import torch
+    from transformers.utils import logging
+
+    from infini.pretrained.llm.language_model import without_adapters
+
+    logging.disable_progress_bar()
+    model, _ = load_model(trained, torch.device("cpu"))
+    llm = without_adapters(model.llm)
+    if cfg.model["dtype"]:
+        llm = llm.to(getattr(torch, cfg.model["dtype"]))
+    _write(folder, llm, base_of(options).tokenizer, f"trained by {description['run_id']}")
+    return 0
+
+
+def _write(folder: Path, model: Any, tokenizer: Any, trained: str) -> None:
+    """Write a model, and print what it is."""
+    from infini.pretrained.llm import settings_of
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     except OSError as error:
-        raise InputError(f"out={out!r}: cannot be written ({error.strerror})") from error
+        raise InputError(f"out={str(folder)!r}: cannot be written ({error.strerror})") from error
     settings = settings_of(model.config)
     layers = f"{len(settings.layers)} of {model.config.num_hidden_layers} layers"
     print(
         f"{folder}: {type(model).__name__} with a memory in {layers} ({settings.update_rule}, segments of "
-        f"{settings.segment_length:,} tokens); nothing is trained yet"
+        f"{settings.segment_length:,} tokens); {trained}"
     )
-    return 0
 
 
 def _new_folder(out: str | None) -> Path:

@@ -433,7 +433,9 @@ class TrainingProgress(Callback):
         now, step = time.perf_counter(), trainer.global_step
         if step == self.first + 1 < self.steps and now - self.started > 5:
             # The first step includes preparations, as compiling, so that its time is no estimate.
-            self._print(step, f"step {step}/{self.steps}  loss {module.last_loss:.3f}  after {now - self.started:.0f} s")
+            self._print(
+                step, f"step {step}/{self.steps}  loss {module.last_loss:.3f}  after {now - self.started:.0f} s"
+            )
             self.started, self.first, self.first_tokens = now, step, module.tokens_seen
             return
         if now - self.printed < (15 if self.bar is None else 0.5) and step < self.steps:

@@ -120,6 +120,7 @@ def test_frozen_surface() -> None:
         "place",
         "full",
         "plan",
+        "workers",
         "results_dir",
         "cache_dir",
     ]

@@ -60,6 +60,7 @@ def answered(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # A sweep starts Hydra's launcher, with files of its own: composing is what is tried here.
     monkeypatch.setattr(Verb, "run", lambda *given, **options: 0)
     monkeypatch.setattr("infini.cli.sweep.sweep", cli._run)
+    monkeypatch.setattr("infini.cli.sweep.share", cli._run)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.main(arguments)

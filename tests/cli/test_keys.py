@@ -323,8 +323,8 @@ def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) 
         ("train -m lr=0.1,0.2", "lr=0.1: no such key; allowed: cache_dir, "),
         (
             "inject base=a out=b segmentlength=5",
-            "segmentlength=5: no such key; allowed: base, dtype, gate_init, layers, out, segment_length, sinks, "
-            "update_rule, window; did you mean 'segment_length'?",
+            "segmentlength=5: no such key; allowed: base, checkpoint, dtype, gate_init, layers, out, results_dir, "
+            "segment_length, sinks, update_rule, window; did you mean 'segment_length'?",
         ),
         ("train --steps 10", "'--steps': no such option; allowed: -m, --multirun, -h, --help; write recipe.steps=10"),
         (
@@ -345,7 +345,16 @@ def test_the_help_of_inject_has_what_it_takes(capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr().out
     keys = [line.split()[0] for line in shown.splitlines() if "=" in line[:30] and line.startswith("  ")][1:]
     assert keys == [
-        *("base=null", "out=null", "segment_length=2048", "update_rule=delta", "gate_init=-4.0", "window=segment"),
+        *(
+            "base=null",
+            "out=null",
+            "checkpoint=null",
+            "results_dir=outputs/results",
+            "segment_length=2048",
+            "update_rule=delta",
+            "gate_init=-4.0",
+            "window=segment",
+        ),
         *("sinks=0", "layers=null", "dtype=null"),
     ]
     assert "Also:" not in shown and "model." not in shown

@@ -15,7 +15,7 @@ import torch
 from command_runner import Runner
 from helpers import assert_close, assert_same_state
 from tiny_llms import FAMILIES, prompt, tiny_base, tiny_llm, write_tiny_base
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from infini.cli import main as cli
 from infini.config.compose import compose
@@ -26,6 +26,7 @@ from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base
 from infini.pretrained.llm.language_model import PretrainedLM, build
 from infini.report.load import load_report
+from infini.training.checkpoint import load_model
 
 N = 16
 LM = ["model=llm", f"dims.segment_length={N}"]
@@ -462,10 +463,30 @@ def test_an_injected_folder_is_a_base(llm: Llm, tmp_path: Path) -> None:
 # infini inject.
 
 
+@pytest.mark.parametrize("train", ["lora", "all"])
+def test_a_trained_model_becomes_a_folder_of_transformers(llm: Llm, train: str, tmp_path: Path) -> None:
+    """Adapters are in its weights, and it says what the trained model says."""
+    llm("train", f"model.train={train}", "optimizer.lr=0.1", "recipe.steps=2")
+    (run,) = llm.infini.records("train")
+    out = tmp_path / "out"
+    said = llm.infini("inject", f"checkpoint={run.run_id}", f"out={out}")
+    assert said.startswith(f"{out}: InfiniLlamaForCausalLM with a memory in 2 of 2 layers")
+    assert said.endswith(f"; trained by {run.run_id}\n")
+    ids = prompt(1, 3 * N)
+    trained, _ = load_model(llm.infini.results / "checkpoints" / run.run_id, torch.device("cpu"))
+    loaded = AutoModelForCausalLM.from_pretrained(out).eval()
+    with torch.no_grad():
+        assert_close(loaded(ids).logits, trained.head(trained(ids).hidden_BTD), 1e-5, "logits")
+    assert not any("lora_" in name for name in loaded.state_dict())
+    assert AutoTokenizer.from_pretrained(out).vocab_size == base_model(str(llm.base)).tokenizer.vocab_size
+    error = llm.infini.error
+    again = f"out={tmp_path / 'again'}"
+    assert error("inject", f"checkpoint={run.run_id}", again, "sinks=1").startswith("model.sinks: checkpoint=")
+    assert error("inject", f"checkpoint={run.run_id}", again, "base=x").startswith("base: checkpoint=")
+
+
 def test_inject_writes_a_folder(llm: Llm, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Stock classes of transformers load it, with its tokenizer; it is a base of its own."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     out = tmp_path / "a folder"
     words = ["inject", f"base={llm.base}", f"out={out}"]
     options = ["segment_length=16", "update_rule=linear", "gate_init=-1", "window=previous", "sinks=2", "layers=[1]"]

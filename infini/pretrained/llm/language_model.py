@@ -390,6 +390,22 @@ def _add_adapters(base: Any, llm: Any, rank: int) -> None:
             parameter.data = parameter.data.float()
 
 
+def without_adapters(llm: Any) -> Any:
+    """The model with LoRA's adapters added into its weights, in place. These are then float32, because bfloat16 would
+    round most of what the adapters learned away."""
+    if not any("lora_" in name for name, _ in llm.named_parameters()):
+        return llm
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    llm.float()
+    for name, layer in list(llm.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            parent, _, own = name.rpartition(".")
+            setattr(llm.get_submodule(parent), own, layer.get_base_layer())
+    return llm
+
+
 def _check_injected(base: Any, llm: Any, memory: str, options: dict[str, Any]) -> None:
     """A base that has a memory already keeps its own settings: InputError where others are asked for."""
     if memory == "full":
