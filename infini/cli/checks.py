@@ -86,6 +86,8 @@ def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
             return
     if verb.check is not None:
         verb.check(cfg, overrides)
+    if "parallel" in verb.groups and not verb.reads("parallel.devices") and cfg.parallel.name != "single":
+        raise InputError(f"parallel={cfg.parallel.name}: infini {name} takes one device; leave it out")
     if not cfg.task.reads_data and verb.computes:
         setting = f"task.filler={cfg.task.filler}" if hasattr(cfg.task, "filler") else f"task={cfg.task.name}"
         for word in overrides:

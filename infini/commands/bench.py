@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from infini.commands import Verb
-from infini.config.keys import key_of
+from infini.config.keys import DEVICES_OF_TRAINING, key_of
 from infini.errors import InputError
 
 
@@ -27,6 +27,7 @@ VERB = Verb(
     choices=("scale",),
     # `model` says which options there are to set.
     also=("task", "task.positions", "model.*"),
+    never=DEVICES_OF_TRAINING,
     order=9,
     sweeps=True,
     if_stopped="nothing is recorded of what was being measured, and the same command measures it again",

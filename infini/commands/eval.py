@@ -1,7 +1,7 @@
 """`infini eval`: measure a trained model on its task."""
 
 from infini.commands import PLACES, Verb
-from infini.config.keys import COMPARED
+from infini.config.keys import COMPARED, DEVICES_OF_TRAINING
 
 VERB = Verb(
     "eval",
@@ -11,6 +11,7 @@ VERB = Verb(
     groups=("task", "model", "scale", "parallel"),
     keys=("checkpoint", "length", "depth", "part", "seed", *PLACES),
     also=(*COMPARED, "decoding.*", "tuned", "init_from", "report", "report.split", "experiment", "variant"),
+    never=DEVICES_OF_TRAINING,
     order=2,
     sweeps=True,
     if_stopped="results so far are kept, and the same command resumes behind them",

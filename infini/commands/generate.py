@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infini.commands import Arguments, Verb
-from infini.config.keys import COMPARED, EVALUATION_ONLY, take_texts
+from infini.config.keys import COMPARED, DEVICES_OF_TRAINING, EVALUATION_ONLY, take_texts
 
 
 def read(words: Sequence[str]) -> Arguments:
@@ -22,7 +22,7 @@ VERB = Verb(
     groups=("decoding", "task", "model", "scale", "parallel"),
     keys=("prompt", "checkpoint", "save_state", "load_state", "seed", "results_dir"),
     also=(*COMPARED, "cache_dir"),
-    never=EVALUATION_ONLY,
+    never=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
     order=3,
     read=read,
     needs_reader=True,

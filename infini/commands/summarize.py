@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infini.commands import Arguments, Verb
-from infini.config.keys import COMPARED, EVALUATION_ONLY, take_texts
+from infini.config.keys import COMPARED, DEVICES_OF_TRAINING, EVALUATION_ONLY, take_texts
 from infini.config.schema import OPTIONAL_GROUPS, groups, root_defaults
 from infini.system.paths import is_file
 
@@ -33,7 +33,7 @@ VERB = Verb(
     groups=("decoding", "model", "scale", "parallel"),
     keys=("checkpoint", "output", "seed", "results_dir"),
     also=(*COMPARED, "cache_dir"),
-    never=EVALUATION_ONLY,
+    never=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
     order=4,
     read=read,
     takes_words=True,

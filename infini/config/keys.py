@@ -34,6 +34,12 @@ EVALUATION_ONLY = tuple(
 """Keys that only evaluations read; see `evaluation=True` in the fields of the configuration."""
 
 
+DEVICES_OF_TRAINING = tuple(
+    f"parallel.{key}" for key in ("devices", "nodes", "accumulate", "sequence", "strategy", "compile")
+)
+"""Keys of the devices that share a training. Other commands take one device, of parallel.accelerator."""
+
+
 def reads(patterns: Sequence[str], key: str) -> bool:
     """Whether one of the patterns covers this key."""
     group = key.partition(".")[0]

@@ -322,6 +322,11 @@ def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) 
         ),
         ("train -m lr=0.1,0.2", "lr=0.1: no such key; allowed: cache_dir, "),
         (
+            "eval parallel.devices=2",
+            "parallel.devices=2: infini eval does not read parallel.devices; ",
+        ),
+        ("generate parallel=ddp", "parallel=ddp: infini generate takes one device; leave it out"),
+        (
             "inject base=a out=b segmentlength=5",
             "segmentlength=5: no such key; allowed: base, checkpoint, dtype, gate_init, layers, out, results_dir, "
             "segment_length, sinks, update_rule, window; did you mean 'segment_length'?",
