@@ -27,13 +27,19 @@ FURTHER = [
 # What a first segment reads instead of its memory is a matter of values alone.
 MODELS = [each for each in variants() if each.get("first_segment") != "zero"]
 _FIRST = {each["name"]: each for each in reversed(MODELS)}
+_ALL = [
+    *(pytest.param(o, id=variant_id(o), marks=() if o is _FIRST[o["name"]] else pytest.mark.slow) for o in MODELS),
+    *(pytest.param(o, id=variant_id(o)) for o in MIXED),
+    *(pytest.param(o, id="-".join(map(str, o.values()))) for o in FURTHER),
+]
+_SECOND = [case for case in _ALL if not case.marks][1::2]
+some_models = pytest.mark.parametrize(
+    "options", [pytest.param(*c.values, id=c.id, marks=pytest.mark.slow) if c in _SECOND else c for c in _ALL]
+)
+"""Every second model; the others are slow tests."""
 each_model = pytest.mark.parametrize(
     "options",
-    [
-        *(pytest.param(o, id=variant_id(o), marks=() if o is _FIRST[o["name"]] else pytest.mark.slow) for o in MODELS),
-        *(pytest.param(o, id=variant_id(o)) for o in MIXED),
-        *(pytest.param(o, id="-".join(map(str, o.values()))) for o in FURTHER),
-    ],
+    _ALL,
 )
 """The first variant of each model, mixed layers and further options; the other variants are slow."""
 
@@ -59,7 +65,7 @@ def test_a_decoded_token_reads_nothing_but_its_id(options: dict[str, Any], place
     assert decoding_calls(model, 2 * model.segment_length + slot).reads == []
 
 
-@each_model
+@some_models
 @pytest.mark.parametrize("documents", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "documents"])
 def test_a_training_step_runs_on_one_device(options: dict[str, Any], documents: bool) -> None:
     """The device `meta` has no values to read. The same operators are called there as on a CPU, but for what kernels of
@@ -68,7 +74,7 @@ def test_a_training_step_runs_on_one_device(options: dict[str, Any], documents: 
     assert [step().torn for _ in range(2)] == [[], []]
 
 
-@each_model
+@some_models
 def test_calls_of_every_kind_run_on_one_device(options: dict[str, Any]) -> None:
     """Padding on either side, rows at different slots, resets and carried states, with marks on the host; decoding."""
     model = make_model(options, torch.float32).to("meta").eval()

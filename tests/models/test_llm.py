@@ -298,6 +298,7 @@ def test_an_adapted_model_is_measured_and_continued(llm: Llm) -> None:
     assert llm.infini.weights(trained)["llm.model.layers.0.self_attn.q_proj.lora_A.default.weight"].shape[0] == 2
 
 
+@pytest.mark.slow
 def test_one_training_on_the_mixture_fills_a_column_of_each_task(
     tiny_smollm2: Llm,
 ) -> None:

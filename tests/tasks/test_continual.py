@@ -104,6 +104,7 @@ def test_without_any_data_one_corpus_of_the_mixture_is_said_to_be_enough(mixed: 
     assert said.endswith("or try it out with task.data_dir=synthetic")
 
 
+@pytest.mark.slow
 def test_made_up_text(mixed: Runner) -> None:
     mixed("train", *MIXTURE, "task.data_dir=synthetic", "recipe.steps=1")
     (run,) = mixed.records("train")

@@ -52,6 +52,7 @@ def killed_and_finished(arguments: list[str], moments: list[tuple[str, int]]) ->
     return hit
 
 
+@pytest.mark.slow
 def test_killed_while_it_saves(corpus: Path, tmp_path: Path) -> None:
     # In a process of its own too, for with other threads the last bits are others.
     assert kill("in a step", 10**6, words(corpus, tmp_path / "straight")) == 0
