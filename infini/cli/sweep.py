@@ -99,7 +99,7 @@ def share(verb: Verb, words: Sequence[str]) -> int:
                 overrides=[*of_hydra, f"workers={numbers}"],
             )
         except KeyboardInterrupt as stopped:
-            raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}") from stopped
+            raise KeyboardInterrupt(str(stopped) or verb.if_stopped) from stopped
         except Exception as error:
             # Of the launcher, on a process that was killed or that it could not start.
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -80,7 +80,7 @@ class LanguageModelModule(lightning.LightningModule):
         self.sharded = False
         self.model = model
         # Not a submodule, because its parameters are the model's.
-        self._over_ranks = () if sequence_group is None else (SequenceParallel(model, sequence_group),)
+        self._sequence_parallel = () if sequence_group is None else (SequenceParallel(model, sequence_group),)
         self.optimizer_config, self.recipe, self.carry_state, self.seed = optimizer, recipe, carry_state, seed
         self.stage = 0
         """Stage of the curriculum from 0; the main training follows the last stage."""
@@ -127,7 +127,7 @@ class LanguageModelModule(lightning.LightningModule):
                 f"recipe.curriculum: a stage has {whole.rows} rows for {n_parts} devices or parts of a step"
             )
         batch = _rows(batch, first, last)
-        if self._over_ranks:
+        if self._sequence_parallel:
             batch = self._own_segments(batch)
         kept = {name: batch[name] for name in ON_HOST if name in batch}
         moved = {name: value for name, value in batch.items() if name not in kept}
@@ -234,7 +234,7 @@ class LanguageModelModule(lightning.LightningModule):
         objective = objective + out.aux_loss * (batch["ids_BT"].shape[0] / whole.rows)
         after = None
         if self.carry_state:
-            after = self._over_ranks[0].state_after(out.state) if self._over_ranks else detach(out.state)
+            after = self._sequence_parallel[0].state_after(out.state) if self._sequence_parallel else detach(out.state)
         return objective * self.ranks.size, loss.detach(), after
 
     def _after_history(self, batch: dict[str, Any], whole: Whole | None = None) -> State | None:
@@ -258,9 +258,9 @@ class LanguageModelModule(lightning.LightningModule):
             return told
         mask_BT = None if to_numpy(batch["mask_BT"]).all() else batch["mask_BT"]
         reset_BT = batch["reset_BT"] if to_numpy(batch["reset_BT"]).any() else None
-        if self._over_ranks:
-            over_ranks: ModelOutput = self._over_ranks[0](ids_BT, state, reset_BT)
-            return over_ranks
+        if self._sequence_parallel:
+            out_of_rank: ModelOutput = self._sequence_parallel[0](ids_BT, state, reset_BT)
+            return out_of_rank
         N = self.model.segment_length
         segments = -(-ids_BT.shape[1] // N)
         group = self.recipe.checkpoint_segments
@@ -333,7 +333,7 @@ class LanguageModelModule(lightning.LightningModule):
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, ShardedModel) and not self.sharded:
             # The parameters are replaced: this comes before the optimizer.
-            unit = self._over_ranks[0] if self._over_ranks else self.model
+            unit = self._sequence_parallel[0] if self._sequence_parallel else self.model
             mesh = self.trainer.strategy.device_mesh["data_parallel"]
             shard(unit, mesh, optional(self.model, "called_layers"))
             self.sharded = True
