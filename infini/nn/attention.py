@@ -14,6 +14,7 @@ from torch import nn
 
 from infini.nn.grid import Grid, Piece, fresh_clock, run_on_grid
 from infini.nn.ops import attention, memory
+from infini.nn.ops.blocks import BlockSums, in_blocks, read_and_mix
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
 from infini.nn.ops.relative import T5_BUCKETS, t5_attention
@@ -406,13 +407,17 @@ class InfiniAttention(LocalAttention):
     ) -> tuple[Memory, Memory]:
         assert isinstance(mem, Memory)
         if piece.commits:
-            return memory.scan(
-                memory.sigma(k_BSNGK.transpose(2, 3)),
-                v_BSNGV.transpose(2, 3),
+            sums: memory.Sums
+            if in_blocks(k_BSNGK):
+                sums = BlockSums(k_BSNGK, v_BSNGV, piece.weight_BSN)
+            else:
+                sk_BSGNK = memory.sigma(k_BSNGK.transpose(2, 3))
+                sums = memory.TokenSums(sk_BSGNK, v_BSNGV.transpose(2, 3), piece.weight_BSN)
+            return memory.scan_sums(
+                sums,
                 mem,
                 rule=self.update_rule,
                 delta_normaliser=self.delta_normaliser,
-                weight_BSN=piece.weight_BSN,
                 reset_BS=piece.reset_BS,
                 earlier=piece.earlier,
             )
@@ -431,17 +436,24 @@ class InfiniAttention(LocalAttention):
     ) -> tuple[torch.Tensor, Memory | tuple[()]]:
         B, S, Q, H, K = q_BSQHK.shape
         G = self.n_kv_heads
+        read, mem = self.write_memory(k_BSNGK, v_BSNGV, mem, piece)
+        g_H = torch.sigmoid(self.beta.to(read.z_BGK.dtype))
+        if in_blocks(q_BSQHK):
+            first_BS = piece.first_BS
+            g_mem, g_dot = memory.gate_weights(
+                g_H, None if first_BS is None else first_BS[..., None], self.first_segment
+            )
+            shape = (B, S, H)
+            return read_and_mix(q_BSQHK, a_dot, read, g_mem.expand(shape), g_dot.expand(shape)), mem
         # Query head h belongs to key-value head h // (H / G): its queries are further rows of that head's product.
         sq = memory.sigma(q_BSQHK.unflatten(3, (G, H // G)).permute(0, 1, 3, 4, 2, 5).flatten(3, 4))
-        read, mem = self.write_memory(k_BSNGK, v_BSNGV, mem, piece)
         numerator, denominator = memory.retrieve(sq, read.m_BGKV, read.z_BGK)
 
         def by_token(x: torch.Tensor) -> torch.Tensor:
             return x.unflatten(3, (H // G, Q)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
 
         first = None if piece.first_BS is None else piece.first_BS[:, :, None, None, None]
-        g = torch.sigmoid(self.beta.to(denominator.dtype))[:, None]
-        a = memory.gate(a_dot, by_token(numerator), by_token(denominator), g, first, self.first_segment)
+        a = memory.gate(a_dot, by_token(numerator), by_token(denominator), g_H[:, None], first, self.first_segment)
         return a, mem
 
 

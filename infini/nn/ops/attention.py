@@ -48,7 +48,21 @@ class _Rotate(torch.autograd.Function):
         return _rotate(grad, cos, -sin), None, None
 
 
+LARGE, ROWS = 2**22, 256
+"""Numbers of a tensor that a processor rotates some rows at a time, in its cache, and how many rows."""
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    if x.numel() < LARGE or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return _rotate_rows(x, cos, sin)
+    out = x.new_empty(x.shape)
+    for segment, to in zip(x.flatten(0, -4), out.flatten(0, -4), strict=True):
+        for part in zip(segment.split(ROWS), to.split(ROWS), cos.split(ROWS), sin.split(ROWS), strict=True):
+            part[1].copy_(_rotate_rows(part[0], *part[2:]))
+    return out
+
+
+def _rotate_rows(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     swapped = x.roll(x.shape[-1] // 2, -1).flatten(-2)
     return (x.flatten(-2) * cos).addcmul_(swapped, sin).view(x.shape)
 

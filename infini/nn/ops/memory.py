@@ -12,6 +12,8 @@ Products are taken in the dtype of their operands (bfloat16 under autocast), the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -141,43 +143,72 @@ class _Normaliser(torch.autograd.Function):
         return g_s, g_z
 
 
+class Sums(Protocol):
+    """The sums over each segment's tokens that Eq. 4 and 5 need, from keys, values and write weights w (default: 1)."""
+
+    def added(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """B = sum w sigma(k)^T v [B, S, G, K, V] and the normaliser's sum w sigma(k) [B, S, G, K]."""
+
+    def erased(self, z_divisor_BSGK: torch.Tensor, written_BSG: torch.Tensor) -> torch.Tensor:
+        """A = sum w sigma(k)^T sigma(k) / (sigma(k) z) [B, S, G, K, K] of Linear + Delta, in the dtype of the state.
+
+        z_divisor_BSGK: z. written_BSG: 1 where something is in memory, 0 elsewhere; there A is 0.
+        """
+
+
+class TokenSums:
+    """The sums of sigma(k) [B, S, G, N, K], v [B, S, G, N, V] and w [B, S, N], all segments and heads at once."""
+
+    def __init__(self, sk_BSGNK: torch.Tensor, v_BSGNV: torch.Tensor, weight_BSN: torch.Tensor | None) -> None:
+        if half := sk_BSGNK.dtype == torch.float16:
+            # Sums over tokens and write weights exceed the largest float16.
+            sk_BSGNK, v_BSGNV = sk_BSGNK.float(), v_BSGNV.float()
+        self.products: Any = partial(without_autocast, sk_BSGNK) if half else nullcontext
+        self.sk, self.v = sk_BSGNK, v_BSGNV
+        self.written = sk_BSGNK if weight_BSN is None else scaled(sk_BSGNK, weight_BSN[:, :, None, :, None])
+
+    def added(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Sums."""
+        with self.products():
+            return (self.written.transpose(-1, -2) @ self.v).to(dtype), self.written.sum(-2, dtype=dtype)
+
+    def erased(self, z_divisor_BSGK: torch.Tensor, written_BSG: torch.Tensor) -> torch.Tensor:
+        """See Sums."""
+        share = _Share.apply(written_BSG[..., None, None], normaliser(self.sk, z_divisor_BSGK))
+        with self.products():
+            return (self.written.transpose(-1, -2) @ scaled(self.sk, share)).to(z_divisor_BSGK.dtype)
+
+
 def scan(
     sk_BSGNK: torch.Tensor,
     v_BSGNV: torch.Tensor,
     memory: Memory,
     *,
+    weight_BSN: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[Memory, Memory]:
+    """scan_sums of these keys and values. weight_BSN multiplies each token's contribution to M and z."""
+    return scan_sums(TokenSums(sk_BSGNK, v_BSGNV, weight_BSN), memory, **options)
+
+
+def scan_sums(
+    sums: Sums,
+    memory: Memory,
+    *,
     rule: UpdateRule,
     delta_normaliser: DeltaNormaliser = "previous",
-    weight_BSN: torch.Tensor | None = None,
     reset_BS: torch.Tensor | None = None,
     earlier: Earlier | None = None,
 ) -> tuple[Memory, Memory]:
     """The memory each segment reads (M_{s-1}, z_{s-1}), stacked over S, and the memory after the last (Eq. 4, 5).
 
-    weight_BSN multiplies each token's contribution to M and z. reset_BS: the row's memory is cleared before the
-    segment. delta_normaliser: Eq. 5 divides by sigma(K) z_{s-1} ("previous"); "current" divides by sigma(K) z_s, which
-    bounds the spectral radius of A_s by 1 (an addition to the paper). earlier: segments between `memory` and the first
-    segment of the call, read by other processes. Default: none.
+    sums: of all segments. reset_BS: the row's memory is cleared before the segment. delta_normaliser: Eq. 5 divides by
+    sigma(K) z_{s-1} ("previous"); "current" divides by sigma(K) z_s, which bounds the spectral radius of A_s by 1 (an
+    addition to the paper). earlier: segments between `memory` and the first segment of the call, read by other
+    processes. Default: none.
     """
     dtype = memory.z_BGK.dtype
-    if sk_BSGNK.dtype == torch.float16:
-        # Sums over tokens and write weights exceed the largest float16.
-        sk_BSGNK, v_BSGNV = sk_BSGNK.to(dtype), v_BSGNV.to(dtype)
-        with without_autocast(sk_BSGNK):
-            return scan(
-                sk_BSGNK,
-                v_BSGNV,
-                memory,
-                rule=rule,
-                delta_normaliser=delta_normaliser,
-                weight_BSN=weight_BSN,
-                reset_BS=reset_BS,
-                earlier=earlier,
-            )
-    written = sk_BSGNK if weight_BSN is None else scaled(sk_BSGNK, weight_BSN[:, :, None, :, None])
-    written_t = written.transpose(-1, -2)
-    dz_BSGK = written.sum(-2, dtype=dtype)
-    b_BSGKV = (written_t @ v_BSGNV).to(dtype)
+    b_BSGKV, dz_BSGK = sums.added(dtype)
     kept_SB = None if reset_BS is None else (~reset_BS).T.to(dtype)
     m_BGKV, z_BGK = memory.m_BGKV, memory.z_BGK
     if earlier is not None and rule == "linear":
@@ -190,9 +221,7 @@ def scan(
     else:
         z_divisor = z_read if delta_normaliser == "previous" else z_read + dz_BSGK
         # An empty memory returns 0 / 0, which counts as 0: there is nothing to subtract.
-        written_before = (z_read.sum(-1) > 0)[..., None, None].to(dtype)
-        share = _Share.apply(written_before, normaliser(sk_BSGNK, z_divisor))
-        a_BSGKK = (written_t @ scaled(sk_BSGNK, share)).to(dtype)
+        a_BSGKK = sums.erased(z_divisor, (z_read.sum(-1) > 0).to(dtype))
         if earlier is not None:
             m_BGKV = earlier.affine(a_BSGKK, b_BSGKV, m_BGKV, kept_SB)
         m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, m_BGKV, kept_SB)
@@ -263,9 +292,16 @@ def gate(
     g: sigmoid(beta), the weight of the MEMORY, broadcastable to the denominator. first: true where the memory is empty
     and A_mem would be 0 / 0; there A = A_dot ("local") or A = (1 - sigmoid(beta)) A_dot ("zero").
     """
+    g_mem, g_dot = gate_weights(g, first, first_segment)
+    return _Mix.apply(a_dot, numerator, g_dot, _Share.apply(g_mem, denominator))
+
+
+def gate_weights(
+    g: torch.Tensor, first: torch.Tensor | None, first_segment: FirstSegment
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of A_mem and A_dot in Eq. 6; see gate."""
     g_mem = g if first is None else g.masked_fill(first, 0.0)
-    g_dot = g_mem if first_segment == "local" else g
-    return _Mix.apply(a_dot, numerator, 1 - g_dot, _Share.apply(g_mem, denominator))
+    return g_mem, 1 - (g_mem if first_segment == "local" else g)
 
 
 class _Mix(torch.autograd.Function):
