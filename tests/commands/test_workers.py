@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,17 @@ from infini.runs import workers
 from infini.runs.workers import Worker
 from infini.system.locks import is_locked, lock_file
 
-RUNS = [(verb, model, 1) for verb in ("eval", "train") for model in ("infini_linear", "local")]
 ROWS = ["report=table2_lm", "task=pg19", "model=local,infini_linear"]
 
 
-def at_once(folder: Path, *lines: list[str], killed: int | None = None) -> list[tuple[int, str]]:
-    """Exit code and output of command lines that run at once. killed: one that kills itself in its second step."""
+def at_once(folder: Path, *lines: list[str], killed: int = 0) -> list[tuple[int, str]]:
+    """Exit code and output of command lines that run at once. The first `killed` kill themselves in their second
+    step."""
     given, taken = server().stdin, server().stdout
     assert given is not None and taken is not None
     asked = []
     for number, line in enumerate(lines):
-        moment, when = ("in a step", 2) if number == killed else ("never", 1)
+        moment, when = ("in a step", 2) if number < killed else ("never", 1)
         asked.append({"moment": moment, "when": when, "words": line, "environment": dict(os.environ)})
         asked[-1] |= {"folder": str(folder), "output": str(folder / f"output{number}")}
     print(json.dumps(asked), file=given, flush=True)
@@ -47,23 +48,26 @@ def command(corpus: Path, results: Path, *words: str) -> list[str]:
     return ["reproduce", *read_by(["reproduce", *ROWS], settings), *ROWS, *words]
 
 
+def of_seeds(*seeds: int) -> list[tuple[str, str, int]]:
+    """The runs of the rows above."""
+    return [(*run, seed) for run in product(("eval", "train"), ("infini_linear", "local")) for seed in seeds]
+
+
 def made(results: Path) -> list[tuple[str, str, int]]:
     return sorted((run.verb, run.model, run.seed) for run in records.load_records(results))
 
 
 @pytest.mark.slow
-def test_processes_share_the_runs_of_a_table_and_take_over_that_of_one_that_was_killed(
+def test_four_processes_share_the_runs_of_a_table_and_take_over_those_of_two_that_were_killed(
     corpus: Path, tmp_path: Path
 ) -> None:
-    words = command(corpus, tmp_path / "results")
-    # First, because others beside it could be done before its second step.
-    ((killed, _),) = at_once(tmp_path, words, killed=0)
-    assert killed == -signal.SIGKILL
-    others = at_once(tmp_path, words, words)
-    assert [code for code, _ in others] == [0, 0], others
-    assert made(tmp_path / "results") == RUNS
-    for _, said in others:
-        assert "Local attention only" in said and "Infini-Transformer (Linear)" in said
+    # As many trainings as processes: those that are killed have one each.
+    words = command(corpus, tmp_path / "results", "seed=1,2")
+    *killed, first, second = at_once(tmp_path, *[words] * 4, killed=2)
+    assert [code for code, _ in killed] == [-signal.SIGKILL] * 2, killed
+    assert made(tmp_path / "results") == of_seeds(1, 2)
+    for code, said in (first, second):
+        assert code == 0 and "Local attention only" in said and "Infini-Transformer (Linear)" in said, said
     assert not list((tmp_path / "results" / "unfinished").glob("*"))
 
 
@@ -72,7 +76,7 @@ def test_two_processes_share_the_runs_of_two_seeds(corpus: Path, tmp_path: Path)
     words = command(corpus, tmp_path / "results", "seed=1,2")
     outputs = at_once(tmp_path, words, words)
     assert [code for code, _ in outputs] == [0, 0], outputs
-    assert made(tmp_path / "results") == sorted([*RUNS, *((verb, model, 2) for verb, model, _ in RUNS)])
+    assert made(tmp_path / "results") == of_seeds(1, 2)
     assert all("trained 2" in said for _, said in outputs), "each trains a part"
 
 
