@@ -16,7 +16,7 @@ help:
 	@echo "make env          make the environment .venv"
 	@echo "make test         run the tests, a few minutes"
 	@echo "make reproduce    train on short passkey inputs, evaluate on up to a million tokens, print the table"
-	@echo "make gpu          measure the paper's sizes, and make the tables at GPU scale (one GPU)"
+	@echo "make gpu          test, measure the paper's sizes, and make the tables at GPU scale (one GPU)"
 	@echo "make test-slow    run the slow tests"
 	@echo "make test-lowest  run the tests with the lowest versions that pyproject.toml allows"
 	@echo "make results      make the published tables, claims and figures from the published records"
@@ -95,11 +95,34 @@ clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# What was never run on a GPU first: the tests that need one, then the benches, then the tables. Started again it goes on
+# where it was stopped: a test run and a bench that ended leave a file here, tables resume by themselves.
 # Encoder-decoders need transformers, which `.[dev]` installs.
-gpu: $(DEV)
-	$(BIN)/infini bench suite=paper recipe.batch_size=1
-	$(BIN)/infini bench suite=paper_models recipe.batch_size=1 recipe.segments_per_sequence=16
+GPU := outputs/gpu
+ENDED = @mkdir -p $(@D) && touch $@
+
+gpu: $(DEV) $(GPU)/tests $(GPU)/paper $(GPU)/paper_models $(GPU)/layer $(GPU)/decode
 	$(BIN)/infini reproduce report=table2_lm scale=gpu
 	$(BIN)/infini reproduce report=table3_passkey scale=gpu dims=paper_12l dims.segment_length=512 task.examples=50 \
 		report.run=[linear_zero_shot,delta_zero_shot,linear_finetuned,delta_finetuned]
 	$(BIN)/infini reproduce report=table4_booksum scale=gpu
+
+$(GPU)/tests: $(DEV)
+	$(BIN)/python -m pytest -m gpu
+	$(ENDED)
+
+$(GPU)/paper: | $(GPU)/tests
+	$(BIN)/infini bench suite=paper recipe.batch_size=1
+	$(ENDED)
+
+$(GPU)/paper_models: | $(GPU)/tests
+	$(BIN)/infini bench suite=paper_models recipe.batch_size=1 recipe.segments_per_sequence=16
+	$(ENDED)
+
+$(GPU)/layer: | $(GPU)/tests
+	$(BIN)/infini bench suite=layer
+	$(ENDED)
+
+$(GPU)/decode: | $(GPU)/tests
+	$(BIN)/infini bench suite=decode dims=paper_12l recipe.batch_size=1
+	$(ENDED)

@@ -38,7 +38,7 @@ def place_of(parallel: ParallelConfig, by_launcher: bool) -> tuple[int, int, int
             allowed = f"torchrun started {there}; set this number, or leave the key out"
             require(value in (None, there), f"parallel.{key}", value, allowed)
         return rank, local_rank, size, local_size
-    allowed = "several nodes need torchrun on each; see docs/how-to/cluster.md"
+    allowed = "several nodes need torchrun on each; see docs/how-to/many_devices.md"
     require(parallel.nodes in (None, 1), "parallel.nodes", parallel.nodes, allowed)
     return 0, 0, parallel.devices, parallel.devices
 

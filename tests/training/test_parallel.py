@@ -203,7 +203,7 @@ def test_the_gradients_of_all_ranks_and_parts_are_those_of_one(
         (["parallel.nodes=2"], "parallel.nodes=2: parallel=single takes one; add parallel=ddp or parallel=fsdp2"),
         (
             ["parallel=ddp", "parallel.nodes=2"],
-            "parallel.nodes=2: several nodes need torchrun on each; see docs/how-to/cluster.md",
+            "parallel.nodes=2: several nodes need torchrun on each; see docs/how-to/many_devices.md",
         ),
         (
             ["parallel=ddp", "parallel.devices=3"],
