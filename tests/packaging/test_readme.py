@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import tomllib
@@ -181,6 +182,27 @@ def test_the_page_of_results_has_the_numbers_of_the_tables() -> None:
         for row in ("and a memory (Linear)", "SmolLM2, segments of 512 tokens")
     )
     assert f"SmolLM2 has {memory} instead of {segments} in segments of 512" in text
+
+
+def test_the_model_on_paper_is_what_its_assumptions_give() -> None:
+    page = (ROOT / "docs" / "how-to" / "many_devices.md").read_text(encoding="utf-8")
+    layers, d_model, heads, size, segment, parameters = 32, 4096, 8, 128, 2048, 8e9
+    operations = 8 * parameters + 16 * segment / 2 * d_model * layers
+    assert f"{operations / 1e9:.0f} GFLOP" in page
+    rows = re.findall(r"^\| (\d+)M \| (\d+) \| ([\d,]+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for millions, gpus, *said in rows:
+        ranks = int(gpus)
+        own = int(millions) * 2**20 // ranks
+        rounds = 1 + math.ceil(math.log2(ranks - 1))
+        exchange = 3 * layers * rounds * (10e-6 + 4 * heads * size * (2 * size + 1) / 50e9)
+        seconds = own * operations / 4e14
+        held = own * d_model * 2 * layers + 16 * parameters / ranks
+        assert said == [f"{own:,}", f"{seconds:.1f}", str(rounds), f"{exchange * 1e3:.0f}", f"{held / 1e9:.0f}"]
+        assert exchange < 0.01 * seconds
+    attention = 16 * 2**20 / 2 * d_model * layers
+    assert f"would add {attention / operations:.0f} times" in " ".join(page.split())
+    assert f"are {2 * 2 * heads * size * layers * 2**20 / 1e9:.0f} GB" in page
 
 
 def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
