@@ -42,7 +42,7 @@ class Verb:
     choices: tuple[str, ...] = ()
     """Groups of which it reads the choice alone."""
     also: tuple[str, ...] = ()
-    """What else it reads and the help leaves out: keys, groups by name (the choice alone) or `group.*` (all keys)."""
+    """What else it reads, not shown in its help: keys, groups by name (the choice alone) or `group.*` (all keys)."""
     never: tuple[str, ...] = ()
     """Keys of `groups` that it does not read."""
     short: Mapping[str, str] = field(default_factory=dict)

@@ -88,9 +88,9 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
     require(right and (hint is not float or math.isfinite(value)), key, value, f"must be {_NOUNS[hint]}")
     if hint is float:
-        require(abs(value) <= _LARGEST, key, value, f"must be at most {_LARGEST:g}, the largest number of 32 bits")
+        require(abs(value) <= _LARGEST, key, value, f"must be at most {_LARGEST:g}, the largest of float32")
         whole = value == 0 or abs(value) >= _SMALLEST
-        require(whole, key, value, f"is 0 in numbers of 32 bits, of which {_SMALLEST:g} is the smallest above 0")
+        require(whole, key, value, f"is 0 in float32; the smallest positive value is {_SMALLEST:g}")
     return value
 
 
@@ -259,7 +259,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
             except (HydraException, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
                 raise InputError(f"{given}: {_first_line(error)}") from error
             if not values:
-                raise InputError(f"{given}: has no values, so that there are no jobs")
+                raise InputError(f"{given}: has no values")
             choices.append([f"{key}={value}" for value in values])
     if math.prod(map(len, choices)) > MAX_JOBS:
         raise InputError(f"{math.prod(map(len, choices)):,} jobs or more: a sweep has at most {MAX_JOBS:,}")

@@ -38,7 +38,7 @@ def book_file(data_dir: Path, split: str, setting: str) -> Path:
 
 
 def no_data(name: str, layout: str, hub_id: str, error: Exception, among: Sequence[str] = ()) -> InputError:
-    """The error where neither folder nor hub can be read. among: the corpora of which one is enough."""
+    """The error where neither folder nor hub can be read. among: corpora; any one suffices."""
     if among:
         folders = ", ".join(f"{corpus}/" for corpus in among)
         where = f"INFINI_DATA_DIR or task.data_dir to a folder that holds at least one of {folders}, each as {layout}"

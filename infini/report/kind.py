@@ -18,7 +18,7 @@ from infini.config.schema import groups
 from infini.errors import InputError, did_you_mean
 
 FINISHED_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir", *SHOWN)
-"""Keys that a verb reads which only takes finished runs."""
+"""Keys of verbs that use finished runs only."""
 REPRODUCED = (*OF_REPORTS, *TRAINED, "seed", "plan", "workers", *PLACES, *SHOWN)
 """Keys that `infini reproduce` reads with every report that it can make."""
 

@@ -59,7 +59,8 @@ def describe_divergence(record: RunRecord, results_dir: str, newest: str = "") -
     """How a recorded training diverged, and how to repeat it. newest: a sentence on its newest checkpoint."""
     rate, reason = value_at(record.config, KEY), (record.diverged or {}).get("reason")
     again = f"To try this one again, remove {records.record_path(results_dir, record.run_id)}"
-    return f"{KEY}={rate}: {reason}; a lower one starts from the beginning. {newest}{'. ' * bool(newest)}{again}"
+    advice = f"try a lower one, which starts from the beginning. {newest}{'. ' * bool(newest)}{again}"
+    return f"{KEY}={rate}: {reason}; {advice}"
 
 
 def name_diverged(cells: Sequence[str]) -> None:
@@ -127,8 +128,8 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
 
 
 def find_model(cfg: Config, overrides: list[str]) -> Path | None:
-    """As find_checkpoint, and None for a pretrained model that is to be evaluated as it is: no checkpoint is named and
-    no training of exactly this model exists. cfg: of with_base."""
+    """Like find_checkpoint; None for a pretrained model that is evaluated untrained: no checkpoint is named and no
+    training of exactly this model exists. cfg: of with_base."""
     if cfg.checkpoint is not None or base_of(cfg.model) is None:
         return find_checkpoint(cfg, overrides)
     known = any(

@@ -19,7 +19,7 @@ from infini.training.checkpoint import read_description
 
 
 def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) -> str | None:
-    """One line on the work that is left; None where nothing is, or published records do not have its like.
+    """One line on the work that is left; None if there is none, or no published run is comparable.
 
     trainings, evaluations: configurations of passkey runs without a record yet.
     """
@@ -58,7 +58,7 @@ def run_seconds(verb: str, cfg: Config, known: Sequence[Sequence[RunRecord]]) ->
 
 
 def training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
-    """Of the quickest such training: others had more work beside them."""
+    """Of the fastest comparable training; slower ones shared their machine."""
     each = [
         run.cost["wall_seconds"] / run.config["recipe"]["steps"]
         for run in known

@@ -48,7 +48,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     cfg = with_base(cfg, overrides)
     folder = _find_model(cfg, overrides, load_state)
     check_model(folder)
-    # Here, because they take seconds to import, and what is wrong above is said before.
+    # Imported late: they take seconds, and the checks above come first.
     import torch
 
     from infini.evaluation.decoding import Reader, generate, load_reader, save_reader

@@ -102,7 +102,7 @@ def _write(folder: Path, model: Any, tokenizer: Any, trained: str) -> None:
 
 
 def _new_folder(out: str | None) -> Path:
-    """The folder to write; InputError where there is none to write to, or something stands there."""
+    """The folder to write. Raises InputError if none is named, or if it is not empty."""
     if not out:
         raise InputError("out=null: name the folder to write")
     folder = home_expanded("out", out)

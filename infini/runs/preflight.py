@@ -70,14 +70,14 @@ def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
 
 
 def check_base(cfg: Config) -> None:
-    """Raises InputError where the model's base is a path at which nothing lies."""
+    """Raises InputError where the model's base is a path that does not exist."""
     if "base" in cfg.model:
         name = str(cfg.model["base"])
         local_path(name, f"model.base={name!r}")
 
 
 def check_model(folder: Path | None) -> None:
-    """Raises InputError where the folder of a trained model is none; None is a pretrained model as it is."""
+    """Raises InputError if the folder is not a checkpoint. None: an untrained pretrained model."""
     if folder is not None:
         read_description(folder)
 

@@ -75,7 +75,7 @@ def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> l
         try:
             line = catch_divergence(make)
         except BusyError:
-            console.print("another process runs this; going on with what is left")
+            console.print("another process runs this; continuing with the other runs")
             raise
         if isinstance(line, DivergedError):
             console.print(str(line), style="yellow")

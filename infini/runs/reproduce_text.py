@@ -44,7 +44,7 @@ def reproduce(
         composed = compose(chosen)
         folder = data_root(composed.task)
         if not one and task != report.task and folder is not None and not folder.is_dir():
-            console.print(f"{folder}: no such folder; going on without {task}", style="yellow")
+            console.print(f"{folder}: no such folder; continuing without {task}", style="yellow")
             continue
         of_task[task] = [*chosen, *_corpus_override(composed, console)]
     # A report also has rows that are only quoted from the paper, and rows that do not exist at this scale.
@@ -142,7 +142,7 @@ def _corpus_override(cfg: Config, console: Console) -> list[str]:
         load_documents(cfg.task.name, "test", None, cfg.task.hub_id, cache_folder(cfg))
     except InputError as error:
         console.print(
-            f"{error}\nNo data here: going on with a SYNTHETIC corpus. Its numbers say nothing about {cfg.task.name} "
+            f"{error}\nNo data here: continuing with a SYNTHETIC corpus. Its numbers say nothing about {cfg.task.name} "
             "and cannot be published.",
             style="bold yellow",
         )

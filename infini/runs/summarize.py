@@ -53,7 +53,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     cfg = with_base(cfg, overrides)
     folder = find_model(cfg, wanted) if base_of(cfg.model) else find_checkpoint(cfg, wanted, any_model=True)
     check_model(folder)
-    # Here, because they take seconds to import, and what is wrong above is said before.
+    # Imported late: they take seconds, and the checks above come first.
     import numpy as np
     import torch
 

@@ -341,7 +341,7 @@ def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
         value = math.inf if entry["value"] is None else entry["value"]
         if not math.isfinite(value) or (entry["unit"].startswith("nats") and value > HIGHEST_LOSS):
             shown = f"{name.replace('_', ' ')} is {value:.6g} {entry['unit']}"
-            raise DivergedError(f"after the last step, {step}, the {shown}, of which there is no perplexity", step)
+            raise DivergedError(f"after the last step, {step}, the {shown}, whose perplexity is not finite", step)
 
 
 def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:

@@ -95,7 +95,7 @@ class Worker:
                 path.unlink(missing_ok=True)
 
     def do_all(self, jobs: Sequence[tuple[str, Callable[[], T]]]) -> list[T]:
-        """The results of all jobs. Those with a run that another process makes come last, when it has ended.
+        """The results of all jobs. Jobs whose run another process is making are done last.
 
         jobs: a name, and the function that does it.
         """

@@ -1,4 +1,4 @@
-"""Names of files and folders as users write them: `~` is home, and what cannot be a name at all is no error."""
+"""Names of files and folders as users write them: `~` is home, and an impossible name is a missing file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def home_expanded(key: str, name: str | Path) -> Path:
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether there is a file of this name. Any text may be asked about: one that is too long for a name is none."""
+    """Whether there is a file of this name. False for a text that is too long for a name."""
     with suppress(OSError, ValueError):
         return Path(path).is_file()
     return False
@@ -41,8 +41,8 @@ def is_folder(path: str | Path) -> bool:
 
 
 def check_name(key: str, path: Path) -> None:
-    """Raise InputError where a file of this name could not be written for the name's length alone. What is asked before
-    a long run is not asked after it."""
+    """Raise InputError where a file of this name could not be written because the name is too long. Checked before a
+    long run, not after it."""
     *folders, name = path.parts or ("",)
     sizes = [*(len(os.fsencode(folder)) for folder in folders), len(os.fsencode(name)) + _BESIDE]
     if max(sizes) > LONGEST_NAME:

@@ -32,8 +32,8 @@ def as_interrupt(name: str, unless_handled: bool = False) -> Iterator[None]:
 
 @contextmanager
 def redirected_interrupts(act: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """What is yielded is to be called inside the block: from then on, until the end of the block, signals that raise
-    KeyboardInterrupt at the start of the block call act() instead. Nothing happens in other threads than the main one.
+    """Yields a function. After it is called, until the end of the block, signals that raise KeyboardInterrupt at the
+    start of the block call act() instead. Nothing happens in other threads than the main one.
     """
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():

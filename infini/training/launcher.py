@@ -1,5 +1,5 @@
 """How many processes train, by the configuration and by the environment variables of torchrun, which also rank 0 sets
-for the processes that it starts. Without torch, so that what cannot be shared out is refused at once."""
+for the processes that it starts. Without torch, so that a split that is impossible is refused at once."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ _EXTENSION_STREAM, _HISTORY_STREAM = 3, 4
 
 
 class Whole(NamedTuple):
-    """What a step's batch has in all rows, of which a rank reads some: their number, and of tokens those that are read,
-    the targets and the targets of the second loss. first: the first row of this rank, or of its part."""
+    """Totals over all rows of a step's batch, of which a rank reads some: rows, tokens that are read, targets, and
+    targets of the second loss. first: the first row of this rank, or of its part."""
 
     rows: int
     tokens: int

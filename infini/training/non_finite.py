@@ -10,8 +10,8 @@ import torch
 
 def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | None:
     """A description of the first value that is not finite: a weight, else a module's output during `call`; None when
-    there is none. The innermost of nested modules is named. Values that a module computes between its parts, as a
-    memory, are found at the input of a part."""
+    there is none. The innermost of nested modules is named. A value that is computed between submodules, such as the
+    memory, is reported as input of the next submodule."""
     for name, weight in model.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             return f"the weights {name} are not finite"

@@ -236,7 +236,7 @@ class SaveCheckpoints(Callback):
 
 def describe_checkpoint(step: int | None) -> str:
     """A sentence on the newest checkpoint, saved after `step`, without its full stop."""
-    return "No checkpoint was due yet" if step is None else f"The last good checkpoint is of step {step}"
+    return "There is no checkpoint yet" if step is None else f"The last good checkpoint is of step {step}"
 
 
 def random_states(device: torch.device) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from xml.parsers import expat
 from infini.errors import InputError
 
 MAX_BYTES = 1 << 28
-"""Of a book's pages together, unpacked, and of the text that they give: more is no book, but may be a zip bomb."""
+"""Of a book's pages together, unpacked, and of the text that they give. More is refused: it may be a zip bomb."""
 _MARKUP = re.compile(r".*html.*|.*[/+]xml|text/x-oeb1-document")
 """Media types of pages: XHTML, HTML, DTBook and what came before them."""
 _PLAIN = "text/plain"
@@ -416,7 +416,7 @@ def _parse_xml(
 
     parser.SkippedEntityHandler = skipped
     parser.ExternalEntityRefHandler = lambda *names: 0
-    # The text is decoded: what it declares is no matter.
+    # The text is decoded already: the encoding that it declares is ignored.
     parser.Parse(text.lstrip().encode("utf-8", errors="replace").decode(), True)
 
 

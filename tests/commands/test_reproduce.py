@@ -99,7 +99,7 @@ def test_a_corpus_that_is_not_there_is_gone_without_unless_it_is_named(
     monkeypatch.setattr(reproduce.table, "show", lambda *_: 0)
     assert cli.main(["reproduce", "report=table2_lm"]) == 0
     assert cells == ["pg19"] * len(MODELS)
-    assert "arxiv_math: no such folder; going on without" in capfd.readouterr().err
+    assert "arxiv_math: no such folder; continuing without" in capfd.readouterr().err
     assert cli.main(["reproduce", "report=table2_lm", "task=arxiv_math"]) == cli.USAGE_ERROR
     (said,) = capfd.readouterr().err.splitlines()
     assert said.startswith(

@@ -338,15 +338,15 @@ def test_every_recipe_takes_any_number_of_steps() -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("decoding.top_p=1e-46", "decoding.top_p=1e-46: is 0 in numbers of 32 bits"),
-        ("decoding.temperature=1e-46", "decoding.temperature=1e-46: is 0 in numbers of 32 bits"),
-        ("optimizer.lr=1e-60", "optimizer.lr=1e-60: is 0 in numbers of 32 bits"),
+        ("decoding.top_p=1e-46", "decoding.top_p=1e-46: is 0 in float32"),
+        ("decoding.temperature=1e-46", "decoding.temperature=1e-46: is 0 in float32"),
+        ("optimizer.lr=1e-60", "optimizer.lr=1e-60: is 0 in float32"),
         ("optimizer.lr=1e400", "optimizer.lr=inf: must be a finite number"),
         ("optimizer.lr=1e39", "optimizer.lr=1e\\+39: must be at most 3.40282e\\+38"),
         (f"optimizer.lr={10**39}", "optimizer.lr=1e\\+39: must be at most"),
-        ("optimizer.betas=[1e-50,0.9]", "optimizer.betas=1e-50: is 0 in numbers of 32 bits"),
+        ("optimizer.betas=[1e-50,0.9]", "optimizer.betas=1e-50: is 0 in float32"),
         ("recipe.length_extension=1e300", "recipe.length_extension=1e\\+300: must be at most"),
-        ("optimizer.weight_decay=-1e-50", "optimizer.weight_decay=-1e-50: is 0 in numbers"),
+        ("optimizer.weight_decay=-1e-50", "optimizer.weight_decay=-1e-50: is 0 in float32"),
     ],
 )
 def test_a_number_that_a_run_cannot_compute_with_is_refused(override: str, expected: str) -> None:
@@ -378,9 +378,9 @@ def test_sweeps_are_of_hydras_grammar(word: str, values: list[str]) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("model=glob(zz*)", "model=glob(zz*): has no values, so that there are no jobs"),
-        ("seed=glob(*)", "seed=glob(*): has no values, so that there are no jobs"),
-        ("seed=range(3,1)", "seed=range(3,1): has no values, so that there are no jobs"),
+        ("model=glob(zz*)", "model=glob(zz*): has no values"),
+        ("seed=glob(*)", "seed=glob(*): has no values"),
+        ("seed=range(3,1)", "seed=range(3,1): has no values"),
         ("seed=range(1,3,0)", "seed=range(1,3,0): range() arg 3 must not be zero"),
         ("seed=range(1,1000000000000)", "10,001 jobs or more: a sweep has at most 10,000"),
     ],

@@ -302,7 +302,7 @@ def test_an_adapted_model_is_measured_and_continued(llm: Llm) -> None:
 def test_one_training_on_the_mixture_fills_a_column_of_each_task(
     tiny_smollm2: Llm,
 ) -> None:
-    """report=llm_continual: rows as they are and rows that were trained. Done once, it is not done again."""
+    """report=llm_continual: untrained rows and trained rows. A second run makes none again."""
     llm, results = tiny_smollm2, f"results_dir={tiny_smollm2.infini.results}"
     for _ in range(2):
         printed = llm.infini("reproduce", "report=llm_continual", "report.run=[local,local_trained,delta]", results)

@@ -66,7 +66,7 @@ def test_a_loss_too_high_for_a_perplexity_is_on_record_and_not_made_again(
 
 def test_a_divergence_without_a_checkpoint_leaves_no_folder(infini: Runner) -> None:
     said = infini.error("train", "optimizer=adamw", "optimizer.lr=1e30", "recipe.steps=6")
-    assert "No checkpoint was due yet. To try this one again, remove" in said
+    assert "There is no checkpoint yet. To try this one again, remove" in said
     assert not list((infini.results / "unfinished").iterdir())
 
 

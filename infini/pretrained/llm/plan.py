@@ -95,7 +95,7 @@ def group_rows(
 def pieces(group: Group, segment_length: int, depth: int, alike: bool) -> list[Piece]:
     """A group's tokens cut at segment boundaries, whole segments together.
 
-    alike: all segments see the same keys, but for the memory; else the first `depth` stand alone.
+    alike: all segments attend to equally many keys; otherwise each of the first `depth` is a piece of its own.
     """
     cut, start, slot, segment = [], 0, group.slot, group.segment
     tokens = len(group.columns)
