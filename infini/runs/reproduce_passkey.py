@@ -28,6 +28,7 @@ from infini.training.checkpoint import checkpoint_folder
 class _Job:
     """One row at one seed."""
 
+    task: str
     row: PasskeyRow
     scale: str
     asked: tuple[str, ...]
@@ -47,7 +48,7 @@ class _Job:
 
     def overrides(self, init_from: str | None) -> list[str]:
         """Overrides of the row's own training and evaluation."""
-        base = [*self.asked, "task=passkey", f"model={self.row.model}", f"seed={self.seed}"]
+        base = [*self.asked, f"task={self.task}", f"model={self.row.model}", f"seed={self.seed}"]
         base.append(f"task.knockout={self.row.knockout}")
         if self.row.recipe:
             base.append(f"recipe={self.row.recipe.format(scale=self.scale)}")
@@ -90,7 +91,7 @@ def reproduce(
     asked = tuple(text for text in overrides if text.partition("=")[0] not in taken)
     own_lengths = {name: [] if named else report.rows[name].lengths for name in rows}
     jobs = [
-        _Job(replace(report.rows[name], lengths=own_lengths[name]), cfg.scale.name, asked, seed)
+        _Job(report.task, replace(report.rows[name], lengths=own_lengths[name]), cfg.scale.name, asked, seed)
         for seed in seeds
         for name in rows
     ]
@@ -171,7 +172,7 @@ def _evaluated(known: list[RunRecord], parent: str | None, cfg: Config) -> RunRe
         run
         for run in known
         if run.verb == "eval"
-        and run.task == "passkey"
+        and run.task == cfg.task.name
         and run.parent == parent
         # Without a training the configuration says which model it is.
         and (parent is not None or {**run.config["model"], **cfg.model} == run.config["model"])

@@ -22,6 +22,23 @@ FILES = [
     "conf/dims/letters_laptop.yaml",
     "conf/recipe/letters_laptop.yaml",
 ]
+LOOKUP_TABLE = """
+defaults:
+  - override /task@_global_.task: lookup
+
+name: lookup_table
+title: A table of the copied task
+task: lookup
+aggregate: largest
+lengths: [256]
+depths: [start]
+run: all
+rows:
+  linear:
+    title: Linear, copied
+    model: infini_linear
+    recipe: lookup_{scale}
+"""
 COMMANDS = """
 import contextlib, io, json, sys
 from infini.cli import main as cli
@@ -56,6 +73,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = (folder / f"{name.format('passkey')}.yaml").read_text(encoding="utf-8")
         renamed = re.sub(r"^name: passkey", "name: lookup", text, flags=re.MULTILINE)
         (folder / f"{name.format('lookup')}.yaml").write_text(renamed, encoding="utf-8")
+    (copy / "infini" / "conf" / "report" / "lookup_table.yaml").write_text(LOOKUP_TABLE, encoding="utf-8")
     return copy
 
 
@@ -125,3 +143,14 @@ def test_a_copy_of_the_passkey_task_works(project: Path, tmp_path: Path) -> None
     # Asked for the digits that were trained; another task's model for those of the configuration.
     assert [run["config"]["task"]["digits"] for run in evaluated] == [4, 4, 5]
     assert all(run["data"]["name"] == "lookup" for run in evaluated)
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_passkey_task_has_a_table(project: Path, tmp_path: Path) -> None:
+    table = ["report=lookup_table", f"results_dir={tmp_path}/results"]
+    tiny = [text for text in TINY if text.startswith(("dims.", "recipe.", "parallel.", "scale."))]
+    tiny += ["recipe.curriculum=null", "recipe.segments_per_sequence=12", "recipe.long_history=null", "logger=none"]
+    once, again, shown = run(project, *[["reproduce", *table, *tiny, "task.examples=1"]] * 2, ["table", *table])
+    assert all("Linear, copied" in printed for printed in (once, again, shown))
+    (trained,), (evaluated,) = (records(tmp_path / "results", verb) for verb in ("train", "eval"))
+    assert trained["task"] == evaluated["task"] == "lookup" and evaluated["parent"] == trained["run_id"]
