@@ -19,6 +19,7 @@ from infini.config.keys import bracketed, check_lengths
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN_ELSEWHERE = {"bad_input.md": "tests/cli/test_bad_input.py", "extending.md": "test_extending, test_new_task, ..."}
 """Pages whose commands other tests run as they stand: they need files that the page adds."""
@@ -33,10 +34,18 @@ def commands_of(text: str) -> set[str]:
     return lines | {" ".join(found.split()) for found in re.findall(r"`infini ([^`]+)`", plain)}
 
 
+def made_by_make(text: str) -> set[str]:
+    """What follows `$(BIN)/infini`, up to the end of the line or of the shell's command, anywhere in a Makefile."""
+    lines = re.sub(r"\\\n\s*", " ", text)
+    return {" ".join(found.split()) for found in re.findall(r"\$\(BIN\)/infini ([^\n;&|<>]+)", lines)}
+
+
 def shown() -> list[tuple[str, str]]:
-    """(page, command) of all pages."""
+    """(page, command) of all pages and of the Makefile."""
     pages = [page for page in PAGES if page.name not in RUN_ELSEWHERE]
-    return [(page.name, command) for page in pages for command in sorted(commands_of(page.read_text(encoding="utf-8")))]
+    commands = {page.name: commands_of(page.read_text(encoding="utf-8")) for page in pages}
+    commands["Makefile"] = made_by_make(MAKEFILE)
+    return [(page, command) for page in commands for command in sorted(commands[page])]
 
 
 def test_the_readme_shows_every_verb() -> None:
@@ -59,6 +68,20 @@ def test_commands_are_understood(page: str, command: str) -> None:
         cfg = compose(job)
         if verb.check is not None:
             verb.check(cfg, job)
+
+
+def test_make_fills_the_tables_at_the_scale_of_a_gpu() -> None:
+    """docs/how-to/many_devices.md says so. Where the Makefile is read wrongly, none of them is found."""
+    words = [shlex.split(command) for command in made_by_make(MAKEFILE)]
+    reports = {line[1] for line in words if line[0] == "reproduce" and "scale=gpu" in line}
+    assert reports == {"report=table2_lm", "report=table3_passkey", "report=table4_booksum"}
+    assert ["bench", "suite=paper", "recipe.batch_size=1"] in words
+
+
+def test_commands_of_a_makefile_are_read_wherever_they_stand() -> None:
+    text = "LIST := one \\\n\ttwo\nall:\n\t@test -f a || $(BIN)/infini bench suite=paper \\\n\t\tseed=1 && touch a\n"
+    text += "\t$(BIN)/infini demo; $(BIN)/python -m infini\n"
+    assert made_by_make(text) == {"bench suite=paper seed=1", "demo"}
 
 
 def test_help_is_shown_for_verbs_that_exist() -> None:
@@ -225,12 +248,11 @@ def test_the_published_table_is_the_one_that_the_records_give(
 
 
 def test_targets_are_in_the_makefile() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for words in re.findall(r"`make ([\w -]+)`", text) + re.findall(r"^make ([\w -]+)$", text, re.MULTILINE):
             for target in words.split():
-                assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: {target}"
+                assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), f"{page.name}: {target}"
 
 
 def test_the_layers_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
