@@ -25,13 +25,20 @@ RUN_ELSEWHERE = {"bad_input.md": "tests/cli/test_bad_input.py", "extending.md": 
 """Pages whose commands other tests run as they stand: they need files that the page adds."""
 
 
+def words_of_infini(line: str) -> str | None:
+    """The words for infini of a line of a shell, which may start infini by torchrun or by sbatch --wrap."""
+    by_sbatch = re.fullmatch(r"sbatch .*?--wrap (['\"])infini (.*)\1", line)
+    started = re.fullmatch(r"(?:torchrun .*? -m )?infini (.*)", line)
+    return by_sbatch[2] if by_sbatch else started and started[1]
+
+
 def commands_of(text: str) -> set[str]:
-    """Commands in backticks, and lines of blocks that begin with infini."""
+    """Commands of infini in backticks, and lines of blocks that start it."""
     blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = {line.removeprefix("$ ") for block in blocks for line in block.splitlines()}
-    lines = {line.removeprefix("infini ") for line in lines if line.startswith("infini ")}
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
     plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return lines | {" ".join(found.split()) for found in re.findall(r"`infini ([^`]+)`", plain)}
+    lines += [" ".join(found.split()) for found in re.findall(r"`([^`]+)`", plain)]
+    return {words for line in lines if (words := words_of_infini(line)) is not None}
 
 
 def made_by_make(text: str) -> set[str]:
@@ -82,6 +89,14 @@ def test_commands_of_a_makefile_are_read_wherever_they_stand() -> None:
     text = "LIST := one \\\n\ttwo\nall:\n\t@test -f a || $(BIN)/infini bench suite=paper \\\n\t\tseed=1 && touch a\n"
     text += "\t$(BIN)/infini demo; $(BIN)/python -m infini\n"
     assert made_by_make(text) == {"bench suite=paper seed=1", "demo"}
+
+
+@pytest.mark.parametrize(("page", "program"), [("many_devices.md", "torchrun"), ("cluster.md", "sbatch")])
+def test_commands_that_another_program_starts_are_read(page: str, program: str) -> None:
+    text = (ROOT / "docs" / "how-to" / page).read_text(encoding="utf-8")
+    started = [words_of_infini(line) or "" for line in text.splitlines() if line.startswith(f"{program} ")]
+    assert started and {words.partition(" ")[0] for words in started} <= set(verbs())
+    assert {(page, words) for words in started} <= set(shown())
 
 
 def test_help_is_shown_for_verbs_that_exist() -> None:
