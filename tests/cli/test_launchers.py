@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
+import hydra
 import pytest
+import yaml
 from command_runner import read_by
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 from tiny_runs import TINY
 
 from infini import records
 from infini.cli import main as cli
+from infini.config.keys import key_of
 
 LAUNCHERS = {
     "submitit_local": ["hydra/launcher=submitit_local"],
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
 }
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "cluster.md"
+ON_SLURM = [
+    line
+    for line in re.findall(r"\binfini (\w+ -m [^`\n]+)", PAGE.read_text(encoding="utf-8"))
+    if "hydra/launcher=submitit_slurm" in line
+]
+"""Commands for Slurm, as the page shows them."""
+IN_SCRIPT = {"partition": "partition", "gpus_per_node": "gpus-per-node", "timeout_min": "time"}
+"""Keys of the launcher and what sbatch calls them."""
 
 
 @pytest.mark.slow
@@ -82,3 +100,50 @@ def test_a_launcher_is_of_a_sweep(launcher: str, capsys: pytest.CaptureFixture[s
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
     assert cli.main(["train", *LAUNCHERS[launcher]]) == cli.USAGE_ERROR
     assert capsys.readouterr().err.startswith(f"infini: error: hydra/launcher={launcher}: Hydra runs sweeps alone; add")
+
+
+def slurm_settings(line: str) -> dict[str, Any]:
+    """What a command sets of the launcher: key to value."""
+    words = [word.partition("=") for word in shlex.split(line)]
+    return {key.removeprefix("hydra.launcher."): yaml.safe_load(value) for key, _, value in words if "launcher." in key}
+
+
+def test_the_page_shows_a_sweep_and_a_table_on_slurm() -> None:
+    assert sorted(line.split()[0] for line in ON_SLURM) == ["reproduce", "train"]
+    assert all(slurm_settings(line)["partition"] == "gpu" for line in ON_SLURM)
+
+
+@pytest.mark.parametrize("line", ON_SLURM)
+def test_words_for_slurm_are_keys_of_its_launcher(line: str) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    words = [word for word in shlex.split(line) if key_of(word).startswith("hydra")]
+    with hydra.initialize_config_module("infini.conf", version_base="1.3", job_name="infini"):
+        engine = GlobalHydra.instance().hydra
+        assert engine is not None
+        made = engine.compose_config("config", words, RunMode.MULTIRUN).hydra.launcher
+    assert made["_target_"].rpartition(".")[2] == "SlurmLauncher"
+    settings = slurm_settings(line)
+    assert {key: made[key] for key in settings} == settings
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("line", ON_SLURM)
+def test_words_for_slurm_are_in_the_script_of_its_jobs(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command runs as it stands, up to an sbatch that keeps the script and refuses it."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    from submitit.core.utils import FailedJobError
+
+    programs, script = tmp_path / "programs", tmp_path / "script"
+    programs.mkdir()
+    for name, does in (("srun", "exit 0"), ("sbatch", f'cp "$1" {shlex.quote(str(script))}; exit 1')):
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    with contextlib.suppress(FailedJobError):
+        assert cli.main(shlex.split(line)) == cli.USAGE_ERROR
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script.read_text(encoding="utf-8"), re.MULTILINE))
+    # The launcher's own default is an hour.
+    wanted = {"timeout_min": 60, **slurm_settings(line)}
+    assert [asked[name] for name in IN_SCRIPT.values()] == [str(wanted[key]) for key in IN_SCRIPT]
