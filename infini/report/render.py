@@ -88,7 +88,7 @@ def _folded(text: str, width: int) -> str:
 
 
 def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) -> str:
-    """The report as Markdown. The run ids behind the measured cells follow at the end.
+    """The report as Markdown: title, totals, tables and notes. The run ids behind the measured cells follow at the end.
 
     Args:
         report: the report.
@@ -96,6 +96,8 @@ def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) 
             these sources become links to their records.
     """
     lines = [f"# {_markdown(report.title)}", ""]
+    if report.totals:
+        lines += [_markdown(report.totals), ""]
     for table in report.tables:
         lines += [f"**{_markdown(table.title)}**", ""]
         lines.append("| " + " | ".join([table.rows_are, *map(_markdown, table.columns)]) + " |")

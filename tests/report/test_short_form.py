@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from infini.config.schema import WandbConfig
 from infini.records import load_records, published_dir
 from infini.report.render import print_report, to_markdown
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
-from infini.runs.claims import declared_report, judged, totals_of
+from infini.runs.claims import claims_text, declared_report, judged, totals_of
 from infini.training.loggers import log_tables
 
 MAIN = Table("Accuracy", ("32K", "Verdict"), (Row("a", "Linear †", (Cell("98*", "measured"), MISSING)),))
@@ -36,7 +37,15 @@ def test_the_short_form_has_the_main_table_and_what_explains_its_marks() -> None
     short = REPORT.short()
     assert short.tables == (MAIN,) and short.notes == NOTES[:2]
     assert printed(short).splitlines()[:2] == ["A table", "3 claims: holds 1, inconclusive 2"]
-    assert REPORT.totals not in to_markdown(REPORT)
+
+
+def test_totals_stand_below_the_title_in_markdown_too() -> None:
+    assert to_markdown(REPORT).splitlines()[:5] == ["# A table", "", REPORT.totals, "", "**Accuracy**"]
+    without = replace(REPORT, totals="")
+    assert to_markdown(without).splitlines()[:3] == ["# A table", "", "**Accuracy**"]
+    # CLAIMS.md is made by the same function.
+    first, _, totals, *_ = claims_text("laptop", load_records(published_dir())).splitlines()
+    assert first.startswith("# Claims of the paper") and re.match(r"\d+ claims: holds \d+, does not hold \d+, ", totals)
 
 
 def test_the_short_form_leaves_out_the_columns_that_a_table_names() -> None:
