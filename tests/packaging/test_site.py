@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -131,6 +132,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def test_texts_of_the_drawing_stay_in_their_boxes() -> None:
+    """In DejaVu Sans, which is wider than Helvetica and Arial, and which Linux takes where they are missing."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    drawing = ElementTree.parse(ROOT / "docs" / "images" / "idea.svg").getroot()
+    name = "{http://www.w3.org/2000/svg}"
+    (box,) = (group for group in drawing.iter(f"{name}g") if group.get("transform"))
+    (shift,) = re.findall(r"^translate\((\d+) ", box.attrib["transform"])
+    inside = list(box.iter(f"{name}text"))
+    ends = {}
+    for text in drawing.iter(f"{name}text"):
+        font = FontProperties(family="DejaVu Sans", weight=text.get("font-weight", "normal"))
+        size = float(text.get("font-size", drawing.attrib["font-size"]))
+        ends[text] = float(text.attrib["x"]) + TextPath((0, 0), text.text, size, prop=font).get_extents().width
+    width = float(box.find(f"{name}rect").attrib["width"])  # type: ignore[union-attr]
+    assert len(inside) == 6 and max(ends[text] for text in inside) < width - 10
+    assert max(end for text, end in ends.items() if text not in inside) < float(shift) - 10
 
 
 @pytest.mark.slow
