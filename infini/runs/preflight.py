@@ -14,6 +14,7 @@ from infini.config.data_files import no_data
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.pretrained.base_names import local_path
+from infini.system.devices import may_have_gpu
 from infini.system.network import is_cached, reachable
 from infini.system.paths import is_folder
 from infini.training.checkpoint import named_folder, read_description
@@ -91,7 +92,8 @@ def check_evaluation(cfg: Config, folder: Path | None) -> None:
 
 
 def describe_training(cfg: Config) -> str:
-    """One line on a training that begins: what is trained, on which data, where it is written, and how long it took."""
+    """One line on a training that begins: what is trained, on which device and data, where it is written, and how long
+    it took. Parameters are counted when torch has made the model."""
     recipe, found = cfg.recipe, data_folder(cfg.task.corpus, cfg.task.data_dir)
     tokens = recipe.batch_size * recipe.segments_per_sequence * cfg.dims.segment_length
     if not cfg.task.reads_data:
@@ -103,8 +105,18 @@ def describe_training(cfg: Config) -> str:
         data = f"data {found[0]}" if found is not None else f"data {of_hub} of the hub"
     return (
         f"training model={cfg.model['name']} task={cfg.task.name} scale={cfg.scale.name} seed={cfg.seed}: "
-        f"{recipe.steps:,} steps of {tokens:,} tokens; {data}; results in {cfg.results_dir}{_seconds(cfg)}"
+        f"{recipe.steps:,} steps of {tokens:,} tokens on {_device(cfg)}; the number of parameters follows; {data}; "
+        f"results in {cfg.results_dir}{_seconds(cfg)}"
     )
+
+
+def _device(cfg: Config) -> str:
+    """The device, as far as it is known without torch, which alone can say whether it can use a GPU that is there."""
+    gpu = "the GPU" if cfg.parallel.name == "single" else "GPUs"
+    if cfg.parallel.accelerator == "gpu":
+        return gpu
+    searched = cfg.parallel.accelerator == "auto" and may_have_gpu()
+    return f"{gpu} if torch finds one, otherwise the CPU" if searched else "the CPU"
 
 
 def _seconds(cfg: Config) -> str:

@@ -31,13 +31,17 @@ def check_accelerator(accelerator: str) -> None:
         raise InputError(f"parallel.accelerator={accelerator!r}: no GPU here; take auto or cpu")
 
 
+def may_have_gpu() -> bool:
+    """Whether there may be a GPU, without torch: False where Linux has no device file of one, elsewhere True."""
+    # Of NVIDIA, of its boards, of AMD, and of Windows below Linux.
+    devices = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
+    return sys.platform != "linux" or any(found for name in devices for found in Path("/dev").glob(name))
+
+
 def has_gpu() -> bool:
-    """Whether torch can use a GPU. On Linux, where the system has none, torch is not imported to ask it."""
-    if "torch" not in sys.modules and sys.platform == "linux":
-        # Of NVIDIA, of its boards, of AMD, and of Windows below Linux.
-        devices = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
-        if not any(found for name in devices for found in Path("/dev").glob(name)):
-            return False
+    """Whether torch can use a GPU. Where the system has none, torch is not imported to ask it."""
+    if "torch" not in sys.modules and not may_have_gpu():
+        return False
     import torch
 
     return torch.cuda.is_available()

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from helpers import one_in
-from tiny_runs import write_corpus
+from tiny_runs import TINY, write_corpus
 
 import infini
 import infini.conf
 import infini.tasks
 from infini.commands import verbs
+from infini.config.compose import compose
+from infini.runs.preflight import describe_training
 from infini.system.devices import has_gpu
 from infini.training.checkpoint import checksum
 
@@ -198,6 +200,49 @@ assert not set({HEAVY!r}) & set(sys.modules)
     assert line.startswith(begin) and f"; data {tmp_path}/books; results in {tmp_path}/results; published " in line
     took = r"; published trainings of this recipe took \d+ minutes? on .*; the time here is shown below"
     assert re.search(f"{took}$", line)
+    assert "1,200 steps of 1,920 tokens on the " in line and "; the number of parameters follows; data " in line
     # The preparations of a short training take longer than its steps.
     assert other.endswith(f"results in {tmp_path}/results")
     assert verbs()["train"].begins_with == "infini.runs.preflight:begin_training"
+
+
+def test_the_first_line_of_a_training_does_not_wait_for_torch(tmp_path: Path) -> None:
+    """The command ends here where torch would be imported, and has printed the line by then."""
+    write_corpus(tmp_path / "books")
+    words = ["train", "task=pg19", f"task.data_dir={tmp_path}/books", f"results_dir={tmp_path}", *TINY]
+    code = f"""
+import os, sys
+from infini.cli.main import main
+
+class EndAtTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os._exit(3)
+
+sys.meta_path.insert(0, EndAtTorch())
+main({words!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.match(r"training model=infini_linear task=pg19 scale=laptop seed=1: [\d,]+ steps of", line)
+    assert " tokens on the CPU; the number of parameters follows; " in line
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "said"),
+    [
+        ([], False, "the CPU"),
+        ([], True, "the GPU if torch finds one, otherwise the CPU"),
+        (["parallel=ddp"], True, "GPUs if torch finds one, otherwise the CPU"),
+        (["parallel.accelerator=cpu"], True, "the CPU"),
+        (["parallel.accelerator=gpu"], True, "the GPU"),
+    ],
+)
+def test_the_first_line_of_a_training_names_its_device(
+    words: list[str], there: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infini.runs.preflight.may_have_gpu", lambda: there)
+    # Reading published records takes seconds.
+    monkeypatch.setattr("infini.runs.preflight._seconds", lambda cfg: "")
+    assert f" tokens on {said}; " in describe_training(compose(["task=passkey", *words]))
