@@ -1,7 +1,7 @@
 """Table 1 of the paper: the size of each model's memory and its context length, by the paper's formulas and by ours.
 
 The paper's formulas are written as it prints them. `carried` is the formula of what a model of this project carries
-from segment to segment; docs/paper.md explains the differences.
+from segment to segment; docs/explanation/paper.md explains the differences.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def load_task(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise
-        raise InputError(f"task={name}: has no module tasks/{name}/task.py; see docs/extending.md") from error
+        raise InputError(f"task={name}: has no module tasks/{name}/task.py; see docs/how-to/extending.md") from error
 
 
 def load_data_module(cfg: Config) -> Any:

@@ -1,4 +1,4 @@
-"""Every case of bad input that docs/bad_input.md lists."""
+"""Every case of bad input that docs/reference/bad_input.md lists."""
 
 from __future__ import annotations
 

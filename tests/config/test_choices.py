@@ -1,4 +1,4 @@
-"""Decisions of docs/paper.md that are a default, a size or an absence: nothing else tests them."""
+"""Decisions of docs/explanation/paper.md that are a default, a size or an absence: nothing else tests them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""docs/extending.md works as written: its model, in a copy of the project, passes the conformance tests, trains, and is
-evaluated, tabulated, drawn and measured by every command that knows models."""
+"""docs/how-to/extending.md works as written: its model, in a copy of the project, passes the conformance tests, trains,
+and is evaluated, tabulated, drawn and measured by every command that knows models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = installed_copy(root, tmp_path_factory.mktemp("extended"))
     shutil.copytree(root / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(root / "pyproject.toml", copy)
-    page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "how-to" / "extending.md").read_text(encoding="utf-8")
     files = re.findall(r"`([a-z/]+gru\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", page, re.DOTALL)
     assert [name for name, _ in files] == ["infini/models/gru.py", "conf/model/gru.yaml"]
     for name, content in files:

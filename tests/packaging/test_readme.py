@@ -148,7 +148,7 @@ def test_the_counts_of_verdicts_are_those_of_the_claims() -> None:
     text = " ".join(README.split())
     assert f"Of {sum(counts.values())} tests of the paper's claims, {hold} hold at this scale, {fail} do not, " in text
     assert f"{open_} are inconclusive and {untested} are not testable" in text
-    results = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
+    results = " ".join((ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8").split())
     assert (
         f"Of {sum(counts.values())} tests of the paper's claims {hold} hold at this scale, {fail} do not, {open_} are"
         in results
@@ -188,7 +188,7 @@ def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
 
 
 def test_the_page_of_results_has_the_numbers_of_the_tables() -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8")
     assert len(page.splitlines()) <= 120
     names = {
         "Full attention (windows of 384)": "Full attention",

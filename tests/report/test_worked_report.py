@@ -1,5 +1,5 @@
-"""The report of docs/extending.md works as printed: in a copy of the project it is reproduced, tabulated, drawn and
-judged by the commands, on a tiny corpus."""
+"""The report of docs/how-to/extending.md works as printed: in a copy of the project it is reproduced, tabulated, drawn
+and judged by the commands, on a tiny corpus."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project, without published records, with the page's report and claim."""
     project_root = Path(__file__).resolve().parents[2]
     copy = installed_copy(project_root, tmp_path_factory.mktemp("extended"))
-    page = (project_root / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (project_root / "docs" / "how-to" / "extending.md").read_text(encoding="utf-8")
     (report,) = re.findall(r"`conf/report/first_segment\.yaml`:\n\n```yaml\n(.*?)```", page, re.DOTALL)
     (claim,) = re.findall(r"```yaml\n(  - name: .*?)```", page, re.DOTALL)
     folder = copy / "infini" / "conf" / "report"

@@ -1,4 +1,7 @@
-"""What infini answers to bad input, case by case; `python tests/support/bad_input.py` writes docs/bad_input.md."""
+"""What infini answers to bad input, case by case.
+
+`python tests/support/bad_input.py` writes docs/reference/bad_input.md.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ from tiny_runs import TINY, write_corpus
 from infini import records
 from infini.cli import main as cli
 
-TABLE = Path(__file__).parents[2] / "docs" / "bad_input.md"
+TABLE = Path(__file__).parents[2] / "docs" / "reference" / "bad_input.md"
 
 
 @dataclass(frozen=True)

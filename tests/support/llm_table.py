@@ -1,5 +1,5 @@
 """What is tested of injected language models, by family. `python tests/support/llm_table.py` writes it to
-docs/llm_families.md.
+docs/reference/llm_families.md.
 
 A cell or a line names a test, and `tests/pretrained/llm/test_llm_table.py` checks that all of them exist.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tiny_llms import FAMILIES, VARIANTS
 
-PAGE = Path(__file__).parents[2] / "docs" / "llm_families.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "llm_families.md"
 FOLDER = "tests/pretrained/llm"
 BY_FAMILY, OF_FAULTS = f"{FOLDER}/test_llm_families.py", f"{FOLDER}/test_llm_faults.py"
 
@@ -104,7 +104,7 @@ def _cell(name: str, family: str) -> str:
 
 
 def page() -> str:
-    """The text of docs/llm_families.md."""
+    """The text of docs/reference/llm_families.md."""
     head = ["Family", *PROPERTIES]
     rows = [
         [VARIANTS[family][0].removesuffix("Text"), *(f"`{_cell(name, family)}`" for name in PROPERTIES)]

@@ -1,4 +1,4 @@
-"""No command lists tasks: that of docs/extending.md works as written, and so does a copy of the passkey task."""
+"""No command lists tasks: that of docs/how-to/extending.md works as written, and so does a copy of the passkey task."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ for words in json.loads(sys.argv[1]):
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the page's task, and the passkey task under another name."""
     copy = installed_copy(ROOT, tmp_path_factory.mktemp("project"))
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "extending.md").read_text(encoding="utf-8")
     files = re.findall(r"`([a-z/]+letters[a-z_/]*\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", page, re.DOTALL)
     assert [name for name, _ in files] == FILES
     (copy / "infini" / "tasks" / "letters").mkdir()

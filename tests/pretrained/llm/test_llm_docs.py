@@ -1,4 +1,4 @@
-"""The Python of docs/llm.md, in order, on a tiny random model in place of the one it names."""
+"""The Python of docs/how-to/llm.md, in order, on a tiny random model in place of the one it names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("peft")
 
 from tiny_llms import write_tiny_base
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "llm.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "llm.md"
 BASE = '"Qwen/Qwen3-0.6B"'
 
 
@@ -25,7 +25,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "max_new_tokens=20" in code
     code = code.replace("max_new_tokens=20", "max_new_tokens=3")
     names: dict[str, object] = {}
-    exec(compile(code, "docs/llm.md", "exec"), names)
+    exec(compile(code, "docs/how-to/llm.md", "exec"), names)
     said = capsys.readouterr().out
     # Of an answer of any length nothing but the answer is printed.
     assert "Answer:" not in said

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness takes an injected folder with its stock `hf` model type, as docs/llm.md says."""
+"""lm-evaluation-harness takes an injected folder with its stock `hf` model type, as docs/how-to/llm.md says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from infini.pretrained.llm import inject
 
 pytestmark = pytest.mark.slow
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "llm.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "llm.md"
 CHOICE = """
 task: tiny_choice
 dataset_path: json

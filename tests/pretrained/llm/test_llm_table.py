@@ -1,4 +1,4 @@
-"""docs/llm_families.md: it is as its script writes it, and every test that it names exists."""
+"""docs/reference/llm_families.md: it is as its script writes it, and every test that it names exists."""
 
 from __future__ import annotations
 
