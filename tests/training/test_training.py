@@ -11,6 +11,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
+from device_reads import training_batch
 from helpers import VOCABULARY, assert_on, make_model, tiny_dims, variant_id, variants, with_memory
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -28,7 +29,7 @@ from infini.records import RunRecord, load_records
 from infini.runs import train as train_command
 from infini.tasks.text.document_data import DocumentDataModule
 from infini.tasks.text.stream import DocumentStream
-from infini.training.module import LanguageModelModule
+from infini.training.module import ON_HOST, LanguageModelModule
 
 MODELS = sorted(set(registered("language_model")) - {"llm"})
 """Those that are trained from scratch."""
@@ -427,3 +428,35 @@ def test_weights_that_are_not_finite_are_no_point_to_go_on_from(
     monkeypatch.setattr(LanguageModelModule, "on_before_optimizer_step", broken)
     with pytest.raises(InputError, match="after step 4 the weights .* are not finite.* is of step 2"):
         train(corpus, tmp_path, "recipe.steps=6", "recipe.save_every=2")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_moves_to_a_gpu_is_pinned_and_nothing_else(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only from pinned memory does Lightning copy without waiting. What calls are planned by stays where it is."""
+    pinned: list[torch.Tensor] = []
+    moved: dict[str, Any] = {}
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    def transfer(self: Any, batch: dict[str, Any], to: torch.device, dataloader_idx: int) -> dict[str, Any]:
+        assert to.type == device
+        moved.update(batch)
+        return {name: value.to("meta") if torch.is_tensor(value) else value for name, value in batch.items()}
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(lightning.LightningModule, "transfer_batch_to_device", transfer)
+    cfg = compose([])
+    module = LanguageModelModule(make_model(WITH_MEMORY[0], torch.float32), cfg.optimizer, cfg.recipe, carry_state=True)
+    batch = {**training_batch(4, SEGMENT, documents=True), "history_PT": torch.ones(3, 4), "lm_weight": 0.5}
+    batch["lm_targets_BT"] = batch["targets_BT"].clone()
+    got = module.transfer_batch_to_device(batch, torch.device(device), 0)
+    assert {name for name, value in moved.items() if torch.is_tensor(value)} == {"ids_BT", "history_PT"}
+    assert moved["lm_weight"] == 0.5
+    assert len(pinned) == (2 if device == "cuda" else 0)
+    for name in ("ids_BT", "history_PT"):
+        assert any(moved[name] is tensor for tensor in pinned) == (device == "cuda"), name
+        assert torch.equal(moved[name], batch[name]) and got[name].is_meta
+    for name in ON_HOST:
+        assert got[name].device.type == "cpu" and torch.equal(got[name], batch[name]), name
