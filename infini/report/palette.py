@@ -35,7 +35,7 @@ QUIET = "0.45"
 """Colour of what is not data: captions, baselines and marks."""
 GROUND = "#0072B2"
 """Colour of the highest value of a heatmap; the lowest is white."""
-LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)))
+LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (9, 3)))
 FILLS: tuple[FillStyleType, ...] = ("full", "none", "left", "top", "right", "bottom")
 _TINTS = (("white", 0.0), ("white", 0.4), ("black", 0.35))
 
@@ -67,9 +67,10 @@ def look_of(model: str, variant: int = 0) -> Look:
     """The look of a model. Its variants (1, 2, ...) have its marker, and tints of its colour."""
     colour, marker = MODELS.get(model) or OTHERS[zlib.crc32(model.encode()) % len(OTHERS)]
     rounds, place = divmod(variant, len(FILLS))
-    # The tint moves on after a round of fillings, so that eighteen variants differ.
+    # There are as many lines as fillings, and the tint moves on after a round of them: eighteen variants differ, as
+    # lines without markers and as markers without lines.
     towards, share = _TINTS[(place + rounds) % len(_TINTS)]
-    return Look(_mixed(colour, towards, share), marker, LINE_STYLES[variant % len(LINE_STYLES)], FILLS[place])
+    return Look(_mixed(colour, towards, share), marker, LINE_STYLES[place], FILLS[place])
 
 
 def looks(models: Mapping[str, str]) -> dict[str, Look]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from infini.report.canvas import spread
-from infini.report.palette import MODELS, _luminance, ink, look_of, looks
+from infini.report.palette import FILLS, LINE_STYLES, MODELS, _luminance, ink, look_of, looks
 
 MAIN = list(MODELS)[:10]
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
@@ -55,8 +55,11 @@ def test_a_model_looks_alike_in_every_figure_and_its_variants_like_it() -> None:
 
 
 def test_eighteen_variants_of_a_model_differ() -> None:
+    """As markers without lines, and as lines without markers, as training curves are drawn."""
     variants = [look_of("rmt", number) for number in range(18)]
     assert len({(look.colour, look.fill) for look in variants}) == 18
+    assert len({(look.colour, look.line) for look in variants}) == 18
+    assert len(set(LINE_STYLES)) == len(LINE_STYLES) == len(FILLS)
 
 
 @pytest.mark.parametrize("model", MODELS)
