@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from infini.config.lengths import format_length
 from infini.records import RunRecord
 from infini.report.canvas import Label, entitle, label_ends, logarithmic, new_figure, save
-from infini.report.palette import look_of
+from infini.report.palette import NAMES, look_of
 from infini.report.suites import SUITES
 
 if TYPE_CHECKING:
@@ -94,14 +94,14 @@ def draw_training_memory(run: RunRecord, folder: Path) -> list[Path]:
                 found = [ways[way][str(length)] for length in lengths]
                 memory.plot(tokens, [one["peak_bytes"] / 2**20 for one in found], **look.drawn)
                 time.plot(tokens, [one["seconds"] for one in found], **look.drawn)
-                ends.append(Label(tokens[-1], found[-1]["seconds"], f"{name}, {title}", look.colour))
+                ends.append(Label(tokens[-1], found[-1]["seconds"], f"{NAMES.get(name, name)}, {title}", look.colour))
             last = str(lengths[-1])
             less[name] = ways["all"][last]["peak_bytes"] / ways["grouped"][last]["peak_bytes"]
         panels = {"peak memory above the model, MB": memory, "a training step, seconds": time}
         _label_axes(panels, tokens, [f"{n:,}" for n in tokens], "a training sequence")
         label_ends(time, ends)
         batch = f"{measured['batch_size']} sequences of segments of {N}"
-        times = ", ".join(f"{name} {factor:.1f} times" for name, factor in less.items())
+        times = ", ".join(f"{NAMES.get(name, name)} {factor:.1f} times" for name, factor in less.items())
         entitle(
             memory,
             f"Keeping the activations of {group} segments at {tokens[-1]:,} tokens takes less memory: {times}",

@@ -29,6 +29,19 @@ MODELS: dict[str, tuple[str, str]] = {
     "primera": ("#661100", ">"),
 }
 """Model -> its colour and marker."""
+NAMES: dict[str, str] = {
+    "infini_linear": "Linear",
+    "infini_delta": "Linear + Delta",
+    "infini_xl": "Linear, with Transformer-XL's cache",
+    "transformer_xl": "Transformer-XL",
+    "compressive": "Compressive Transformer",
+    "memorizing": "Memorizing Transformers",
+    "rmt": "RMT",
+    "autocompressor": "AutoCompressors",
+    "local": "Local attention",
+    "full": "Full attention",
+}
+"""Model -> its name in figures of measurements, whose rows no report names."""
 OTHERS = (("#CC79A7", "d"), ("#117733", "H"), ("#AA3377", "8"), ("#666633", "<"), ("#4477AA", ">"))
 """Of models that are not listed."""
 QUIET = "0.45"

@@ -348,10 +348,14 @@ def test_longer_training_sequences_are_measured_and_drawn(infini: Runner, monkey
             assert all(one["seconds"] > 0 and one["peak_bytes"] >= 0 for one in ways[way].values())
     # Not by the verb, which would draw all reports.
     cfg = compose([f"results_dir={infini.results}"])
-    png, svg = map(Path, figure._draw_bench("lengths", cfg))
+    sources = figure._Sources([infini.results])
+    _, *paths = figure._draw_bench("lengths", cfg, sources)
+    png, svg = map(Path, paths)
     assert (png.name, svg.name) == ("training_memory_laptop.png", "training_memory_laptop.svg")
+    text = svg.read_text(encoding="utf-8")
+    assert "Linear + Delta, all kept" in text and "Local attention, 2 segments" in text and models[1] not in text
     before = png.read_bytes(), svg.read_bytes()
-    figure._draw_bench("lengths", cfg)
+    figure._draw_bench("lengths", cfg, sources)
     assert (png.read_bytes(), svg.read_bytes()) == before
     for wrong in ("[0]", "[true]", "[x]"):
         message = infini.error("bench", "suite=lengths", f"suite.training_segments={wrong}")
