@@ -87,11 +87,6 @@ class Decoder(nn.Module):
         return list(self.blocks)  # type: ignore[arg-type]
 
     @property
-    def has_memory(self) -> bool:
-        """Whether any layer has a compressive memory."""
-        return bool(self.memory_layers)
-
-    @property
     def memory_is_a_sum(self) -> bool:
         """Whether any layer's memory is a sum over tokens."""
         return any(layer.memory_is_a_sum for layer in self.attentions())

@@ -25,7 +25,7 @@ class ModelOutput(NamedTuple):
 
 
 class Dimensions(Protocol):
-    """The sizes that all rows of a table share; set by `conf/dims/` through `infini.config.DimsConfig`."""
+    """The sizes that all rows of a table share; set by `conf/dims/` through `infini.config.schema.DimsConfig`."""
 
     d_model: int
     n_layers: int

@@ -2,7 +2,7 @@
 
 Three things are estimated. A share of prompts (`proportion_interval`), the lowest of many shares (`minimum_interval`),
 and a mean over documents and seeds (`two_way`, `over_units`). Each interval covers the true value in at least 95 of 100
-repetitions, or nearly so if its function says so; `tests/test_intervals.py` simulates that.
+repetitions, or nearly so if its function says so; `tests/report/test_intervals.py` simulates that.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def own_setting(settings: Sequence[str], asked: str) -> str | None:
 
 def keys_of(overrides: list[str]) -> list[str]:
     """The keys that a command line sets, in order."""
-    return [override.lstrip("+").partition("=")[0] for override in overrides]
+    return [key_of(override) for override in overrides]
 
 
 def model_changes(cfg: Config, overrides: list[str], folder: Path) -> dict[str, Any]:

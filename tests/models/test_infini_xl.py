@@ -96,8 +96,8 @@ def test_a_cache_is_not_scaled() -> None:
     with_cache, without = (
         make_model({"name": name, "update_rule": "linear"}) for name in ("infini_xl", "infini_linear")
     )
-    assert with_cache.has_memory and not with_cache.memory_is_a_sum
-    assert without.has_memory and without.memory_is_a_sum
+    assert with_cache.memory_layers and not with_cache.memory_is_a_sum
+    assert without.memory_layers and without.memory_is_a_sum
 
 
 def test_what_is_carried_is_both() -> None:

@@ -122,7 +122,7 @@ def test_outputs_are_the_oracles(layers: tuple[str, ...], n_kv_heads: int | None
 @DECODERS
 def test_any_layer_with_a_memory_counts(options: dict[str, Any]) -> None:
     model = make_model(options)
-    assert model.has_memory and model.memory_is_a_sum
+    assert model.memory_layers and model.memory_is_a_sum
     expected = [kind in ("linear", "delta", "infini_xl") for kind in options["layers"]]
     assert [isinstance(layer, InfiniAttention) for layer in model.attentions()] == expected
     assert model.memory_layers == [layer for layer in model.attentions() if isinstance(layer, InfiniAttention)]
@@ -131,7 +131,7 @@ def test_any_layer_with_a_memory_counts(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", WITHOUT_SUM, ids=variant_id)
 def test_no_layer_with_a_compressive_memory_is_none(options: dict[str, Any]) -> None:
     model = make_model(options)
-    assert not model.has_memory and not model.memory_is_a_sum and model.memory_layers == []
+    assert model.memory_layers == [] and not model.memory_is_a_sum
 
 
 @pytest.mark.parametrize("options", [*WITH_SUM, *WITHOUT_SUM], ids=variant_id)

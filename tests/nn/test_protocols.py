@@ -54,7 +54,7 @@ def test_an_error_inside_a_declaration_is_not_taken_for_its_absence() -> None:
 
 def test_only_what_the_protocol_names_can_be_asked_for() -> None:
     with pytest.raises(AttributeError):
-        optional(make_model({"name": "local"}), "has_memory")
+        optional(make_model({"name": "local"}), "has_memories")
 
 
 def test_this_projects_models_lack_nothing() -> None:
