@@ -99,7 +99,7 @@ CASES = [
     ),
     Case("values that do not fit each other", lines("train dims.n_heads=4 dims.n_kv_heads=3")),
     Case(
-        "a length that is none",
+        "an invalid length",
         lines(
             *(
                 f"eval task=passkey length={text}"
@@ -111,7 +111,7 @@ CASES = [
         ),
     ),
     Case(
-        "a part that is none",
+        "an invalid part",
         lines(
             *(f"eval part={text}" for text in ("5/4", "x", "0/4", "1/0", "2", "", "-1/4", "[1,2]", "1.5", "1/2/4")),
             "eval -m part=1/4,5/4",
@@ -119,7 +119,7 @@ CASES = [
             "eval task=booksum task.reference=lead part=1/2",
         ),
     ),
-    Case("a depth that is none", lines("eval task=passkey depth=middel", "eval task=passkey depth=1.5")),
+    Case("an invalid depth", lines("eval task=passkey depth=middel", "eval task=passkey depth=1.5")),
     Case(
         "a demo of what cannot be hidden",
         lines(
@@ -143,7 +143,7 @@ CASES = [
     Case("a book that is binary", spoiled("train1.txt", bytes(range(256)) * 20, b"\x89PNG\r\n\x1a\n" + b"\x00" * 99)),
     Case("a book in UTF-16", spoiled("train1.txt", "A book.".encode("utf-16"), "A book.".encode("utf-16-be"))),
     Case(
-        "a book that is no file",
+        "a book that is not a regular file",
         [
             strange_entry(lambda path: path.symlink_to("nothing")),
             strange_entry(lambda path: path.symlink_to(path)),
@@ -155,7 +155,7 @@ CASES = [
     ),
     Case("a checkpoint that is not there", [*trained("checkpoint=none", verb="eval"), *trained("init_from=none")]),
     Case(
-        "a folder that is no checkpoint",
+        "a folder that is not a checkpoint",
         [lambda place: place.line("eval", f"checkpoint={place.books}"), *trained("init_from=.", "seed=2")],
     ),
     Case("a checkpoint cut short", damaged("model.safetensors", *(cut(k / 10) for k in range(10)))),
@@ -166,7 +166,7 @@ CASES = [
         [*damaged("tokenizer.json", cut(0), cut(0.5)), *damaged("tokenizer.json", cut(0.5), verb="generate")],
     ),
     Case(
-        "a description of no model",
+        "an invalid description of a model",
         [
             described(dims={}),
             described(dims={"d_model": "many"}),
@@ -230,7 +230,7 @@ CASES = [
     Case("a loss that is not finite", [not_finite]),
     Case("a prompt that cannot be read", [prompt_file(None), prompt_file(b"\xff\xfe\x00"), *trained(verb="generate")]),
     Case(
-        "a book to sum up that is none",
+        "a book that cannot be read",
         [own_book(content) for content in (None, b"", b" \n\n", b"text\0", b"text\xff", "A book.".encode("utf-16"))],
     ),
     Case(
