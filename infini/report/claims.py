@@ -194,7 +194,7 @@ def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | 
     text = _described(effect.estimate, "nats a token", ".4f", counted(effect.n_books, "document"))
     if effect.n_books < claim.documents:
         return Measured(text, effect.run_ids, missing=f"{claim.documents} documents")
-    if not equal_tokens(selection, pair):
+    if not (claim.unequal_tokens or equal_tokens(selection, pair)):
         return Measured("trained on different numbers of tokens", effect.run_ids, missing="equal training tokens")
     if missing := _missing_seeds(claim, effect.n_seeds):
         return Measured(text, effect.run_ids, missing=missing)

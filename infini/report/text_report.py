@@ -55,6 +55,8 @@ class Report(RunReport):
     """Task name -> title of its columns."""
     variants: dict[str, Variant] = field(default_factory=dict)
     """Row name -> its Variant. The other rows are models with their default settings."""
+    variants_of: str | None = None
+    """The report whose runs fill the rows of `variants`, which are declared alike there; null: this one."""
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Model name -> the paper's values: memory, xl_cache, segment_length and one for each benchmark."""
     aggregate: str | None = None
@@ -125,7 +127,7 @@ class Report(RunReport):
         trained = known.training_config(run)
         of = trained.get("variant")
         # A variant of another report is another model, even if this report's rows do not set what it sets.
-        if of and self.name not in (of, f"{of}_{self.task}"):
+        if of and (self.variants_of or self.name) not in (of, f"{of}_{self.task}"):
             return None
         for name, variant in self.variants.items():
             if self.is_untrained(name) == (run.parent is None) and variant.fits(run, trained):
@@ -168,7 +170,7 @@ class Report(RunReport):
         if scale not in variant.settings:
             return None
         rate = [f"optimizer.lr={variant.rates[task]:g}"] if task in variant.rates else []
-        return [*variant.settings[scale], *rate, f"variant={self.name}"]
+        return [*variant.settings[scale], *rate, f"variant={self.variants_of or self.name}"]
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         return frozenset({"all"})

@@ -49,6 +49,8 @@ class Claim:
     """Minimum number of seeds."""
     documents: int = 7
     """Minimum number of documents, if documents are compared."""
+    unequal_tokens: bool = False
+    """Whether the claim is about rows with different numbers of training tokens. Otherwise such rows decide nothing."""
     options: dict[str, Any] = field(default_factory=dict)
     """Other arguments of the measure."""
     test: str = ""

@@ -127,6 +127,18 @@ def test_few_documents_and_unequal_tokens_are_no_answer() -> None:
     assert verdict == "inconclusive" and measured.endswith("(3 documents; 3 seeds)")
 
 
+def test_a_claim_about_unequal_tokens_says_so() -> None:
+    runs = three("memorizing") + three("infini_linear", 3.0)
+    trainings = [make_train(run.model, run.seed) for run in runs]
+    trainings[0].cost["tokens_seen"] = 7
+    report, name = claims(3), "pg19_infini_linear_memorizing"
+    (claim,) = (claim for claim in report.claims if claim.name == name)
+    for unequal, verdict in ((False, "inconclusive"), (True, "holds")):
+        asked = replace(report, claims=(replace(claim, unequal_tokens=unequal),))
+        (table,) = judged(asked, "laptop", [*runs, *trainings]).tables
+        assert table.cell(name, "Verdict").text == verdict
+
+
 def test_tokens_are_compared_within_a_seed() -> None:
     """What is padding differs from seed to seed where documents are short, and hardly between systems of one seed."""
     runs, trainings = [], []

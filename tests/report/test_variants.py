@@ -7,9 +7,12 @@ from report_runs import make_eval, make_train, report_settings, variants_report
 
 from infini.config.compose import compose
 from infini.errors import InputError
+from infini.records import load_records, published_dir
 from infini.report.load import load_report
 from infini.report.selection import select_runs
 from infini.report.text_report import Report
+
+BUDGETS = "table2_budget"
 
 
 @pytest.fixture
@@ -76,3 +79,15 @@ def test_rows_to_run_are_named() -> None:
     assert isinstance(report, Report) and report.wanted == ["local_4x", "linear_4x"]
     with pytest.raises(InputError, match="^report.run='locl_4x': all, or names of .* did you mean 'local_4x'"):
         load_report(config | {"run": "locl_4x"})
+
+
+def test_a_report_may_show_the_runs_of_another_reports_rows() -> None:
+    """Table 2 as the paper compared it has rows of the report on budgets: they are declared alike, and a run that is
+    made for one fills the other."""
+    shown, made = (load_report(dict(compose([f"report={name}"]).report)) for name in ("table2_as_compared", BUDGETS))
+    assert isinstance(shown, Report) and isinstance(made, Report) and shown.variants_of == BUDGETS
+    assert shown.variants and shown.variants.items() <= made.variants.items()
+    for row in shown.variants:
+        assert shown.settings_of(row, "laptop", "pg19") == made.settings_of(row, "laptop", "pg19")
+    for report in (shown, made):
+        assert "linear_16x" in select_runs(report, "laptop", load_records(published_dir())).runs
