@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from infini.records import RunRecord
 from infini.report.canvas import SYNTHETIC_MARK, Label, entitle, label_points, new_figure, save
 from infini.report.intervals import LEVEL
-from infini.report.palette import look_of, looks
+from infini.report.palette import drawn_as, look_of, looks
 from infini.report.selection import Selection
 from infini.report.sizes import carried_floats
 from infini.report.stats import paired_difference
@@ -114,7 +114,7 @@ def draw_costs(
     if len(points) < 2:
         return []
     corpus = report.benchmarks[report.task]
-    models = {row: report.model_of(row) for row in points}
+    models = {row: drawn_as(selection.runs[row][0]) for row in points}
     finding = _lowest(selection, points, report.models, corpus, unit)
     scale = next(iter(selection.all_runs)).scale
     detail = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from infini.records import RunRecord
 from infini.report.canvas import SYNTHETIC_MARK, Label, entitle, label_ends, logarithmic, new_figure, save
-from infini.report.palette import looks
+from infini.report.palette import drawn_as, looks
 from infini.report.selection import Selection
 from infini.report.verdicts import counted
 
@@ -41,7 +41,7 @@ def training_curves(
     Returns:
         Paths of the PNG and the SVG.
     """
-    models = {row: runs[0].model for row, runs in trained.items()}
+    models = {row: drawn_as(runs[0]) for row, runs in trained.items()}
     look = looks(models)
     together = len(trained) <= MOST_TOGETHER
     groups = (

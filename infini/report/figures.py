@@ -23,7 +23,7 @@ from infini.report.canvas import (
     save,
     text_colour,
 )
-from infini.report.palette import QUIET, Look, ink, looks
+from infini.report.palette import QUIET, Look, drawn_as, ink, looks
 from infini.report.positions import BY_POSITION, gap
 from infini.report.selection import Selection
 from infini.report.text_report import Report
@@ -130,7 +130,7 @@ def gap_by_position(
         titles: row -> its title.
         corpus: the name of the documents.
         compared_with: row -> the row it is compared with; None: all with `baseline`.
-        models: row -> its model, if they differ.
+        models: row -> the model whose look it has, if they differ.
 
     Returns:
         Paths of the PNG and the SVG.
@@ -206,15 +206,21 @@ def _draw_gap(axes: Axes, shown: Mapping[str, Any], look: Mapping[str, Look], ro
 
 
 def _gap_finding(curves: Mapping[str, np.ndarray], named: Mapping[str, str], zero: str, first: str, where: str) -> str:
-    """Which rows are below 0 with their whole interval at the first and at the last bin."""
+    """Which rows are below 0 with their whole interval at the first and at the last bin. A name with a comma is in
+    quotation marks, which show where it ends."""
+
+    def quoted(name: str) -> str:
+        return f'"{name}"' if "," in name else name
 
     def below(place: int) -> str:
         rows = [row for row, curve in curves.items() if curve[place, 2] + curve[place, 3] < 0]
-        if len(rows) == 1 or len(rows) == len(curves):
-            return named[rows[0]] if len(rows) == 1 else f"all {len(curves)} rows" if len(rows) > 2 else "both rows"
+        if len(rows) == 1:
+            return quoted(named[rows[0]])
+        if len(rows) == len(curves):
+            return f"all {len(curves)} rows" if len(rows) > 2 else "both rows"
         return f"{len(rows) or 'none'} of {len(curves)} rows"
 
-    return f"Better than {zero} (95 %): {below(0)} at the {first} of a {where}, {below(-1)} at its end"
+    return f"Better than {quoted(zero)} (95 %): {below(0)} at the {first} of a {where}, {below(-1)} at its end"
 
 
 def _curve(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], series: str) -> np.ndarray:
@@ -227,5 +233,5 @@ def draw_gap(report: Report, selection: Selection, series: str, path: Path) -> l
     pairs = [(selection.runs[row], selection.runs.get(zero, [])) for row, zero in zeros.items()]
     if not any(len(_curve(*pair, series)) for pair in pairs):
         return []
-    corpus, models = report.benchmarks[report.task], {row: report.model_of(row) for row in selection.runs}
+    corpus, models = report.benchmarks[report.task], {row: drawn_as(runs[0]) for row, runs in selection.runs.items()}
     return gap_by_position(selection.runs, path, report.baseline or "", report.models, corpus, series, zeros, models)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.typing import FillStyleType
 
+    from infini.records import RunRecord
+
 MODELS: dict[str, tuple[str, str]] = {
     "infini_linear": ("#D55E00", "o"),
     "infini_delta": ("#0072B2", "s"),
@@ -93,6 +95,15 @@ def looks(models: Mapping[str, str]) -> dict[str, Look]:
         rows = sorted((row for row in models if models[row] == model), key=lambda row: row != model)
         found |= {row: look_of(model, variant) for variant, row in enumerate(rows)}
     return {row: found[row] for row in models}
+
+
+def drawn_as(run: RunRecord) -> str:
+    """The model whose look the row of a run has: its own, or of a pretrained language model the one that has the same
+    memory, or none."""
+    options = run.config.get("model") or {}
+    rule = f"infini_{options.get('update_rule')}"
+    memories = {"infini": rule, "none": "local", "full": "full"} if "base" in options else {}
+    return memories.get(str(options.get("memory")), run.model)
 
 
 def ink(colour: str) -> str:

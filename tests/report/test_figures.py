@@ -23,7 +23,7 @@ from infini.evaluation.perplexity import position_edges
 from infini.records import RunRecord
 from infini.report import costs, figures, positions
 from infini.report.load import draw, load_report
-from infini.report.palette import MODELS
+from infini.report.palette import MODELS, look_of, looks
 from infini.report.selection import Selection, select_runs
 from infini.report.text_report import Report
 from infini.runs.renew import renew, renew_figures
@@ -192,9 +192,9 @@ def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(tmp_path: 
     costs.scatter(points, models, {"a": "RMT"}, tmp_path / "figure", "numbers", "finding", "detail")
     (axes,) = drawn_axes
     drawn_as = {bars.get_label(): bars[0] for bars in axes.containers}
-    looks = {label: (line.get_marker(), line.get_fillstyle()) for label, line in drawn_as.items()}
+    marks = {label: (line.get_marker(), line.get_fillstyle()) for label, line in drawn_as.items()}
     mark, other = MODELS["rmt"][1], MODELS["local"][1]
-    assert looks == {"RMT": (mark, "full"), "c": (mark, "none"), "d": (mark, "left"), "b": (other, "full")}
+    assert marks == {"RMT": (mark, "full"), "c": (mark, "none"), "d": (mark, "left"), "b": (other, "full")}
     # From the smallest to the largest, not in the order of the rows.
     (joined,) = [line for line in axes.lines if len(line.get_xdata()) == 3]
     assert list(joined.get_xdata()) == [1, 2, 3] and list(joined.get_ydata()) == [49, 48, 47]
@@ -209,9 +209,9 @@ def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_a
         points, {row: report.model_of(row) for row in points}, {}, tmp_path / "figure", "numbers", "finding", "detail"
     )
     (axes,) = drawn_axes
-    looks = {(bars[0].get_marker(), bars[0].get_fillstyle(), bars[0].get_color()) for bars in axes.containers}
+    marks = {(bars[0].get_marker(), bars[0].get_fillstyle(), bars[0].get_color()) for bars in axes.containers}
     # Nor are points joined that cost the same.
-    assert len(looks) == len(points) and not [line for line in axes.lines if len(line.get_xdata()) > 1]
+    assert len(marks) == len(points) and not [line for line in axes.lines if len(line.get_xdata()) > 1]
 
 
 @pytest.mark.parametrize(
@@ -228,6 +228,34 @@ def test_a_title_of_gaps_claims_no_more_than_the_intervals(gained: tuple[float, 
     names = {"a": "a", "b": "b"}
     found = figures._gap_finding({"a": sure, "b": unsure}, names, "local", "first tokens", "document")
     assert found.startswith(said)
+
+
+def test_a_title_of_gaps_shows_where_a_name_with_commas_ends() -> None:
+    curves = {"a": np.array([(0, 250, -5.0, 1.0), (250, 500, -5.0, 6.0)])}
+    found = figures._gap_finding(curves, {"a": "a memory, trained"}, "segments, trained", "beginning", "segment")
+    first = 'Better than "segments, trained" (95 %): "a memory, trained" at the beginning of a segment'
+    assert found == f"{first}, none of 1 rows at its end"
+
+
+def test_rows_of_a_pretrained_model_have_the_colours_of_their_memories(tmp_path: Path) -> None:
+    report = load_report(compose(["report=llm_continual"]).report)
+    assert isinstance(report, Report)
+    rows = {"local": "local", "local_trained": "local", "linear": "infini_linear", "delta": "infini_delta"}
+    options = {
+        row: {
+            "base": "smollm2",
+            "memory": "none" if model == "local" else "infini",
+            "update_rule": model[7:] or "delta",
+        }
+        for row, model in rows.items()
+    }
+    runs = {row: [make_eval("llm", 1, config={"model": options[row]})] for row in rows}
+    paths = figures.draw_gap(report, Selection(runs, {}), positions.BY_POSITION, tmp_path / "gap")
+    svg = paths[1].read_text(encoding="utf-8").upper()
+    look = looks(rows)
+    # The baseline is the line at 0.
+    assert all(look[row].colour in svg for row in rows if row != report.baseline)
+    assert look_of("llm").colour not in svg
 
 
 def test_a_title_names_the_lowest_perplexity_and_what_is_significant_of_it() -> None:

@@ -6,9 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+from report_runs import make_eval
 
 from infini.report.canvas import spread
-from infini.report.palette import FILLS, LINE_STYLES, MODELS, NAMES, _luminance, ink, look_of, looks
+from infini.report.palette import FILLS, LINE_STYLES, MODELS, NAMES, _luminance, drawn_as, ink, look_of, looks
 
 MAIN = list(MODELS)[:10]
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
@@ -64,6 +65,22 @@ def test_eighteen_variants_of_a_model_differ() -> None:
     assert len({(look.colour, look.fill) for look in variants}) == 18
     assert len({(look.colour, look.line) for look in variants}) == 18
     assert len(set(LINE_STYLES)) == len(LINE_STYLES) == len(FILLS)
+
+
+@pytest.mark.parametrize(
+    ("options", "model"),
+    [
+        ({"base": "b", "memory": "infini", "update_rule": "linear"}, "infini_linear"),
+        ({"base": "b", "memory": "infini", "update_rule": "delta"}, "infini_delta"),
+        ({"base": "b", "memory": "none", "update_rule": "delta"}, "local"),
+        ({"base": "b", "memory": "full", "update_rule": "delta"}, "full"),
+        ({"base": "b"}, "llm"),
+        ({"update_rule": "delta"}, "llm"),
+        (None, "llm"),
+    ],
+)
+def test_a_pretrained_model_looks_like_the_one_with_its_memory(options: dict[str, str] | None, model: str) -> None:
+    assert drawn_as(make_eval("llm", 1, config={"model": options})) == model
 
 
 @pytest.mark.parametrize("model", MODELS)
