@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_runner import Runner
 from rich.console import Console
 from wandb_files import records_in, run_of
 
@@ -109,6 +110,32 @@ def test_tables_are_logged_to_wandb(
     assert {"columns": ["Model", "32K", "Verdict"], "data": [["Linear †", "98*", MISSING.text]]} in [
         {key: table[key] for key in ("columns", "data")} for table in found
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("offline_wandb", "elsewhere")
+def test_the_command_line_logs_a_reproduction_and_its_table_to_wandb(infini: Runner) -> None:
+    """`infini reproduce` logs its training and then the table, `infini table` the same table once more."""
+    words = ["report=table2_lm", "logger=wandb", "logger.project=mine"]
+    infini("reproduce", *words, "model=local")
+    made = offline_runs(infini.results)
+    assert {run_of(folder).job_type for folder in made} == {"train", "table"} and len(made) == 2
+    infini("table", *words)
+    (again,) = set(offline_runs(infini.results)) - set(made)
+    (table,) = (folder for folder in made if run_of(folder).job_type == "table")
+    assert f"to send it: wandb sync {again}" in infini.err.splitlines()
+    (training,) = infini.records("train")
+    assert training.run_id in {run_of(folder).run_id for folder in made}
+    for folder in (table, again):
+        run = run_of(folder)
+        assert (run.project, run.run_group, run.job_type) == ("mine", "table2_lm", "table")
+    logged = [sorted(path.read_bytes() for path in folder.rglob("*.table.json")) for folder in (table, again)]
+    assert logged[0] == logged[1] and any(b"Local attention only" in text for text in logged[0])
+
+
+def offline_runs(results: Path) -> list[Path]:
+    """Folders of the runs that were logged."""
+    return sorted((results / "logs" / "wandb").glob("offline-run-*"))
 
 
 def test_a_table_goes_to_no_other_logger(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
