@@ -61,6 +61,11 @@ def test_the_readme_shows_every_verb() -> None:
 
 @pytest.mark.parametrize(("page", "command"), [(page, text) for page, text in shown() if "--help" not in text])
 def test_commands_are_understood(page: str, command: str) -> None:
+    understand(command)
+
+
+def understand(command: str) -> None:
+    """Compose and check a command, given without `infini`; raises InputError where the command line would refuse it."""
     name, *words = shlex.split(command.replace("\\|", "|"))
     verb = verbs()[name]
     if name in ("table", "figure", "publish", "reproduce"):
@@ -97,6 +102,58 @@ def test_commands_that_another_program_starts_are_read(page: str, program: str) 
     started = [words_of_infini(line) or "" for line in text.splitlines() if line.startswith(f"{program} ")]
     assert started and {words.partition(" ")[0] for words in started} <= set(verbs())
     assert {(page, words) for words in started} <= set(shown())
+
+
+NO_ADDITIONS = {
+    "task=booksum": "what a model was trained on",
+    "model.unlimiformer=test": "of an evaluation or a summary, in a row whose command is a training",
+}
+"""Settings of the commands' page that are not added to a command of their row, and what they are."""
+
+
+def shortened() -> list[str]:
+    """The commands of docs/how-to/commands.md that begin with `...` or are settings alone, each written out: added to
+    the last whole command before it in its row, or else to the first one."""
+    page = (ROOT / "docs" / "how-to" / "commands.md").read_text(encoding="utf-8")
+    found = []
+    for row in (line for line in page.splitlines() if line.startswith("| ")):
+        spans = [span for span in re.findall(r"`([^`]+)`", row) if span not in NO_ADDITIONS]
+        whole = next((span for span in spans if span.startswith("infini ")), None)
+        for span in spans:
+            words = span.removeprefix("... ").split()
+            if span.startswith("infini "):
+                whole = span
+            elif span.startswith("...") or all(re.match(r"[\w./]+=", word) for word in words):
+                assert whole is not None, f"{span}: no command in its row"
+                found.append(with_settings(whole.removeprefix("infini "), words))
+    return found
+
+
+def with_settings(command: str, added: list[str]) -> str:
+    """A command with settings in place of those that they replace: of the same key, and of the keys of a group whose
+    choice is replaced. A report replaces an experiment, which chooses its own, and the other way round."""
+    keys = {word.partition("=")[0] for word in added}
+    if keys & {"report", "experiment"}:
+        keys |= {"report", "experiment"}
+    kept = [
+        word
+        for word in command.split()
+        if "=" not in word or not {key := word.partition("=")[0], key.partition(".")[0]} & keys
+    ]
+    return " ".join([*kept, *added])
+
+
+@pytest.mark.parametrize("command", shortened())
+def test_shortened_commands_are_understood(command: str) -> None:
+    understand(command)
+
+
+def test_settings_replace_those_of_the_command_that_they_are_added_to() -> None:
+    command = "train logger=wandb logger.project=memory seed=1"
+    assert with_settings(command, ["logger=none"]) == "train seed=1 logger=none"
+    assert with_settings(command, ["logger.project=a", "seed=2"]) == "train logger=wandb logger.project=a seed=2"
+    assert with_settings("reproduce experiment=a", ["report=b"]) == "reproduce report=b"
+    assert len(shortened()) > 20
 
 
 def test_help_is_shown_for_verbs_that_exist() -> None:
