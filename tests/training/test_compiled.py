@@ -1,4 +1,4 @@
-"""RMT by compiled code: the same numbers, and when it is taken."""
+"""RMT by compiled code: the same numbers, and when it is taken. The step of other models can be compiled whole."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch._inductor.config
 from command_runner import Runner
 from helpers import VOCABULARY, assert_close, assert_same_state, make_model, random_ids, run_in_calls, tiny_dims
 from tiny_runs import outcome, write_corpus
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 import infini.training.compiled as compiled
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.models import build_model
+from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.nn.recurrent import Recurrence
 from infini.training.activation_checkpointing import grouped
 from infini.training.non_finite import first_not_finite
@@ -58,6 +59,50 @@ def test_compiled_layers_give_what_layers_give(positions: str) -> None:
     assert gradients.keys() == compiled_gradients.keys()
     for parameter, gradient in gradients.items():
         assert_close(compiled_gradients[parameter], gradient, 1e-10, parameter)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("infini_delta", "eager"),
+        ("local", "aot_eager"),
+        pytest.param("infini_linear", "aot_eager", marks=pytest.mark.slow),
+        pytest.param("infini_delta", "aot_eager", marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_step_compiles_to_one_graph(name: str, backend: str) -> None:
+    """Model and loss with fullgraph=True, from no state and from a carried one: losses, state and gradients of the
+    plain step. aot_eager traces the backward pass, too. Masks and resets stay out: the host plans calls by them."""
+    model = make_model({"name": name}, n_layers=1).train()
+    counter = CompileCounterWithBackend(backend)
+
+    def step(ids: torch.Tensor, targets: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        out = model(ids, state)
+        # Chunks of 12 targets and a shorter one.
+        total, count = summed_cross_entropy(out.hidden_BTD, model.output_weight, targets, 12)
+        return total / count + out.aux_loss, out.state
+
+    def run(call: Any) -> tuple[list[torch.Tensor], Any, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        losses, state = [], None
+        for number in range(2):
+            ids = random_ids(2, 2 * N, seed=number)
+            targets = ids.roll(-1, 1)
+            targets[0, : 5 + number] = IGNORE
+            loss, state = call(ids, targets, state)
+            loss.backward()
+            losses.append(loss.detach())
+            state = state.detach()
+        return losses, state, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    losses, state, gradients = run(step)
+    found, found_state, found_gradients = run(torch.compile(step, fullgraph=True, dynamic=False, backend=counter))
+    assert counter.frame_count == 2
+    assert_close(torch.stack(found), torch.stack(losses), 1e-10, "losses")
+    assert_same_state(found_state, state, 1e-10)
+    assert found_gradients.keys() == gradients.keys() == dict(model.named_parameters()).keys()
+    for parameter, gradient in gradients.items():
+        assert_close(found_gradients[parameter], gradient, 1e-10, parameter)
 
 
 def test_what_is_read_side_by_side_or_has_drawn_lengths_is_not_compiled() -> None:
