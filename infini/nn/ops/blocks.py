@@ -1,8 +1,8 @@
 """The reads, the gate and the sums of infini.nn.ops.memory, computed one head of one segment at a time.
 
-A processor reads a large tensor from main memory in every operation. One head of one segment fits its cache, where the
-same operations take less than half of that time. sigma(q), sigma(k) and the values read are made again in the backward
-pass: none of them is ever held for a whole sequence.
+A processor reads a large tensor from main memory in every operation; one head of one segment fits its cache. sigma(q),
+sigma(k) and the values read are made again in the backward pass, so that none of them is held for a whole sequence.
+Seconds and memory with blocks and without: results/LOG.md 160.
 
 Letters as in infini.nn.ops.memory. Products have the dtype of queries and keys, everything else that of the state.
 """
