@@ -9,11 +9,11 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infini.cli.checks import check, naming_keys_of, note_replaced
 from infini.cli.failures import one_line
@@ -34,8 +34,6 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     if not verb.sweeps:
         sweeping = ", ".join(name for name, other in verbs().items() if other.sweeps)
         raise InputError(f"{verb.name} -m: no sweeps over this verb; verbs that sweep: {sweeping}")
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -53,19 +51,13 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
         check(verb, cfg, job_overrides)
     note_replaced(overrides)
     progress = SweepProgress(checked[0].results_dir, verb.name, overrides) if checked else None
-    with hydra.initialize_config_module("infini.conf", version_base="1.3", job_name="infini"):
-        engine = GlobalHydra.instance().hydra
-        assert engine is not None
-        try:
-            batches = engine.multirun(
-                config_name="config", task_function=partial(_job, verb.name, progress), overrides=overrides
-            )
-        except (HydraException, OmegaConfBaseException) as error:
-            raise InputError(str(error)) from error
-        except KeyboardInterrupt as stopped:
-            others = "all jobs run again" if progress is None else "jobs that had finished are passed over"
-            raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}; {others}") from stopped
-    jobs = [job for batch in batches or () for job in batch]
+    try:
+        jobs = _multirun(partial(_job, verb.name, progress), overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(str(error)) from error
+    except KeyboardInterrupt as stopped:
+        others = "all jobs run again" if progress is None else "jobs that had finished are passed over"
+        raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}; {others}") from stopped
     failures = [f"{' '.join(job.overrides)}: {job.return_value}" for job in jobs if job.return_value]
     if failures:
         raise InputError(f"{len(failures)} of {len(jobs)} jobs failed; the first, {failures[0]}")
@@ -85,76 +77,82 @@ def share(verb: Verb, words: Sequence[str]) -> int:
     cfg, _, _ = prepare(verb, others)
     if cfg.plan:
         raise InputError("plan=true: starts nothing; leave out -m")
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
-
     numbers = ",".join(str(number) for number in range(1, cfg.workers + 1))
-    with hydra.initialize_config_module("infini.conf", version_base="1.3", job_name="infini"):
-        engine = GlobalHydra.instance().hydra
-        assert engine is not None
-        try:
-            batches = engine.multirun(
-                config_name="config",
-                task_function=partial(_worker, verb.name, others),
-                overrides=[*of_hydra, f"workers={numbers}"],
-            )
-        except KeyboardInterrupt as stopped:
-            raise KeyboardInterrupt(str(stopped) or verb.if_stopped) from stopped
-        except Exception as error:
-            # Of the launcher, on a process that was killed or that it could not start.
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise InputError(f"a process of {verb.name} -m has ended: {reason}; the same command continues") from error
-    failed = [str(job.return_value) for batch in batches for job in batch if job.return_value]
+    try:
+        jobs = _multirun(partial(_worker, verb.name, others), [*of_hydra, f"workers={numbers}"])
+    except KeyboardInterrupt as stopped:
+        raise KeyboardInterrupt(str(stopped) or verb.if_stopped) from stopped
+    except Exception as error:
+        # Of the launcher, on a process that was killed or that it could not start.
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"a process of {verb.name} -m has ended: {reason}; the same command continues") from error
+    failed = [str(job.return_value) for job in jobs if job.return_value]
     if failed:
         raise InputError(f"{len(failed)} of {cfg.workers} processes failed; the first: {failed[0]}")
     return 0
 
 
+def _multirun(task: Callable[[DictConfig], str | None], overrides: Sequence[str]) -> list[Any]:
+    """Run the task once for each combination of values, by Hydra's sweeper and launcher. Returns Hydra's jobs."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    with hydra.initialize_config_module("infini.conf", version_base="1.3", job_name="infini"):
+        engine = GlobalHydra.instance().hydra
+        assert engine is not None
+        batches = engine.multirun(config_name="config", task_function=task, overrides=list(overrides))
+    return [job for batch in batches or () for job in batch]
+
+
+# A launcher may have started these two in a process with its own streams.
 @robust_streams(patient=True)
 def _worker(name: str, words: Sequence[str], cfg: DictConfig) -> str | None:
-    """One process of a command that several share. Returns the user's error."""
+    """One process of a command that several share."""
     from infini.cli.main import prepare
 
-    verb = verbs()[name]
-    command, sys.argv = sys.argv, [sys.argv[0], name, *words]
-    try:
+    def run() -> int:
+        verb = verbs()[name]
         made, overrides, extra = prepare(verb, words)
-        code = verb.run(made, overrides, **extra)
+        return verb.run(made, overrides, **extra)
+
+    return _outcome([name, *words], run)
+
+
+@robust_streams(patient=True)
+def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | None:
+    """One job of a sweep."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from infini.config.compose import load
+
+    overrides = [str(text) for text in HydraConfig.get().overrides.task]
+
+    def run() -> int:
+        job, command = load(cfg, overrides), f"infini {' '.join(sys.argv[1:])}"
+        if progress is not None and progress.is_done(job):
+            print(f"{command}: done before", flush=True)
+            return 0
+        print(command, flush=True)
+        code = verbs()[name].run(job, overrides)
+        if progress is not None and not code:
+            progress.done(job)
+        return code
+
+    return _outcome([name, *overrides], run)
+
+
+def _outcome(words: Sequence[str], run: Callable[[], int]) -> str | None:
+    """Run a command, maybe in a process of its own. Returns the user's error, which Hydra would not print."""
+    # Launchers of several processes run sys.argv again: it must be the command of the job, not of the sweep.
+    command, sys.argv = sys.argv, [sys.argv[0], *words]
+    try:
+        code = run()
     except Exception as error:
         if (line := one_line(error)) is None:
             raise
         return line
     finally:
         sys.argv = command
-    return f"exit code {code}" if code else None
-
-
-# A launcher may have started a job in a process with its own streams.
-@robust_streams(patient=True)
-def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | None:
-    """One job of a sweep, maybe in a process of its own. Returns the user's error, which Hydra would not print."""
-    from hydra.core.hydra_config import HydraConfig
-
-    from infini.config.compose import load
-
-    overrides = [str(text) for text in HydraConfig.get().overrides.task]
-    # Launchers of several processes run sys.argv again: it must be the command of the job, not of the sweep.
-    sweep_argv, sys.argv = sys.argv, [sys.argv[0], name, *overrides]
-    try:
-        job = load(cfg, overrides)
-        if progress is not None and progress.is_done(job):
-            print(f"infini {' '.join(sys.argv[1:])}: done before", flush=True)
-            return None
-        print(f"infini {' '.join(sys.argv[1:])}", flush=True)
-        code = verbs()[name].run(job, overrides)
-        if progress is not None and not code:
-            progress.done(job)
-    except Exception as error:
-        if (line := one_line(error)) is None:
-            raise
-        return line
-    finally:
-        sys.argv = sweep_argv
     return f"exit code {code}" if code else None
 
 
