@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -387,6 +388,44 @@ def test_torchrun_starts_the_processes(setup: str, straight: Path, corpus: Path,
     made = start(corpus, tmp_path / "other", "parallel=ddp", "parallel.devices=4", launcher=launcher)
     said = made.communicate(timeout=200)[0]
     assert "infini: error: parallel.devices=4: torchrun started 2; set this number, or leave the key out" in said
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [("parallel=ddp", "parallel.nodes=2"), ("parallel=fsdp2",)], ids=["ddp", "fsdp2"])
+def test_torchrun_starts_a_process_on_each_of_two_nodes(
+    more: tuple[str, ...], straight: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """Two that this host stands for. Each node has a local rank 0; rank 0 of all alone writes."""
+    results, port = tmp_path / "results", free_port()
+    nodes = [
+        start(
+            corpus,
+            results,
+            *more,
+            launcher=(
+                *("-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1"),
+                *("--master-addr=127.0.0.1", f"--master-port={port}", "-m", "infini"),
+            ),
+        )
+        for node in range(2)
+    ]
+    try:
+        said = [made.communicate(timeout=200)[0] for made in nodes]
+    finally:
+        # A node waits for one that does not come. What a node has started ends with it.
+        for made in nodes:
+            made.kill()
+    assert [made.returncode for made in nodes] == [0, 0], said
+    assert [said[0].count(word) for word in ("trained ", "record: ")] == [1, 1]
+    assert not any(word in said[1] for word in ("trained ", "record: "))
+    assert_equal_runs(straight, results)
+    assert run_of(results).environment["ranks"] == 2
 
 
 @pytest.mark.slow
