@@ -20,7 +20,7 @@ from helpers import SEGMENT, VOCABULARY, assert_close, assert_same_state, make_m
 from helpers import TOLERANCE as TOLERANCES
 from ranks import group_of_one
 from safetensors.torch import load_file
-from tiny_runs import words
+from tiny_runs import words, write_corpus
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -330,6 +330,30 @@ def test_every_setup_trains_as_one_process(
         assert cli.main(command(corpus, tmp_path / name, *more, f"optimizer={optimizer}", task=task)) == 0
     # Five answers a step: rounding errors of their gradients grow faster.
     assert_equal_runs(tmp_path / "one", tmp_path / "two", TOLERANCE if task == "pg19" else 10 * TOLERANCE)
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_continues_on_a_mixture_as_in_one_process(tmp_path: Path) -> None:
+    """All weights and the gates of an injected model, from the same base."""
+    pytest.importorskip("transformers")
+    from tiny_llms import write_tiny_base
+
+    base, corpora = write_tiny_base(tmp_path / "base"), tmp_path / "corpora"
+    for source in ("pg19", "arxiv_math"):
+        write_corpus(corpora / source)
+    mixture = ["task=continual", "task.min_tokens=16", f"task.data_dir={corpora}", "model=llm", f"model.base={base}"]
+    for name, more in (("one", ()), ("two", TWO)):
+        line = command(corpora, tmp_path / name, *mixture, *more)
+        # Its sizes and its vocabulary are the base's.
+        line = [word for word in line if not word.startswith(("dims.d_", "dims.n_", "scale.vocab_size="))]
+        assert cli.main(line) == 0
+    assert_equal_runs(tmp_path / "one", tmp_path / "two")
+    run = run_of(tmp_path / "two")
+    assert (run.environment["ranks"], run.data["sources"].keys()) == (2, {"pg19", "arxiv_math"})
+    assert losses(tmp_path / "two")[-1] < losses(tmp_path / "two")[0]
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, weight in one.items():
+        assert_close(two[name], weight, 1e-3, name)
 
 
 def start(corpus: Path, results: Path, *more: str, launcher: tuple[str, ...] = ("-m", "infini")) -> Any:
