@@ -244,7 +244,7 @@ def test_what_cannot_be_shared_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("name", "by_layer"), [("infini_delta", True), ("transformer_xl", True), ("llm", True), ("rmt", False)]
+    ("name", "by_layer"), [("infini_delta", True), ("transformer_xl", True), ("llm", False), ("rmt", False)]
 )
 def test_shards_are_gathered_layer_by_layer(name: str, by_layer: bool, tmp_path: Path) -> None:
     """After a forward pass the weights of layers are shards again. The values are those without shards."""
@@ -333,8 +333,10 @@ def test_every_setup_trains_as_one_process(
 
 
 @pytest.mark.slow
-def test_a_pretrained_model_continues_on_a_mixture_as_in_one_process(tmp_path: Path) -> None:
-    """All weights and the gates of an injected model, from the same base."""
+@pytest.mark.parametrize("more", [TWO, SHARDED], ids=["ddp", "fsdp2"])
+def test_a_pretrained_model_continues_on_a_mixture_as_in_one_process(more: tuple[str, ...], tmp_path: Path) -> None:
+    """All weights and the gates of an injected model, from the same base. Documents begin inside the sequences of one
+    rank and not of the other, where a pretrained model cuts its calls."""
     pytest.importorskip("transformers")
     from tiny_llms import write_tiny_base
 
@@ -342,8 +344,8 @@ def test_a_pretrained_model_continues_on_a_mixture_as_in_one_process(tmp_path: P
     for source in ("pg19", "arxiv_math"):
         write_corpus(corpora / source)
     mixture = ["task=continual", "task.min_tokens=16", f"task.data_dir={corpora}", "model=llm", f"model.base={base}"]
-    for name, more in (("one", ()), ("two", TWO)):
-        line = command(corpora, tmp_path / name, *mixture, *more)
+    for name, ranks in (("one", ()), ("two", more)):
+        line = command(corpora, tmp_path / name, *mixture, *ranks)
         # Its sizes and its vocabulary are the base's.
         line = [word for word in line if not word.startswith(("dims.d_", "dims.n_", "scale.vocab_size="))]
         assert cli.main(line) == 0
