@@ -250,7 +250,7 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     (failed,) = (made for made in records.load_records(tmp_path) if made.diverged)
     path = records.record_path(tmp_path, failed.run_id)
     said = " ".join(capfd.readouterr().err.split())
-    assert len(trained) == done and "optimizer.lr=0.04: the loss is not finite; a lower one" in said
+    assert len(trained) == done and "optimizer.lr=0.04: the loss is not finite; try a lower one" in said
     assert f"To try this one again, remove {path}" in said
     # Without its record it is tried again.
     path.unlink()

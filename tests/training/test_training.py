@@ -377,7 +377,7 @@ def test_a_loss_that_is_not_a_number_stops_with_its_step(
     with pytest.raises(InputError) as error:
         train(corpus, tmp_path, f"recipe.steps={steps}", "recipe.save_every=2")
     assert str(error.value).startswith("optimizer.lr=")
-    assert f": the loss at step {step} is nan, the weights embedding.weight are not finite; a lower one" in str(
+    assert f": the loss at step {step} is nan, the weights embedding.weight are not finite; try a lower one" in str(
         error.value
     )
     assert f"The last good checkpoint is of step {(step - 1) // 2 * 2}" in str(error.value)
@@ -399,7 +399,7 @@ def test_the_layer_of_a_value_that_is_not_finite_is_named(
 
     monkeypatch.setattr(LanguageModelModule, "training_step", broken)
     with pytest.raises(
-        InputError, match=r"step 2 is nan, .* comes out of blocks.1.attention.o_proj; a lower one .* No check"
+        InputError, match=r"step 2 is nan, .* comes out of blocks.1.attention.o_proj; try a lower one, .* no check"
     ):
         train(corpus, tmp_path, "dims.n_layers=3")
 
@@ -414,7 +414,7 @@ def test_a_memory_that_is_not_finite_is_named_by_its_layer(
         return numerator * math.nan, denominator
 
     monkeypatch.setattr(memory, "retrieve", broken)
-    with pytest.raises(InputError, match="comes out of blocks.0.attention, before its o_proj; a lower one"):
+    with pytest.raises(InputError, match="comes out of blocks.0.attention, before its o_proj; try a lower one"):
         train(corpus, tmp_path)
 
 
