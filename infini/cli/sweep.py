@@ -110,7 +110,7 @@ def _worker(name: str, words: Sequence[str], cfg: DictConfig) -> str | None:
     """One process of a command that several share."""
     from infini.cli.main import prepare
 
-    def run() -> int:
+    def run() -> int | None:
         verb = verbs()[name]
         made, overrides, extra = prepare(verb, words)
         return verb.run(made, overrides, **extra)
@@ -127,7 +127,7 @@ def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | No
 
     overrides = [str(text) for text in HydraConfig.get().overrides.task]
 
-    def run() -> int:
+    def run() -> int | None:
         job, command = load(cfg, overrides), f"infini {' '.join(sys.argv[1:])}"
         if progress is not None and progress.is_done(job):
             print(f"{command}: done before", flush=True)
@@ -141,7 +141,7 @@ def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | No
     return _outcome([name, *overrides], run)
 
 
-def _outcome(words: Sequence[str], run: Callable[[], int]) -> str | None:
+def _outcome(words: Sequence[str], run: Callable[[], int | None]) -> str | None:
     """Run a command, maybe in a process of its own. Returns the user's error, which Hydra would not print."""
     # Launchers of several processes run sys.argv again: it must be the command of the job, not of the sweep.
     command, sys.argv = sys.argv, [sys.argv[0], *words]

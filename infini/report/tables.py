@@ -82,7 +82,7 @@ class RenderedReport:
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
     totals: str = ""
-    """Counts over the rows; they stand below the title on a terminal and in Markdown."""
+    """Counts over the rows, printed below the title on a terminal and in Markdown."""
     main: int = 0
     """Index of the main table, which the short form prints."""
     legend: tuple[str, ...] = ()
