@@ -72,7 +72,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "summarize book.txt output=summary.txt": ("decoding.max_new_tokens=4",),
     "table report=table1_memory": (),
     "table report=claims": (),
-    "publish report=table2_lm": (),
+    "publish report=table2_lm": ("report.aggregate=newest",),
 }
 """Command as the README has it -> settings that make it small."""
 
