@@ -18,7 +18,7 @@ from infini.nn.ops.blocks import BlockSums, in_blocks, read_and_mix
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
 from infini.nn.ops.relative import T5_BUCKETS, t5_attention
-from infini.nn.state import State, reset_rows, state_class
+from infini.nn.state import State, leaves, reset_rows, state_class
 
 Positions = Literal["rotary", "t5"]
 QK_NORM_EPS = 1e-6
@@ -188,10 +188,26 @@ class LocalAttention(nn.Module):
             y, leaves = self.attend(x, layers[0], grid)
             return y, (leaves,)
 
-        state = self.init_state(x_BTD.shape[0], x_BTD.device) if state is None else state
+        if state is None:
+            state = self.init_state(x_BTD.shape[0], x_BTD.device)
+        elif not torch.compiler.is_compiling():
+            self._check_state(state)
         return run_on_grid(
             body, x_BTD, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, self.inner_resets
         )
+
+    def _check_state(self, state: Any) -> None:
+        """Raise ValueError for what is no state, or one of a layer with other sizes."""
+        if not isinstance(state, State):
+            raise ValueError(f"state is a {type(state).__name__}: it must be the second value that a call returned")
+        mine, given = (
+            {path: list(leaf.shape[1:]) for path, leaf in leaves(of_layers)}
+            for of_layers in ((self.init_leaves(0, self.q_proj.weight.device),), state.layers)
+        )
+        if mine != given:
+            differs = next(path for path in [*mine, *given] if mine.get(path) != given.get(path))
+            sizes = f"{differs} of a row is {given.get(differs)}, here {mine.get(differs)}"
+            raise ValueError(f"state of another layer: {sizes}; pass one of init_state")
 
     def project_queries(self, x: torch.Tensor) -> torch.Tensor:
         """Queries [..., H, K] of inputs [..., D], without positions."""

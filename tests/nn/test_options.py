@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import TOLERANCE, assert_close, assert_on, assert_same_state, layer_in_calls, make_layer
+from helpers import SEGMENT, TOLERANCE, assert_close, assert_on, assert_same_state, layer_in_calls, make_layer
 from torch import nn
 
 import infini
@@ -194,3 +194,26 @@ def test_the_layer_compiles_to_one_graph(options: dict[str, Any], n_tokens: int,
     assert_same_state(state, wanted_state, EXACT)
     for number, (got, right) in enumerate(zip(grads, wanted_grads, strict=True)):
         assert_close(got, right, EXACT, f"gradient {number}")
+
+
+@pytest.mark.parametrize("sizes", [{"segment": 2 * SEGMENT}, {"segment": SEGMENT // 2}, {"n_heads": 4}, {"d_key": 8}])
+def test_a_state_of_another_layer_is_refused(sizes: dict[str, int]) -> None:
+    """With another segment length outputs would be wrong, and nothing would say so."""
+    layer = make_layer()
+    x = torch.randn(2, 5, layer.d_model, dtype=torch.float64)
+    _, state = make_layer(**sizes)(x)
+    with pytest.raises(
+        ValueError, match=r"^state of another layer: .* of a row is \[.*\], here \[.*\]; pass one of init_s"
+    ):
+        layer(x, state)
+    local = LocalAttention(layer.d_model, 2, 6, SEGMENT).double()
+    with pytest.raises(ValueError, match="state of another layer: .* here None"):
+        local(x, layer(x)[1])
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(1), None], ids=["a tensor", "a call's outputs"])
+def test_what_is_no_state_is_refused(wrong: Any) -> None:
+    layer = make_layer()
+    x = torch.randn(2, 5, layer.d_model, dtype=torch.float64)
+    with pytest.raises(ValueError, match="it must be the second value that a call returned"):
+        layer(x, layer(x) if wrong is None else wrong)
