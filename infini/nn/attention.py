@@ -178,8 +178,8 @@ class LocalAttention(nn.Module):
         Returns:
             The outputs [B, T, D] and the state after them. The state keeps its gradient history; see State.detach.
 
-        Raises ValueError for inputs of another shape and, naming row and column, for masks and resets that do not fit
-        the segments.
+        Raises ValueError for inputs of another shape, a state of another layer and, naming row and column, for masks
+        and resets that do not fit the segments.
         """
         if x_BTD.dim() != 3 or x_BTD.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, T, d_model={self.d_model}], got {list(x_BTD.shape)}")

@@ -300,6 +300,20 @@ def test_the_model_on_paper_is_what_its_assumptions_give() -> None:
     assert f"are {2 * 2 * heads * size * layers * 2**20 / 1e9:.0f} GB" in page
 
 
+def test_the_unfair_comparison_on_the_page_is_that_of_its_table() -> None:
+    text = " ".join(README.split())
+    linear, baseline = (
+        row_of("tables/table2_as_compared_laptop.md", name).split("|")[3].split()[0]
+        for name in ("Linear, 16 times the tokens", "Memorizing Transformers")
+    )
+    assert f"Linear has {linear} on books, {float(linear) / float(baseline):.2f} times Memorizing" in text
+    local, cached = (
+        row_of("tables/table2_budget_laptop.md", name).split("|")[3].strip()
+        for name in ("Local attention only, 4 times the tokens", "Transformer-XL, 4 times")
+    )
+    assert f"with four times, local attention has {local}, Transformer-XL {cached}" in text
+
+
 def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
     text = " ".join(README.split())
     names = ("SmolLM2, all 8K tokens", "SmolLM2, segments of 512 tokens", "and a memory (Linear)")
