@@ -34,6 +34,8 @@ SPECIALISED, MIXER, MOVED = (0.1, 0.9), (0.4, 0.6), 0.01
 than the third number."""
 MORE_SEEDS, MORE_DOCUMENTS, MORE_PROMPTS = (4, 5, 6, 8, 10, 15, 20), (2, 4, 8, 16), (2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Numbers of seeds, and multiples of documents and prompts, that are tried to find what would decide a claim."""
+WITHOUT_RUNS = "By arithmetic, or not testable"
+"""Title of the claims that no report's runs are judged for."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
         (claim, MEASURES[claim.measure].measure(claim, evidence[claim.report] if claim.report else None))
         for claim in report.claims
     ]
-    rows = []
+    rows: dict[str, list[Row]] = {}
     for (claim, _), found in zip(measured, judge(measured), strict=True):
         cell = MISSING
         if found.run_ids:
@@ -104,14 +106,29 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
             Cell(found.verdict, "computed"),
             Cell(found.to_decide, "computed") if found.to_decide else MISSING,
         )
-        rows.append(Row(claim.name, claim.says, cells))
+        about = evidence[claim.report].report.title if claim.report else WITHOUT_RUNS
+        rows.setdefault(about, []).append(Row(claim.name, claim.says, cells))
     columns = ("Where", "Test", "Measured", "Verdict", "To decide")
-    table = Table("Verdicts", columns, tuple(rows), "Claim", short_columns=("Where", "Verdict"))
+    tables = tuple(
+        Table(
+            f"{about}: {_totals(group, named=False)}",
+            columns,
+            tuple(group),
+            "Claim",
+            short_columns=("Where", "Verdict"),
+        )
+        for about, group in rows.items()
+    )
+    notes = (report.note,) if report.note else ()
+    totals = _totals([row for group in rows.values() for row in group])
+    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tables, notes, totals)
+
+
+def _totals(rows: Sequence[Row], named: bool = True) -> str:
+    """The claims and their verdicts, counted. named: verdicts that no claim has are named, too."""
     verdicts = Counter(row.cells[3].text for row in rows)
-    counts = "; ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
-    notes = tuple(filter(None, [f"{len(rows)} claims. {counts}.", report.note]))
-    totals = f"{counted(len(rows), 'claim')}: " + ", ".join(f"{name} {verdicts[name]}" for name in get_args(Verdict))
-    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", (table,), notes, totals)
+    found = ", ".join(f"{name} {verdicts[name]}" for name in get_args(Verdict) if named or verdicts[name])
+    return f"{counted(len(rows), 'claim')}: {found}"
 
 
 def _with_more(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini.records import write_atomically
-from infini.report.tables import DASH, PLUS_MINUS, RenderedReport, Table
+from infini.report.tables import DASH, PLUS_MINUS, RenderedReport
 from infini.system.streams import in_encoding
 
 if TYPE_CHECKING:
@@ -27,8 +27,11 @@ NARROWEST_MODEL, NARROWEST_CELL = 24, 12
 these widths; if that is not enough, the columns are split into several tables."""
 
 
-def print_report(report: RenderedReport, console: Console) -> None:
-    """Print the tables and notes of a report to a terminal; 120 columns are enough."""
+def print_report(report: RenderedReport, console: Console, with_runs: bool = False) -> None:
+    """Print the tables and notes of a report to a terminal; 120 columns are enough.
+
+    with_runs: print the ids of the runs behind the cells, too.
+    """
     from rich import box
     from rich.markup import escape
     from rich.table import Table as Grid
@@ -67,6 +70,10 @@ def print_report(report: RenderedReport, console: Console) -> None:
     console.print()
     for note in report.notes:
         console.print(escape(note), style="dim", highlight=False)
+    if with_runs and (behind := behind_cells(report)):
+        console.print("\n[italic]Runs behind the cells[/italic]")
+        for where, source, run_ids in behind:
+            console.print(escape(f"{where} ({source}): {', '.join(run_ids)}"), style="dim", highlight=False)
 
 
 def _blocks(widths: list[int], room: int) -> list[list[int]]:
@@ -108,25 +115,29 @@ def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) 
             )
         lines.append("")
     lines += [f"- {_markdown(note)}" for note in report.notes]
-    # Tables may repeat cells; the lines of their runs are listed once.
-    if behind := dict.fromkeys(line for table in report.tables for line in _behind(table, links or {})):
-        lines += ["", "## Runs behind the cells", "", *behind]
+    if behind := behind_cells(report):
+        lines += ["", "## Runs behind the cells", ""]
+    for where, source, run_ids in behind:
+        folder = (links or {}).get(source)
+        shown = [f"[`{run_id}`]({folder}/{run_id}.json)" if folder else f"`{run_id}`" for run_id in run_ids]
+        lines.append(f"- {_markdown(where)} ({source}): {', '.join(shown)}")
     return "\n".join(lines) + "\n"
 
 
-def _behind(table: Table, links: Mapping[str, str]) -> list[str]:
-    """One line for each set of runs behind the cells of a row."""
-    lines = []
-    for row in table.rows:
-        columns: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            if cell.run_ids:
-                columns.setdefault((cell.source, cell.run_ids), []).append(column)
-        for (source, run_ids), names in columns.items():
-            folder = links.get(source)
-            shown = [f"[`{run_id}`]({folder}/{run_id}.json)" if folder else f"`{run_id}`" for run_id in run_ids]
-            lines.append(f"- {_markdown(row.title)}, {_markdown(', '.join(names))} ({source}): {', '.join(shown)}")
-    return lines
+def behind_cells(report: RenderedReport) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(row and columns, source, run ids) for each set of runs behind the cells of a row.
+
+    Tables may repeat cells; what is the same is listed once.
+    """
+    found: dict[tuple[str, str, tuple[str, ...]], None] = {}
+    for table in report.tables:
+        for row in table.rows:
+            columns: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+            for column, cell in zip(table.columns, row.cells, strict=True):
+                if cell.run_ids:
+                    columns.setdefault((cell.source, cell.run_ids), []).append(column)
+            found |= {(f"{row.title}, {', '.join(names)}", *behind): None for behind, names in columns.items()}
+    return list(found)
 
 
 def _markdown(text: str) -> str:

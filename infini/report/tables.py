@@ -23,6 +23,8 @@ OTHER_DATA_MARK = "\N{SECTION SIGN}"
 
 Origin = Literal["measured", "quoted", "computed", "missing"]
 Source = Literal["", "paper", "published", "yours"]
+YOURS: Source = "yours"
+"""The source of the reader's own runs; headings of their columns end with it."""
 
 
 @dataclass(frozen=True)
@@ -89,27 +91,40 @@ class RenderedReport:
     """The notes that the short form prints besides those of marks."""
 
     def short(self) -> RenderedReport:
-        """The main table, with the notes that explain its marks. A table without any result keeps all notes: they say
-        how to get one."""
+        """The main table, or every table with a short form of its own, with the notes that explain their marks.
+
+        Columns of the reader's runs are left out where there are no such runs. A table without any result keeps all
+        notes: they say how to get one.
+        """
         if not self.tables:
             return self
-        main = self.tables[self.main]
-        if main.short_columns:
-            kept = [main.columns.index(column) for column in main.short_columns]
-            rows = tuple(replace(row, cells=tuple(row.cells[index] for index in kept)) for row in main.rows)
-            main = replace(main, columns=main.short_columns, rows=rows)
-        cells = [cell for row in main.rows for cell in row.cells]
-        shown = "".join([*(row.title for row in main.rows), *(cell.text for cell in cells)])
+        kept = tuple(
+            _shortened(table) for index, table in enumerate(self.tables) if index == self.main or table.short_columns
+        )
+        rows = [row for table in kept for row in table.rows]
+        cells = [cell for row in rows for cell in row.cells]
+        shown = "".join([*(row.title for row in rows), *(cell.text for cell in cells)])
         has_results = any(cell.origin in ("measured", "computed") for cell in cells)
         kept_notes = tuple(
             note for note in self.notes if note in self.legend or (not note[0].isalnum() and note[0] in shown)
         )
-        return replace(self, tables=(main,), main=0, notes=kept_notes if has_results else self.notes)
+        return replace(self, tables=kept, main=0, notes=kept_notes if has_results else self.notes)
 
     @property
     def stem(self) -> str:
         """Name of the report's files, without suffix."""
         return f"{self.name}_{self.scale}"
+
+
+def _shortened(table: Table) -> Table:
+    """The columns of the short form, without columns of the reader's runs that are empty."""
+    names = table.short_columns or table.columns
+    columns = {name: [row.cells[table.columns.index(name)] for row in table.rows] for name in names}
+    kept = [
+        name for name, cells in columns.items() if not name.endswith(YOURS) or any(cell.text != DASH for cell in cells)
+    ]
+    rows = tuple(replace(row, cells=tuple(row.cells[table.columns.index(name)] for name in kept)) for row in table.rows)
+    return replace(table, columns=tuple(kept), rows=rows)
 
 
 def over_seeds(

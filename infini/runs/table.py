@@ -54,14 +54,15 @@ def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
     published = records.load_records(records.published_dir())
     yours = records.load_records(cfg.results_dir) if report.is_published else None
     rendered = tabulate(report, cfg, overrides, published, yours)
-    print_report(rendered if cfg.full else rendered.short(), wide_console())
+    short = rendered.short()
+    print_report(rendered if cfg.full else short, wide_console(), with_runs=cfg.full)
     lines = plain_console(stderr=False)
-    if not cfg.full and rendered.short() != rendered:
+    if not cfg.full and short != rendered:
         if totals := totals_of(report.name, cfg.scale.name, published):
             lines.print(f"Claims about this table, judged by published runs (infini table report=claims): {totals}")
-        more, notes = len(rendered.tables) - 1, len(rendered.notes)
-        left = f"{counted(more, 'more table')} and {counted(notes, 'note')}" if more else "what is measured how"
-        lines.print(f"full=true prints the rest: {left}")
+        more, notes = len(rendered.tables) - len(short.tables), len(rendered.notes)
+        left = f"{counted(more, 'more table')}, {counted(notes, 'note')}" if more else "what is measured how"
+        lines.print(f"full=true prints the rest: {left}, and the runs behind the cells")
     if not records.in_checkout() and not is_folder(records.published_dir() / "runs"):
         lines.print(records.WHERE_PUBLISHED)
     paths = write_report(rendered, Path(cfg.results_dir) / "tables", links={"yours": "../runs"})

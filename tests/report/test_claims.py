@@ -34,16 +34,17 @@ def claims(documents: int = 3) -> ClaimsReport:
 
 def verdicts(runs: list[RunRecord], documents: int = 3) -> dict[str, tuple[str, str]]:
     """Name of a claim -> verdict and what was measured."""
-    (table,) = judged(claims(documents), "laptop", runs).tables
     return {
-        row.model: (table.cell(row.model, "Verdict").text, table.cell(row.model, "Measured").text) for row in table.rows
+        row.model: (table.cell(row.model, "Verdict").text, table.cell(row.model, "Measured").text)
+        for table in judged(claims(documents), "laptop", runs).tables
+        for row in table.rows
     }
 
 
 def to_decide(runs: list[RunRecord]) -> dict[str, str]:
     """Name of a claim -> what it would take."""
-    (table,) = judged(claims(), "laptop", runs).tables
-    return {row.model: table.cell(row.model, "To decide").text for row in table.rows}
+    tables = judged(claims(), "laptop", runs).tables
+    return {row.model: table.cell(row.model, "To decide").text for table in tables for row in table.rows}
 
 
 def test_without_runs_nothing_is_said_but_arithmetic() -> None:
@@ -302,7 +303,7 @@ def test_the_claims_are_written_with_the_runs_behind_them() -> None:
     assert "| Claim | Where | Test | Measured | Verdict | To decide |" in text
     assert "[`eval-infini_linear-1`](runs/eval-infini_linear-1.json)" in text
     # Every claim is counted, under one verdict.
-    total, *counts = re.findall(r"\d+", next(line for line in text.splitlines() if " claims. " in line))
+    total, *counts = re.findall(r"\d+", next(line for line in text.splitlines() if " claims: " in line))
     assert int(total) == sum(map(int, counts)) == len(verdicts([]))
 
 

@@ -55,6 +55,22 @@ def test_the_short_form_leaves_out_the_columns_that_a_table_names() -> None:
     assert short.columns == ("Verdict",) and short.rows[0].cells == (MISSING,)
 
 
+def test_the_short_form_has_every_table_with_a_short_form_of_its_own() -> None:
+    parts = tuple(Table(name, MAIN.columns, MAIN.rows, short_columns=("32K",)) for name in ("first", "second"))
+    short = RenderedReport("t", "laptop", "A table", (*parts, OTHER), ()).short()
+    assert [(table.title, table.columns) for table in short.tables] == [("first", ("32K",)), ("second", ("32K",))]
+
+
+def test_columns_of_the_readers_own_runs_stand_in_the_short_form_where_there_are_such_runs() -> None:
+    names, found = ("PG19 published", "PG19 yours", "Math yours"), Cell("7", "measured", source="yours")
+    table = Table("Perplexity", names, (Row("a", "Linear", (found, MISSING, MISSING)),))
+    (short,) = RenderedReport("t", "laptop", "A table", (table,), ()).short().tables
+    assert short.columns == names[:1] and short.rows[0].cells == (found,)
+    table = Table("Perplexity", names, (Row("a", "Linear", (found, MISSING, found)),))
+    (short,) = RenderedReport("t", "laptop", "A table", (table,), ()).short().tables
+    assert short.columns == (names[0], names[2])
+
+
 def test_a_table_without_results_says_how_to_get_them() -> None:
     table = Table("Accuracy", ("32K",), (Row("a", "Linear", (Cell("97", "quoted"),)),))
     notes = ("published: no runs", "no measurement yet: infini bench")
@@ -73,7 +89,9 @@ def test_the_command_prints_the_short_form_and_writes_everything(
     assert cli.main([*words, "full=true"]) == 0
     full = capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in (tmp_path / "tables").iterdir()} == written
-    assert re.search(r"^full=true prints the rest: \d+ more tables? and \d+ notes?$", short, re.MULTILINE)
+    assert re.search(
+        r"^full=true prints the rest: \d+ more tables?, \d+ notes?, and the runs behind the cells$", short, re.MULTILINE
+    )
     assert re.search(r"^Claims about this table.*: \d+ claims?: holds \d+, does not hold \d+", short, re.MULTILINE)
     assert "full=true" not in full and len(short.splitlines()) < len(full.splitlines()) / 2
 
@@ -82,7 +100,8 @@ def test_claims_begin_with_their_totals_and_those_of_a_report_are_the_same_verdi
     known = load_records(published_dir())
     report = declared_report("claims")
     rendered = judged(report, "laptop", known)  # type: ignore[arg-type]
-    verdicts = [row.cells[3].text for row in rendered.tables[0].rows]
+    found = {row.model: row.cells[3].text for table in rendered.tables for row in table.rows}
+    verdicts = [found[claim.name] for claim in report.claims]  # type: ignore[attr-defined]
     order = ("holds", "does not hold", "inconclusive", "not testable")
     counts = ", ".join(f"{verdict} {verdicts.count(verdict)}" for verdict in order)
     assert rendered.totals == f"{len(verdicts)} claims: {counts}"
