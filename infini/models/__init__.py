@@ -83,6 +83,15 @@ def base_of(options: Mapping[str, Any]) -> Any:
 def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
     """Build the model options["name"] with the other options, at the sizes of `dims`.
 
+    options: as in the group `model` of a configuration. dims: as in its group `dims`. The weights are random.
+
+        from infini.config.compose import compose
+
+        cfg = compose(["model=infini_delta", "dims=laptop", "model.gate_init=zeros"])
+        model = build_model(cfg.model, cfg.dims, vocab_size=2048)
+        hidden, state, _ = model(torch.randint(2048, (1, 100)))
+        logits = model.head(hidden)  # [1, 100, 2048]
+
     Raises InputError naming key, value and what is allowed, or the members that the model's class lacks.
     """
     options = dict(options)

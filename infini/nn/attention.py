@@ -15,10 +15,10 @@ from torch import nn
 from infini.nn.grid import Grid, Piece, fresh_clock, run_on_grid
 from infini.nn.ops import attention, memory
 from infini.nn.ops.blocks import BlockSums, in_blocks, read_and_mix
-from infini.nn.ops.dtypes import for_products, state_dtype
+from infini.nn.ops.dtypes import check_dtype, for_products, state_dtype
 from infini.nn.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
 from infini.nn.ops.relative import T5_BUCKETS, t5_attention
-from infini.nn.state import State, leaves, reset_rows, state_class
+from infini.nn.state import State, difference, leaves, reset_rows, state_class
 
 Positions = Literal["rotary", "t5"]
 QK_NORM_EPS = 1e-6
@@ -103,8 +103,8 @@ class LocalAttention(nn.Module):
             ("n_kv_heads", n_kv_heads),
             ("segment_length", segment_length),
         ):
-            if size < 1:
-                raise ValueError(f"{name}={size}: must be at least 1")
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name}={size}: must be a whole number, at least 1")
         if n_heads % n_kv_heads:
             raise ValueError(f"n_kv_heads={n_kv_heads}: must divide n_heads={n_heads}")
         if d_key % 2:
@@ -178,11 +178,12 @@ class LocalAttention(nn.Module):
         Returns:
             The outputs [B, T, D] and the state after them. The state keeps its gradient history; see State.detach.
 
-        Raises ValueError for inputs of another shape, a state of another layer and, naming row and column, for masks
-        and resets that do not fit the segments.
+        Raises ValueError for inputs of another shape or dtype, a state of another layer and, naming row and column, for
+        masks and resets that do not fit the segments.
         """
         if x_BTD.dim() != 3 or x_BTD.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, T, d_model={self.d_model}], got {list(x_BTD.shape)}")
+        check_dtype(x_BTD, self.q_proj.weight)
 
         def body(x: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
             y, leaves = self.attend(x, layers[0], grid)
@@ -201,13 +202,10 @@ class LocalAttention(nn.Module):
         if not isinstance(state, State):
             raise ValueError(f"state is a {type(state).__name__}: it must be the second value that a call returned")
         mine, given = (
-            {path: list(leaf.shape[1:]) for path, leaf in leaves(of_layers)}
-            for of_layers in ((self.init_leaves(0, self.q_proj.weight.device),), state.layers)
+            dict(leaves(of_layers)) for of_layers in ((self.init_leaves(0, self.q_proj.weight.device),), state.layers)
         )
-        if mine != given:
-            differs = next(path for path in [*mine, *given] if mine.get(path) != given.get(path))
-            sizes = f"{differs} of a row is {given.get(differs)}, here {mine.get(differs)}"
-            raise ValueError(f"state of another layer: {sizes}; pass one of init_state")
+        if differs := difference(given, mine, first=1):
+            raise ValueError(f"state of another layer: of a row, {differs}; pass one of init_state")
 
     def project_queries(self, x: torch.Tensor) -> torch.Tensor:
         """Queries [..., H, K] of inputs [..., D], without positions."""

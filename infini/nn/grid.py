@@ -277,7 +277,8 @@ def run_on_grid(
 
     Left padding is rolled to the right before the call and back after it. A row with a reset at its first column is
     cleared and starts at slot 0. Rows at different slots run in groups. Raises ValueError for an empty call, a batch
-    size that differs from the state's, or padding and resets that do not fit the grid.
+    size that differs from the state's, masks of another dtype than bool, or padding and resets that do not fit the
+    grid.
     """
     B, T = x_BT.shape[:2]
     if B != state.clock.slot_B.shape[0]:
@@ -287,6 +288,9 @@ def run_on_grid(
     for name, extra in {"mask_BT": mask_BT, "reset_BT": reset_BT, "write_weight_BT": write_weight_BT}.items():
         if extra is not None and extra.shape != (B, T):
             raise ValueError(f"{name} has shape {tuple(extra.shape)}, the call {(B, T)}")
+    for name, marks in {"mask_BT": mask_BT, "reset_BT": reset_BT}.items():
+        if marks is not None and marks.dtype != torch.bool:
+            raise ValueError(f"{name} is {marks.dtype}: it must be torch.bool")
 
     state = State(state.clock.on_host(), state.layers)
     mask, reset = (None if marks is None else to_numpy(marks) for marks in (mask_BT, reset_BT))

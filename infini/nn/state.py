@@ -10,7 +10,7 @@ the host (infini.nn.host). All other leaves are on the model's device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -70,6 +70,12 @@ class State(NamedTuple):
         """The same values without gradient history. They share memory with this state."""
         mapped = map_state(torch.Tensor.detach, self)
         return State(mapped.clock._replace(slot=self.clock.slot), mapped.layers)
+
+    def __repr__(self) -> str:
+        """How many rows have read how many tokens, and how large the state is; its numbers are in its fields."""
+        read = str(self.clock.position_B.tolist()) if self.clock.position_B.device.type == "cpu" else "unknown numbers"
+        size = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}, {state_bytes(self):,} bytes"
+        return f"State(rows that have read {read} tokens, {size})"
 
     def to(self, device: torch.device | str) -> State:
         """The state on another device. Its clock and its counters stay on the host."""
@@ -164,6 +170,18 @@ def state_bytes(tree: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(tree))
 
 
+def difference(given: Mapping[str, torch.Tensor], mine: Mapping[str, torch.Tensor], first: int = 0) -> str:
+    """The first leaf whose sizes are not those of mine, from dimension `first` on; empty where there is none.
+
+    Both map paths of leaves to leaves.
+    """
+    for path in [*mine, *given]:
+        sizes = [list(of[path].shape[first:]) if path in of else "missing" for of in (given, mine)]
+        if sizes[0] != sizes[1]:
+            return f"{path} is {sizes[0]}, here {sizes[1]}"
+    return ""
+
+
 def stored_leaves(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
     """Prefix and dotted path -> a tensor that can be written to a file: contiguous, detached, on the CPU."""
     return {prefix + name: leaf.detach().cpu().contiguous() for name, leaf in leaves(tree)}
@@ -176,9 +194,9 @@ def filled(like: Tree, stored: dict[str, torch.Tensor], prefix: str = "") -> Tre
     ValueError if names or shapes differ from those of `like`.
     """
     stored = {name.removeprefix(prefix): leaf for name, leaf in stored.items() if name.startswith(prefix)}
-    wanted = {name: tuple(leaf.shape) for name, leaf in leaves(like)}
-    if wanted != {name: tuple(leaf.shape) for name, leaf in stored.items()}:
-        raise ValueError("not a state of this model, segment length and batch size")
+    wanted = dict(leaves(like))
+    if differs := difference(stored, wanted):
+        raise ValueError(f"not a state of this model, segment length and batch size: {differs}")
     loaded = iter([stored[name] for name in wanted])
     return map_state(lambda leaf: next(loaded).to(leaf.device, leaf.dtype), like)
 
@@ -187,9 +205,12 @@ def save_state(state: Any, path: str | Path) -> None:
     """Write a state to a file: its tensors by name, detached, on the CPU.
 
     The file is torch.save's. load_state reads it on any device. torch.save(state, path) works too; it also keeps the
-    device, and torch.load reads it with weights_only=True, its default.
+    device, and torch.load reads it with weights_only=True, its default. Raises ValueError for what is no state.
     """
-    torch.save({name: leaf.clone() for name, leaf in stored_leaves(state).items()}, path)
+    stored = stored_leaves(state) if isinstance(state, tuple) else {}
+    if not stored:
+        raise ValueError(f"state is a {type(state).__name__}: it must be the second value that a call returned")
+    torch.save({name: leaf.clone() for name, leaf in stored.items()}, path)
 
 
 def load_state(like: Tree, path: str | Path) -> Tree:

@@ -17,7 +17,7 @@ import infini
 from infini import InfiniAttention, LocalAttention, load_state, save_state
 from infini.nn.ops import reference
 from infini.nn.prefix_attention import PrefixAttention
-from infini.nn.state import leaves
+from infini.nn.state import leaves, state_bytes
 
 EXACT = TOLERANCE[torch.float64]
 
@@ -131,7 +131,7 @@ def test_state_is_saved_and_loaded(rule: str, tmp_path: Path) -> None:
         for loaded in (load_state(layer.init_state(rows), path), torch.load(tmp_path / "tree.pt", weights_only=True)):
             assert_same_state(loaded, state, 0.0)
             assert torch.equal(layer(more, loaded)[0], wanted)
-    with pytest.raises(ValueError, match=r"state.pt: not a state of this model, segment length and batch size"):
+    with pytest.raises(ValueError, match=r"state.pt: not a state .*: clock.position_B is \[1\], here \[3\]$"):
         load_state(layer.init_state(3), path)
     torch.save([1, 2], path)
     with pytest.raises(ValueError, match=r"state.pt: was not written by save_state"):
@@ -203,11 +203,11 @@ def test_a_state_of_another_layer_is_refused(sizes: dict[str, int]) -> None:
     x = torch.randn(2, 5, layer.d_model, dtype=torch.float64)
     _, state = make_layer(**sizes)(x)
     with pytest.raises(
-        ValueError, match=r"^state of another layer: .* of a row is \[.*\], here \[.*\]; pass one of init_s"
+        ValueError, match=r"^state of another layer: of a row, .* is \[.*\], here \[.*\]; pass one of init_s"
     ):
         layer(x, state)
     local = LocalAttention(layer.d_model, 2, 6, SEGMENT).double()
-    with pytest.raises(ValueError, match="state of another layer: .* here None"):
+    with pytest.raises(ValueError, match="state of another layer: .* here missing"):
         local(x, layer(x)[1])
 
 
@@ -217,3 +217,34 @@ def test_what_is_no_state_is_refused(wrong: Any) -> None:
     x = torch.randn(2, 5, layer.d_model, dtype=torch.float64)
     with pytest.raises(ValueError, match="it must be the second value that a call returned"):
         layer(x, layer(x) if wrong is None else wrong)
+
+
+def test_a_state_that_is_printed_says_how_much_it_has_read() -> None:
+    layer = make_layer()
+    _, state = layer(inputs(2, 21))
+    assert repr(state) == f"State(rows that have read [21, 21] tokens, 1 layer, {state_bytes(state):,} bytes)"
+    assert repr(state.to("meta")) == repr(state)
+
+
+@pytest.mark.parametrize("wrong", [None, 3.5, "state", (), torch.nn.Linear(1, 1)])
+def test_what_is_no_state_is_not_saved(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^state is a {type(wrong).__name__}: it must be the second value that a"):
+        save_state(wrong, tmp_path / "state.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_inputs_of_another_dtype_are_refused_by_name() -> None:
+    layer = make_layer()
+    with pytest.raises(ValueError, match=r"^x is torch.float32, the layer torch.float64: convert one of them, or use"):
+        layer(inputs(1, 5).float())
+    with pytest.raises(ValueError, match=r"^x is torch.int64, the layer"), torch.autocast("cpu", torch.bfloat16):
+        layer(inputs(1, 5).long())
+    for name in ("mask_BT", "reset_BT"):
+        with pytest.raises(ValueError, match=rf"^{name} is torch.float64: it must be torch.bool"):
+            layer(inputs(1, 5), **{name: torch.ones(1, 5).double()})
+
+
+@pytest.mark.parametrize("size", [2.5, 0, "8"])
+def test_sizes_are_whole_numbers(size: Any) -> None:
+    with pytest.raises(ValueError, match=f"^segment_length={size}: must be a whole number, at least 1"):
+        InfiniAttention(12, 2, 6, size)

@@ -13,6 +13,12 @@ def for_products(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
+def check_dtype(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raise ValueError where x has another dtype than the weights, and autocast does not convert it."""
+    if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(_autocast_device(x))):
+        raise ValueError(f"x is {x.dtype}, the layer {weight.dtype}: convert one of them, or use torch.autocast")
+
+
 def without_autocast(x: torch.Tensor) -> torch.autocast:
     """A context in which products on x's device are in the dtype of their operands."""
     return torch.autocast(_autocast_device(x), enabled=False)
