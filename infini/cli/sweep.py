@@ -55,6 +55,10 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
         jobs = _multirun(partial(_job, verb.name, progress), overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise InputError(str(error)) from error
+    except Exception as error:
+        if (launcher := _launcher(words)) is None:
+            raise
+        raise InputError(f"{launcher}: {_reason(error)}; the same command runs the jobs that are left") from error
     except KeyboardInterrupt as stopped:
         others = "all jobs run again" if progress is None else "jobs that had finished are passed over"
         raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}; {others}") from stopped
@@ -72,7 +76,7 @@ def share(verb: Verb, words: Sequence[str]) -> int:
 
     of_hydra = [word for word in words if key_of(word).startswith("hydra")]
     others = [word for word in words if word not in of_hydra]
-    if not any(word.startswith("hydra/launcher=") for word in of_hydra):
+    if _launcher(of_hydra) is None:
         raise InputError(f"{verb.name} -m: name a launcher, as hydra/launcher=joblib (see docs/how-to/cluster.md)")
     cfg, _, _ = prepare(verb, others)
     if cfg.plan:
@@ -84,12 +88,22 @@ def share(verb: Verb, words: Sequence[str]) -> int:
         raise KeyboardInterrupt(str(stopped) or verb.if_stopped) from stopped
     except Exception as error:
         # Of the launcher, on a process that was killed or that it could not start.
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"a process of {verb.name} -m has ended: {reason}; the same command continues") from error
+        ended = f"a process of {verb.name} -m has ended: {_reason(error)}"
+        raise InputError(f"{ended}; the same command continues") from error
     failed = [str(job.return_value) for job in jobs if job.return_value]
     if failed:
         raise InputError(f"{len(failed)} of {cfg.workers} processes failed; the first: {failed[0]}")
     return 0
+
+
+def _launcher(words: Sequence[str]) -> str | None:
+    """The word that names a launcher; None where there is none, and jobs run in this process."""
+    return next((word for word in words if word.startswith("hydra/launcher=")), None)
+
+
+def _reason(error: Exception) -> str:
+    """What a launcher says about jobs that it could not start or lost: its error's first line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _multirun(task: Callable[[DictConfig], str | None], overrides: Sequence[str]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 from pathlib import Path
@@ -129,21 +128,33 @@ def test_words_for_slurm_are_keys_of_its_launcher(line: str) -> None:
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("line", ON_SLURM)
 def test_words_for_slurm_are_in_the_script_of_its_jobs(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command runs as it stands, up to an sbatch that keeps the script and refuses it."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    from submitit.core.utils import FailedJobError
-
     programs, script = tmp_path / "programs", tmp_path / "script"
     programs.mkdir()
-    for name, does in (("srun", "exit 0"), ("sbatch", f'cp "$1" {shlex.quote(str(script))}; exit 1')):
+    refuses = f'cp "$1" {shlex.quote(str(script))}; echo "sbatch: error: no such partition" >&2; exit 1'
+    for name, does in (("srun", "exit 0"), ("sbatch", refuses)):
         (programs / name).write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=":")
-    with contextlib.suppress(FailedJobError):
-        assert cli.main(shlex.split(line)) == cli.USAGE_ERROR
+    assert cli.main(shlex.split(line)) == cli.USAGE_ERROR
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("infini: error: ") and "sbatch: error: no such partition; the same command" in said
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script.read_text(encoding="utf-8"), re.MULTILINE))
     # The launcher's own default is an hour.
     wanted = {"timeout_min": 60, **slurm_settings(line)}
     assert [asked[name] for name in IN_SCRIPT.values()] == [str(wanted[key]) for key in IN_SCRIPT]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_without_slurm_a_sweep_on_it_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["train", "-m", "task=passkey", "seed=1,2", "hydra/launcher=submitit_slurm"]) == cli.USAGE_ERROR
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith('infini: error: hydra/launcher=submitit_slurm: Could not detect "srun"')
+    assert said.endswith("; the same command runs the jobs that are left")
