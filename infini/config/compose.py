@@ -126,6 +126,8 @@ def _no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyErro
     having = [name for name in tasks if last in {field.name for field in dataclasses.fields(task_schema(name))}]
     hint = f"; did you mean {same[0]!r}?" if same else did_you_mean(key, siblings) or did_you_mean(key, known)
     hint = f"; of task={', task='.join(having)}" if having else hint
+    if key == "report.run":
+        hint = "; this report makes all its rows; model= chooses among them"
     choices = groups()[parent] if parent in ("model", "logger") else []
     owners = [name for name in choices if last in settings_in(parent, name)]
     hint = f"; of {parent}={f', {parent}='.join(owners)}" if owners else hint

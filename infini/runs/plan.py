@@ -27,6 +27,10 @@ def describe(worker: Worker, results_dir: str) -> Iterator[str]:
         after = f", after {numbers[made.parent]}" if made.parent in numbers else ""
         what = f"{made.verb} {made.task}, {made.model}, seed {made.seed}{after}"
         yield f"{run.number:>3}  {'unknown' if seconds is None else _time(seconds):>8}  {what} ({run.cell})"
+    if made_up := dict.fromkeys(
+        run.record.task for run in worker.planned.values() if run.cfg.task.data_dir == "synthetic"
+    ):
+        yield f"on made-up text: {', '.join(made_up)}"
     yield (
         f"{counted(counts['train'], 'training')} and {counted(counts['eval'], 'evaluation')} to run; "
         f"{counted(len(worker.filled), 'cell')} filled"

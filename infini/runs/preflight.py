@@ -6,6 +6,7 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from infini import records
@@ -14,6 +15,7 @@ from infini.config.data_files import no_data
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.pretrained.base_names import local_path
+from infini.records import RunRecord, value_at
 from infini.system.devices import may_have_gpu
 from infini.system.network import is_cached, reachable
 from infini.system.paths import is_folder
@@ -88,12 +90,18 @@ def check_evaluation(cfg: Config, folder: Path | None) -> None:
     records.check_writable(cfg.results_dir)
     check_model(folder)
     split = getattr(cfg.task, "split", cfg.report.get("split"))
-    check_data(cfg, () if split is None else (split,))
+    try:
+        check_data(cfg, () if split is None else (split,))
+    except InputError as error:
+        trained_on = None if folder is None else value_at(read_description(folder), "config.task.data_dir")
+        if trained_on is None or cfg.task.data_dir is not None:
+            raise
+        raise InputError(f"{error}; the model was trained with task.data_dir={trained_on}") from error
 
 
 def describe_training(cfg: Config) -> str:
-    """One line on a training that begins: what is trained, on which device and data, where it is written, and how long
-    it took. Parameters are counted when torch has made the model."""
+    """One line on a training that begins: what is trained, on which device and data, where it is written, and how large
+    published such models are and how long they took. Parameters are counted when torch has made the model."""
     recipe, found = cfg.recipe, data_folder(cfg.task.corpus, cfg.task.data_dir)
     tokens = recipe.batch_size * recipe.segments_per_sequence * cfg.dims.segment_length
     if not cfg.task.reads_data:
@@ -103,11 +111,29 @@ def describe_training(cfg: Config) -> str:
     else:
         of_hub = ", ".join(cfg.task.corpora) or cfg.task.hub_id
         data = f"data {found[0]}" if found is not None else f"data {of_hub} of the hub"
+    known = _published(cfg)
     return (
         f"training model={cfg.model['name']} task={cfg.task.name} scale={cfg.scale.name} seed={cfg.seed}: "
-        f"{recipe.steps:,} steps of {tokens:,} tokens on {_device(cfg)}; the number of parameters follows; {data}; "
-        f"results in {cfg.results_dir}{_seconds(cfg)}"
+        f"{recipe.steps:,} steps of {tokens:,} tokens on {_device(cfg)}; {_parameters(cfg, known)}; {data}; "
+        f"results in {cfg.results_dir}{_seconds(cfg, known)}"
     )
+
+
+def _published(cfg: Config) -> list[RunRecord]:
+    """The published trainings of this model for this task."""
+    # By name, because reading all records takes longer than everything else here.
+    named = f"*-train-{cfg.task.name}-{cfg.model['name']}-s*.json"
+    return [records.read_record(path) for path in sorted((records.published_dir() / "runs").glob(named))]
+
+
+def _parameters(cfg: Config, known: Sequence[RunRecord]) -> str:
+    """The number of parameters of a published model of these options and sizes, or that it follows."""
+    asked = asdict(cfg)
+    for run in known:
+        same = all(value_at(run.config, key) == value_at(asked, key) for key in ("model", "dims", "scale.vocab_size"))
+        if same and "parameters" in run.cost:
+            return f"{run.cost['parameters']:,} parameters with the published vocabulary"
+    return "the number of parameters follows"
 
 
 def _device(cfg: Config) -> str:
@@ -119,13 +145,10 @@ def _device(cfg: Config) -> str:
     return f"{gpu} if torch finds one, otherwise the CPU" if searched else "the CPU"
 
 
-def _seconds(cfg: Config) -> str:
+def _seconds(cfg: Config, known: Sequence[RunRecord]) -> str:
     """How long published trainings took; empty where none is like it, and for another number of steps."""
     from infini.runs.estimate import training_seconds
 
-    # By name, because reading all records takes longer than everything else here.
-    named = f"*-train-{cfg.task.name}-{cfg.model['name']}-s*.json"
-    known = [records.read_record(path) for path in sorted((records.published_dir() / "runs").glob(named))]
     by_cpu: dict[str, list[float]] = {}
     for run in known:
         if run.config["recipe"]["steps"] != cfg.recipe.steps:

@@ -87,7 +87,9 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
     tasks = [part.task for part in report.parts]
     if other := {chosen[run_id].task for run_id in ids} - set(tasks):
         of, about = ", ".join(sorted(other)), " or ".join(tasks)
-        raise InputError(f"report={report.name} is about task={about}, not {of}; choose its tables with report=")
+        fitting = [name for name in groups()["report"] if other <= _tasks_of(name)]
+        fits = f"; add report={' or report='.join(fitting)}" if fitting else ""
+        raise InputError(f"report={report.name} is about task={about}, not {of}{fits}")
     for record in chosen.values():
         check_publishable(record, results_dir, before)
     after = list({**before, **chosen}.values())
@@ -119,6 +121,12 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         if run_id not in behind:
             print(f"{run_id}: published, but it fills no cell of report={report.name}", file=sys.stderr)
     return [*written, published_dir / CLAIMS_FILE]
+
+
+def _tasks_of(report: str) -> set[str]:
+    """The tasks whose runs fill cells of a report; none where runs do not fill it."""
+    declared = declared_report(report)
+    return {part.task for part in declared.parts} if isinstance(declared, RunReport) else set()
 
 
 def without_svg(figures: Sequence[Path]) -> list[Path]:

@@ -30,10 +30,12 @@ from infini.errors import DivergedError, InputError, one_of
 from infini.models import build_model
 from infini.nn.protocols import optional
 from infini.pretrained.seq2seq import Seq2Seq
+from infini.report.verdicts import counted
 from infini.runs.common import (
     check_kind,
     describe_divergence,
     diverged_before,
+    find_training,
     keep_large_buffers,
     load_data_module,
     settings_of,
@@ -114,7 +116,7 @@ def _train(cfg: Config, overrides: list[str], launched: bool) -> records.RunReco
     with _silent(ranks):
         try:
             with joined(ranks, settings_of("train", overrides), device):
-                training = _prepare(cfg, overrides, device, ranks)
+                training = _prepare(cfg, overrides, device, ranks, launched)
                 resumed = training.fit()
             if ranks.rank > 0:
                 return None
@@ -134,8 +136,8 @@ def _train(cfg: Config, overrides: list[str], launched: bool) -> records.RunReco
                 training.unfinished.release()
 
 
-def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ranks) -> _Training:
-    """Load the data, make the model and find what an earlier process left."""
+def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ranks, launched: bool) -> _Training:
+    """Load the data, make the model and find what an earlier process left. launched: see _train."""
     console = plain_console()
     data = load_data_module(cfg)
     # One process tokenizes what is not in the cache yet.
@@ -161,8 +163,12 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
         record.environment["ranks"] = ranks.size
     record.environment["compiled"] = compile_layers(cfg, model, device)
     running, parameters = record.environment, sum(p.numel() for p in model.parameters())
+    if launched and ranks.rank == 0 and (before := find_training(cfg, with_model=False)) is not None:
+        console.print(f"trained before: {before.run_id}; this trains the same model once more")
+    threads = counted(running["threads"], "thread")
+    workers = threads if ranks.size == 1 else f"{ranks.size} processes of {threads}"
     console.print(
-        f"{record.run_id}: {parameters:,} parameters on {running['device']}, {running['threads']} threads, "
+        f"{record.run_id}: {parameters:,} parameters on {running['device']}, {workers}, "
         f"products in {'bfloat16' if running['bfloat16'] else 'float32'}"
     )
     if record.environment["compiled"]:

@@ -254,6 +254,7 @@ def test_reproduce_makes_the_rows_of_the_models_that_are_named(cells: list[Any])
         (["report=table2_lm", "model=bart"], "model=bart: report=table2_lm has no row of this model; it has rows of "),
         (["report=table2_lm", "model=local,locl"], "model='locl': must be one of "),
         (["report=table3_passkey", "model=local"], "model=local: report=table3_passkey has rows of it that report.run"),
+        (["report=table2_lm", "report.run=[local]"], "report.run=['local']: no such key of report; allowed: aggregate"),
         (["report=lr_search", "model=bart"], "model=bart: report=lr_search has no row of this model"),
         (["report=table2_lm", "seed=1,4294967296"], "seed='4294967296': must be an integer, at least 0 and below"),
         (["report=table2_lm", "seed=1,-1"], "seed='-1': must be an integer"),

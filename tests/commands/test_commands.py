@@ -236,6 +236,20 @@ def test_missing_data_is_one_line(infini: Runner, tmp_path: Path) -> None:
     assert "INFINI_DATA_DIR" in infini.error("train", "task.data_dir=null")
 
 
+def test_where_an_evaluation_finds_no_data_it_names_those_of_the_training(with_model: Runner, corpus: Path) -> None:
+    message = with_model.error("eval", "task.data_dir=null")
+    assert message.startswith("no data for pg19") and message.endswith(f"was trained with task.data_dir={corpus}")
+
+
+def test_a_training_that_has_ended_is_named_before_it_is_trained_once_more(with_model: Runner) -> None:
+    (run,) = with_model.records()
+    with_model("train")
+    assert f"trained before: {run.run_id}; this trains the same model once more" in with_model.err
+    assert " parameters on cpu, 1 thread, products in float32" in with_model.err
+    with_model("train", "seed=2")
+    assert "trained before" not in with_model.err
+
+
 def test_a_sweep_makes_a_record_for_each_combination(infini: Runner) -> None:
     infini("train", "-m", "model=infini_linear,infini_delta", "seed=1,2")
     runs = infini.records()

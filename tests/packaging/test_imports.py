@@ -200,7 +200,8 @@ assert not set({HEAVY!r}) & set(sys.modules)
     assert line.startswith(begin) and f"; data {tmp_path}/books; results in {tmp_path}/results; published " in line
     took = r"; published trainings of this recipe took \d+ minutes? on .*; the time here is shown below"
     assert re.search(f"{took}$", line)
-    assert "1,200 steps of 1,920 tokens on the " in line and "; the number of parameters follows; data " in line
+    assert "1,200 steps of 1,920 tokens on the " in line
+    assert re.search(r"; [\d,]{7,} parameters with the published vocabulary; data ", line)
     # The preparations of a short training take longer than its steps.
     assert other.endswith(f"results in {tmp_path}/results")
     assert verbs()["train"].begins_with == "infini.runs.preflight:begin_training"
@@ -244,5 +245,5 @@ def test_the_first_line_of_a_training_names_its_device(
 ) -> None:
     monkeypatch.setattr("infini.runs.preflight.may_have_gpu", lambda: there)
     # Reading published records takes seconds.
-    monkeypatch.setattr("infini.runs.preflight._seconds", lambda cfg: "")
+    monkeypatch.setattr("infini.runs.preflight._published", lambda cfg: [])
     assert f" tokens on {said}; " in describe_training(compose(["task=passkey", *words]))

@@ -190,7 +190,7 @@ def test_publish_refuses_synthetic_unknown_and_unnamed_runs(cfg: Any, published:
 def test_publish_refuses_runs_that_another_report_is_about(cfg: Any, published: Path) -> None:
     fill(Path(cfg.results_dir), make_eval("local", 1, task="passkey"))
     with pytest.raises(
-        InputError, match="report=table2_lm is about task=pg19 or arxiv_math, not passkey; choose its tables with"
+        InputError, match="report=table2_lm is about task=pg19 or arxiv_math, not passkey; add report=.*table3_passkey"
     ):
         publish.run(cfg, [], ["eval-local-1"])
     assert not published.exists()
