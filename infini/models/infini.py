@@ -25,6 +25,7 @@ class MemoryConfig:
     first_segment: Literal["local", "zero"] = "local"
     gate_init: GateInit = "specialised"
     delta_normaliser: Literal["previous", "current"] = "previous"
+    memory_decay: float | None = None
     attention_scale: Literal["d_key", "d_model"] = "d_key"
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True
@@ -44,6 +45,7 @@ class MemoryConfig:
                 first_segment=self.first_segment,
                 gate_init=self.gate_init,
                 delta_normaliser=self.delta_normaliser,
+                memory_decay=self.memory_decay,
                 attention_scale=self.attention_scale,
                 **options,
             )

@@ -310,6 +310,9 @@ class InfiniAttention(LocalAttention):
             "zeros": 0. "normal": samples with mean 0 and standard deviation 1. "spread": evenly spaced from -2 to 2.
         delta_normaliser: divisor of the value that "delta" subtracts. "previous": sigma(k) z of the past segments, as
             in the paper. "current": this segment included, which bounds the update.
+        memory_decay: not in the paper: at the end of every segment, M and z of a key-value head are multiplied by a
+            learned sigmoid(decay), so that heads forget at different speeds. Their initial half-lives are spread evenly
+            in logarithm from 1 to `memory_decay` segments, at least 1. Default: nothing is forgotten.
         positions: positions inside a segment, "rotary" (counted from its start) or "t5" (learned biases by distance).
             The memory has no positions.
         rope_base: base of the rotary wavelengths, at least 1.
@@ -324,6 +327,7 @@ class InfiniAttention(LocalAttention):
         q_proj, k_proj, v_proj, o_proj: torch.nn.Linear.
         q_norm, k_norm: torch.nn.RMSNorm, or None without qk_norm.
         beta: [H], float32. sigmoid(beta) is the weight of the memory, 1 - sigmoid(beta) that of attention.
+        decay: [G], float32, or None without memory_decay.
 
     Example:
         layer = InfiniAttention(d_model=512, n_heads=8, d_key=64, segment_length=256, update_rule="delta")
@@ -349,6 +353,7 @@ class InfiniAttention(LocalAttention):
         first_segment: FirstSegment = "local",
         gate_init: GateInit = "specialised",
         delta_normaliser: DeltaNormaliser = "previous",
+        memory_decay: float | None = None,
         positions: Positions = "rotary",
         rope_base: float = 10000.0,
         attention_scale: Literal["d_key", "d_model"] = "d_key",
@@ -379,13 +384,19 @@ class InfiniAttention(LocalAttention):
             if value not in allowed:
                 raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
         self.update_rule, self.first_segment, self.delta_normaliser = update_rule, first_segment, delta_normaliser
-        self.gate_init = gate_init
+        if memory_decay is not None and not (isinstance(memory_decay, int | float) and 1 <= memory_decay < math.inf):
+            raise ValueError(f"memory_decay={memory_decay!r}: must be a finite number of segments from 1 on, or None")
+        self.gate_init, self.memory_decay = gate_init, memory_decay
         self.beta = nn.Parameter(torch.empty(n_heads, dtype=torch.float32))
+        self.decay = None if memory_decay is None else nn.Parameter(torch.empty(self.n_kv_heads, dtype=torch.float32))
         self.reset_gate()
 
     @torch.no_grad()
     def reset_gate(self) -> None:
-        """Set beta to its initial values; see gate_init."""
+        """Set beta and decay to their initial values; see gate_init and memory_decay."""
+        if self.decay is not None and self.memory_decay is not None:
+            half_lives = torch.logspace(0, math.log2(self.memory_decay), self.n_kv_heads, base=2, dtype=torch.float64)
+            self.decay.copy_(torch.logit(0.5 ** (1 / half_lives)))
         if self.gate_init == "zeros":
             self.beta.zero_()
         elif self.gate_init == "local":
@@ -400,7 +411,9 @@ class InfiniAttention(LocalAttention):
             self.beta.copy_(torch.linspace(-2, 2, self.n_heads))
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, update_rule={self.update_rule!r}, first_segment={self.first_segment!r}"
+        return f"{super().extra_repr()}, update_rule={self.update_rule!r}, first_segment={self.first_segment!r}" + (
+            f", memory_decay={self.memory_decay}" if self.memory_decay is not None else ""
+        )
 
     def memory_floats(self) -> int:
         """d_key (d_value + 1) per key-value head (Table 1), for any number of segments."""
@@ -434,10 +447,19 @@ class InfiniAttention(LocalAttention):
                 delta_normaliser=self.delta_normaliser,
                 reset_BS=piece.reset_BS,
                 earlier=piece.earlier,
+                decay_BSG=self._decay(piece),
             )
         if piece.reset_BS is not None:
             mem = reset_rows(mem, piece.reset_BS[:, 0])
         return Memory(mem.m_BGKV[:, None], mem.z_BGK[:, None]), mem
+
+    def _decay(self, piece: Piece) -> torch.Tensor | None:
+        """What remains of each head's memory after each segment of a piece, broadcastable to [B, S, G]."""
+        if self.decay is None:
+            return None
+        decay_BSG = torch.sigmoid(self.decay)[None, None]
+        # A segment that a row has not finished changes nothing in its memory.
+        return decay_BSG if piece.complete_BS is None else torch.where(piece.complete_BS[..., None], decay_BSG, 1.0)
 
     def mix_memory(
         self,

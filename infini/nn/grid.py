@@ -41,6 +41,7 @@ class Piece:
     reset_BS: the same on the device.
     weight_BSN: write weights of whole segments; None if all are 1.
     commits: whether the piece completes its segments.
+    complete_BS: bool, whether the row has tokens in the whole segment; None if all have. Padding may cut it short.
     earlier: segments before the call that other processes read; see infini.nn.sequence_parallel. None: none.
     """
 
@@ -54,6 +55,7 @@ class Piece:
     reset_BS: torch.Tensor | None
     weight_BSN: torch.Tensor | None
     commits: bool
+    complete_BS: torch.Tensor | None = None
     earlier: Earlier | None = None
 
 
@@ -199,7 +201,7 @@ def plan(
         first_BS = before_BS == 0
         # A compiled graph masks in any case: whether a segment is a document's first is not known while it is traced.
         masked = compiling or first_BS.any()
-        piece_weight = None
+        piece_weight = complete_BS = None
         if weight_BT is not None:
             own = weight_BT[:, start:stop]
             if begin:
@@ -207,7 +209,8 @@ def plan(
             piece_weight = own.unflatten(1, (n, -1))
             if real_BT is not None:
                 # A segment that padding cuts short is not complete: it stays in the window and is not committed.
-                piece_weight = keep(piece_weight, stop_B[:, None] >= offset + head + N)
+                complete = stop_B[:, None] >= offset + head + N
+                piece_weight, complete_BS = keep(piece_weight, complete), to_device(complete, device)
             piece_weight = to_device(piece_weight, device)
         pieces.append(
             Piece(
@@ -221,6 +224,7 @@ def plan(
                 None if restarts_BS is None else to_device(restarts_BS, device),
                 piece_weight,
                 commits=begin + stop - start == n * N,
+                complete_BS=complete_BS,
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from typing import Any, get_args
 
@@ -80,6 +81,7 @@ def test_state_is_float32_beside_bfloat16(half: str) -> None:
         ({"first_segment": "none"}, ("first_segment='none'", "local, zero")),
         ({"gate_init": "ones"}, ("gate_init='ones'", *get_args(GateInit))),
         ({"delta_normaliser": "next"}, ("delta_normaliser='next'", "previous, current")),
+        *(({"memory_decay": wrong}, (f"memory_decay={wrong!r}", "from 1 on")) for wrong in (0.5, math.inf, "long")),
         ({"attention_scale": "d"}, ("attention_scale='d'", "d_key", "d_model")),
         ({"n_kv_heads": 3}, ("n_kv_heads=3", "divide n_heads=4")),
         ({"n_kv_heads": 0}, ("n_kv_heads=0",)),

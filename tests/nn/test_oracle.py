@@ -32,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "t5": {"length": 60, "segment": 16, "positions": "t5"},
     "t5-weights-and-resets": {"length": 90, "segment": 16, "weights": True, "resets": True, "positions": "t5"},
     "t5-long-segments": {"length": 330, "segment": 160, "rows": 1, "heads": 2, "groups": 1, "positions": "t5"},
+    "decay": {"length": 90, "segment": 16, "decay": 100.0},
+    "decay-weights-and-resets": {"length": 90, "segment": 16, "weights": True, "resets": True, "decay": 100.0},
     "topic": {"length": 6 * 16, "segment": 16, "topic": 5.0},
 }
 
@@ -60,9 +62,10 @@ def case(
     resets: bool = False,
     topic: float = 0.0,
     positions: str = "rotary",
+    decay: float | None = None,
 ) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
     """A layer, its input and the extras of its call, all exact in float32."""
-    sizes = {"n_kv_heads": groups, "d_value": d_value}
+    sizes = {"n_kv_heads": groups, "d_value": d_value, "memory_decay": decay}
     layer = make_layer(16, heads, d_key, segment, update_rule=rule, first_segment=first, positions=positions, **sizes)
     generator = torch.Generator().manual_seed(length)
     x = torch.randn(rows, length, 16, generator=generator)

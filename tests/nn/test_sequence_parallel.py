@@ -37,6 +37,8 @@ RULES: list[dict[str, Any]] = [
     {"update_rule": "linear"},
     {"update_rule": "delta"},
     {"update_rule": "delta", "delta_normaliser": "current"},
+    {"update_rule": "linear", "memory_decay": 100.0},
+    {"update_rule": "delta", "memory_decay": 100.0},
 ]
 SIZES: dict[str, Any] = {"n_heads": 4, "d_model": 16, "n_kv_heads": 2, "d_value": 4}
 SEGMENTS = {1: [8], 2: [3, 5], 4: [1, 3, 2, 2]}
@@ -217,7 +219,9 @@ def measure_bytes(options: dict[str, Any]) -> None:
         assert everything[0] == everything[1], "forward and backward"
         measured.append((there, total, *ways.tolist()))
     assert len(set(measured)) == 1, measured
-    floats = K * (V + 1) if options["update_rule"] == "linear" else K * (V + K + 1)
+    # A map [K, K] for each sum that is no plain one.
+    maps = 2 if "memory_decay" in options else int(options["update_rule"] == "delta")
+    floats = K * (V + 1) + maps * K * K
     largest = 8 * B * G * floats * rounds(n_ranks)
     assert measured[0][2:] == (largest, largest)
 

@@ -92,6 +92,7 @@ def test_other_options_optimizers_and_sizes_are_apart_too(changes: dict[str, Any
         "longer_training",
         "memory_sizes",
         "drawn_segments",
+        "table2_decay",
     ],
 )
 def test_every_row_is_as_it_declares_itself(name: str) -> None:

@@ -51,7 +51,7 @@ def test_sequences_of_100k_are_longer_by_the_papers_ratio_and_none_is_cut(scale:
     assert all(excerpt is None or excerpt % sequence(row) == 0 for row in rows.values())
 
 
-REPORTS = ("table2_100k", "lm_gates", "lm_history_scaling", "rmt_sweep", "drawn_segments")
+REPORTS = ("table2_100k", "lm_gates", "lm_history_scaling", "rmt_sweep", "drawn_segments", "table2_decay")
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def oracle_layer(
         first_segment=layer.first_segment,
         rope_base=layer.rope_base,
         bias_HN=by_distance(layer),
+        decay_G=None if layer.decay is None else torch.sigmoid(layer.decay),
         **call,
     )
     return a_BTHV.flatten(2) @ layer.o_proj.weight.T, m, z
@@ -237,6 +238,8 @@ def variants() -> list[dict[str, Any]]:
         for key in ARITHMETIC:
             if key in hints:
                 made = [{**each, key: value} for each in made for value in typing.get_args(hints[key])]
+        if "memory_decay" in hints:
+            made.append({**made[0], "memory_decay": 100.0})
         found += made
     return found
 
@@ -249,7 +252,8 @@ def with_memory() -> list[dict[str, Any]]:
 def variant_id(options: dict[str, Any]) -> str:
     """The test id of a variant."""
     of_llm = ("memory", "update_rule", "window") if options["name"] == "llm" else ()
-    return "-".join(str(options[key]) for key in ("name", *of_llm, *ARITHMETIC) if key in options)
+    named = [str(options[key]) for key in ("name", *of_llm, *ARITHMETIC) if key in options]
+    return "-".join([*named, *["decay"] * bool(options.get("memory_decay"))])
 
 
 LAYERS: dict[str, Callable[..., LocalAttention]] = {

@@ -3,7 +3,7 @@
 All segments of a call are computed at once: nothing inside a segment depends on its own update, so that only the state
 (M, z) is carried from segment to segment. For Linear the state is a sum over the earlier segments. For Linear + Delta
 z is such a sum too, and M follows the affine recurrence M_s = (I - A_s) M_{s-1} + B_s. All A_s and B_s are computed in
-parallel.
+parallel. Both may decay, head by head, at the end of every segment, which is an addition to the paper.
 
 Letters: B rows, S segments, N tokens a segment, H query heads, G key-value heads, K d_key, V d_value.
 Products are taken in the dtype of their operands (bfloat16 under autocast), the state is float32 (float64 in float64).
@@ -199,32 +199,40 @@ def scan_sums(
     delta_normaliser: DeltaNormaliser = "previous",
     reset_BS: torch.Tensor | None = None,
     earlier: Earlier | None = None,
+    decay_BSG: torch.Tensor | None = None,
 ) -> tuple[Memory, Memory]:
     """The memory each segment reads (M_{s-1}, z_{s-1}), stacked over S, and the memory after the last (Eq. 4, 5).
 
     sums: of all segments. reset_BS: the row's memory is cleared before the segment. delta_normaliser: Eq. 5 divides by
     sigma(K) z_{s-1} ("previous"); "current" divides by sigma(K) z_s, which bounds the spectral radius of A_s by 1 (an
     addition to the paper). earlier: segments between `memory` and the first segment of the call, read by other
-    processes. Default: none.
+    processes. Default: none. decay_BSG: broadcastable to [B, S, G], by which M and z of a head are multiplied at the
+    end of a segment (an addition to the paper). Default: nothing decays.
     """
     dtype = memory.z_BGK.dtype
     b_BSGKV, dz_BSGK = sums.added(dtype)
     kept_SB = None if reset_BS is None else (~reset_BS).T.to(dtype)
     m_BGKV, z_BGK = memory.m_BGKV, memory.z_BGK
-    if earlier is not None and rule == "linear":
-        m_BGKV, z_BGK = earlier.sums((b_BSGKV, dz_BSGK), memory, kept_SB)
-    elif earlier is not None:
-        (z_BGK,) = earlier.sums((dz_BSGK,), (z_BGK,), kept_SB)
-    z_read, z_last = _RunningSum.apply(dz_BSGK, z_BGK, kept_SB)
-    if rule == "linear":
+    if decay_BSG is None:
+        if earlier is not None and rule == "linear":
+            m_BGKV, z_BGK = earlier.sums((b_BSGKV, dz_BSGK), memory, kept_SB)
+        elif earlier is not None:
+            (z_BGK,) = earlier.sums((dz_BSGK,), (z_BGK,), kept_SB)
+        z_read, z_last = _RunningSum.apply(dz_BSGK, z_BGK, kept_SB)
+    else:
+        decay_BSG = decay_BSG.to(dtype).expand(-1, dz_BSGK.shape[1], -1)
+        z_read, z_last = (
+            z[..., 0] for z in _affine_scan(None, dz_BSGK[..., None], z_BGK[..., None], kept_SB, decay_BSG, earlier)
+        )
+    if rule == "linear" and decay_BSG is None:
         m_read, m_last = _RunningSum.apply(b_BSGKV, m_BGKV, kept_SB)
+    elif rule == "linear":
+        m_read, m_last = _affine_scan(None, b_BSGKV, m_BGKV, kept_SB, decay_BSG, earlier)
     else:
         z_divisor = z_read if delta_normaliser == "previous" else z_read + dz_BSGK
         # An empty memory returns 0 / 0, which counts as 0: there is nothing to subtract.
         a_BSGKK = sums.erased(z_divisor, (z_read.sum(-1) > 0).to(dtype))
-        if earlier is not None:
-            m_BGKV = earlier.affine(a_BSGKK, b_BSGKV, m_BGKV, kept_SB)
-        m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, m_BGKV, kept_SB)
+        m_read, m_last = _affine_scan(a_BSGKK, b_BSGKV, m_BGKV, kept_SB, decay_BSG, earlier)
     return Memory(m_read, z_read), Memory(m_last, z_last)
 
 
@@ -265,17 +273,35 @@ def rows(kept_B: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _affine_scan(
-    a_BSGKK: torch.Tensor, b_BSGKV: torch.Tensor, m_BGKV: torch.Tensor, kept_SB: torch.Tensor | None
+    a_BSGKK: torch.Tensor | None,
+    b_BSGKV: torch.Tensor,
+    m_BGKV: torch.Tensor,
+    kept_SB: torch.Tensor | None,
+    decay_BSG: torch.Tensor | None,
+    earlier: Earlier | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """M_s = M_{s-1} - A_s M_{s-1} + B_s: the M each segment reads, and the last."""
+    """M_s = decay (M_{s-1} - A_s M_{s-1} + B_s): the M each segment reads, and the last. Without A it is 0, without
+    decay it is 1."""
+    decay = None if decay_BSG is None else decay_BSG[..., None, None]
+    if earlier is not None:
+        a, b = a_BSGKK, b_BSGKV
+        if decay is not None:
+            # The same map as (I - A') M + B'.
+            lost = (1 - decay) * torch.eye(b.shape[3], dtype=b.dtype, device=b.device)
+            a = lost.expand(b.shape[0], *lost.shape[1:]) if a is None else lost + decay * a
+            b = decay * b
+        assert a is not None
+        m_BGKV = earlier.affine(a, b, m_BGKV, kept_SB)
     read = []
     # The products of the recurrence have the state's dtype, also under autocast: their errors add up.
     with without_autocast(m_BGKV):
-        for s, (a, b) in enumerate(zip(a_BSGKK.unbind(1), b_BSGKV.unbind(1), strict=True)):
+        for s, b in enumerate(b_BSGKV.unbind(1)):
             if kept_SB is not None:
                 m_BGKV = m_BGKV * rows(kept_SB[s], m_BGKV)
             read.append(m_BGKV)
-            m_BGKV = m_BGKV - a @ m_BGKV + b
+            m_BGKV = m_BGKV + b if a_BSGKK is None else m_BGKV - a_BSGKK[:, s] @ m_BGKV + b
+            if decay is not None:
+                m_BGKV = decay[:, s] * m_BGKV
     return torch.stack(read, 1), m_BGKV
 
 

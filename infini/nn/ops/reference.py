@@ -84,11 +84,13 @@ def infini_attention(
     bias_HN: torch.Tensor | None = None,
     write_weight_BT: torch.Tensor | None = None,
     reset_BT: torch.Tensor | None = None,
+    decay_G: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A [B, T, H, V] (Eq. 6) of whole documents, and M [B, G, K, V], z [B, G, K] after the last complete segment.
 
     The memory is empty at first. Resets must be at segment boundaries. bias_HN: the bias of each head and distance that
-    is added to the scores in place of rotary positions.
+    is added to the scores in place of rotary positions. decay_G: what remains of M and z of each key-value head after a
+    segment (not in the paper). Default: all.
     """
     B, T, H, K = q_BTHK.shape
     G, V = k_BTGK.shape[2], v_BTGV.shape[3]
@@ -127,6 +129,8 @@ def infini_attention(
                     m[g], z[g] = update_linear(m[g], z[g], k, v, weight)
                 else:
                     m[g], z[g] = update_delta(m[g], z[g], k, v, weight, empty)
+                if decay_G is not None:
+                    m[g], z[g] = decay_G[g] * m[g], decay_G[g] * z[g]
             empty = False
         rows.append(torch.cat(segments))
         row_m.append(torch.stack(m))
