@@ -37,11 +37,12 @@ from infini.training.checkpoint import load_model, read_description
 
 OF_A_MODEL = ("model", "checkpoint", "part")
 """Keys and groups that evaluations without a model do not read."""
-KNOCK_OUTS = {
+MEANINGS = {
+    "half_dilution": "as many tokens of filler together weigh as much as the key's sentence",
     "reset_delta": "how much the loss rises when the memory is emptied before every segment",
     "foreign_delta": "how much the loss rises when every segment reads the memory of another document",
 }
-"""Measures of what the memory is worth, and their meanings."""
+"""Measures whose names do not say what they measure, and their meanings."""
 
 
 def run(cfg: Config, overrides: list[str]) -> int:
@@ -65,7 +66,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     console = plain_console(stderr=False)
     for name, entry in record.results.items():
         console.print(f"{name:<18} {_shown(entry['value']):>12}  {entry['unit']}  (n = {entry['n']:,})")
-    for name, meaning in KNOCK_OUTS.items():
+    for name, meaning in MEANINGS.items():
         if name in record.results:
             console.print(f"{name}: {meaning}", highlight=False)
     for note in dict.fromkeys(entry["note"] for entry in record.results.values() if entry.get("note")):
@@ -97,7 +98,9 @@ def _refuse_keys_of_other_tasks(cfg: Config, overrides: list[str]) -> None:
 
 def _shown(value: float | None) -> str:
     """A number, or a dash for a missing one."""
-    return DASH if value is None or not math.isfinite(value) else f"{value:.4f}"
+    if value is None or not math.isfinite(value):
+        return DASH
+    return f"{value:.4f}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
 def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.RunRecord:

@@ -17,8 +17,8 @@ from infini import records
 from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.models import registered
-from infini.report.tables import commit_of
-from infini.runs import bench, figure
+from infini.report.tables import DASH, commit_of
+from infini.runs import bench, evaluate, figure
 from infini.tasks.text import document_evaluation
 from infini.tasks.text import documents as text_module
 from infini.tasks.text.documents import TextTokenizer, bpe_tokenizer
@@ -239,6 +239,14 @@ def test_missing_data_is_one_line(infini: Runner, tmp_path: Path) -> None:
 def test_where_an_evaluation_finds_no_data_it_names_those_of_the_training(with_model: Runner, corpus: Path) -> None:
     message = with_model.error("eval", "task.data_dir=null")
     assert message.startswith("no data for pg19") and message.endswith(f"was trained with task.data_dir={corpus}")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(46532968448.0, "46,532,968,448"), (9999.5, "9999.5000"), (-0.25, "-0.2500"), (None, DASH), (float("inf"), DASH)],
+)
+def test_large_numbers_are_printed_for_readers(value: float | None, shown: str) -> None:
+    assert evaluate._shown(value) == shown
 
 
 def test_a_training_that_has_ended_is_named_before_it_is_trained_once_more(with_model: Runner) -> None:

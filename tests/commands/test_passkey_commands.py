@@ -79,6 +79,7 @@ def test_train_then_eval_by_length_and_depth(capfd: pytest.CaptureFixture[str]) 
     right = sum(entry["right"] for entry in examples)
     assert evaluated.metric("token_accuracy") == pytest.approx(right / 60)
     assert "token_accuracy" in out
+    assert "half_dilution: as many tokens of filler together weigh as much as the key's sentence" in out
     assert all(cell["same_segment"] == 0 for cell in cells if cell["depth"] != "end")
 
 
