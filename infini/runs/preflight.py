@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from infini import records
 from infini.config.compose import cache_root, data_folder
@@ -128,12 +129,19 @@ def _published(cfg: Config) -> list[RunRecord]:
 
 def _parameters(cfg: Config, known: Sequence[RunRecord]) -> str:
     """The number of parameters of a published model of these options and sizes, or that it follows."""
-    asked = asdict(cfg)
+    asked = _sizes_of(asdict(cfg))
     for run in known:
-        same = all(value_at(run.config, key) == value_at(asked, key) for key in ("model", "dims", "scale.vocab_size"))
-        if same and "parameters" in run.cost:
+        if _sizes_of(run.config) == asked and "parameters" in run.cost:
             return f"{run.cost['parameters']:,} parameters with the published vocabulary"
     return "the number of parameters follows"
+
+
+def _sizes_of(config: Mapping[str, Any]) -> list[Any]:
+    """What decides how many parameters a model has. An option that is off equals one that did not exist yet."""
+    groups = (value_at(config, name) or {} for name in ("model", "dims"))
+    return [{key: value for key, value in group.items() if value is not None} for group in groups] + [
+        value_at(config, "scale.vocab_size")
+    ]
 
 
 def _device(cfg: Config) -> str:
