@@ -21,6 +21,7 @@ from infini.commands import Verb, verbs
 from infini.config.keys import key_of
 from infini.errors import InputError
 from infini.records import write_atomically
+from infini.report.verdicts import counted
 from infini.system.streams import robust_streams
 
 if TYPE_CHECKING:
@@ -51,12 +52,15 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
         check(verb, cfg, job_overrides)
     note_replaced(overrides)
     progress = SweepProgress(checked[0].results_dir, verb.name, overrides) if checked else None
+    launcher = _launcher(words)
+    if launcher is not None and checked:
+        print(f"{counted(len(checked), 'job')} by {launcher}; their output lies below outputs/sweeps", file=sys.stderr)
     try:
         jobs = _multirun(partial(_job, verb.name, progress), overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise InputError(str(error)) from error
     except Exception as error:
-        if (launcher := _launcher(words)) is None:
+        if launcher is None:
             raise
         raise InputError(f"{launcher}: {_reason(error)}; the same command runs the jobs that are left") from error
     except KeyboardInterrupt as stopped:
@@ -67,6 +71,8 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
         raise InputError(f"{len(failures)} of {len(jobs)} jobs failed; the first, {failures[0]}")
     if progress is not None:
         progress.clear()
+    if launcher is not None and checked:
+        print(f"{len(jobs)} of {len(jobs)} done; records in {Path(checked[0].results_dir) / 'runs'}", file=sys.stderr)
     return 0
 
 

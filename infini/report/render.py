@@ -70,10 +70,17 @@ def print_report(report: RenderedReport, console: Console, with_runs: bool = Fal
     console.print()
     for note in report.notes:
         console.print(escape(note), style="dim", highlight=False)
-    if with_runs and (behind := behind_cells(report)):
-        console.print("\n[italic]Runs behind the cells[/italic]")
-        for where, source, run_ids in behind:
-            console.print(escape(f"{where} ({source}): {', '.join(run_ids)}"), style="dim", highlight=False)
+    by_row: dict[tuple[str, str], dict[str, None]] = {}
+    for line in [row for table in report.tables for row in table.rows] if with_runs else ():
+        for cell in line.cells:
+            if cell.run_ids:
+                by_row.setdefault((line.title, cell.source), {}).update(dict.fromkeys(cell.run_ids))
+    if by_row:
+        console.print(
+            "\n[italic]Runs behind the rows (by cell: in the files); `parent` in a record is the training[/italic]"
+        )
+    for (title, source), run_ids in by_row.items():
+        console.print(escape(f"{title} ({source}): {', '.join(run_ids)}"), style="dim", highlight=False)
 
 
 def _blocks(widths: list[int], room: int) -> list[list[int]]:

@@ -85,7 +85,7 @@ def build_report(
         notes += [
             provenance(source, selection.all_runs, _data(selection, part))
             for source, selection in named.items()
-            if selection.runs or part.task == report.task
+            if selection.runs or (part.task == report.task and not selection.disputed)
         ]
         notes += [*report_mismatches(named, scale, part.models), *disputes(named)]
         if other := _other_data(sources):
@@ -256,9 +256,10 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
             for first, last, mean, half in points.tolist()
         }
         if found:
-            rows.append(
-                Row(row, marked(report.models[row], selection, row), tuple(found.get(at, MISSING) for at in bins))
-            )
+            cells = [found.get(at, MISSING) for at in bins]
+            ids = dict.fromkeys(run_id for cell in cells for run_id in cell.run_ids)
+            cells.append(measured_cell(str(len(shared)), source, len(shared), len(shared), ids))
+            rows.append(Row(row, marked(report.models[row], selection, row), tuple(cells)))
     columns = tuple(
         f"{format_length(int(first)) if first else 0} to {format_length(int(last))}" for first, last in bins
     )
@@ -266,7 +267,7 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
         f"{report.benchmarks[report.task]}: loss minus the loss of {_baseline(report)} {by_what}, in "
         f"nats a token {PLUS_MINUS} half of its 95 % interval, {CLUSTERED}, each cell by itself ({_whose(source)})"
     )
-    return Table(title, columns, tuple(rows))
+    return Table(title, (*columns, "Seeds"), tuple(rows))
 
 
 def _baseline(report: Report) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
@@ -57,6 +58,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
         check_base(cfg)
         cfg = with_base(cfg, overrides)
         folder = find_model(cfg, overrides)
+        cfg = _on_the_data_of_the_training(cfg, overrides, folder)
         check_evaluation(cfg, folder)
         try:
             record = evaluate(cfg, overrides, folder)
@@ -81,6 +83,18 @@ def run(cfg: Config, overrides: list[str]) -> int:
     beside = [f", {path.with_suffix(suffix).name}" for suffix in record.data.get("beside", ())]
     console.print(f"record: {path}{''.join(beside)}")
     return 0
+
+
+def _on_the_data_of_the_training(cfg: Config, overrides: list[str], folder: Path | None) -> Config:
+    """`cfg` with the folder of data that the training of the same task named, unless the command line names one."""
+    held = None if folder is None else value_at(read_description(folder), "config.task")
+    if held is None or held.get("name") != cfg.task.name or "task.data_dir" in keys_of(overrides):
+        return cfg
+    data_dir = held.get("data_dir")
+    if data_dir in (None, cfg.task.data_dir):
+        return cfg
+    print(f"data: {data_dir}, as the training; task.data_dir= names another", file=sys.stderr)
+    return replace(cfg, task=replace(cfg.task, data_dir=data_dir))
 
 
 def _refuse_keys_of_other_tasks(cfg: Config, overrides: list[str]) -> None:

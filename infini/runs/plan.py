@@ -26,15 +26,14 @@ def describe(worker: Worker, results_dir: str) -> Iterator[str]:
         total, unknown = total + (seconds or 0.0), unknown + (seconds is None)
         after = f", after {numbers[made.parent]}" if made.parent in numbers else ""
         what = f"{made.verb} {made.task}, {made.model}, seed {made.seed}{after}"
-        yield f"{run.number:>3}  {'unknown' if seconds is None else _time(seconds):>8}  {what} ({run.cell})"
-    if made_up := dict.fromkeys(
-        run.record.task for run in worker.planned.values() if run.cfg.task.data_dir == "synthetic"
-    ):
-        yield f"on made-up text: {', '.join(made_up)}"
+        made_up = ", made-up text" if run.cfg.task.data_dir == "synthetic" else ""
+        yield f"{run.number:>3}  {'unknown' if seconds is None else _time(seconds):>8}  {what} ({run.cell}{made_up})"
     yield (
         f"{counted(counts['train'], 'training')} and {counted(counts['eval'], 'evaluation')} to run; "
         f"{counted(len(worker.filled), 'cell')} filled"
     )
+    if any(run.cfg.task.data_dir == "synthetic" for run in worker.planned.values()):
+        yield "made-up text says nothing about the models: set INFINI_DATA_DIR or task.data_dir for the real table"
     if total:
         left = f", without {counted(unknown, 'run')} of unknown time" if unknown else ""
         yield f"{_time(total)} in one process{left}, as such runs took: yours, or else published ones"

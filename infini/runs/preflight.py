@@ -91,13 +91,7 @@ def check_evaluation(cfg: Config, folder: Path | None) -> None:
     records.check_writable(cfg.results_dir)
     check_model(folder)
     split = getattr(cfg.task, "split", cfg.report.get("split"))
-    try:
-        check_data(cfg, () if split is None else (split,))
-    except InputError as error:
-        trained_on = None if folder is None else value_at(read_description(folder), "config.task.data_dir")
-        if trained_on is None or cfg.task.data_dir is not None:
-            raise
-        raise InputError(f"{error}; the model was trained with task.data_dir={trained_on}") from error
+    check_data(cfg, () if split is None else (split,))
 
 
 def describe_training(cfg: Config) -> str:

@@ -62,7 +62,7 @@ def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
             lines.print(f"Claims about this table, judged by published runs (infini table report=claims): {totals}")
         more, notes = len(rendered.tables) - len(short.tables), len(rendered.notes)
         left = f"{counted(more, 'more table')}, {counted(notes, 'note')}" if more else "what is measured how"
-        lines.print(f"full=true prints the rest: {left}, and the runs behind the cells")
+        lines.print(f"full=true prints the rest: {left}, and the runs behind the rows")
     if not records.in_checkout() and not is_folder(records.published_dir() / "runs"):
         lines.print(records.WHERE_PUBLISHED)
     paths = write_report(rendered, Path(cfg.results_dir) / "tables", links={"yours": "../runs"})

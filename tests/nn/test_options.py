@@ -132,8 +132,12 @@ def test_state_is_saved_and_loaded(rule: str, tmp_path: Path) -> None:
         for loaded in (load_state(layer.init_state(rows), path), torch.load(tmp_path / "tree.pt", weights_only=True)):
             assert_same_state(loaded, state, 0.0)
             assert torch.equal(layer(more, loaded)[0], wanted)
-    with pytest.raises(ValueError, match=r"state.pt: not a state .*: clock.position_B is \[1\], here \[3\]$"):
+    with pytest.raises(ValueError, match=r"state.pt: not a state of this batch size: it has 1 rows, here are 3$"):
         load_state(layer.init_state(3), path)
+    with pytest.raises(ValueError, match=r"state.pt: not a state .*: clock.weight_BN is \[1, 8\], here \[1, 4\]$"):
+        load_state(make_layer(update_rule=rule, segment=4).init_state(1), path)
+    with pytest.raises(ValueError, match=r"^like is a str: it must be a state, as layer.init_state\(batch_size\)$"):
+        load_state(str(path), layer.init_state(1))  # type: ignore[arg-type]
     torch.save([1, 2], path)
     with pytest.raises(ValueError, match=r"state.pt: was not written by save_state"):
         load_state(layer.init_state(1), path)

@@ -90,7 +90,7 @@ def test_the_command_prints_the_short_form_and_writes_everything(
     full = capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in (tmp_path / "tables").iterdir()} == written
     assert re.search(
-        r"^full=true prints the rest: \d+ more tables?, \d+ notes?, and the runs behind the cells$", short, re.MULTILINE
+        r"^full=true prints the rest: \d+ more tables?, \d+ notes?, and the runs behind the rows$", short, re.MULTILINE
     )
     assert re.search(r"^Claims about this table.*: \d+ claims?: holds \d+, does not hold \d+", short, re.MULTILINE)
     assert "full=true" not in full and len(short.splitlines()) < len(full.splitlines()) / 2

@@ -236,9 +236,14 @@ def test_missing_data_is_one_line(infini: Runner, tmp_path: Path) -> None:
     assert "INFINI_DATA_DIR" in infini.error("train", "task.data_dir=null")
 
 
-def test_where_an_evaluation_finds_no_data_it_names_those_of_the_training(with_model: Runner, corpus: Path) -> None:
-    message = with_model.error("eval", "task.data_dir=null")
-    assert message.startswith("no data for pg19") and message.endswith(f"was trained with task.data_dir={corpus}")
+def test_an_evaluation_reads_the_folder_of_the_training_unless_another_is_named(
+    with_model: Runner, corpus: Path
+) -> None:
+    assert with_model.error("eval", "task.data_dir=null").startswith("no data for pg19")
+    with_model.settings = [text for text in with_model.settings if not text.startswith("task.data_dir=")]
+    with_model("eval")
+    assert f"data: {corpus}, as the training; task.data_dir= names another" in with_model.err
+    assert with_model.records()[-1].config["task"]["data_dir"] == str(corpus)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +257,7 @@ def test_large_numbers_are_printed_for_readers(value: float | None, shown: str) 
 def test_a_training_that_has_ended_is_named_before_it_is_trained_once_more(with_model: Runner) -> None:
     (run,) = with_model.records()
     with_model("train")
-    assert f"trained before: {run.run_id}; this trains the same model once more" in with_model.err
+    assert f"trained before: {run.run_id}; this trains the same model once more (infini eval" in with_model.err
     assert " parameters on cpu, 1 thread, products in float32" in with_model.err
     with_model("train", "seed=2")
     assert "trained before" not in with_model.err

@@ -218,8 +218,11 @@ def test_every_kind_of_report_has_a_plan(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli.main(["reproduce", *words, "plan=true", f"results_dir={tmp_path / 'results'}"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
-    if "task.data_dir=synthetic" in words:
-        assert lines.pop() == "on made-up text: booksum"
+    made_up = "task.data_dir=synthetic" in words
+    if made_up:
+        assert last.startswith("made-up text says nothing about the models: set INFINI_DATA_DIR or task.data_dir")
+        last = lines.pop()
+    assert all(line.endswith(", made-up text)") == made_up for line in lines)
     assert [line[5:].lstrip().removeprefix("unknown  ").partition(" (")[0] for line in lines] == runs
     trainings = sum(run.startswith("train") for run in runs)
     assert last.startswith(f"{trainings} training") and not (tmp_path / "results").exists()
