@@ -231,6 +231,8 @@ def test_the_results_at_a_glance_are_those_of_the_tables() -> None:
         for values, source in ((said, "published"), (paper, "paper")):
             million = row_of("tables/table3_passkey_laptop.md", title, source).split("|")[-2].strip(" *")
             assert "/".join(values[index]) == million
+    without = row_of("tables/table3_passkey_laptop.md", "Linear, scratch, as in the paper, loss on the key alone")
+    assert f"without the penalty {without.split('|')[-2].strip(' *').replace('/', ' / ')} % (one seed)" in lines[1]
     for index, column in ((3, 2), (4, 4)):
         ours = [
             row_of("tables/table2_lm_laptop.md", name)
@@ -312,6 +314,17 @@ def test_the_unfair_comparison_on_the_page_is_that_of_its_table() -> None:
         for name in ("Local attention only, 4 times the tokens", "Transformer-XL, 4 times")
     )
     assert f"with four times, local attention has {local}, Transformer-XL {cached}" in text
+
+
+def test_the_perplexities_with_a_decaying_memory_are_those_of_their_table() -> None:
+    page = (ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8")
+    text, page = (" ".join(part.split()) for part in (README, page))
+    names = ("Linear, memory decays", "Transformer-XL")
+    rows = (row_of("tables/table2_decay_laptop.md", name).split("|") for name in names)
+    (books, mathematics), (books_xl, mathematics_xl) = ([row[column].split()[0] for column in (3, 5)] for row in rows)
+    assert f"it has {books} and {mathematics}, Transformer-XL {books_xl} and {mathematics_xl} ([table]" in text
+    said = f"Linear has {mathematics} instead of 25.48 on mathematics, where Transformer-XL has {mathematics_xl} (not"
+    assert said in page and f"and {books} instead of 61.90 on books, still behind its {books_xl} ([table]" in page
 
 
 def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
