@@ -61,7 +61,7 @@ from infini.training.launcher import check_shares
 from infini.training.loggers import check_logger, close_loggers, labels_of, make_logger
 from infini.training.module import LanguageModelModule
 from infini.training.ranks import ALONE, Ranks, is_lost, joined, ranks_of
-from infini.training.resume import PlainFiles, SaveCheckpoints, UnfinishedRun, describe_checkpoint
+from infini.training.resume import PlainFiles, SaveCheckpoints, UnfinishedRun, describe_checkpoint, step_of
 from infini.training.strategies import ReplicatedModel, ShardedModel, whole
 from infini.training.trainer import ignored_variables, make_trainer, without_launcher
 
@@ -224,7 +224,7 @@ class _Training:
         cfg, module, console, ranks = self.cfg, self.module, self.console, self.ranks
         point = ranks.agreed(self._claim() if ranks.rank == 0 else None)
         if point is not None:
-            console.print(f"resuming from {point}")
+            console.print(f"resuming from step {step_of(point):,} of {cfg.recipe.steps:,} ({point.parent})")
         if variables := ignored_variables():
             warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
         saving = SaveCheckpoints(self.unfinished, cfg.recipe.save_every, point, ranks)

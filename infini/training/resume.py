@@ -115,7 +115,7 @@ class UnfinishedRun:
     def newest_step(self) -> int | None:
         """Step of the newest checkpoint, by its name; None where there is none."""
         paths = self._checkpoints()
-        return _step_of(paths[-1]) if paths else None
+        return step_of(paths[-1]) if paths else None
 
     def clear(self) -> None:
         """Remove the folder: the training has its record."""
@@ -175,7 +175,7 @@ class SaveCheckpoints(Callback):
         self, unfinished: UnfinishedRun, every: int | None, checkpoint: Path | None = None, ranks: Ranks = ALONE
     ) -> None:
         self.unfinished, self.every, self.ranks = unfinished, every, ranks
-        self.newest_step = None if checkpoint is None else _step_of(checkpoint)
+        self.newest_step = None if checkpoint is None else step_of(checkpoint)
         self.started = False
         """Whether the training has started, with everything restored from the checkpoint."""
         self._saved = time.monotonic()
@@ -280,7 +280,7 @@ def _lock(path: Path) -> Any:
     return file
 
 
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
 
 

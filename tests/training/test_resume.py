@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -90,7 +91,9 @@ def test_a_stop_before_the_first_step_knows_the_checkpoint(corpus: Path, tmp_pat
 
 
 @pytest.mark.parametrize("what", ["state_dict", "infini", "optimizer_states"])
-def test_a_checkpoint_of_another_version_is_one_line(corpus: Path, tmp_path: Path, what: str) -> None:
+def test_a_checkpoint_of_another_version_is_one_line(
+    corpus: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     stopped_training(corpus, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         load = torch.load
@@ -103,7 +106,11 @@ def test_a_checkpoint_of_another_version_is_one_line(corpus: Path, tmp_path: Pat
         patch.setattr(torch, "load", other)
         with pytest.raises(InputError, match=r"step-00000006-.*does not fit this version .* remove .* start .* again"):
             train(corpus, tmp_path)
-    assert train(corpus, tmp_path).cost["resumed"]
+    capsys.readouterr()
+    resumed = train(corpus, tmp_path)
+    assert resumed.cost["resumed"]
+    at = r"resuming from step \d of \d+ \(.*unfinished/[\w-]+\)$"
+    assert re.search(at, capsys.readouterr().err, re.MULTILINE)
 
 
 @pytest.mark.gpu
