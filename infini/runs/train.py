@@ -163,11 +163,14 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
         record.environment["ranks"] = ranks.size
     record.environment["compiled"] = compile_layers(cfg, model, device)
     running, parameters = record.environment, sum(p.numel() for p in model.parameters())
-    if launched and ranks.rank == 0 and (before := find_training(cfg, with_model=False)) is not None:
-        console.print(
-            f"trained before: {before.run_id}; this trains the same model once more (infini eval takes the newest; "
-            f"checkpoint={before.run_id} is that one)"
-        )
+    if launched and ranks.rank == 0:
+        # A damaged record of another training does not stop this one.
+        with contextlib.suppress(InputError):
+            if (before := find_training(cfg, with_model=False)) is not None:
+                console.print(
+                    f"trained before: {before.run_id}; this trains the same model once more (infini eval takes the "
+                    f"newest; checkpoint={before.run_id} is that one)"
+                )
     threads = counted(running["threads"], "thread")
     workers = threads if ranks.size == 1 else f"{ranks.size} processes of {threads}"
     console.print(

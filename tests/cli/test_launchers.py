@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 from pathlib import Path
@@ -101,6 +102,13 @@ def test_a_launcher_is_of_a_sweep(launcher: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.startswith(f"infini: error: hydra/launcher={launcher}: Hydra runs sweeps alone; add")
 
 
+@pytest.fixture
+def open_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra configures logging, which shuts down all handlers that there are. One of absl, which other tests of the
+    process have imported, would close the stream that pytest reads."""
+    monkeypatch.setattr(logging, "shutdown", lambda *handlers: None)
+
+
 def slurm_settings(line: str) -> dict[str, Any]:
     """What a command sets of the launcher: key to value."""
     words = [word.partition("=") for word in shlex.split(line)]
@@ -125,7 +133,7 @@ def test_words_for_slurm_are_keys_of_its_launcher(line: str) -> None:
     assert {key: made[key] for key in settings} == settings
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("elsewhere", "open_streams")
 @pytest.mark.parametrize("line", ON_SLURM)
 def test_words_for_slurm_are_in_the_script_of_its_jobs(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -148,7 +156,7 @@ def test_words_for_slurm_are_in_the_script_of_its_jobs(
     assert [asked[name] for name in IN_SCRIPT.values()] == [str(wanted[key]) for key in IN_SCRIPT]
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("elsewhere", "open_streams")
 def test_without_slurm_a_sweep_on_it_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

