@@ -323,6 +323,8 @@ def test_the_perplexities_with_a_decaying_memory_are_those_of_their_table() -> N
     rows = (row_of("tables/table2_decay_laptop.md", name).split("|") for name in names)
     (books, mathematics), (books_xl, mathematics_xl) = ([row[column].split()[0] for column in (3, 5)] for row in rows)
     assert f"it has {books} and {mathematics}, Transformer-XL {books_xl} and {mathematics_xl} ([table]" in text
+    longer = (row_of("tables/longer_training_laptop.md", f"{name}, 4 times").split("|")[5].strip() for name in names)
+    assert "with four times the tokens, on mathematics, {} and {} (one seed".format(*longer) in text
     said = f"Linear has {mathematics} instead of 25.48 on mathematics, where Transformer-XL has {mathematics_xl} (not"
     assert said in page and f"and {books} instead of 61.90 on books, still behind its {books_xl} ([table]" in page
 
