@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
 from infini.report.canvas import SYNTHETIC_MARK, Label, entitle, label_points, new_figure, save
 from infini.report.intervals import LEVEL
 from infini.report.palette import drawn_as, look_of, looks
@@ -115,13 +115,16 @@ def draw_costs(
         return []
     corpus = report.benchmarks[report.task]
     models = {row: drawn_as(selection.runs[row][0]) for row in points}
+    # A model whose memory decays is no longer training of the one whose memory does not.
+    decays = {row: value_at(selection.training_config(selection.runs[row][0]), "model.memory_decay") for row in points}
+    kinds = {row: f"{models[row]} {decays[row]}" for row in points}
     finding = _lowest(selection, points, report.models, corpus, unit)
     scale = next(iter(selection.all_runs)).scale
     detail = (
         f"{corpus}, scale {scale}{SYNTHETIC_MARK * selection.synthetic}. Significantly: 95 %, two seeds or more, "
         "paired by seed and document, of all pairs"
     )
-    return scatter(points, models, report.models, path, label, finding, detail, logarithmic)
+    return scatter(points, models, report.models, path, label, finding, detail, logarithmic, kinds)
 
 
 def _lowest(
@@ -172,19 +175,22 @@ def scatter(
     finding: str,
     detail: str,
     logarithmic: bool = False,
+    kinds: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Draw the points, each with its name and bars from the best to the worst seed. The cost axis is logarithmic if it
-    spans more than a factor of 20, or if asked for. A thin line joins the rows of one model if their costs differ.
+    spans more than a factor of 20, or if asked for. A thin line joins the rows of one kind if their costs differ.
 
-    models: row -> its model.
+    models: row -> its model. kinds: row -> its kind; None: its model.
     """
-    look = looks(models)
+    look, kinds = looks(models), models if kinds is None else kinds
     with new_figure(7.4, 4.2) as figure:
         axes = figure.add_subplot()
-        for model in dict.fromkeys(models.values()):
-            joined = sorted((points[row].cost, points[row].perplexity) for row in points if models[row] == model)
+        for kind in dict.fromkeys(kinds.values()):
+            of_kind = [row for row in points if kinds[row] == kind]
+            joined = sorted((points[row].cost, points[row].perplexity) for row in of_kind)
             if len({cost for cost, _ in joined}) == len(joined) > 1:
-                axes.plot(*zip(*joined, strict=True), color=look_of(model).colour, linewidth=0.7, alpha=0.6)
+                colour = look_of(models[of_kind[0]]).colour
+                axes.plot(*zip(*joined, strict=True), color=colour, linewidth=0.7, alpha=0.6)
         for row, point in points.items():
             below, above = point.perplexity - point.lowest, point.highest - point.perplexity
             drawn = look[row].drawn | {"linestyle": "none", "markersize": 7, "elinewidth": 1.0, "capsize": 2.5}
