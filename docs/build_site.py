@@ -8,11 +8,26 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
+from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "build" / "site_docs"
 RUNS = "## Runs behind the cells"
+GROUPS = {
+    "The paper's tables and figures": (
+        *("table1_memory", "table2_lm", "table2_100k", "table3_passkey", "table4_booksum", "booksum_lengths"),
+    ),
+    "Language modelling, asked further": (
+        *("table2_*", "longer_training", "memory_sizes", "segment_lengths", "drawn_segments", "lm_*"),
+    ),
+    "Passkey, asked further": ("passkey_*",),
+    "Pretrained language models": ("llm_*",),
+    "Seconds": ("layer",),
+    "Searches for settings": ("*_search", "*_rates", "rmt_sweep"),
+}
+"""Heading -> patterns of names of reports, in order. A table belongs to the first that fits."""
 
 
 def main(target: Path = TARGET) -> None:
@@ -30,13 +45,13 @@ def main(target: Path = TARGET) -> None:
         (results / name).write_text(with_anchors((ROOT / "results" / name).read_text("utf-8")), "utf-8")
     shutil.copytree(ROOT / "results" / "runs", results / "runs", ignore=shutil.ignore_patterns("*.jsonl"))
     shutil.copytree(ROOT / "results" / "figures", results / "figures")
-    tables = sorted((ROOT / "results" / "tables").glob("*.md"))
+    tables = [path for paths in grouped((ROOT / "results" / "tables").glob("*.md")).values() for path in paths]
     figures = figures_by_table([path.stem for path in tables])
     for path in tables:
         text = with_figures(with_linked_cells(path.read_text("utf-8")), path.stem, figures.get(path.stem, []))
         (results / "tables" / path.name).write_text(text, "utf-8")
     (results / "index.md").write_text(_list_of_tables(tables), "utf-8")
-    (results / "figures.md").write_text(_page_of_figures(figures), "utf-8")
+    (results / "figures.md").write_text(_page_of_figures(tables, figures), "utf-8")
 
 
 def _from_docs(text: str) -> str:
@@ -117,16 +132,34 @@ def _columns_of(line: tuple[str, str, str], row: dict[str, str], title: str, lin
     return [] if all(row[column] == "—" for column in columns) else columns
 
 
+def grouped(tables: Iterable[Path]) -> dict[str, list[Path]]:
+    """Heading -> tables, in the order of GROUPS and of their patterns. Raises ValueError for a table of no group."""
+    by_place: dict[tuple[str, int], list[Path]] = {
+        (heading, place): [] for heading, patterns in GROUPS.items() for place in range(len(patterns))
+    }
+    for path in sorted(tables):
+        report = path.stem.rpartition("_")[0]
+        fits = [key for key in by_place if fnmatch(report, GROUPS[key[0]][key[1]])]
+        if not fits:
+            raise ValueError(f"{path.name}: no pattern of GROUPS in docs/build_site.py fits {report}")
+        by_place[fits[0]].append(path)
+    return {
+        heading: [path for (of, _), paths in by_place.items() if of == heading for path in paths] for heading in GROUPS
+    }
+
+
+def _title(path: Path) -> str:
+    return path.read_text("utf-8").splitlines()[0].lstrip("# ")
+
+
 def _list_of_tables(tables: list[Path]) -> str:
     lines = [
         "# Tables",
         "",
         "Each cell leads to the runs behind it. A run is a JSON file with its command and configuration.",
-        "",
     ]
-    for path in tables:
-        title = path.read_text("utf-8").splitlines()[0].lstrip("# ")
-        lines.append(f"- [{title}](tables/{path.name})")
+    for heading, paths in grouped(tables).items():
+        lines += ["", f"## {heading}", "", *(f"- [{_title(path)}](tables/{path.name})" for path in paths)]
     return "\n".join(
         [*lines, "", "[Verdicts on the paper's claims](CLAIMS.md), [all figures](figures.md), [the log](LOG.md).", ""]
     )
@@ -155,17 +188,18 @@ def _image(name: str, folder: str) -> str:
     return f"![{name.replace('_', ' ')}]({folder}/{name}.png){{ loading=lazy }}\n"
 
 
-def _page_of_figures(by_table: dict[str, list[str]]) -> str:
-    """A page of all figures by table."""
+def _page_of_figures(tables: list[Path], by_table: dict[str, list[str]]) -> str:
+    """A page of all figures, in the order of the tables."""
     lines = [
         "# Figures",
         "",
         "The published ones, made from the published records. `infini figure` draws these and all others.",
         "",
     ]
-    for table, names in sorted(by_table.items(), key=lambda pair: (not pair[0], pair[0])):
-        lines += [f"## [{table}](tables/{table}.md)" if table else "## Costs (`infini bench`)", ""]
-        lines += [_image(name, "figures") for name in names]
+    for path in tables:
+        if names := by_table.get(path.stem):
+            lines += [f"## [{_title(path)}](tables/{path.name})", "", *(_image(name, "figures") for name in names)]
+    lines += ["## Costs (`infini bench`)", "", *(_image(name, "figures") for name in by_table[""])]
     return "\n".join(lines)
 
 

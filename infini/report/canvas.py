@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infini.config.lengths import format_length
 from infini.records import write_atomically
 from infini.report.palette import GROUND, QUIET, ink
 from infini.system.plotting import drawing_without_a_screen
@@ -132,6 +133,15 @@ def logarithmic(axes: Axes) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 1000 * low else (1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def token_axis(axes: Axes, lowest: float, highest: float) -> None:
+    """A logarithmic horizontal axis of tokens, with at most five powers of two in this range, named as lengths are."""
+    exponents = range(math.ceil(math.log2(lowest)), math.floor(math.log2(highest)) + 1)
+    ticks = [2**exponent for exponent in exponents][:: math.ceil(len(exponents) / 5) or 1]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [format_length(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
 
 
 def text_colour(share: float) -> str:

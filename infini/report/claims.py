@@ -116,6 +116,7 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
             tuple(group),
             "Claim",
             short_columns=("Where", "Verdict"),
+            is_prose=True,
         )
         for about, group in rows.items()
     )

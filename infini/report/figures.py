@@ -22,6 +22,7 @@ from infini.report.canvas import (
     new_figure,
     save,
     text_colour,
+    token_axis,
 )
 from infini.report.palette import QUIET, Look, drawn_as, ink, looks
 from infini.report.positions import BY_POSITION, gap
@@ -167,7 +168,8 @@ def gap_by_position(
                 axes.set_title(textwrap.fill(named[row], PANEL_TITLE), fontsize=8, color=ink(look[row].colour))
         for axes in panels[len(curves) :]:
             axes.set_axis_off()
-        panels[0].set_xscale("log")
+        positions = np.concatenate([position for position, _, _ in shown.values()])
+        token_axis(panels[0], positions.min(), positions.max())
         # The bands of few documents would leave no room for the means.
         means = np.concatenate([[0.0], *(mean for _, mean, _ in shown.values())])
         margin = 0.25 * (means.max() - means.min()) or 0.01

@@ -63,7 +63,7 @@ def print_report(report: RenderedReport, console: Console, with_runs: bool = Fal
             grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
             grid.add_column(table.rows_are)
             for index in block:
-                grid.add_column(escape(headings[index]), justify="right", no_wrap=True)
+                grid.add_column(escape(headings[index]), justify="left" if table.is_prose else "right", no_wrap=True)
             for place, row in enumerate(table.rows):
                 grid.add_row(escape(shown(row.title)), *(escape(columns[index][place]) for index in block))
             console.print(grid)
@@ -115,7 +115,7 @@ def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) 
     for table in report.tables:
         lines += [f"**{_markdown(table.title)}**", ""]
         lines.append("| " + " | ".join([table.rows_are, *map(_markdown, table.columns)]) + " |")
-        lines.append("| " + " | ".join(["---", *["---:"] * len(table.columns)]) + " |")
+        lines.append("| " + " | ".join(["---", *["---" if table.is_prose else "---:"] * len(table.columns)]) + " |")
         for row in table.rows:
             lines.append(
                 "| " + " | ".join([_markdown(row.title), *(_markdown(cell.text) for cell in row.cells)]) + " |"

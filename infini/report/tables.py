@@ -67,6 +67,8 @@ class Table:
     """Heading of the column of the rows' titles."""
     short_columns: tuple[str, ...] = ()
     """The columns of the short form; empty: all."""
+    is_prose: bool = False
+    """Cells are words rather than numbers: they begin at the left of their columns."""
 
     def cell(self, model: str, column: str) -> Cell:
         """The cell of a model in a column, both by name."""

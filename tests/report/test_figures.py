@@ -21,7 +21,7 @@ from infini.config.compose import compose
 from infini.errors import InputError
 from infini.evaluation.perplexity import position_edges
 from infini.records import RunRecord
-from infini.report import costs, figures, positions
+from infini.report import canvas, costs, figures, positions
 from infini.report.load import draw, load_report
 from infini.report.palette import MODELS, look_of, looks
 from infini.report.selection import Selection, select_runs
@@ -256,6 +256,26 @@ def test_rows_of_a_pretrained_model_have_the_colours_of_their_memories(tmp_path:
     # The baseline is the line at 0.
     assert all(look[row].colour in svg for row in rows if row != report.baseline)
     assert look_of("llm").colour not in svg
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "shown"),
+    [
+        (1.0, 14.5, ["1", "2", "4", "8"]),
+        (32, 49_152, ["32", "256", "2K", "16K"]),
+        (1.0, 1.0, ["1"]),
+        (5.0, 7.0, []),
+        (2.0, 2**20, ["2", "32", "512", "8K", "128K"]),
+    ],
+)
+def test_an_axis_of_tokens_has_few_plain_numbers_within_what_is_drawn(
+    lowest: float, highest: float, shown: list[str]
+) -> None:
+    with canvas.new_figure(2, 2) as figure:
+        axes = figure.add_subplot()
+        axes.plot([lowest, highest], [0, 1])
+        canvas.token_axis(axes, lowest, highest)
+        assert [label.get_text() for label in axes.get_xticklabels()] == shown
 
 
 def test_a_title_names_the_lowest_perplexity_and_what_is_significant_of_it() -> None:
