@@ -82,11 +82,11 @@ def share(verb: Verb, words: Sequence[str]) -> int:
 
     of_hydra = [word for word in words if key_of(word).startswith("hydra")]
     others = [word for word in words if word not in of_hydra]
-    if _launcher(of_hydra) is None:
-        raise InputError(f"{verb.name} -m: name a launcher, as hydra/launcher=joblib (see docs/how-to/cluster.md)")
     cfg, _, _ = prepare(verb, others)
     if cfg.plan:
         raise InputError("plan=true: starts nothing; leave out -m")
+    if _launcher(of_hydra) is None:
+        raise InputError(f"{verb.name} -m: name a launcher, as hydra/launcher=joblib (see docs/how-to/cluster.md)")
     numbers = ",".join(str(number) for number in range(1, cfg.workers + 1))
     try:
         jobs = _multirun(partial(_worker, verb.name, others), [*of_hydra, f"workers={numbers}"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -86,12 +88,23 @@ class Verb:
         if self.begins_with:
             module, _, function = self.begins_with.partition(":")
             getattr(importlib.import_module(module), function)(cfg)
-        code: int | None = importlib.import_module(self.module).run(cfg, overrides, **extra)
+        with _waiting("loading torch and lightning") if self.computes else nullcontext():
+            work = importlib.import_module(self.module)
+        code: int | None = work.run(cfg, overrides, **extra)
         return code
 
     def reads(self, key: str) -> bool:
         """Whether it reads a key, at least with some kind of report."""
         return reads(self.patterns, key) and key not in self.never
+
+
+def _waiting(what: str) -> AbstractContextManager[object]:
+    """Says on a terminal what takes some seconds, until it is done."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(what)
 
 
 @cache

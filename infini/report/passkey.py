@@ -30,6 +30,7 @@ from infini.report.tables import (
     quoted,
     rows_by_source,
 )
+from infini.report.verdicts import counted
 
 PAPER_LONGEST = 5120
 """Tokens of the longest input that the paper fine-tunes on."""
@@ -133,77 +134,71 @@ class PasskeyReport(RowsOfOneTask):
                 row = rows[row.start]
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        training = known.training_config(run)
-        trained = known.training(run)
-        asked = run.config.get("task", {})
         if run.task != self.task or not self.cells_of(run):
             return None
+        return next((name for name in self.rows if not self.misfits(name, run, known)), None)
+
+    def misfits(self, name: str, run: RunRecord, known: Selection) -> list[str]:
+        """What keeps an evaluation of this task out of a row, a phrase each; empty if it belongs to the row."""
+        row, training, trained = self.rows[name], known.training_config(run), known.training(run)
+        if run.parent is None:
+            found = _differences({"model": run.model}, {"model": row.model})
+            found += ["the row is trained, it is not"] if row.start or row.recipe else []
+            found += _differences(run.config, values_of(row.overrides))
+        else:
+            found = self._misfits_of_training(name, run.model, training, run.scale, known)
         # No row is asked with another segment length than its training's, or stops before the last training stage.
-        if value_at(run.config, "dims.segment_length") != value_at(training, "dims.segment_length"):
-            return None
+        learned = value_at(training, "dims.segment_length")
+        found += _differences(run.config, {"dims.segment_length": learned}, "its training")
         if trained and not trained.series.get("in_last_stage", True):
-            return None
-        untrained = run.parent is None
-        for name in (
-            self._rows_as_they_are(run) if untrained else self._rows_trained_so(run.model, training, run.scale, known)
-        ):
-            row = self.rows[name]
-            if asked.get("knockout") != row.knockout:
-                continue
-            if any(asked.get(key) != value for key, value in (STANDARD | row.questions).items()):
-                continue
-            # Without the training's record it is unknown whether it learned these questions.
-            if row.questions and trained is None:
-                continue
-            # A row with the paper's numbers shows only models trained on inputs as long as the paper's or shorter.
-            return name if not (row.paper and row.recipe) or longest_input(training) <= PAPER_LONGEST else None
-        return None
+            found.append("its training ended before the last stage of its recipe")
+        questions = STANDARD | row.questions | {"knockout": row.knockout}
+        found += _differences(run.config, {f"task.{key}": value for key, value in questions.items()})
+        # Without the training's record it is unknown whether it learned these questions.
+        if row.questions and trained is None:
+            found.append("the record of its training is missing")
+        # A row with the paper's numbers shows only models trained on inputs as long as the paper's or shorter.
+        if row.paper and row.recipe and (longest := longest_input(training)) > PAPER_LONGEST:
+            found.append(f"its training had inputs of {longest} tokens, the paper's at most {PAPER_LONGEST}")
+        return found
 
-    def _rows_as_they_are(self, run: RunRecord) -> list[str]:
-        """Names of the rows that are the pretrained model of an evaluation without a training."""
-        return [
-            name
-            for name, row in self.rows.items()
-            if row.model == run.model
-            and not (row.start or row.recipe)
-            and all(value_at(run.config, key) == value for key, value in values_of(row.overrides).items())
-        ]
-
-    def _rows_trained_so(self, model: str, training: Mapping[str, Any], scale: str, known: Selection) -> list[str]:
-        """Names of the rows that declare the training with the configuration `training`."""
+    def _misfits_of_training(
+        self, name: str, model: str, training: Mapping[str, Any], scale: str, known: Selection
+    ) -> list[str]:
+        """What keeps a training with the configuration `training` from being the one that a row declares."""
         recipe, optimizer = training.get("recipe", {}), training.get("optimizer", {})
-        if optimizer.get("gate_lr") == 0 and value_at(training, "model.gate_init") != "zeros":
-            return []
-        # No row has this option; see results/LOG.md, entry 39.
-        if recipe.get("loss_temperature") is not None:
-            return []
-        starts = {""}
-        if (init_from := training.get("init_from")) is not None:
-            before = known.parents.get(init_from)
-            if before is None:
-                return []
-            starts = {before.task}
-            if before.task == self.task:
-                starts = set(self._rows_trained_so(before.model, before.config, scale, known))
-        found = {
+        settings = self.rows[name].settings(scale)
+        start = settings.pop("start")
+        frozen = optimizer.get("gate_lr") == 0
+        shown = {
             "model": model,
             "recipe": recipe.get("name"),
             "extended": recipe.get("length_extension") is not None,
             "sparse": bool(recipe.get("sparse_writes")),
-            "frozen_gates": optimizer.get("gate_lr") == 0,
+            "frozen_gates": frozen,
         }
-        learned = training.get("task", {})
-        taught = (
-            {f"task.{key}": value for key, value in STANDARD.items()} if learned.get("name") not in PRETRAINING else {}
-        )
-        fitting = []
-        for name, row in self.rows.items():
-            settings = row.settings(scale)
-            expected = taught | values_of(row.overrides)
-            if settings.pop("start") in starts and settings == found:
-                if expected == {key: value_at(training, key) for key in expected}:
-                    fitting.append(name)
-        return fitting
+        found = _differences(shown, settings)
+        if frozen and value_at(training, "model.gate_init") != "zeros":
+            found.append("its gates are frozen at another value than 0.5")
+        # No row has this option; see results/LOG.md, entry 39.
+        if recipe.get("loss_temperature") is not None:
+            found.append("recipe.loss_temperature, which no row has")
+        if start not in self._starts_of(training, scale, known):
+            found.append(f"its training began with other weights than the row's ({start or 'fresh ones'})")
+        of_task = training.get("task", {}).get("name") not in PRETRAINING
+        taught = {f"task.{key}": value for key, value in STANDARD.items()} if of_task else {}
+        return found + _differences(training, taught | values_of(self.rows[name].overrides))
+
+    def _starts_of(self, training: Mapping[str, Any], scale: str, known: Selection) -> set[str]:
+        """What a training started from, as rows name it; empty if its record is missing."""
+        if (init_from := training.get("init_from")) is None:
+            return {""}
+        if (before := known.parents.get(init_from)) is None:
+            return set()
+        if before.task != self.task:
+            return {before.task}
+        fits = partial(self._misfits_of_training, model=before.model, training=before.config, scale=scale, known=known)
+        return {name for name in self.rows if not fits(name)}
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         wanted = {(length, depth) for length in parse_lengths(self.lengths) for depth in parse_depths(self.depths)}
@@ -363,16 +358,34 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
     return Row(f"{name}/{source}", report.rows[name].title, cells)
 
 
+def _differences(config: Mapping[str, Any], wanted: Mapping[str, Any], whose: str = "the row") -> list[str]:
+    """Dotted keys of `wanted` whose value in `config` is another one, with both."""
+    found = {key: value_at(config, key) for key in wanted}
+    return [f"{key}={found[key]}, {whose} has {value}" for key, value in wanted.items() if found[key] != value]
+
+
 def _left_out(
     report: PasskeyReport, scale: str, records: Iterable[RunRecord], selection: Selection | None
 ) -> list[str]:
-    """A note on the evaluations of this task and scale that fill no cell, if there are any."""
-    taken = {run.run_id for run in selection.all_runs} if selection else set()
+    """A note on the evaluations of this task and scale that fill no cell, if there are any, and why the last does not:
+    what differs from the row that it differs least from."""
+    if selection is None:
+        return []
+    taken = {run.run_id for run in selection.all_runs}
     asked = [run for run in records if (run.verb, run.task, run.scale) == ("eval", report.task, scale)]
-    others = sorted(run.run_id for run in asked if run.run_id not in taken)
+    others = sorted((run for run in asked if run.run_id not in taken), key=lambda run: run.run_id)
     if not others:
         return []
-    return [
-        f"yours: {len(others)} evaluation(s) fill no cell here, the last {others[-1]}: lengths, places, prompts, "
-        "recipe or start are not a row's, inputs were longer than its, or the training ended before its last stage"
-    ]
+    last = others[-1]
+    of_model = [name for name, row in report.rows.items() if row.model == last.model]
+    misfits = {name: report.misfits(name, last, selection) for name in of_model}
+    nearest = min(misfits, key=lambda name: len(misfits[name]), default=None)
+    if not report.cells_of(last):
+        why = "it asks no length and place of this table"
+    elif nearest is None:
+        why = f"no row has model={last.model}"
+    elif misfits[nearest]:
+        why = f"it is not {report.titles[nearest]!r}: {'; '.join(misfits[nearest])}"
+    else:
+        why = f"another run fills the row {report.titles[nearest]!r}"
+    return [f"yours: {counted(len(others), 'evaluation')} without a cell here; the last is {last.run_id}: {why}"]

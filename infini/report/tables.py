@@ -43,7 +43,7 @@ class Cell:
 
 
 MISSING = Cell(DASH, "missing")
-DISPUTED = f"two different runs {DISPUTE_MARK}"
+DISPUTED = f"runs differ {DISPUTE_MARK}"
 
 
 @dataclass(frozen=True)

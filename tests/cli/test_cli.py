@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import importlib
 import importlib.metadata
+import io
 import os
 import re
 import subprocess
@@ -336,6 +337,18 @@ def test_a_reader_that_has_enough_is_no_error(arguments: list[str], project_root
     done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("terminal", "said"), [(True, "loading torch and lightning"), (False, "")])
+def test_slow_imports_are_announced_on_a_terminal_alone(
+    terminal: bool, said: str, calls: list[Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    assert cli.main(["train"]) == 0 and len(calls) == 1
+    assert said in stream.getvalue() and bool(said) == bool(stream.getvalue())
 
 
 def test_a_command_gets_its_config_overrides_and_its_code_is_returned(calls: list[Call]) -> None:

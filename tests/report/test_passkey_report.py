@@ -107,13 +107,24 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
     }
 
 
-def test_runs_that_fill_no_cell_are_not_passed_over_in_silence() -> None:
-    stray = pair(seed=2, asked={"task.digits": 8}, name="stray-")
+@pytest.mark.parametrize(
+    ("strays", "why"),
+    [
+        ({"asked": {"task.digits": 8}}, "it is not 'Linear, scratch, as in the paper': task.digits=8, the row has 5"),
+        ({"trained": {"optimizer.gate_lr": 0, "model.gate_init": "zeros"}}, "frozen_gates=True, the row has False"),
+        ({"asked": {"dims.segment_length": 64}}, "dims.segment_length=64, its training has 128"),
+        ({"trained": {"init_from": "lost"}}, "its training began with other weights than the row's (fresh ones)"),
+        ({"model": "rmt"}, "no row has model=rmt"),
+        ({"lengths": (512,)}, "it asks no length and place of this table"),
+    ],
+)
+def test_a_run_without_a_cell_is_named_with_what_differs_from_the_nearest_row(strays: dict[str, Any], why: str) -> None:
+    stray = pair(seed=2, name="stray-", **strays)
     rendered = report().render("laptop", [], [*pair(), *stray])
-    (line,) = [note for note in rendered.notes if "fill no cell" in note]
+    (line,) = [note for note in rendered.notes if "without a cell" in note]
     assert line in rendered.short().notes
-    assert line.startswith(f"yours: 1 evaluation(s) fill no cell here, the last {stray[1].run_id}: ")
-    assert not [note for note in report().render("laptop", stray, pair()).notes if "fill no cell" in note]
+    assert line.startswith(f"yours: 1 evaluation without a cell here; the last is {stray[1].run_id}: ") and why in line
+    assert not [note for note in report().render("laptop", stray, pair()).notes if "without a cell" in note]
 
 
 def test_three_seeds_leave_room_for_the_titles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,6 +211,8 @@ def test_a_training_that_never_left_its_curriculum_fills_no_row() -> None:
     runs = pair()
     runs[0].series = {"in_last_stage": False}
     assert rows_of(runs) == {}
+    notes = report().render("laptop", [], runs).notes
+    assert [note for note in notes if note.endswith("its training ended before the last stage of its recipe")]
 
 
 def test_rows_have_tokenizers_of_their_own_and_seeds_of_a_row_do_not() -> None:

@@ -56,7 +56,7 @@ def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) ->
     rival = make_eval("infini_linear", 1, 4.1, run_id="b", parent="two", started="2024-06-01T00:00:00+00:00")
     rendered = build_report(report, "laptop", published, [*mine, rival])
     table, (note,) = rendered.tables[0], [note for note in rendered.notes if note.startswith("‡")]
-    assert table.cell("infini_linear", "PG19 yours").text == "two different runs ‡"
+    assert table.cell("infini_linear", "PG19 yours").text == "runs differ ‡"
     assert table.cell("infini_linear", "PG19 published").run_ids == ("eval-infini_linear-1",)
     assert table.cell("local", "PG19 yours").run_ids == ("mine",)
     assert note.startswith(
@@ -69,7 +69,7 @@ def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) ->
     rival.data["revision"] = "other"
     rendered = build_report(report, "laptop", published, [*mine, rival])
     texts = [rendered.tables[0].cell(row, "PG19 yours").text for row in ("local", "infini_linear", "rmt")]
-    assert texts == ["two different runs ‡", "two different runs ‡", DASH]
+    assert texts == ["runs differ ‡", "runs differ ‡", DASH]
     (note,) = [note for note in rendered.notes if note.startswith("‡")]
     assert "different data in one table: mine and b (revision" in note
 
