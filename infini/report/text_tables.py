@@ -224,12 +224,12 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     title = (
         f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token [95 % interval, {CLUSTERED}] "
         f"({_whose(source)}): "
-        "loss gained by resetting it at every segment, loss gained by another document's memory"
+        "loss added by resetting it at every segment, loss added by another document's memory"
     )
     if report.baseline:
         title += f", and loss minus the loss of {_baseline(report)} (below 0: better), paired by seed and document"
     title += f"; p: two-sided, adjusted for the {len(tested)} comparisons of this table (Holm)"
-    title += "; effective: as many documents of one length would make a mean as sure"
+    title += "; effective: the number of documents of equal length with the same precision"
     columns = [heading for name in names for heading in (name, f"{name}: p")]
     return Table(title, (*columns, "Documents (effective)", "Seeds"), tuple(rows))
 

@@ -58,8 +58,8 @@ def diverged_before(cfg: Config) -> RunRecord | None:
 def describe_divergence(record: RunRecord, results_dir: str, newest: str = "") -> str:
     """How a recorded training diverged, and how to repeat it. newest: a sentence on its newest checkpoint."""
     rate, reason = value_at(record.config, KEY), (record.diverged or {}).get("reason")
-    again = f"To try this one again, remove {records.record_path(results_dir, record.run_id)}"
-    advice = f"try a lower one, which starts from the beginning. {newest}{'. ' * bool(newest)}{again}"
+    again = f"To repeat this one, remove {records.record_path(results_dir, record.run_id)}"
+    advice = f"try a lower one, which starts a new training. {newest}{'. ' * bool(newest)}{again}"
     return f"{KEY}={rate}: {reason}; {advice}"
 
 

@@ -13,7 +13,7 @@ from infini.demo import FOLDER
 from infini.runs.common import keep_large_buffers, load_tokenizer
 from infini.system.devices import autocast, pick_device
 from infini.system.memory_use import peak_memory_bytes
-from infini.system.progress import progress_bar
+from infini.system.progress import duration, progress_bar
 from infini.tasks.passkey.answers import Advance, Answer, answer_questions
 from infini.tasks.passkey.plan import Question
 from infini.tasks.passkey.prompt import PasskeyTemplate, is_held_out
@@ -67,7 +67,7 @@ def _demonstrate(cfg: Config, key: str | None, depth: float, device: torch.devic
     used = peak_memory_bytes(device)
     estimate = trial.seconds * length / trial.tokens_read
     console.print(
-        f"hiding {key} in {length:,} tokens; a model of {weights:,} weights reads them in about {_duration(estimate)}",
+        f"hiding {key} in {length:,} tokens; a model of {weights:,} weights reads them in about {duration(estimate)}",
         highlight=False,
         soft_wrap=True,
     )
@@ -110,12 +110,6 @@ def reading_speed(length: int) -> float:
     finally:
         torch.set_num_threads(threads)
     return answer.tokens_read / answer.seconds
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:,.0f} minutes" if seconds < 5400 else f"{seconds / 3600:,.1f} hours"
 
 
 def _where(device: torch.device) -> str:

@@ -15,6 +15,7 @@ from infini.config.schema import Config
 from infini.demo import FOLDER
 from infini.records import RunRecord, value_at
 from infini.report.verdicts import counted
+from infini.system.progress import duration
 from infini.training.checkpoint import read_description
 
 
@@ -41,9 +42,9 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
     unknown = seconds.count(None)
     counts = f"{counted(len(trainings), 'training')} and {counted(len(evaluations), 'evaluation')}"
     return (
-        f"{counts} to run, about {max(1, round(total / speed / 60))} minutes here"
+        f"{counts} to run, about {duration(total / speed)} here"
         + (f", without {unknown} that no published run is like" if unknown else "")
-        + f" (published runs on {reference.environment['hardware']['cpu']}: {total / 60:.0f} minutes; this machine "
+        + f" (published runs on {reference.environment['hardware']['cpu']}: {duration(total)}; this machine "
         f"now reads a prompt at {speed:.2g} times its speed)"
     )
 

@@ -8,6 +8,7 @@ from infini import records
 from infini.report.verdicts import counted
 from infini.runs.estimate import run_seconds
 from infini.runs.workers import Worker
+from infini.system.progress import duration
 
 
 def describe(worker: Worker, results_dir: str) -> Iterator[str]:
@@ -27,7 +28,8 @@ def describe(worker: Worker, results_dir: str) -> Iterator[str]:
         after = f", after {numbers[made.parent]}" if made.parent in numbers else ""
         what = f"{made.verb} {made.task}, {made.model}, seed {made.seed}{after}"
         made_up = ", made-up text" if run.cfg.task.data_dir == "synthetic" else ""
-        yield f"{run.number:>3}  {'unknown' if seconds is None else _time(seconds):>8}  {what} ({run.cell}{made_up})"
+        takes = "unknown" if seconds is None else duration(seconds)
+        yield f"{run.number:>3}  {takes:>10}  {what} ({run.cell}{made_up})"
     yield (
         f"{counted(counts['train'], 'training')} and {counted(counts['eval'], 'evaluation')} to run; "
         f"{counted(len(worker.filled), 'cell')} filled"
@@ -36,9 +38,4 @@ def describe(worker: Worker, results_dir: str) -> Iterator[str]:
         yield "made-up text says nothing about the models: set INFINI_DATA_DIR or task.data_dir for the real table"
     if total:
         left = f", without {counted(unknown, 'run')} of unknown time" if unknown else ""
-        yield f"{_time(total)} in one process{left}, as such runs took: yours, or else published ones"
-
-
-def _time(seconds: float) -> str:
-    """`12 min`, `3.4 h`."""
-    return f"{seconds / 3600:.1f} h" if seconds > 7200 else f"{max(1, round(seconds / 60))} min"
+        yield f"{duration(total)} in one process{left}, as such runs took: yours, or else published ones"

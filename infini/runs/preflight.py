@@ -20,6 +20,7 @@ from infini.records import RunRecord, value_at
 from infini.system.devices import may_have_gpu
 from infini.system.network import is_cached, reachable
 from infini.system.paths import is_folder
+from infini.system.progress import duration
 from infini.training.checkpoint import named_folder, read_description
 from infini.training.launcher import PLACE, check_shares, launched, place_of
 from infini.training.loggers import check_logger
@@ -160,6 +161,5 @@ def _seconds(cfg: Config, known: Sequence[RunRecord]) -> str:
     if not by_cpu:
         return ""
     cpu, seconds_of = max(by_cpu.items(), key=lambda item: len(item[1]))
-    minutes = max(1, round(statistics.median(seconds_of) / 60))
-    took = f"{minutes} minute{'s' * (minutes > 1)} on {cpu}"
+    took = f"{duration(statistics.median(seconds_of))} on {cpu}"
     return f"; published trainings of this recipe took {took}; the time here is shown below"

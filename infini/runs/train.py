@@ -46,6 +46,7 @@ from infini.runs.preflight import check_optimizer
 from infini.system.console import plain_console, warn
 from infini.system.devices import pick_device, uses_bfloat16
 from infini.system.memory_use import peak_memory_bytes
+from infini.system.progress import duration
 from infini.system.signals import as_interrupt, redirected_interrupts
 from infini.training.checkpoint import (
     TOKENIZER,
@@ -456,7 +457,7 @@ class TrainingProgress(Callback):
         each = (now - self.started) / max(1, step - self.first)
         left = each * (self.steps - step)
         rate = (module.tokens_seen - self.first_tokens) / max(now - self.started, 1e-9)
-        line = f"step {step}/{self.steps}  loss {module.last_loss:.3f}  {rate:,.0f} tokens/s  {left:.0f} s left"
+        line = f"step {step}/{self.steps}  loss {module.last_loss:.3f}  {rate:,.0f} tokens/s  {duration(left)} left"
         self._print(step, line)
 
     def _print(self, step: int, line: str) -> None:

@@ -11,6 +11,13 @@ PLAIN_SECONDS = 15.0
 """Time between two lines if no bar is shown."""
 
 
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it: `42 s`, `12 minutes`, `3.4 hours`."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 100 * 60 else f"{seconds / 3600:,.1f} hours"
+
+
 @contextmanager
 def progress_bar(
     title: str, total: float | None, shown: bool = True, between: bool = False
@@ -63,6 +70,6 @@ def _plain(title: str, total: float | None) -> Callable[[float], None]:
         elif 0 < reached < total:
             printed = now
             left = (now - started) * (total - reached) / reached
-            print(f"{title}: {100 * reached / total:.0f} %, {left:,.0f} s left", file=sys.stderr, flush=True)
+            print(f"{title}: {100 * reached / total:.0f} %, {duration(left)} left", file=sys.stderr, flush=True)
 
     return advance

@@ -251,7 +251,7 @@ def test_a_rate_that_diverges_is_no_candidate_and_stops_nothing(
     path = records.record_path(tmp_path, failed.run_id)
     said = " ".join(capfd.readouterr().err.split())
     assert len(trained) == done and "optimizer.lr=0.04: the loss is not finite; try a lower one" in said
-    assert f"To try this one again, remove {path}" in said
+    assert f"To repeat this one, remove {path}" in said
     # Without its record it is tried again.
     path.unlink()
     assert main(["reproduce", *WORDS, f"results_dir={tmp_path}"]) == 0
