@@ -309,11 +309,11 @@ def test_the_unfair_comparison_on_the_page_is_that_of_its_table() -> None:
         for name in ("Linear, 16 times the tokens", "Memorizing Transformers")
     )
     assert f"Linear has {linear} on books, {float(linear) / float(baseline):.2f} times Memorizing" in text
-    local, cached = (
+    local, longer, cached = (
         row_of("tables/table2_budget_laptop.md", name).split("|")[3].strip()
-        for name in ("Local attention only, 4 times the tokens", "Transformer-XL, 4 times")
+        for name in ("Local attention only, 4 times the tokens", "Linear, 4 times", "Transformer-XL, 4 times")
     )
-    assert f"with four times, local attention has {local}, Transformer-XL {cached}" in text
+    assert f"with four times as many local attention has {local}, Linear {longer}, Transformer-XL {cached}" in text
 
 
 def test_the_perplexities_with_a_decaying_memory_are_those_of_their_table() -> None:
@@ -322,9 +322,13 @@ def test_the_perplexities_with_a_decaying_memory_are_those_of_their_table() -> N
     names = ("Linear, memory decays", "Transformer-XL")
     rows = (row_of("tables/table2_decay_laptop.md", name).split("|") for name in names)
     (books, mathematics), (books_xl, mathematics_xl) = ([row[column].split()[0] for column in (3, 5)] for row in rows)
-    assert f"it has {books} and {mathematics}, Transformer-XL {books_xl} and {mathematics_xl} ([table]" in text
+    said = (
+        f"it has {books} on books and {mathematics} on mathematics; Transformer-XL has {books_xl} and {mathematics_xl} "
+    )
+    assert f"{said}([table]" in text
     longer = (row_of("tables/longer_training_laptop.md", f"{name}, 4 times").split("|")[5].strip() for name in names)
-    assert "with four times the tokens, on mathematics, {} and {} (one seed".format(*longer) in text
+    said = "With four times the tokens it has {} on mathematics, Transformer-XL {} (one seed"
+    assert said.format(*longer) in text
     said = f"Linear has {mathematics} instead of 25.48 on mathematics, where Transformer-XL has {mathematics_xl} (not"
     assert said in page and f"and {books} instead of 61.90 on books, still behind its {books_xl} ([table]" in page
 
