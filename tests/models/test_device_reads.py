@@ -102,7 +102,7 @@ EXTENSION = ["recipe.length_extension=16", "recipe.length_extension_share=1"]
 
 
 @pytest.mark.parametrize(
-    ("carry_state", "optimizer"), one_in(3, itertools.product([False, True], ["adamw", "adafactor", "muon"]))
+    ("carry_state", "optimizer"), one_in(6, itertools.product([False, True], ["adamw", "adafactor", "muon"]))
 )
 def test_optimizers_and_additions_run_on_one_device(optimizer: str, carry_state: bool) -> None:
     """Length extension, long histories, sparse writes, few targets, a second loss and clipped gradients."""

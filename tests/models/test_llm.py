@@ -314,6 +314,7 @@ def test_one_training_on_the_mixture_fills_a_column_of_each_task(
         assert "†" not in printed and printed.count(", trained") >= 2
 
 
+@pytest.mark.slow
 def test_prompts_are_asked_of_the_base_and_after_continual_pre_training(tiny_smollm2: Llm) -> None:
     """report=llm_passkey: the base as it is, the model of the mixture, and one that learned prompts after it."""
     llm, results = tiny_smollm2, f"results_dir={tiny_smollm2.infini.results}"

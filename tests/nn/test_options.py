@@ -158,7 +158,7 @@ def test_a_slot_that_rows_may_not_share_is_not_kept() -> None:
 
 
 COMPILED = [
-    ({"update_rule": "linear"}, 16, "eager"),
+    pytest.param({"update_rule": "linear"}, 16, "eager", marks=pytest.mark.slow),
     pytest.param({"update_rule": "linear"}, 16, "aot_eager", marks=pytest.mark.slow),
     ({"update_rule": "delta", "qkv_bias": True, "qk_norm": True}, 16, "eager"),
     ({"update_rule": "delta"}, 11, "eager"),

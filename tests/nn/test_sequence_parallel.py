@@ -295,8 +295,10 @@ def test_one_rank_is_one_process(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(leaves(state), leaves(after), strict=True))
 
 
+@pytest.mark.slow
 def test_many_ranks_are_one_process() -> None:
-    """Four: the scan has a second round, and rows share a mesh with sequences."""
+    """Four: the scan has a second round, and rows share a mesh with sequences. Two are tried by
+    training/test_parallel.py."""
     run_ranks(compare_some, 4)
 
 

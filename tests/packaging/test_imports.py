@@ -91,18 +91,12 @@ def test_reports_and_the_configuration_need_no_torch(tmp_path: Path) -> None:
     python(code + "assert 'torch' not in sys.modules", tmp_path)
 
 
-def test_the_demo_imports_no_framework_of_training(tmp_path: Path) -> None:
+def test_what_is_slow_to_import_is_imported_where_it_is_used(tmp_path: Path) -> None:
     """Lightning brings matplotlib and transformers along: seconds, and 200 MB of the peak that the demo prints. The
-    compiler of torch takes a second, for whoever imports the layer, too."""
+    compiler of torch takes a second, for whoever imports the layer, too. Most trainings need no hub and no logger."""
     code = "import sys, infini.nn.attention, infini.runs.demo\n"
     heavy = ("lightning", "matplotlib", "transformers", "torch._dynamo")
-    python(code + f"assert not set({heavy!r}) & set(sys.modules)", tmp_path)
-
-
-def test_the_hub_and_loggers_are_imported_where_they_are_used(tmp_path: Path) -> None:
-    """They are slow to import, and most commands need neither."""
-    code = "import importlib, sys\nfor name in ('infini.runs.train', 'infini.tasks.pg19.task'):\n"
-    code += "    importlib.import_module(name)\n"
+    code += f"assert not set({heavy!r}) & set(sys.modules)\nimport infini.runs.train, infini.tasks.pg19.task\n"
     python(code + "assert not {'wandb', 'datasets', 'tensorboard'} & set(sys.modules)", tmp_path)
 
 

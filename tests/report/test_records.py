@@ -85,6 +85,17 @@ def test_a_record_without_a_checksum_is_refused() -> None:
         records.RunRecord.from_json(json.dumps(written))
 
 
+def test_a_record_as_written_is_checked_without_writing_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table reads hundreds. One whose lines an editor has joined is still the same record, or not."""
+    written = make_record(cost={"n": 1234}).to_json()
+    joined = json.dumps(json.loads(written))
+    assert records.RunRecord.from_json(joined).to_json() == written
+    with pytest.raises(ValueError, match="checksum mismatch"):
+        records.RunRecord.from_json(joined.replace("1234", "1235"))
+    monkeypatch.delattr(records, "_checksum")
+    assert records.RunRecord.from_json(written).cost == {"n": 1234}
+
+
 def test_no_temporary_file_stays_after_writing(tmp_path: Path) -> None:
     # One of this run is from a process that was killed at it; another run's may be at work.
     for name in (".run-1.json.0a1b2c3d.tmp", ".run-2.json.0a1b2c3d.tmp"):

@@ -65,7 +65,7 @@ def test_compiled_layers_give_what_layers_give(positions: str) -> None:
     ("name", "backend"),
     [
         ("infini_delta", "eager"),
-        ("local", "aot_eager"),
+        pytest.param("local", "aot_eager", marks=pytest.mark.slow),
         pytest.param("infini_linear", "aot_eager", marks=pytest.mark.slow),
         pytest.param("infini_delta", "aot_eager", marks=pytest.mark.slow),
     ],

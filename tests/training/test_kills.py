@@ -86,6 +86,7 @@ def answers(results: Path) -> list[dict[str, Any]]:
     return [{key: entry[key] for key in told} for entry in map(json.loads, beside.splitlines())]
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_killed_asks_the_remaining_prompts(corpus: Path, tmp_path: Path) -> None:
     asked = [*words(corpus, tmp_path / "results", "passkey"), "length=256", "depth=start,end", "task.examples=3"]
     asked.remove("logger=none")

@@ -131,6 +131,7 @@ def test_the_config_says_what_was_asked(tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_process_that_never_imported_us(tmp_path: Path) -> None:
     """By the file beside the weights, where the user trusts it; with a clear word where not."""
     model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
