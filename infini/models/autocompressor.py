@@ -9,16 +9,14 @@ oldest are dropped. Gradients flow through at most bptt_depth segments, and in t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
 from infini.models import register
-from infini.nn.attention import Positions
 from infini.nn.host import to_device, to_numpy
 from infini.nn.protocols import Dimensions
-from infini.nn.recurrent import Recurrence, vectors
+from infini.nn.recurrent import Recurrence, RecurrenceConfig, vectors
 
 
 class AutoCompressor(Recurrence):
@@ -56,7 +54,7 @@ class AutoCompressor(Recurrence):
 
 
 @dataclass
-class AutoCompressorConfig:
+class AutoCompressorConfig(RecurrenceConfig):
     """Options of autocompressor. See AutoCompressor and Recurrence. summary_tokens: null is 50 for segments of 2,048
     tokens, as in their paper, and proportional for others, at least 1."""
 
@@ -64,25 +62,11 @@ class AutoCompressorConfig:
     accumulated: int = 8
     random_segments: bool = False
     bptt_depth: int | None = 2
-    positions: Positions = "rotary"
-    rope_base: float = 10000.0
-    activation: Literal["gelu", "relu"] = "gelu"
-    tie_embeddings: bool = True
 
 
 @register("autocompressor", AutoCompressorConfig)
 def build(config: AutoCompressorConfig, dims: Dimensions, vocab_size: int) -> AutoCompressor:
     """The model at the sizes of `dims`."""
     tokens = max(1, dims.segment_length * 50 // 2048) if config.summary_tokens is None else config.summary_tokens
-    return AutoCompressor(
-        dims,
-        vocab_size,
-        tokens,
-        config.accumulated,
-        random_segments=config.random_segments,
-        positions=config.positions,
-        rope_base=config.rope_base,
-        bptt_depth=config.bptt_depth,
-        activation=config.activation,
-        tie_embeddings=config.tie_embeddings,
-    )
+    options = {**config.shared, "random_segments": config.random_segments}
+    return AutoCompressor(dims, vocab_size, tokens, config.accumulated, **options)

@@ -21,7 +21,7 @@ from torch import nn
 
 from infini.models import register
 from infini.models.transformer_xl import Hidden, XLAttention, segments
-from infini.nn.decoder import Decoder
+from infini.nn.decoder import Decoder, DecoderConfig
 from infini.nn.grid import Grid, Piece, keep
 from infini.nn.host import take, to_device, to_numpy
 from infini.nn.ops.dtypes import for_products, state_dtype
@@ -263,7 +263,7 @@ class CompressiveAttention(XLAttention):
 
 
 @dataclass
-class CompressiveConfig:
+class CompressiveConfig(DecoderConfig):
     """Options of compressive. See CompressiveAttention."""
 
     compression: Compression = "convolution"
@@ -271,27 +271,20 @@ class CompressiveConfig:
     memory_segments: int = 1
     compressed_segments: int = 1
     attention_scale: Literal["d_key", "d_model"] = "d_key"
-    activation: Literal["gelu", "relu"] = "gelu"
-    tie_embeddings: bool = True
 
 
 @register("compressive", CompressiveConfig)
 def build(config: CompressiveConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with CompressiveAttention in every layer."""
 
-    def attention(layer: int) -> CompressiveAttention:
+    def attention(layer: int, **sizes: Any) -> CompressiveAttention:
         return CompressiveAttention(
-            dims.d_model,
-            dims.n_heads,
-            dims.d_key,
-            dims.segment_length,
+            **sizes,
             compression=config.compression,
             rate=config.rate,
             memory_segments=config.memory_segments,
             compressed_segments=config.compressed_segments,
-            d_value=dims.d_value,
-            n_kv_heads=dims.n_kv_heads,
             attention_scale=config.attention_scale,
         )
 
-    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)
+    return config.decoder(dims, vocab_size, attention)

@@ -7,23 +7,21 @@ the training sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from infini.models import register
 from infini.nn.attention import LocalAttention, Positions
-from infini.nn.decoder import Decoder
+from infini.nn.decoder import Decoder, DecoderConfig
 from infini.nn.protocols import Dimensions
 
 
 @dataclass
-class LocalConfig:
+class LocalConfig(DecoderConfig):
     """Options of `local`. See LocalAttention."""
 
     attention_scale: Literal["d_key", "d_model"] = "d_key"
     positions: Positions = "rotary"
     rope_base: float = 10000.0
-    activation: Literal["gelu", "relu"] = "gelu"
-    tie_embeddings: bool = True
 
 
 @dataclass
@@ -48,24 +46,13 @@ def build_full(config: FullConfig, dims: Dimensions, vocab_size: int) -> Decoder
 
 
 def _decoder(config: LocalConfig, dims: Dimensions, vocab_size: int, window_segments: int) -> Decoder:
-    def attention(layer: int) -> LocalAttention:
+    def attention(layer: int, *, segment_length: int, **sizes: Any) -> LocalAttention:
         return LocalAttention(
-            dims.d_model,
-            dims.n_heads,
-            dims.d_key,
-            dims.segment_length * window_segments,
-            d_value=dims.d_value,
-            n_kv_heads=dims.n_kv_heads,
+            **sizes,
+            segment_length=segment_length * window_segments,
             positions=config.positions,
             rope_base=config.rope_base,
             attention_scale=config.attention_scale,
         )
 
-    return Decoder(
-        dims,
-        vocab_size,
-        attention,
-        activation=config.activation,
-        tie_embeddings=config.tie_embeddings,
-        window_segments=window_segments,
-    )
+    return config.decoder(dims, vocab_size, attention, window_segments=window_segments)

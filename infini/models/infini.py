@@ -13,12 +13,12 @@ from typing import Any, Literal
 from infini.errors import require
 from infini.models import register
 from infini.nn.attention import GateInit, InfiniAttention, Positions
-from infini.nn.decoder import Decoder
+from infini.nn.decoder import Decoder, DecoderConfig
 from infini.nn.protocols import Dimensions
 
 
 @dataclass
-class MemoryConfig:
+class MemoryConfig(DecoderConfig):
     """Options of every decoder with a compressive memory. See InfiniAttention."""
 
     update_rule: Literal["linear", "delta"] = "linear"
@@ -27,21 +27,14 @@ class MemoryConfig:
     delta_normaliser: Literal["previous", "current"] = "previous"
     memory_decay: float | None = None
     attention_scale: Literal["d_key", "d_model"] = "d_key"
-    activation: Literal["gelu", "relu"] = "gelu"
-    tie_embeddings: bool = True
 
-    def decoder(self, kind: type[InfiniAttention], dims: Dimensions, vocab_size: int, **options: Any) -> Decoder:
+    def with_memory(self, kind: type[InfiniAttention], dims: Dimensions, vocab_size: int, **options: Any) -> Decoder:
         """A decoder with this kind of attention in every layer. options: further arguments of the attention."""
 
-        def attention(layer: int) -> InfiniAttention:
+        def attention(layer: int, **sizes: Any) -> InfiniAttention:
             return kind(
-                dims.d_model,
-                dims.n_heads,
-                dims.d_key,
-                dims.segment_length,
-                self.update_rule,
-                d_value=dims.d_value,
-                n_kv_heads=dims.n_kv_heads,
+                **sizes,
+                update_rule=self.update_rule,
                 first_segment=self.first_segment,
                 gate_init=self.gate_init,
                 delta_normaliser=self.delta_normaliser,
@@ -50,7 +43,7 @@ class MemoryConfig:
                 **options,
             )
 
-        return Decoder(dims, vocab_size, attention, activation=self.activation, tie_embeddings=self.tie_embeddings)
+        return self.decoder(dims, vocab_size, attention)
 
 
 @dataclass
@@ -78,4 +71,4 @@ class InfiniDeltaConfig(InfiniConfig):
 @register("infini_delta", InfiniDeltaConfig)
 def build(config: InfiniConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with InfiniAttention in every layer."""
-    return config.decoder(InfiniAttention, dims, vocab_size, positions=config.positions, rope_base=config.rope_base)
+    return config.with_memory(InfiniAttention, dims, vocab_size, positions=config.positions, rope_base=config.rope_base)

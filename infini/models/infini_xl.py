@@ -91,4 +91,4 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
 @register("infini_xl", MemoryConfig)
 def build(config: MemoryConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with InfiniXLAttention in every layer."""
-    return config.decoder(InfiniXLAttention, dims, vocab_size)
+    return config.with_memory(InfiniXLAttention, dims, vocab_size)

@@ -21,7 +21,7 @@ from torch import nn
 from infini.models import register
 from infini.models.transformer_xl import XLAttention, XLLeaves
 from infini.nn.attention import Window
-from infini.nn.decoder import Decoder
+from infini.nn.decoder import Decoder, DecoderConfig
 from infini.nn.grid import Grid, Piece, keep
 from infini.nn.host import take, to_device, to_numpy
 from infini.nn.ops.dtypes import for_products, state_dtype
@@ -172,7 +172,7 @@ class MemorizingAttention(NormalisedAttention):
 
 
 @dataclass
-class MemorizingConfig:
+class MemorizingConfig(DecoderConfig):
     """Options of memorizing. memory_layer: relative height of the layer with the memory, 0 to 1 (0.75: the 9th of 12).
     The memory has memory_multiple * memory_segments segments."""
 
@@ -181,8 +181,6 @@ class MemorizingConfig:
     memory_multiple: int = 2
     neighbours: int = 32
     search: Literal["exact", "approximate"] = "exact"
-    activation: Literal["gelu", "relu"] = "gelu"
-    tie_embeddings: bool = True
 
 
 @register("memorizing", MemorizingConfig)
@@ -192,17 +190,14 @@ def build(config: MemorizingConfig, dims: Dimensions, vocab_size: int) -> Decode
         raise ValueError(f"memory_layer={config.memory_layer}: must be from 0 to 1")
     chosen = max(1, math.ceil(config.memory_layer * dims.n_layers)) - 1
 
-    def attention(layer: int) -> NormalisedAttention:
-        sizes = (dims.d_model, dims.n_heads, dims.d_key, dims.segment_length)
+    def attention(layer: int, **sizes: Any) -> NormalisedAttention:
         if layer != chosen:
-            return NormalisedAttention(*sizes, d_value=dims.d_value, n_kv_heads=dims.n_kv_heads)
+            return NormalisedAttention(**sizes)
         return MemorizingAttention(
-            *sizes,
-            d_value=dims.d_value,
-            n_kv_heads=dims.n_kv_heads,
+            **sizes,
             memory_segments=config.memory_segments * config.memory_multiple,
             neighbours=config.neighbours,
             search=config.search,
         )
 
-    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)
+    return config.decoder(dims, vocab_size, attention)

@@ -8,15 +8,13 @@ flow back through the memory for bptt_depth segments.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from infini.models import register
-from infini.nn.attention import Positions
 from infini.nn.host import to_device, to_numpy
 from infini.nn.protocols import Dimensions
-from infini.nn.recurrent import Recurrence, vectors
+from infini.nn.recurrent import Recurrence, RecurrenceConfig, vectors
 
 
 class RMT(Recurrence):
@@ -52,29 +50,15 @@ class RMT(Recurrence):
 
 
 @dataclass
-class RMTConfig:
+class RMTConfig(RecurrenceConfig):
     """Options of rmt. memory_tokens: null is 100 for segments of 2,048 tokens, as in the paper, and proportional for
-    others, at least 1. bptt_depth: see Recurrence."""
+    others, at least 1."""
 
     memory_tokens: int | None = None
-    bptt_depth: int | None = None
-    positions: Positions = "rotary"
-    rope_base: float = 10000.0
-    activation: Literal["gelu", "relu"] = "gelu"
-    tie_embeddings: bool = True
 
 
 @register("rmt", RMTConfig)
 def build(config: RMTConfig, dims: Dimensions, vocab_size: int) -> RMT:
     """The model at the sizes of `dims`."""
     tokens = max(1, dims.segment_length * 100 // 2048) if config.memory_tokens is None else config.memory_tokens
-    return RMT(
-        dims,
-        vocab_size,
-        tokens,
-        positions=config.positions,
-        rope_base=config.rope_base,
-        bptt_depth=config.bptt_depth,
-        activation=config.activation,
-        tie_embeddings=config.tie_embeddings,
-    )
+    return RMT(dims, vocab_size, tokens, **config.shared)

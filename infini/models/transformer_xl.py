@@ -17,7 +17,7 @@ from torch import nn
 
 from infini.models import register
 from infini.nn.attention import LocalAttention
-from infini.nn.decoder import Decoder
+from infini.nn.decoder import Decoder, DecoderConfig
 from infini.nn.grid import Grid, Piece
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.relative import biased_attention, distances, relative_shift, sinusoids, t5_bias
@@ -159,29 +159,18 @@ def segments(old_BN: torch.Tensor, new_BT: torch.Tensor, piece: Piece) -> torch.
 
 
 @dataclass
-class TransformerXLConfig:
+class TransformerXLConfig(DecoderConfig):
     """Options of transformer_xl. See the module's docstring."""
 
     positions: Literal["dai2019", "t5"] = "t5"
     attention_scale: Literal["d_key", "d_model"] = "d_key"
-    activation: Literal["gelu", "relu"] = "gelu"
-    tie_embeddings: bool = True
 
 
 @register("transformer_xl", TransformerXLConfig)
 def build(config: TransformerXLConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with XLAttention in every layer."""
 
-    def attention(layer: int) -> XLAttention:
-        return XLAttention(
-            dims.d_model,
-            dims.n_heads,
-            dims.d_key,
-            dims.segment_length,
-            d_value=dims.d_value,
-            n_kv_heads=dims.n_kv_heads,
-            attention_scale=config.attention_scale,
-            positions=config.positions,
-        )
+    def attention(layer: int, **sizes: Any) -> XLAttention:
+        return XLAttention(**sizes, attention_scale=config.attention_scale, positions=config.positions)
 
-    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)
+    return config.decoder(dims, vocab_size, attention)

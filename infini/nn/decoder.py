@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -212,3 +213,32 @@ class Decoder(nn.Module):
         """sigmoid(beta), the weight of the memory, by layer and head, for the layers with gates; None without any."""
         betas = [getattr(layer, "beta", None) for layer in self.attentions()]
         return [torch.sigmoid(beta).tolist() for beta in betas if isinstance(beta, torch.Tensor)] or None
+
+
+def attention_sizes(dims: Dimensions) -> dict[str, Any]:
+    """The sizes of a layer's attention, by the names that LocalAttention takes."""
+    names = ("d_model", "n_heads", "d_key", "segment_length", "d_value", "n_kv_heads")
+    return {name: getattr(dims, name) for name in names}
+
+
+@dataclass
+class DecoderConfig:
+    """Options of every model that is a Decoder. A model adds its own in a subclass."""
+
+    activation: Literal["gelu", "relu"] = "gelu"
+    tie_embeddings: bool = True
+
+    def decoder(
+        self, dims: Dimensions, vocab_size: int, attention: Callable[..., LocalAttention], **options: Any
+    ) -> Decoder:
+        """A decoder with these options. attention: makes the attention of a layer from the layer's number, 0 at the
+        bottom, and from the sizes of `attention_sizes`. options: further arguments of Decoder."""
+        sizes = attention_sizes(dims)
+        return Decoder(
+            dims,
+            vocab_size,
+            lambda layer: attention(layer, **sizes),
+            activation=self.activation,
+            tie_embeddings=self.tie_embeddings,
+            **options,
+        )

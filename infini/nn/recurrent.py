@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from infini.nn.attention import Positions, Window
-from infini.nn.decoder import Decoder
+from infini.nn.decoder import Decoder, DecoderConfig, attention_sizes
 from infini.nn.grid import Grid, Piece, run_on_grid
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import for_products, state_dtype
@@ -100,16 +101,7 @@ class Recurrence(Decoder, ABC):
         **options: Any,
     ) -> None:
         def attention(layer: int) -> PrefixAttention:
-            return PrefixAttention(
-                dims.d_model,
-                dims.n_heads,
-                dims.d_key,
-                dims.segment_length,
-                d_value=dims.d_value,
-                n_kv_heads=dims.n_kv_heads,
-                positions=positions,
-                rope_base=rope_base,
-            )
+            return PrefixAttention(**attention_sizes(dims), positions=positions, rope_base=rope_base)
 
         if bptt_depth is not None and (
             isinstance(bptt_depth, bool) or not isinstance(bptt_depth, int) or bptt_depth < 0
@@ -360,3 +352,17 @@ class Recurrence(Decoder, ABC):
 def vectors(n: int, d_model: int) -> nn.Parameter:
     """n learned vectors, initialised like embeddings."""
     return nn.Parameter(torch.randn(n * d_model) * 0.02)
+
+
+@dataclass
+class RecurrenceConfig(DecoderConfig):
+    """Options of every Recurrence; see there."""
+
+    bptt_depth: int | None = None
+    positions: Positions = "rotary"
+    rope_base: float = 10000.0
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The options of this class, without those of a subclass."""
+        return {field.name: getattr(self, field.name) for field in fields(RecurrenceConfig)}
