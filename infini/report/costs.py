@@ -105,11 +105,12 @@ def draw_costs(
     label: str,
     unit: str,
     logarithmic: bool = False,
+    marked: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Draw perplexity against a cost, if two rows or more have a point. Returns the paths.
 
     points: row -> its point. label: of the axis of costs. unit: of a cost, for the title. logarithmic: the axis of
-    costs also if it spans little.
+    costs also if it spans little. marked: row -> the row that the paper compares with it; an arrow joins them.
     """
     if len(points) < 2:
         return []
@@ -124,7 +125,10 @@ def draw_costs(
         f"{corpus}, scale {scale}{SYNTHETIC_MARK * selection.synthetic}. Significantly: 95 %, two seeds or more, "
         "paired by seed and document, of all pairs"
     )
-    return scatter(points, models, report.models, path, label, finding, detail, logarithmic, kinds)
+    arrows = [(a, b) for a, b in (marked or {}).items() if {a, b} <= points.keys()]
+    if arrows:
+        detail += ". Dotted arrows: what the paper's Table 2 compares"
+    return scatter(points, models, report.models, path, label, finding, detail, logarithmic, kinds, arrows)
 
 
 def _lowest(
@@ -176,11 +180,12 @@ def scatter(
     detail: str,
     logarithmic: bool = False,
     kinds: Mapping[str, str] | None = None,
+    arrows: Iterable[tuple[str, str]] = (),
 ) -> list[Path]:
     """Draw the points, each with its name and bars from the best to the worst seed. The cost axis is logarithmic if it
     spans more than a factor of 20, or if asked for. A thin line joins the rows of one kind if their costs differ.
 
-    models: row -> its model. kinds: row -> its kind; None: its model.
+    models: row -> its model. kinds: row -> its kind; None: its model. arrows: pairs of rows that a dotted arrow joins.
     """
     look, kinds = looks(models), models if kinds is None else kinds
     with new_figure(7.4, 4.2) as figure:
@@ -191,6 +196,10 @@ def scatter(
             if len({cost for cost, _ in joined}) == len(joined) > 1:
                 colour = look_of(models[of_kind[0]]).colour
                 axes.plot(*zip(*joined, strict=True), color=colour, linewidth=0.7, alpha=0.6)
+        for start, end in arrows:
+            tail, head = ((points[row].cost, points[row].perplexity) for row in (start, end))
+            dotted = {"arrowstyle": "->", "linestyle": ":", "color": "0.35", "shrinkA": 5, "shrinkB": 5}
+            axes.annotate("", xy=head, xytext=tail, arrowprops=dotted)
         for row, point in points.items():
             below, above = point.perplexity - point.lowest, point.highest - point.perplexity
             drawn = look[row].drawn | {"linestyle": "none", "markersize": 7, "elinewidth": 1.0, "capsize": 2.5}

@@ -57,6 +57,8 @@ class Report(RunReport):
     """Row name -> its Variant. The other rows are models with their default settings."""
     variants_of: str | None = None
     """The report whose runs fill the rows of `variants`, which are declared alike there; null: this one."""
+    former_names: list[str] = field(default_factory=list)
+    """Reports that were merged into this one: runs on record name them as the report of their variant."""
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Model name -> the paper's values: memory, xl_cache, segment_length and one for each benchmark."""
     aggregate: str | None = None
@@ -65,6 +67,9 @@ class Report(RunReport):
     """Row with which the losses of the others are compared."""
     baselines: dict[str, str] = field(default_factory=dict)
     """Row -> the row that it is compared with instead of `baseline`."""
+    compared_in_paper: dict[str, str] = field(default_factory=dict)
+    """Row of a baseline -> the row with the tokens that the paper gave its own model. The figure of perplexity by
+    training tokens marks the two."""
     whole_documents: bool = False
     """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
@@ -85,7 +90,7 @@ class Report(RunReport):
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
-        for key in ("models", "benchmarks", "paper", "variants", "baselines"):
+        for key in ("models", "benchmarks", "paper", "variants", "baselines", "compared_in_paper"):
             value = getattr(self, key)
             require(isinstance(value, Mapping), f"report.{key}", value, MAPPING)
         for name in self.variants:
@@ -96,6 +101,8 @@ class Report(RunReport):
         if not isinstance(self.untrained, bool):
             rows = isinstance(self.untrained, list) and set(self.untrained) <= set(self.models)
             require(rows, "report.untrained", self.untrained, "true, false or a list of rows of report.models")
+        names = self.former_names
+        require(isinstance(names, list), "report.former_names", names, "a list of names")
         if self.trained_on is not None:
             one_of("report.trained_on", self.trained_on, groups()["task"])
         hint = did_you_mean(self.task, self.benchmarks)
@@ -105,9 +112,11 @@ class Report(RunReport):
             require(self.baseline in self.models, "report.baseline", self.baseline, f"a model of report.models{hint}")
         alone = bool(self.baselines) and self.baseline is None
         require(not alone, "report.baselines", self.baselines, "needs report.baseline, for the rows it does not name")
-        for name in (*self.baselines, *self.baselines.values()):
-            if name not in self.models:
-                raise InputError(f"report.baselines: no row {name!r} in report.models{did_you_mean(name, self.models)}")
+        for key in ("baselines", "compared_in_paper"):
+            for name in (*getattr(self, key), *getattr(self, key).values()):
+                if name not in self.models:
+                    hint = did_you_mean(name, self.models)
+                    raise InputError(f"report.{key}: no row {name!r} in report.models{hint}")
         object.__setattr__(self, "variants", {name: _variant(name, given) for name, given in self.variants.items()})
 
     @property
@@ -127,7 +136,7 @@ class Report(RunReport):
         trained = known.training_config(run)
         of = trained.get("variant")
         # A variant of another report is another model, even if this report's rows do not set what it sets.
-        if of and (self.variants_of or self.name) not in (of, f"{of}_{self.task}"):
+        if of and not {of, f"{of}_{self.task}"} & {self.variants_of or self.name, *self.former_names}:
             return None
         for name, variant in self.variants.items():
             if self.is_untrained(name) == (run.parent is None) and variant.fits(run, trained):
@@ -221,6 +230,7 @@ class Report(RunReport):
                 label="training tokens",
                 unit="training tokens",
                 logarithmic=True,
+                marked=self.compared_in_paper,
             ),
             "training": partial(draw_curves, selection, self.models, f"{self.title}: {corpus}, scale {scale}"),
         }

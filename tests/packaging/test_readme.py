@@ -265,11 +265,11 @@ def test_the_page_of_results_has_the_numbers_of_the_tables() -> None:
     for table, column, said in (
         ("segment_lengths", 3, {"local attention": "Local attention only, 16 times", "Linear": "Linear, 16 times"}),
         ("segment_lengths", 3, {"Transformer-XL": "Transformer-XL, 16 times", "RMT": "RMT, 16 times"}),
-        ("longer_training", 5, {"local attention": "Local attention only, 4 times the tokens"}),
-        ("longer_training", 5, {"Linear": "Linear, 4 times"}),
-        ("longer_training", 5, {"Transformer-XL": "Transformer-XL, 4 times"}),
+        ("table2_budget", 5, {"local attention": "Local attention only, 4 times the tokens"}),
+        ("table2_budget", 5, {"Linear": "Linear, 4 times"}),
+        ("table2_budget", 5, {"Transformer-XL": "Transformer-XL, 4 times"}),
         ("table2_budget", 3, {"local attention": "Local attention only, 4 times the tokens"}),
-        ("longer_training", 3, {"with a decaying memory": "Linear, memory decays, 4 times"}),
+        ("table2_budget", 3, {"with a decaying memory": "Linear, memory decays, 4 times"}),
         ("table2_budget", 3, {"Linear": "Linear, 4 times"}),
         ("table2_budget", 3, {"Linear + Delta": "Linear + Delta, 4 times"}),
         ("table2_budget", 3, {"Transformer-XL": "Transformer-XL, 4 times"}),
@@ -329,7 +329,7 @@ def test_the_perplexities_with_a_decaying_memory_are_those_of_their_table() -> N
         f"it has {books} on books and {mathematics} on mathematics; Transformer-XL has {books_xl} and {mathematics_xl} "
     )
     assert f"{said}([table]" in text
-    cells = (row_of("tables/longer_training_laptop.md", f"{name}, 4 times").split("|")[5] for name in names)
+    cells = (row_of("tables/table2_budget_laptop.md", f"{name}, 4 times").split("|")[5] for name in names)
     longer = (cell.split()[0] for cell in cells)
     said = "With four times the tokens it has {} on mathematics, Transformer-XL {} (three seeds"
     assert said.format(*longer) in text

@@ -89,7 +89,7 @@ def test_other_options_optimizers_and_sizes_are_apart_too(changes: dict[str, Any
         "lm_history_scaling",
         "rmt_sweep",
         "segment_lengths",
-        "longer_training",
+        "table2_budget",
         "memory_sizes",
         "drawn_segments",
         "table2_decay",

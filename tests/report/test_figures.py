@@ -200,6 +200,20 @@ def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(tmp_path: 
     assert list(joined.get_xdata()) == [1, 2, 3] and list(joined.get_ydata()) == [49, 48, 47]
 
 
+def test_what_the_paper_compares_is_marked(tmp_path: Path, drawn_axes: list[Any]) -> None:
+    """By an arrow from the one to the other where both have a point, and the words below the title say so."""
+    selection, report = selected(), Report.from_config(report_settings())
+    points = {"local": costs.Point(1.0, 60.0, 60.0, 60.0), "infini_linear": costs.Point(16.0, 50.0, 50.0, 50.0)}
+    for marked in ({"local": "infini_linear", "rmt": "infini_linear"}, {"rmt": "infini_linear"}):
+        costs.draw_costs(report, selection, tmp_path / "figure", points, "tokens", "tokens", marked=marked)
+    with_arrow, without = drawn_axes
+    (arrow,) = [text for text in with_arrow.texts if text.arrow_patch is not None and not text.get_text()]
+    assert (arrow.xyann, arrow.xy) == ((1.0, 60.0), (16.0, 50.0)) and arrow.arrow_patch.get_linestyle() == ":"
+    assert not [text for text in without.texts if not text.get_text()]
+    words = [" ".join(" ".join(text.get_text() for text in axes.texts).split()) for axes in drawn_axes]
+    assert ["what the paper's Table 2 compares" in said for said in words] == [True, False]
+
+
 @pytest.mark.parametrize("name", ["table2_lm", "rmt_sweep", "memory_sizes", "segment_lengths", "table2_100k"])
 def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_axes: list[Any]) -> None:
     report = load_report(compose([f"report={name}"]).report)

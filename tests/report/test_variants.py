@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from report_runs import make_eval, make_train, report_settings, variants_report
 
@@ -39,6 +41,17 @@ def test_a_variant_is_known_by_its_settings_and_fills_no_usual_cell(report: Repo
     other.config["variant"], usual.config["variant"] = None, "lm_gates"
     again = select_runs(report, "laptop", [usual, other, *parents])
     assert {row: [run.seed for run in runs] for row, runs in again.runs.items()} == {"infini_linear": [1]}
+
+
+def test_runs_of_a_report_that_was_merged_into_another_fill_its_rows() -> None:
+    run, parent = make_eval("infini_linear", 1), make_train("infini_linear", 1)
+    parent.config["recipe"]["length_extension"] = 100.0
+    parent.config["variant"] = run.config["variant"] = "older"
+    others = variants_report({"laptop": ["recipe.length_extension=100"]})
+    assert not select_runs(others, "laptop", [run, parent]).runs
+    assert [*select_runs(replace(others, former_names=["older"]), "laptop", [run, parent]).runs] == ["other"]
+    with pytest.raises(InputError, match=r"^report\.former_names='older': a list of names$"):
+        replace(others, former_names="older")  # type: ignore[arg-type]
 
 
 def test_a_variant_is_trained_with_its_settings_and_named_after_its_report() -> None:
