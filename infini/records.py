@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -384,12 +385,6 @@ def environment(root: Path | None = None) -> dict[str, Any]:
     root: the checkout whose commit is recorded; None: that of this package.
     """
     revision, dirty = git_state(root or source_root())
-    versions: dict[str, str] = {}
-    for package in VERSIONED_PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     changes = changed_files(root or source_root()) if dirty else None
     return {
         "git_revision": revision,
@@ -397,8 +392,18 @@ def environment(root: Path | None = None) -> dict[str, Any]:
         **({"git_changes": changes[:3]} if changes else {}),
         "hardware": _hardware(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": dict(_versions()),
     }
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    """Package -> version, of those that are installed."""
+    versions = {}
+    for package in VERSIONED_PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def value_at(config: Any, key: str) -> Any:

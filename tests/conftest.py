@@ -1,5 +1,6 @@
 """What all tests share: few threads, a cache of their own, no data folder and no network."""
 
+import gc
 import itertools
 import os
 import shutil
@@ -18,6 +19,13 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "disabled"
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now lives until the end. The garbage collector need not look at it again and
+    again, which takes a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import VOCABULARY, make_model, one_in, variant_id, variants
+from helpers import VOCABULARY, make_model, models_by, variant_id, variants
 from tiny_runs import TINY, write_corpus
 
 from infini.cli import main as cli
@@ -29,10 +28,7 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(1, VOCABULARY, count)
 
 
-@pytest.mark.parametrize(
-    ("options", "prompt"),
-    one_in(3, itertools.product(variants(), [0, 1, 13, 40]), lambda options, prompt: f"{variant_id(options)}-{prompt}"),
-)
+@models_by(3, variants(), "prompt", [0, 1, 13, 40])
 def test_prefill_and_steps_are_the_full_forward_pass(options: dict[str, Any], prompt: int) -> None:
     model = make_model(options)
     ids = tokens(prompt + 45)

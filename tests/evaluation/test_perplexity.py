@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import SEGMENT, VOCABULARY, make_model, variant_id, variants, with_memory
+from helpers import SEGMENT, VOCABULARY, make_model, models_by, variant_id, variants, with_memory
 
 from infini.evaluation.perplexity import (
     Binned,
@@ -121,8 +121,7 @@ def assert_streamed(streamed: Streamed, expected: list[np.ndarray]) -> None:
                 np.testing.assert_allclose(binned.nll[row, column], there.sum(), rtol=1e-10)
 
 
-@MODELS
-@pytest.mark.parametrize("tokens_per_call", [1, 5, SEGMENT, 13, 3 * SEGMENT, 1000])
+@models_by(3, variants(), "tokens_per_call", [5, 1, SEGMENT, 3 * SEGMENT, 13, 1000])
 def test_streaming_is_reading_the_whole_document(options: dict[str, Any], tokens_per_call: int) -> None:
     model, books = make_model(options), Books()
     streamed = stream_documents(model, books, BOS, tokens_per_call=tokens_per_call)
@@ -250,8 +249,7 @@ def test_an_untrained_model_of_uniform_output_has_the_vocabulary_as_perplexity()
     assert found["perplexity"]["value"] == pytest.approx(VOCABULARY)
 
 
-@MODELS
-@pytest.mark.parametrize("tokens_per_call", [5, SEGMENT, 4 * SEGMENT])
+@models_by(2, variants(), "tokens_per_call", [5, SEGMENT, 4 * SEGMENT])
 def test_reset_reads_every_segment_as_a_document(options: dict[str, Any], tokens_per_call: int) -> None:
     model, books = make_model(options), Books()
     N = model.segment_length
@@ -297,9 +295,10 @@ def test_the_memory_of_an_identical_document_costs_exactly_nothing(options: dict
     assert np.array_equal(own.by_position.nll, foreign.by_position.nll)
 
 
-@WITH_MEMORY
-@pytest.mark.parametrize(
-    ("lengths", "donors", "max_tokens"),
+@models_by(
+    3,
+    with_memory(),
+    "read",
     [
         ((37, 30), (1, 0), None),
         ((16, 37), (1, 0), None),
@@ -307,10 +306,9 @@ def test_the_memory_of_an_identical_document_costs_exactly_nothing(options: dict
         ((20, 37, 29), (1, 0, 1), 18),
     ],
 )
-def test_foreign_by_hand(
-    options: dict[str, Any], lengths: tuple[int, ...], donors: tuple[int, ...], max_tokens: int | None
-) -> None:
+def test_foreign_by_hand(options: dict[str, Any], read: tuple[tuple[int, ...], tuple[int, ...], int | None]) -> None:
     """Before every segment the memory is the one the donor has after equally many tokens of its own."""
+    lengths, donors, max_tokens = read
     model, books = make_model(options), Books(lengths)
     second = sorted(lengths)[-2]
     cut = [ids[: min(second, max_tokens or second)] for ids in books.tokens]

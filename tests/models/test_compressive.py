@@ -49,19 +49,20 @@ def weights_of(layer: Any, queries: torch.Tensor, keys: torch.Tensor, width: int
     width: the scores are divided by its root.
     """
     Q, L = len(queries), len(keys)
-    projected = [(layer.k_proj.weight @ key).view(G, K) for key in keys]
+    asked = [(layer.q_proj.weight @ query).view(H, K) for query in queries]
+    projected = torch.stack([(layer.k_proj.weight @ key).view(G, K) for key in keys])
     angles = [[distance * 10000 ** (-2 * d / D) for d in range(D // 2)] for distance in range(L)]
     R = torch.tensor([[*map(math.sin, row), *map(math.cos, row)] for row in angles], dtype=torch.float64)
-    far = [(layer.r_proj.weight @ position).view(H, K) for position in R]
+    far = torch.stack([(layer.r_proj.weight @ position).view(H, K) for position in R])
     u, v = layer.u.view(H, K), layer.v.view(H, K)
     rows = []
     for h in range(H):
         for i in range(Q):
-            q = (layer.q_proj.weight @ queries[i]).view(H, K)[h]
-            last = L - Q + i
-            seen = range(last + 1)
-            scores = [(q + u[h]) @ projected[j][h // (H // G)] + (q + v[h]) @ far[last - j][h] for j in seen]
-            weights = torch.softmax(torch.stack(scores) / math.sqrt(width), 0)
+            q, last = asked[i][h], L - Q + i
+            # Key j is last - j tokens away.
+            by_content, by_distance = projected[: last + 1, h // (H // G)], far[: last + 1, h].flip(0)
+            scores = by_content @ (q + u[h]) + by_distance @ (q + v[h])
+            weights = torch.softmax(scores / math.sqrt(width), 0)
             rows.append(torch.cat([weights, torch.zeros(L - len(scores), dtype=torch.float64)]))
     return torch.stack(rows).view(H, Q, L)
 

@@ -55,7 +55,7 @@ def test_nothing_before_a_changed_token_moves(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[1], [3, 5, 8, 2, 13, 1, 16]], ids=["token-by-token", "awkward"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_one_call_is_many_calls(options: dict[str, Any], dtype: torch.dtype, lengths: list[int]) -> None:
     """Values, state, and gradients through a state that is not detached."""
     model = make_model(options, dtype)

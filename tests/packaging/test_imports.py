@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import one_in
 from tiny_runs import TINY, write_corpus
 
 import infini
@@ -103,78 +102,74 @@ def test_what_is_slow_to_import_is_imported_where_it_is_used(tmp_path: Path) -> 
 HEAVY = ("torch", "lightning", "transformers", "datasets", "matplotlib", "wandb")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    one_in(
-        3,
-        [
-            ("train task=pg19 task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/train does not exist"),
-            ("train task=booksum task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/train.jsonl does not exist"),
-            ("train results_dir=/proc/no", "results_dir='/proc/no': cannot be written"),
-            ("train init_from=no", "init_from='no': neither a folder nor a run id"),
-            ("train model=llm model.base={0}/no", "model.base='{0}/no': no such folder"),
-            (
-                "train",
-                "no data for pg19: set INFINI_DATA_DIR to a folder that holds pg19/{{train,validation,test}}/*.txt",
-            ),
-            (
-                "eval task=booksum checkpoint={1}",
-                "no data for booksum: set INFINI_DATA_DIR to a folder that holds booksum/",
-            ),
-            ("demo length=10", "length=10: must be at least 221 tokens, as 1K"),
-            ("train task=pg19 parallel.devices=2", "parallel.devices=2: parallel=single takes one; add parallel=ddp"),
-            (
-                "train task=pg19 parallel=ddp parallel.devices=2",
-                "recipe.batch_size=5: must be a multiple of 2: devices, 2, x parallel.accumulate=1; try 4 or 6",
-            ),
-            ("train parallel=fsdp2 optimizer=adafactor", "optimizer=adafactor: parallel=fsdp2 takes adamw or muon"),
-            ("train logger.project=x", "logger.project='x': no such key of logger"),
-            ("eval checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
-            ("eval task=passkey", "checkpoint=null: no trained model for task=passkey"),
-            ("eval results_dir=/proc/no", "checkpoint=null: no trained model"),
-            ("eval checkpoint={0}", "checkpoint='{0}': has no config.json: not a checkpoint"),
-            ("eval checkpoint={1} task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/test does not exist"),
-            ("generate prompt=a checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
-            ("generate prompt=@{0}/no", "prompt='@{0}/no': cannot be read"),
-            ("generate prompt=a checkpoint={0}", "checkpoint='{0}': has no config.json"),
-            ("summarize {0}/no.txt", "'{0}/no.txt': cannot be read"),
-            ("summarize {1}/config.json checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
-            ("reproduce report=table2_lm task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/train does not exist"),
-            ("reproduce report=table3_passkey results_dir=/proc/no", "results_dir='/proc/no': cannot be written"),
-            ("inject base={0}/no out={0}/out", "base='{0}/no': no such folder"),
-            ("inject base={0}", "out=null: name the folder to write"),
-        ],
+REFUSED = [
+    ("train task=pg19 task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/train does not exist"),
+    ("train task=booksum task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/train.jsonl does not exist"),
+    ("train results_dir=/proc/no", "results_dir='/proc/no': cannot be written"),
+    ("train init_from=no", "init_from='no': neither a folder nor a run id"),
+    ("train model=llm model.base={0}/no", "model.base='{0}/no': no such folder"),
+    (
+        "train",
+        "no data for pg19: set INFINI_DATA_DIR to a folder that holds pg19/{{train,validation,test}}/*.txt",
     ),
-)
-def test_what_is_wrong_is_said_before_anything_slow_is_imported(
-    line: str, said: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """torch takes three seconds of the processor, Lightning twelve more."""
-    model = tmp_path_factory.mktemp("model")
+    (
+        "eval task=booksum checkpoint={1}",
+        "no data for booksum: set INFINI_DATA_DIR to a folder that holds booksum/",
+    ),
+    ("demo length=10", "length=10: must be at least 221 tokens, as 1K"),
+    ("train task=pg19 parallel.devices=2", "parallel.devices=2: parallel=single takes one; add parallel=ddp"),
+    (
+        "train task=pg19 parallel=ddp parallel.devices=2",
+        "recipe.batch_size=5: must be a multiple of 2: devices, 2, x parallel.accumulate=1; try 4 or 6",
+    ),
+    ("train parallel=fsdp2 optimizer=adafactor", "optimizer=adafactor: parallel=fsdp2 takes adamw or muon"),
+    ("train logger.project=x", "logger.project='x': no such key of logger"),
+    ("eval checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
+    ("eval task=passkey", "checkpoint=null: no trained model for task=passkey"),
+    ("eval results_dir=/proc/no", "checkpoint=null: no trained model"),
+    ("eval checkpoint={0}", "checkpoint='{0}': has no config.json: not a checkpoint"),
+    ("eval checkpoint={1} task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/test does not exist"),
+    ("generate prompt=a checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
+    ("generate prompt=@{0}/no", "prompt='@{0}/no': cannot be read"),
+    ("generate prompt=a checkpoint={0}", "checkpoint='{0}': has no config.json"),
+    ("summarize {0}/no.txt", "'{0}/no.txt': cannot be read"),
+    ("summarize {1}/config.json checkpoint=no", "checkpoint='no': neither a folder nor a run id"),
+    ("reproduce report=table2_lm task.data_dir={0}/no", "task.data_dir='{0}/no': {0}/no/train does not exist"),
+    ("reproduce report=table3_passkey results_dir=/proc/no", "results_dir='/proc/no': cannot be written"),
+    ("inject base={0}/no out={0}/out", "base='{0}/no': no such folder"),
+    ("inject base={0}", "out=null: name the folder to write"),
+]
+"""Command lines and what they are answered; {0} is an empty folder, {1} the folder of a model."""
+NO_GPU = "parallel.accelerator='gpu': no GPU here; take auto or cpu"
+if not has_gpu():
+    verbs_of_a_device = ("train", "eval", "demo", "bench", "generate prompt=a")
+    REFUSED += [(f"{words} parallel.accelerator=gpu", NO_GPU) for words in verbs_of_a_device]
+
+
+def test_what_is_wrong_is_said_before_anything_slow_is_imported(tmp_path: Path) -> None:
+    """torch takes three seconds of the processor, Lightning twelve more. One process answers all lines."""
+    empty, model = tmp_path / "empty", tmp_path / "model"
+    empty.mkdir()
+    model.mkdir()
     description = {"run_id": "r", "model": {"name": "local"}, "dims": {}, "vocab_size": 3, "weights_sha256": ""}
     whole = description | {"description_sha256": checksum(description)}
     (model / "config.json").write_text(json.dumps(whole), encoding="utf-8")
-    words = line.format(tmp_path, model).split()
+    lines = [line.format(empty, model).split() for line, _ in REFUSED]
     code = f"""
-import sys
+import contextlib, io, json, sys
 from infini.cli.main import main
-code = main({words!r})
-print(code, sorted(set({HEAVY!r}) & set(sys.modules)))
+
+def answer(words):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = main(words)
+    return code, said.getvalue(), sorted(set({HEAVY!r}) & set(sys.modules))
+
+print(json.dumps([answer(words) for words in {lines!r}]))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stderr.startswith(f"infini: error: {said.format(tmp_path, model)}"), done.stderr
-    assert done.stdout == "2 []\n"
-
-
-@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
-@pytest.mark.parametrize("verb", ["train", "eval", "demo", "bench", "generate prompt=a"])
-def test_a_missing_gpu_is_said_before_anything_slow_is_imported(
-    verb: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    said = "parallel.accelerator='gpu': no GPU here; take auto or cpu"
-    test_what_is_wrong_is_said_before_anything_slow_is_imported(
-        f"{verb} parallel.accelerator=gpu", said, tmp_path, tmp_path_factory
-    )
+    answers = json.loads(python(code, empty))
+    for (line, said), (status, error, imported) in zip(REFUSED, answers, strict=True):
+        assert error.startswith(f"infini: error: {said.format(empty, model)}"), f"{line}: {error}"
+        assert (status, imported) == (2, []), line
 
 
 def test_a_training_says_what_it_is_before_anything_slow_is_imported(tmp_path: Path) -> None:

@@ -422,6 +422,8 @@ def test_what_is_made_from_made_up_text_says_so(infini: Runner, tmp_path: Path) 
     made_up = "task.data_dir=synthetic"
     infini("train", made_up)
     assert "(made-up text)" in infini.err
-    assert "measured on made-up text: it shows that this runs, and nothing else" in infini("eval", made_up)
+    assert "measured on made-up text: it shows that this runs, and nothing else" in infini(
+        "eval", made_up, "scale.eval_max_tokens=64"
+    )
     infini("generate", made_up, "prompt=once", "decoding.max_new_tokens=2")
     assert "(trained on made-up text: it shows that this runs, and nothing else) continues" in infini.err

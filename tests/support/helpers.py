@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import functools
 import importlib.util
+import itertools
 import shutil
 import tempfile
 import typing
@@ -220,8 +222,22 @@ def one_in(n: int, cases: Iterable[Any], name: Callable[..., str] | None = None)
     return made
 
 
+def models_by(n: int, made: Iterable[dict[str, Any]], name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """A test of every model (`options`) with values of another argument, one pair in n by default. Every model has one
+    by default if there are n values or more."""
+    pairs = itertools.product(made, values)
+    return pytest.mark.parametrize(
+        ("options", name), one_in(n, pairs, lambda model, value: f"{variant_id(model)}-{value}")
+    )
+
+
 def variants() -> list[dict[str, Any]]:
     """Every registered model as its YAML ships it, once for each value of the options that change its arithmetic."""
+    return copy.deepcopy(_variants())
+
+
+@functools.cache
+def _variants() -> list[dict[str, Any]]:
     conf = Path(infini.conf.__file__).parent / "model"
     found = []
     for name, (config, _) in sorted(registered("language_model").items()):

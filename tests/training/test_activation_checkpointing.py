@@ -1,15 +1,13 @@
 """Groups of segments that are computed again: same outputs, state, losses and gradients, and less memory."""
 
-import pytest
 import torch
-from helpers import SEGMENT, assert_close, make_model, random_ids, variant_id, variants
+from helpers import SEGMENT, assert_close, make_model, models_by, random_ids, variants
 
 from infini.nn.state import detach, leaves
 from infini.training.activation_checkpointing import cut, grouped
 
 
-@pytest.mark.parametrize("segments", [1, 2, 5])
-@pytest.mark.parametrize("options", variants(), ids=variant_id)
+@models_by(2, variants(), "segments", [1, 2, 5])
 def test_a_model_called_by_groups_is_the_model(options, segments):
     model = make_model(options).train()
     ids = random_ids(2, 4 * SEGMENT + 3)

@@ -97,6 +97,7 @@ def test_two_processes_train_as_one(
     assert dict(os.environ) == before and not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_two_processes_read_one_sequence_as_one(straight: Path, corpus: Path, tmp_path: Path) -> None:
     """With states that are carried into the next sequence, and documents that end inside one."""
     assert cli.main(command(corpus, tmp_path, *ONE_SEQUENCE)) == 0
