@@ -14,7 +14,7 @@ R rotary width.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -282,14 +282,12 @@ def _whole_segments(
         q_BSHNK = q_BHTK.unflatten(2, (S, N)).transpose(1, 2)
         own = slice(settings.own_position, settings.own_position + N)
         q, k = layer.rotate(q_BSHNK.flatten(0, 1), k_BSGNK.flatten(0, 1), own)
-        keys, values = [k], [v_BSGNV.flatten(0, 1)]
-        if before and piece.segment >= 1:
-            keys.insert(0, k_before_BSGNK.flatten(0, 1))
-            values.insert(0, v_before_BSGNV.flatten(0, 1))
+        parts: list[Sequence[torch.Tensor]] = []
         if state.sinks and piece.segment >= depth:
-            keys.insert(0, state.sinks.k_BGXK.repeat_interleave(S, 0))
-            values.insert(0, state.sinks.v_BGXV.repeat_interleave(S, 0))
-        a_BSHNV = layer.attend(q, _joined(keys), _joined(values), None).unflatten(0, (-1, S))
+            parts.append([x.repeat_interleave(S, 0) for x in state.sinks])
+        if before and piece.segment >= 1:
+            parts.append([k_before_BSGNK.flatten(0, 1), v_before_BSGNV.flatten(0, 1)])
+        a_BSHNV = _attend_parts(layer, q, [*parts, [k, v_BSGNV.flatten(0, 1)]]).unflatten(0, (-1, S))
         first_S = torch.arange(piece.segment, piece.segment + S, device=q.device) < depth
         a_BSHNV = layer.mix(a_BSHNV, q_BSHNK, read, first_S[:, None, None, None])
         a_BHTV = a_BSHNV.transpose(1, 2).flatten(2, 3)
@@ -305,8 +303,15 @@ def _last(x_BS: torch.Tensor) -> torch.Tensor:
     return x_BS[:, -1].clone()
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat([part.to(parts[-1].dtype) for part in parts], 2)
+def _attend_parts(
+    layer: Layer, q_BHTK: torch.Tensor, parts: Sequence[Sequence[torch.Tensor]], mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A_dot over keys and values in parts, one after the other; the queries are the last tokens of the last part."""
+    k, v = (
+        each[0] if len(each) == 1 else torch.cat([part.to(each[-1].dtype) for part in each], 2)
+        for each in zip(*parts, strict=True)
+    )
+    return layer.attend(q_BHTK, k, v, mask)
 
 
 def _part_of_a_segment(
@@ -335,14 +340,10 @@ def _part_of_a_segment(
             before = before._replace(next_k_BGNK=_write(before.next_k_BGNK, slot, seen))
     a_BHTV = None
     if q_BHTK is not None:
-        keys, values = [k_seen], [v_seen]
+        parts: list[Sequence[torch.Tensor]] = [state.sinks] if state.sinks and piece.segment >= settings.depth else []
         if before and piece.segment >= 1:
-            keys.insert(0, before.k_BGNK)
-            values.insert(0, before.v_BGNV)
-        if state.sinks and piece.segment >= settings.depth:
-            keys.insert(0, state.sinks.k_BGXK)
-            values.insert(0, state.sinks.v_BGXV)
-        a = layer.attend(q_own, _joined(keys), _joined(values), None)[:, None]
+            parts.append([before.k_BGNK, before.v_BGNV])
+        a = _attend_parts(layer, q_own, [*parts, [k_seen, v_seen]])[:, None]
         read = map_state(lambda x: x[:, None], before.memory if before else state.memory)
         a_BHTV = layer.mix(a, q_BHTK[:, None], read, piece.segment < settings.depth)[:, 0]
     if slot == 0:
@@ -413,18 +414,17 @@ def _attend_single(
         before = before._replace(next_k_BGNK=put(before.next_k_BGNK, seen))
     a_BH1V = None
     if q_BH1K is not None:
-        keys, values = [window.k_BGNK[:, :, :most]], [window.v_BGNV[:, :, :most]]
-        visible = [torch.arange(most, device=device) <= slot_B[:, None]]
-        if before:
-            keys.insert(0, before.k_BGNK)
-            values.insert(0, before.v_BGNV)
-            visible.insert(0, (segment_B >= 1)[:, None].expand(-1, N))
+        parts: list[Sequence[torch.Tensor]] = []
+        visible = []
         if state.sinks:
-            keys.insert(0, state.sinks.k_BGXK)
-            values.insert(0, state.sinks.v_BGXV)
-            visible.insert(0, (segment_B >= depth)[:, None].expand(-1, X))
-        mask = torch.cat(visible, 1)[:, None, None]
-        a = layer.attend(q_own, _joined(keys), _joined(values), mask)[:, None]
+            parts.append(state.sinks)
+            visible.append((segment_B >= depth)[:, None].expand(-1, X))
+        if before:
+            parts.append([before.k_BGNK, before.v_BGNV])
+            visible.append((segment_B >= 1)[:, None].expand(-1, N))
+        parts.append([x[:, :, :most] for x in window])
+        visible.append(torch.arange(most, device=device) <= slot_B[:, None])
+        a = _attend_parts(layer, q_own, parts, torch.cat(visible, 1)[:, None, None])[:, None]
         read = map_state(lambda x: x[:, None], before.memory if before else state.memory)
         first_B = segment_B < depth
         a_BH1V = layer.mix(a, q_BH1K[:, None], read, first_B.view(-1, 1, 1, 1, 1))[:, 0]
