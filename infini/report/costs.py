@@ -141,7 +141,10 @@ def _lowest(
     """
     best = min(points, key=lambda row: points[row].perplexity)
     pairs = len(points) * (len(points) - 1) / 2
+    lowest = f"Lowest mean perplexity on {corpus}: {titles.get(best, best)}, at {points[best].cost:,.0f} {unit}"
     effects = [paired_difference(selection.runs[best], selection.runs[row]) for row in points if row != best]
+    if all(effect is None or effect.n_seeds < 2 for effect in effects):
+        return f"{lowest}; one seed, so not tested for significance"
     significant = sum(
         effect.n_seeds > 1 and effect.mean < 0 and effect.estimate.p * pairs <= 1 - LEVEL
         for effect in effects
@@ -149,10 +152,7 @@ def _lowest(
     )
     count = f"{significant} of {len(effects)} others" if significant else "no other"
     others = "all others" if significant == len(effects) else count
-    return (
-        f"Lowest mean perplexity on {corpus}: {titles.get(best, best)}, at {points[best].cost:,.0f} {unit}; "
-        f"significantly below {others}"
-    )
+    return f"{lowest}; significantly below {others}"
 
 
 def by_seconds(report: Report, selection: Selection, measured: RunRecord | None) -> tuple[dict[str, Point], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from infini.config.lengths import format_length
@@ -32,6 +33,7 @@ from infini.report.tables import (
     provenance,
     quoted,
 )
+from infini.report.text_measures import Counts, bits_per_byte, counted, word_perplexity
 from infini.report.text_report import Report
 from infini.report.training_tokens import described, trained_tokens
 
@@ -54,6 +56,7 @@ def build_report(
     published, yours = list(published), None if yours is None else list(yours)
     # Task -> source -> selection.
     chosen = {part.task: select_sources(part, scale, published, yours) for part in report.parts}
+    counts = counted([*published, *(yours or ())])
     title = f"{report.title}, scale {scale}"
     made_up = [task for task, sources in chosen.items() if any(found.synthetic for found in sources.values())]
     if made_up:
@@ -76,7 +79,7 @@ def build_report(
             shown = part, beside, sources[beside]
             # By position: does the gap keep growing? By place: at the beginning of a segment the baseline sees little.
             tables += [
-                _measures_table(*shown),
+                _measures_table(*shown, counts),
                 _memory_table(*shown),
                 _gap_table(*shown, BY_POSITION, BIN_GROWTH, "by position in the document"),
                 _gap_table(*shown, BY_PLACE, 1.0, "by place in the segment"),
@@ -181,11 +184,11 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
     return Table(SIZES, columns, tuple(rows))
 
 
-def _measures_table(report: Report, source: str, selection: Selection) -> Table:
+def _measures_table(report: Report, source: str, selection: Selection, counts: Counts) -> Table:
     measures: dict[str, tuple[Callable[[RunRecord], Any], str]] = {
         "Training tokens": (lambda run: trained_tokens(selection, run), ",.0f"),
-        "Word perplexity": (lambda run: run.metric("word_perplexity"), ".1f"),
-        "Bits per byte": (lambda run: run.metric("bits_per_byte"), ".3f"),
+        "Word perplexity": (partial(word_perplexity, counts=counts), ".1f"),
+        "Bits per byte": (partial(bits_per_byte, counts=counts), ".3f"),
     }
     rows = tuple(
         Row(
