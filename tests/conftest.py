@@ -22,8 +22,8 @@ PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected by now lives until the end. The garbage collector need not look at it again and
-    again, which takes a tenth of the time."""
+    """What is imported and collected by now lives until the end: the garbage collector need not look at it again and
+    again."""
     gc.collect()
     gc.freeze()
 

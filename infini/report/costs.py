@@ -143,12 +143,11 @@ def _lowest(
     pairs = len(points) * (len(points) - 1) / 2
     lowest = f"Lowest mean perplexity on {corpus}: {titles.get(best, best)}, at {points[best].cost:,.0f} {unit}"
     effects = [paired_difference(selection.runs[best], selection.runs[row]) for row in points if row != best]
-    if all(effect is None or effect.n_seeds < 2 for effect in effects):
+    known = [effect for effect in effects if effect is not None]
+    if known and all(effect.n_seeds < 2 for effect in known):
         return f"{lowest}; one seed, so not tested for significance"
     significant = sum(
-        effect.n_seeds > 1 and effect.mean < 0 and effect.estimate.p * pairs <= 1 - LEVEL
-        for effect in effects
-        if effect is not None
+        effect.n_seeds > 1 and effect.mean < 0 and effect.estimate.p * pairs <= 1 - LEVEL for effect in known
     )
     count = f"{significant} of {len(effects)} others" if significant else "no other"
     others = "all others" if significant == len(effects) else count
