@@ -4,8 +4,10 @@ import gc
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_runner import Runner
@@ -74,6 +76,21 @@ def project_root() -> Path:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few pages of made-up words, laid out as books are."""
     return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def few_words() -> Iterator[None]:
+    """RULER's generator makes millions of pairs of words when it is imported, which takes ten seconds."""
+    import wonderwords
+
+    words = wonderwords.RandomWord()._categories
+    few = SimpleNamespace(_categories={kind: words[kind][:40] for kind in ("nouns", "adjectives", "verbs")})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(wonderwords, "RandomWord", lambda: few)
+        yield
+    # Others import it with all its words.
+    for name in ("prepare_niah", "niah_utils"):
+        sys.modules.pop(f"lm_eval.tasks.ruler.{name}", None)
 
 
 @pytest.fixture

@@ -51,6 +51,8 @@ class TaskConfig:
     """Whether models that were trained on other tasks can be evaluated."""
     measured_by_any_task: ClassVar[bool] = False
     """Whether other tasks evaluate models that were trained on this one."""
+    is_trained_on: ClassVar[bool] = True
+    """Whether it has training data. A task without is a benchmark for models that were trained on others."""
     has_long_history: ClassVar[bool] = False
     """Whether its training batches can hold a history (recipe.long_history)."""
     data_layout: ClassVar[str] = TEXT_LAYOUT

@@ -11,6 +11,7 @@ from infini.records import RunRecord
 from infini.report.claims import ClaimsReport
 from infini.report.footprint import MemoryReport
 from infini.report.kind import ReportKind
+from infini.report.long_context import LongContextReport
 from infini.report.passkey import PasskeyReport
 from infini.report.search import SearchReport
 from infini.report.selection import RunReport, Selection
@@ -19,6 +20,7 @@ from infini.report.summaries import SummaryReport
 from infini.report.text_report import Report
 
 KINDS: tuple[type[ReportKind], ...] = (
+    LongContextReport,
     PasskeyReport,
     MemoryReport,
     ClaimsReport,
@@ -26,7 +28,8 @@ KINDS: tuple[type[ReportKind], ...] = (
     SummaryReport,
     SuiteReport,
 )
-"""Every kind of report but Report, the table of running text. A kind is recognized by its `sign`."""
+"""Every kind of report but Report, the table of running text. A kind is recognized by its `sign`, the first of
+them whose sign the report has."""
 
 
 def load_report(config: Mapping[str, Any]) -> ReportKind:

@@ -1,0 +1,165 @@
+"""The table of long-context benchmarks: accuracy by length, and of questions whose answer needs the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from infini.config.lengths import format_length, parse_lengths
+from infini.errors import require
+from infini.records import RunRecord, value_at
+from infini.report.intervals import proportion_interval
+from infini.report.kind import REPRODUCED, OwnVerb, values_of
+from infini.report.selection import MAPPING, Drawings, RowsOfOneTask, Selection, make_row, select_sources
+from infini.report.tables import (
+    DASH,
+    MISSING,
+    Cell,
+    RenderedReport,
+    Table,
+    disputes,
+    distinct,
+    measured_cell,
+    provenance,
+    rows_by_source,
+)
+
+
+@dataclass(frozen=True)
+class LongContextRow:
+    """A model, and the training that it had, if any."""
+
+    title: str
+    model: str
+    settings: list[str] = field(default_factory=list)
+    """Its settings, as the command line takes them."""
+    trained_on: str = ""
+    """Task of its training; empty: a pretrained model as it is."""
+    training: list[str] = field(default_factory=list)
+    """Further settings of that training."""
+    lengths: list[str | int] = field(default_factory=list)
+    """Lengths that `infini reproduce` asks, if not all of the report."""
+
+
+@dataclass(frozen=True)
+class LongContextReport(RowsOfOneTask):
+    """A table of `task=long_context`, as `conf/report/long_context.yaml` declares it."""
+
+    sign = "subtasks"
+    figure_kinds = ()
+    choices = ("largest",)
+    verbs: ClassVar[Mapping[str, OwnVerb]] = {
+        "reproduce": OwnVerb((*REPRODUCED, "length"), ("init_from",), "infini.runs.reproduce_long_context")
+    }
+
+    subtasks: dict[str, str]
+    """Subtask -> what it asks, for the heading of its table."""
+    lengths: list[str | int]
+    rows: dict[str, LongContextRow]
+
+    def __post_init__(self) -> None:
+        for key in ("subtasks", "rows"):
+            require(isinstance(getattr(self, key), Mapping), f"report.{key}", getattr(self, key), MAPPING)
+        rows = {name: make_row(LongContextRow, f"report.rows.{name}", row) for name, row in self.rows.items()}
+        object.__setattr__(self, "rows", rows)
+        for row in (self, *rows.values()):
+            parse_lengths(row.lengths or self.lengths)
+        self.check_rows()
+
+    @property
+    def by_name(self) -> Mapping[str, LongContextRow]:
+        return self.rows
+
+    def row_of(self, run: RunRecord, known: Selection) -> str | None:
+        if run.task != self.task or not self.cells_of(run):
+            return None
+        training = known.training(run)
+        # Without the training's record it is unknown what the model learned.
+        if (training is None) != (run.parent is None):
+            return None
+        learned = "" if training is None else training.task
+        config = {} if training is None else training.config
+
+        def fits(row: LongContextRow) -> bool:
+            return (
+                (row.model, row.trained_on) == (run.model, learned)
+                and all(value_at(run.config, key) == value for key, value in values_of(row.settings).items())
+                and all(value_at(config, key) == value for key, value in values_of(row.training).items())
+            )
+
+        return next((name for name, row in self.rows.items() if fits(row)), None)
+
+    def cells_of(self, run: RunRecord) -> frozenset[Any]:
+        wanted = {(name, length) for name in self.subtasks for length in parse_lengths(self.lengths)}
+        return frozenset((cell["subtask"], cell["length"]) for cell in run.series.get("cells", ())) & wanted
+
+    def render(
+        self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
+    ) -> RenderedReport:
+        """Two tables for each subtask: all questions, and those whose answer lies in an earlier segment."""
+        sources = select_sources(self, scale, published, yours)
+        columns = ("Source", *map(format_length, parse_lengths(self.lengths)))
+        measured = {cell[0] for found in sources.values() for run in found.all_runs for cell in self.cells_of(run)}
+        tables: list[Table] = []
+        for name, asks in self.subtasks.items():
+            # A subtask that nobody asked yet has no tables, unless there would be none at all.
+            if name not in measured and (measured or tables):
+                continue
+            for text, of_cell in (
+                ("accuracy in per cent, in brackets its 95 % interval", _all),
+                ("of the questions whose answer lies in an earlier segment, and their number", _distant),
+            ):
+                cells = partial(self._cells, name, of_cell)
+                rows = rows_by_source(self.titles, sources, {}, cells, self.rows)
+                tables.append(Table(f"{name} ({asks}): {text}", columns, tuple(rows)))
+        notes = [self.note] if self.note else []
+        notes.append(f"{DASH}: not available.")
+        for source, selection in sources.items():
+            runs = selection.all_runs
+            examples = distinct(cell["examples"] for run in runs for cell in run.series["cells"])
+            details = [f"{examples} questions a cell", f"prompts of {distinct(run.data['revision'] for run in runs)}"]
+            notes.append(provenance(source, runs, details))
+        notes += disputes(sources)
+        return RenderedReport(self.name, scale, f"{self.title}, scale {scale}", tuple(tables), tuple(notes))
+
+    def _cells(
+        self, subtask: str, of_cell: Callable[[Mapping[str, Any]], _Counts], runs: Sequence[RunRecord], source: str
+    ) -> list[Cell]:
+        """A cell for each length: of each seed the run with most questions, together over seeds."""
+        cells = []
+        for length in parse_lengths(self.lengths):
+            chosen: dict[int, tuple[str, _Counts]] = {}
+            for run in sorted(runs, key=lambda run: (run.started, run.run_id)):
+                for cell in run.series.get("cells", ()):
+                    counts = of_cell(cell)
+                    fits = (cell["subtask"], cell["length"]) == (subtask, length) and counts[1]
+                    if fits and (run.seed not in chosen or counts[1] >= chosen[run.seed][1][1]):
+                        chosen[run.seed] = run.run_id, counts
+            if not chosen:
+                cells.append(MISSING)
+                continue
+            right, asked = (sum(counts[index] for _, counts in chosen.values()) for index in (0, 1))
+            low, high = proportion_interval(right, int(asked))
+            text = f"{100 * right / asked:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
+            text += f", {int(asked)}" if of_cell is _distant else ""
+            ids = [run_id for run_id, _ in chosen.values()]
+            cells.append(measured_cell(text, source, 100 * right / asked, len(chosen), ids))
+        return cells
+
+    def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
+        return {}
+
+
+_Counts = tuple[float, float]
+"""Sum of scores, and number of questions."""
+
+
+def _all(cell: Mapping[str, Any]) -> _Counts:
+    return cell["accuracy"] * cell["examples"], cell["examples"]
+
+
+def _distant(cell: Mapping[str, Any]) -> _Counts:
+    distant = cell["distant"]
+    return distant.get("accuracy", 0.0) * distant["examples"], distant["examples"]

@@ -1,0 +1,98 @@
+"""What `infini reproduce` runs for a table of long-context benchmarks: the training of a row, then its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from infini import records
+from infini.config.compose import compose
+from infini.config.lengths import parse_lengths
+from infini.config.schema import Config
+from infini.records import RunRecord
+from infini.report.long_context import LongContextReport, LongContextRow
+from infini.report.selection import rows_of_models
+from infini.runs.common import newest_on_the_data, settle_contradictions
+from infini.runs.evaluate import evaluate
+from infini.runs.reproduce import run_jobs, trained
+from infini.runs.workers import Worker
+from infini.tasks.long_context.config import LongContextConfig
+from infini.training.checkpoint import checkpoint_folder
+
+_OF_TRAININGS = ("optimizer", "recipe")
+_OF_QUESTIONS = ("length", "task.subtasks", "task.examples")
+
+
+def reproduce(
+    report: LongContextReport,
+    cfg: Config,
+    overrides: list[str],
+    seeds: list[int],
+    worker: Worker,
+    models: Sequence[str] = (),
+) -> list[str]:
+    """Run what the rows of `report.run` still need; only rows of `models` if there are any. A job is done if it has a
+    record.
+
+    Returns:
+        Row and seed of each job whose training diverged.
+    """
+    known = {name: row.model for name, row in report.rows.items()}
+    rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
+    settle_contradictions({name: report.rows[name].settings for name in rows}, overrides, worker.console)
+    asked = [text for text in overrides if text.partition("=")[0] not in ("task", "model", "seed")]
+    if not any(text.startswith("task.subtasks=") for text in asked):
+        asked.append(f"task.subtasks=[{','.join(report.subtasks)}]")
+    jobs = [
+        (f"{report.rows[name].title}, seed {seed}", partial(_fill, report, report.rows[name], asked, seed, worker))
+        for seed in seeds
+        for name in rows
+    ]
+    return run_jobs(jobs, worker)
+
+
+def _fill(report: LongContextReport, row: LongContextRow, asked: list[str], seed: int, worker: Worker) -> str:
+    own = [f"model={row.model}", *row.settings, f"seed={seed}"]
+    training = None
+    if row.trained_on:
+        kept = [text for text in asked if text.partition("=")[0] not in _OF_QUESTIONS]
+        words = [*kept, f"task={row.trained_on}", *own, *row.training]
+        training = trained(compose(words), words, worker).run_id
+    words = [text for text in asked if text.partition("=")[0].partition(".")[0] not in _OF_TRAININGS]
+    if not any(text.startswith("length=") for text in words):
+        words.append(f"length=[{','.join(map(str, row.lengths or report.lengths))}]")
+    words += [f"task={report.task}", *own]
+    cfg = compose(words)
+
+    def find() -> RunRecord | None:
+        return _evaluated(cfg, training)
+
+    def make() -> RunRecord:
+        folder = None if training is None else checkpoint_folder(cfg.results_dir, training)
+        return evaluate(cfg, words, folder)
+
+    record = find() or worker.make("eval", cfg, training, find, make)
+    return f"{record.run_id}: accuracy {100 * (record.metric('accuracy') or 0.0):.1f} % over all cells"
+
+
+def _evaluated(cfg: Config, parent: str | None) -> RunRecord | None:
+    """The newest evaluation of this model that asked at least these questions."""
+    task = cfg.task
+    assert isinstance(task, LongContextConfig)
+    wanted = {(name, length) for name in task.subtasks for length in parse_lengths(cfg.length)}
+
+    def has_asked(run: RunRecord) -> bool:
+        found = {(cell["subtask"], cell["length"]) for cell in run.series["cells"] if cell["examples"] >= task.examples}
+        return found >= wanted
+
+    fitting = [
+        run
+        for run in records.load_records(cfg.results_dir)
+        if (run.verb, run.task, run.seed, run.scale) == ("eval", task.name, cfg.seed, cfg.scale.name)
+        and run.parent == parent
+        # Without a training the configuration says which model it is.
+        and (parent is not None or {**run.config["model"], **cfg.model} == run.config["model"])
+        and run.config["dims"]["segment_length"] == cfg.dims.segment_length
+        and has_asked(run)
+    ]
+    return newest_on_the_data(cfg, fitting, "test")

@@ -1,0 +1,157 @@
+"""Prompts and scores of lm-evaluation-harness (lm-eval): the generator of RULER's needles, the prompts of BABILong."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from infini.config.lengths import format_length
+from infini.errors import InputError
+from infini.tasks.long_context.config import NEEDLES
+from infini.tasks.text.documents import TextTokenizer
+
+RULER_TOKENS = 128
+"""Tokens of an answer in RULER. They count as part of its length."""
+ESSAYS = "baber/paul_graham_essays"
+"""The hub data set in which the needles of niah_single_2 and niah_single_3 are hidden."""
+INSTALL = "pip install 'lm-eval[ruler]>=0.4.13,<0.5'"
+_KINDS = dict(zip(NEEDLES, (("repeat", "numbers"), ("essay", "numbers"), ("essay", "uuids")), strict=True))
+"""Subtask -> haystack and kind of the needle, as RULER names them."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question on a long text."""
+
+    subtask: str
+    length: int
+    """Tokens that the benchmark asks for; the prompt is no longer."""
+    index: int
+    ids: np.ndarray
+    """Its tokens, without one for the beginning of a document."""
+    answers: tuple[str, ...]
+    needle: int | None
+    """Position of the answer's first token in `ids`; None where the answer is spread over the text."""
+    max_new_tokens: int
+    score: Callable[[str], float]
+    """Continuation -> fraction of the answers that it contains, by the benchmark. A longer one scores no less."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the prompts of an evaluation."""
+        return f"{self.subtask}/{self.length}/{self.index}"
+
+
+def make_prompts(subtask: str, length: int, count: int, tokenizer: TextTokenizer, seed: int) -> list[Prompt]:
+    """`count` prompts of a subtask at one length. They depend on the seed, but on no other length and not on `count`.
+
+    Raises InputError where lm-eval is not installed, its data cannot be loaded, or no prompt is that short.
+    """
+    make = _needles if subtask in NEEDLES else _babilong
+    random_state = random.getstate()
+    # Both draw from the generator of the module `random`.
+    random.seed(f"{seed}/{subtask}/{length}")
+    try:
+        # Importing and generating prints progress, and warnings on data that these prompts do not need.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return list(make(subtask, length, count, tokenizer))
+    except ImportError as error:
+        raise InputError(f"task.subtasks={subtask!r}: needs lm-evaluation-harness ({error}); {INSTALL}") from error
+    finally:
+        random.setstate(random_state)
+
+
+def revision() -> str:
+    """The version of lm-eval, which decides the prompts."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"lm-eval {version('lm-eval')}"
+    except PackageNotFoundError as error:
+        raise InputError(f"task=long_context needs lm-evaluation-harness: {INSTALL}") from error
+
+
+def _needles(subtask: str, length: int, count: int, tokenizer: TextTokenizer) -> Iterator[Prompt]:
+    from lm_eval.tasks.ruler import common_utils, niah_utils, prepare_niah
+
+    haystack, kind = _KINDS[subtask]
+    text = _from_hub(subtask, ESSAYS, lambda: prepare_niah.get_haystack(type_haystack=haystack))
+    try:
+        samples = prepare_niah.generate_samples(
+            text,
+            max_seq_length=length,
+            template=niah_utils.TEMPLATE,
+            type_haystack=haystack,
+            type_needle_k="words",
+            type_needle_v=kind,
+            num_samples=count,
+            tokens_to_generate=RULER_TOKENS,
+            TOKENIZER=lambda text: SimpleNamespace(input_ids=tokenizer.encode(text)),
+        )
+    except LookupError as error:
+        # nltk asks for its rules of sentences.
+        raise InputError(
+            f"task.subtasks={subtask!r}: nltk has no rules of English sentences here; connect to a network and run "
+            "python -m nltk.downloader punkt_tab"
+        ) from error
+    except ValueError as error:
+        raise InputError(f"length={format_length(length)}: too short for task.subtasks={subtask}") from error
+
+    def score(answers: Sequence[str], continuation: str) -> float:
+        return float(common_utils.string_match_all(common_utils.postprocess_pred([continuation]), [list(answers)]))
+
+    for index, sample in enumerate(samples):
+        answers = tuple(sample["outputs"])
+        # The answer begins as lm-eval's `gen_prefix` says.
+        prompt = f"{sample['input']} {sample['gen_prefix']}"
+        needle = len(tokenizer.encode(prompt[: prompt.index(answers[0])]))
+        ids = tokenizer.encode(prompt)
+        yield Prompt(subtask, length, index, ids, answers, needle, RULER_TOKENS, partial(score, answers))
+
+
+def _babilong(subtask: str, length: int, count: int, tokenizer: TextTokenizer) -> Iterator[Prompt]:
+    import lm_eval.tasks
+
+    folder = Path(lm_eval.tasks.__file__).parent / "babilong"
+    # Its data sets are named 4k, 128k, 1M.
+    name = format_length(length).replace("K", "k")
+
+    def load() -> Any:
+        manager = lm_eval.tasks.TaskManager(
+            include_path=str(folder), include_defaults=False, metadata={"max_seq_lengths": name}
+        )
+        task = manager.load(subtask)["tasks"][subtask]
+        task.build_all_requests(limit=count)
+        return task
+
+    task = _from_hub(subtask, f"RMT-team/babilong-1k-samples ({name})", load)
+    for index, request in enumerate(task.instances):
+        text, options = request.args
+        answers = (str(request.doc["target"]).strip(),)
+
+        def score(continuation: str, doc: dict[str, Any] = request.doc) -> float:
+            return float(task.process_results(doc, [continuation])["acc"])
+
+        ids = tokenizer.encode(text)
+        yield Prompt(subtask, length, index, ids, answers, None, options["max_gen_toks"], score)
+
+
+def _from_hub(subtask: str, what: str, get: Callable[[], Any]) -> Any:
+    try:
+        return get()
+    except ImportError:
+        raise
+    except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
+        raise InputError(
+            f"task.subtasks={subtask!r}: the hub did not give {what} ({type(error).__name__}); connect to a network, "
+            f"or ask task.subtasks=[{NEEDLES[0]}], which needs none"
+        ) from error

@@ -1,0 +1,143 @@
+"""The table of long-context benchmarks: which run fills a row, what is pooled, and what a reproduction makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import make_train
+from tiny_llms import write_tiny_base
+
+from infini.cli import main as cli
+from infini.config.compose import compose
+from infini.records import RunRecord, load_records
+from infini.report.load import load_report
+from infini.report.long_context import LongContextReport
+
+pytestmark = pytest.mark.usefixtures("few_words")
+MEMORY = {"name": "llm", "base": "smollm2", "memory": "infini"}
+ROWS = {
+    "base": {"title": "Base", "model": "llm", "settings": ["model.memory=full"]},
+    "linear": {"title": "Linear", "model": "llm", "settings": ["model.memory=infini"]},
+    "trained": {
+        "title": "Linear, trained",
+        "model": "llm",
+        "settings": ["model.memory=infini"],
+        "trained_on": "continual",
+        "training": ["recipe.steps=32"],
+    },
+}
+
+
+def report_of(**changes: Any) -> LongContextReport:
+    keys = {
+        "name": "long_context",
+        "title": "Long context",
+        "task": "long_context",
+        "subtasks": {"niah_single_1": "a number", "babilong_qa1": "a place"},
+        "lengths": ["1K", "2K"],
+        "rows": ROWS,
+        "aggregate": "largest",
+    }
+    report = load_report({**keys, **changes})
+    assert isinstance(report, LongContextReport)
+    return report
+
+
+def answered(right: int, asked: int, distant: tuple[int, int] = (0, 0), **place: Any) -> dict[str, Any]:
+    counted: dict[str, Any] = {"examples": distant[1]} | ({"accuracy": distant[0] / distant[1]} if distant[1] else {})
+    cell = {"subtask": "niah_single_1", "length": 1024, "examples": asked, "accuracy": right / asked}
+    return cell | {"distant": counted} | place
+
+
+def evaluation(number: int, *cells: dict[str, Any], model: dict[str, Any] = MEMORY, **changes: Any) -> RunRecord:
+    run = make_train("llm", 1)
+    config = {**run.config, "model": model, "task": {"name": "long_context"}}
+    content = {"run_id": f"eval-{number}", "verb": "eval", "task": "long_context", "config": config}
+    content |= {"series": {"cells": list(cells)}, "started": f"2026-11-27T1{number}:00:00+00:00"}
+    content |= {"data": {"revision": "lm-eval 0.4.13", "source": "generated"}}
+    return make_train(**{"model": "llm", "seed": 1, **content, **changes})
+
+
+def shown(report: LongContextReport, runs: list[RunRecord], table: int = 0) -> dict[str, list[str]]:
+    rendered = report.render("laptop", runs)
+    return {row.title: [cell.text for cell in row.cells[1:]] for row in rendered.tables[table].rows}
+
+
+def test_a_model_as_it_is_and_a_trained_one_are_two_rows() -> None:
+    training = make_train("llm", 1, task="continual", run_id="t", config={"model": MEMORY, "recipe": {"steps": 32}})
+    runs = [
+        training,
+        evaluation(1, answered(1, 10)),
+        evaluation(2, answered(2, 10), parent="t"),
+        evaluation(3, answered(3, 10), model={**MEMORY, "memory": "full"}),
+        # Of no row: another training, one whose record is missing, other settings, another task.
+        make_train("llm", 1, task="continual", run_id="u", config={"model": MEMORY, "recipe": {"steps": 64}}),
+        evaluation(4, answered(4, 10), parent="u"),
+        evaluation(5, answered(5, 10), parent="missing"),
+        evaluation(6, answered(6, 10), model={**MEMORY, "memory": "none"}),
+        evaluation(7, answered(7, 10), task="passkey"),
+    ]
+    assert {title: cells[0][:2] for title, cells in shown(report_of(), runs).items()} == {
+        "Base": "30",
+        "Linear": "10",
+        "Linear, trained": "20",
+    }
+
+
+def test_a_cell_is_that_of_the_largest_run_of_a_seed_and_seeds_are_pooled() -> None:
+    runs = [
+        evaluation(1, answered(10, 10)),
+        evaluation(2, answered(10, 20, distant=(1, 11))),
+        evaluation(3, answered(0, 5)),
+        evaluation(4, answered(15, 20, distant=(6, 11)), seed=2),
+        evaluation(5, answered(1, 4, length=2048), seed=2),
+    ]
+    # 25 of 40, and 7 of 22 whose answer lies in an earlier segment; Clopper-Pearson.
+    assert shown(report_of(), runs)["Linear"] == ["62 [46, 77]", "25 [1, 81]"]
+    assert shown(report_of(), runs, 1)["Linear"] == ["32 [14, 55], 22", "—"]
+
+
+def test_a_subtask_that_nobody_asked_has_no_table() -> None:
+    def headings(*runs: RunRecord) -> list[str]:
+        return [table.title.split(" (")[0] for table in report_of().render("laptop", runs).tables]
+
+    assert headings() == ["niah_single_1"] * 2
+    assert headings(evaluation(1, answered(1, 2, subtask="babilong_qa1"))) == ["babilong_qa1"] * 2
+    both = evaluation(1, answered(1, 2), answered(1, 2, subtask="babilong_qa1"))
+    assert headings(both) == ["niah_single_1"] * 2 + ["babilong_qa1"] * 2
+
+
+def test_the_report_that_ships_has_rows_that_can_be_composed() -> None:
+    cfg = compose(["report=long_context"])
+    report = load_report(cfg.report)
+    assert isinstance(report, LongContextReport) and cfg.task.name == report.task
+    for row in report.rows.values():
+        composed = compose(
+            [f"task={row.trained_on or report.task}", f"model={row.model}", *row.settings, *row.training]
+        )
+        assert composed.model["name"] == row.model
+
+
+@pytest.mark.parametrize("trained_on", ["", "pg19"])
+def test_a_reproduction_makes_what_is_missing_and_nothing_twice(
+    trained_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write_tiny_base(tmp_path / "base")
+    own = [f"model.base={base}", "model.memory=infini", "model.train=gates", "dims.segment_length=64"]
+    training = [f"recipe.{text}" for text in ("steps=1", "warmup_steps=0", "segments_per_sequence=2", "batch_size=1")]
+    words = ["report=long_context", f"results_dir={tmp_path / 'results'}", "report.run=[local]", "task.examples=1"]
+    words += [f"report.rows.local.settings={own}", "length=1K", "logger=none", "full=true"]
+    if trained_on:
+        words += [f"+report.rows.local.trained_on={trained_on}", "task.data_dir=synthetic"]
+        words += [f"+report.rows.local.training={training}"]
+    for _ in range(2):
+        assert cli.main(["reproduce", *words]) == 0
+        found = load_records(tmp_path / "results")
+        assert [run.verb for run in found] == ["train"] * bool(trained_on) + ["eval"]
+        assert found[-1].parent == (found[0].run_id if trained_on else None)
+        assert "SmolLM2, segments of 512 tokens" in capsys.readouterr().out
+    # More questions than were asked.
+    assert cli.main(["reproduce", *words, "task.examples=2"]) == 0
+    assert [run.verb for run in load_records(tmp_path / "results")] == ["train"] * bool(trained_on) + ["eval"] * 2
