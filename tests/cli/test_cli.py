@@ -62,7 +62,7 @@ def run_cli(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.
         (["train", "prompt=a b"], "infini train does not read prompt; verbs that do: generate"),
         (["train", "task=passkey", "length=1K"], "infini train does not read length; verbs that do: eval, reproduce"),
         (["train", "task=passkey", "depth=start"], "infini train does not read depth; verbs that do: eval, reproduce"),
-        (["eval", "length=2K"], "task=pg19 does not read it; add task=booksum or task=passkey"),
+        (["eval", "length=2K"], "task=pg19 does not read it; add task=booksum or task=long_context or task=passkey"),
         (["eval", "task=booksum", "depth=start"], "task=booksum does not read it; add task=passkey"),
         (["table", "report=table3_passkey", "seed=9"], "seed=9: infini table takes the runs of every seed"),
         (["figure", "seed=9"], "seed=9: infini figure takes the runs of every seed"),

@@ -197,7 +197,7 @@ def test_what_is_wrong_is_said_in_one_line(override: str, expected: str) -> None
 def test_a_group_cannot_be_left_out() -> None:
     assert (
         message("~task")
-        == "'~task': a group cannot be removed; choose one of arxiv_math, booksum, continual, passkey, pg19"
+        == "'~task': a group cannot be removed; choose one of arxiv_math, booksum, continual, long_context, passkey, pg19"
     )
 
 
@@ -276,7 +276,7 @@ def test_optional_groups_can_be_switched_off(group: str) -> None:
 
 def test_a_key_of_another_place_is_found_there() -> None:
     assert message("steps=20").endswith("did you mean 'recipe.steps'?")
-    assert message("task.examples=1").endswith("; of task=passkey")
+    assert message("task.examples=1").endswith("; of task=long_context, task=passkey")
 
 
 def test_a_depth_may_be_a_whole_number() -> None:
