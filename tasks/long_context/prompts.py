@@ -54,7 +54,8 @@ class Prompt:
 def make_prompts(subtask: str, length: int, count: int, tokenizer: TextTokenizer, seed: int) -> list[Prompt]:
     """`count` prompts of a subtask at one length. They depend on the seed, but on no other length and not on `count`.
 
-    Raises InputError where lm-eval is not installed, its data cannot be loaded, or no prompt is that short.
+    Raises InputError where lm-eval is not installed, its data cannot be loaded, no prompt is that short, or the
+    tokenizer cannot write an answer.
     """
     make = _needles if subtask in NEEDLES else _babilong
     random_state = random.getstate()
@@ -63,11 +64,19 @@ def make_prompts(subtask: str, length: int, count: int, tokenizer: TextTokenizer
     try:
         # Importing and generating prints progress, and warnings on data that these prompts do not need.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return list(make(subtask, length, count, tokenizer))
+            prompts = list(make(subtask, length, count, tokenizer))
     except ImportError as error:
         raise InputError(f"task.subtasks={subtask!r}: needs lm-evaluation-harness ({error}); {INSTALL}") from error
     finally:
         random.setstate(random_state)
+    for answer in (answer for prompt in prompts for answer in prompt.answers):
+        # A vocabulary of single words has no token for most names and numbers.
+        if answer not in tokenizer.decode(tokenizer.encode(answer)):
+            raise InputError(
+                f"task=long_context: the model's tokenizer {tokenizer.name} cannot write the answer {answer!r}; ask a "
+                "model that was trained on text"
+            )
+    return prompts
 
 
 def revision() -> str:

@@ -21,6 +21,7 @@ from infini.evaluation import decoding
 from infini.records import load_records
 from infini.tasks.long_context import task as long_context
 from infini.tasks.long_context.prompts import RULER_TOKENS, Prompt, make_prompts
+from infini.tasks.passkey.tokenizer import word_tokenizer
 from infini.tasks.text.documents import TextTokenizer
 
 pytestmark = pytest.mark.usefixtures("few_words")
@@ -238,6 +239,12 @@ def test_without_the_harness_a_line_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "lm_eval.tasks.ruler", None)
     with pytest.raises(InputError, match=r"needs lm-evaluation-harness .* pip install 'lm-eval\[ruler\]"):
         make_prompts("niah_single_1", LENGTH, 1, tokenizer, seed=1)
+
+
+def test_a_model_that_cannot_write_the_answer_is_refused() -> None:
+    """Its accuracy would be 0 whatever it has learned."""
+    with pytest.raises(InputError, match=r"tokenizer wordlevel-\d+-\w+ cannot write the answer '\d{7}'"):
+        make_prompts("niah_single_1", LENGTH, 1, word_tokenizer(), seed=1)
 
 
 def test_it_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
