@@ -10,7 +10,8 @@ from infini.errors import at_least, one_of, require
 
 NEEDLES = ("niah_single_1", "niah_single_2", "niah_single_3")
 """RULER's tasks with one needle: in sentences repeated, in essays, and in essays with an identifier as the needle."""
-BABILONG = tuple(f"babilong_qa{number}" for number in range(1, 21))
+BABILONG = tuple(f"babilong_qa{number}" for number in range(1, 6))
+"""The tasks of BABILong that its data set has with long texts."""
 
 
 @dataclass

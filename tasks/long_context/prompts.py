@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -34,28 +35,29 @@ class Prompt:
 
     subtask: str
     length: int
-    """Tokens that the benchmark asks for; the prompt is no longer."""
+    """Tokens by the name of the benchmark, for prompt and answer together."""
     index: int
     ids: np.ndarray
     """Its tokens, without one for the beginning of a document."""
     answers: tuple[str, ...]
     needle: int | None
-    """Position of the answer's first token in `ids`; None where the answer is spread over the text."""
+    """Position of the answer's last token in `ids`; None where the answer is spread over the text."""
     max_new_tokens: int
     score: Callable[[str], float]
     """Continuation -> fraction of the answers that it contains, by the benchmark. A longer one scores no less."""
 
     @property
     def name(self) -> str:
-        """Unique among the prompts of an evaluation."""
-        return f"{self.subtask}/{self.length}/{self.index}"
+        """Unique among all prompts: the answer to another text with this number is another answer."""
+        return f"{self.subtask}/{self.length}/{self.index}/{hashlib.sha256(self.ids.tobytes()).hexdigest()[:8]}"
 
 
 def make_prompts(subtask: str, length: int, count: int, tokenizer: TextTokenizer, seed: int) -> list[Prompt]:
-    """`count` prompts of a subtask at one length. They depend on the seed, but on no other length and not on `count`.
+    """`count` prompts of a subtask at one length. They depend on the seed and the tokenizer, but on no other length and
+    not on `count`.
 
-    Raises InputError where lm-eval is not installed, its data cannot be loaded, no prompt is that short, or the
-    tokenizer cannot write an answer.
+    Raises InputError where lm-eval is not installed, its data cannot be loaded, there are fewer prompts of that length,
+    or the tokenizer cannot write an answer.
     """
     make = _needles if subtask in NEEDLES else _babilong
     random_state = random.getstate()
@@ -69,6 +71,11 @@ def make_prompts(subtask: str, length: int, count: int, tokenizer: TextTokenizer
         raise InputError(f"task.subtasks={subtask!r}: needs lm-evaluation-harness ({error}); {INSTALL}") from error
     finally:
         random.setstate(random_state)
+    if len(prompts) < count:
+        raise InputError(
+            f"task.examples={count}: there are {len(prompts)} prompts of task.subtasks={subtask}, length="
+            f"{format_length(length)}"
+        )
     for answer in (answer for prompt in prompts for answer in prompt.answers):
         # A vocabulary of single words has no token for most names and numbers.
         if answer not in tokenizer.decode(tokenizer.encode(answer)):
@@ -80,11 +87,11 @@ def make_prompts(subtask: str, length: int, count: int, tokenizer: TextTokenizer
 
 
 def revision() -> str:
-    """The version of lm-eval, which decides the prompts."""
+    """The versions of what decides the prompts, beside data of the hub."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return f"lm-eval {version('lm-eval')}"
+        return ", ".join(f"{name} {version(name)}" for name in ("lm-eval", "wonderwords"))
     except PackageNotFoundError as error:
         raise InputError(f"task=long_context needs lm-evaluation-harness: {INSTALL}") from error
 
@@ -107,12 +114,16 @@ def _needles(subtask: str, length: int, count: int, tokenizer: TextTokenizer) ->
             TOKENIZER=lambda text: SimpleNamespace(input_ids=tokenizer.encode(text)),
         )
     except LookupError as error:
-        # nltk asks for its rules of sentences.
+        # Of this very class is nltk's error for rules that it does not find.
+        if type(error) is not LookupError:
+            raise
         raise InputError(
             f"task.subtasks={subtask!r}: nltk has no rules of English sentences here; connect to a network and run "
             "python -m nltk.downloader punkt_tab"
         ) from error
     except ValueError as error:
+        if "Could not generate any sample" not in str(error):
+            raise
         raise InputError(f"length={format_length(length)}: too short for task.subtasks={subtask}") from error
 
     def score(answers: Sequence[str], continuation: str) -> float:
@@ -122,7 +133,7 @@ def _needles(subtask: str, length: int, count: int, tokenizer: TextTokenizer) ->
         answers = tuple(sample["outputs"])
         # The answer begins as lm-eval's `gen_prefix` says.
         prompt = f"{sample['input']} {sample['gen_prefix']}"
-        needle = len(tokenizer.encode(prompt[: prompt.index(answers[0])]))
+        needle = len(tokenizer.encode(prompt[: prompt.index(answers[0]) + len(answers[0])])) - 1
         ids = tokenizer.encode(prompt)
         yield Prompt(subtask, length, index, ids, answers, needle, RULER_TOKENS, partial(score, answers))
 
@@ -131,15 +142,23 @@ def _babilong(subtask: str, length: int, count: int, tokenizer: TextTokenizer) -
     import lm_eval.tasks
 
     folder = Path(lm_eval.tasks.__file__).parent / "babilong"
-    # Its data sets are named 4k, 128k, 1M.
-    name = format_length(length).replace("K", "k")
+    # Its data sets are named 1k, 2k, 4k to 128k.
+    sizes = {2**power << 10: f"{2**power}k" for power in range(8)}
+    if length not in sizes:
+        allowed = ", ".join(map(format_length, sizes))
+        raise InputError(f"length={format_length(length)}: task.subtasks={subtask} has {allowed}")
+    name = sizes[length]
 
     def load() -> Any:
         manager = lm_eval.tasks.TaskManager(
             include_path=str(folder), include_defaults=False, metadata={"max_seq_lengths": name}
         )
         task = manager.load(subtask)["tasks"][subtask]
-        task.build_all_requests(limit=count)
+        order = list(range(len(task.eval_docs)))
+        random.shuffle(order)
+        task.build_all_requests(samples=order[:count])
+        # lm-eval sorts them.
+        task.instances.sort(key=lambda request: order.index(request.doc_id))
         return task
 
     task = _from_hub(subtask, f"RMT-team/babilong-1k-samples ({name})", load)

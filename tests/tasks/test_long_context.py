@@ -82,7 +82,8 @@ def test_a_prompt_depends_on_its_number_alone(tokenizer: TextTokenizer) -> None:
     for prompt in many:
         # The needle is where it is said to be, once, and there is room for the answer.
         text = tokenizer.decode(prompt.ids)
-        assert tokenizer.decode(prompt.ids[prompt.needle :]).startswith(prompt.answers[0])
+        assert prompt.needle is not None
+        assert tokenizer.decode(prompt.ids[: prompt.needle + 1]).endswith(f" {prompt.answers[0]}")
         assert text.count(prompt.answers[0]) == 1
         assert len(prompt.ids) + RULER_TOKENS <= LENGTH + 80  # lm-eval does not count how the answer begins
 
@@ -108,13 +109,20 @@ def test_babilong_is_that_of_the_harness(monkeypatch: pytest.MonkeyPatch, tokeni
         )
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    ours = make_prompts("babilong_qa1", 4096, 2, tokenizer, seed=1)
     task = of_harness("babilong", "babilong_qa1", max_seq_lengths="4k")
-    assert asked == [("RMT-team/babilong-1k-samples", "4k", "qa1")] * 2
+    # The seed chooses the documents and their order.
+    seeds = [make_prompts("babilong_qa1", 4096, 2, tokenizer, seed) for seed in range(8)]
+    ours = next(prompts for prompts in seeds if prompts[0].answers == ("park",))
+    assert {prompts[0].answers for prompts in seeds} == {("park",), ("kitchen",)}
+    assert asked == [("RMT-team/babilong-1k-samples", "4k", "qa1")] * 9
     assert [tokenizer.decode(prompt.ids) for prompt in ours] == [request.args[0] for request in task.instances]
     assert [prompt.answers for prompt in ours] == [("park",), ("kitchen",)]
     assert ours[1].score(" The most recent location of Mary is kitchen.") == 1 > ours[1].score(" park")
     assert ours[0].needle is None and ours[0].max_new_tokens == 16
+    with pytest.raises(
+        InputError, match=r"task.examples=3: there are 2 prompts of task.subtasks=babilong_qa1, length=4K"
+    ):
+        make_prompts("babilong_qa1", 4096, 3, tokenizer, seed=1)
 
 
 class Copying:
@@ -154,21 +162,21 @@ def test_an_answer_is_scored_as_if_it_had_been_written_to_its_end(
     assert entry["given"] == says or entry["given"].endswith(made.answers[0])
 
 
-@pytest.mark.parametrize(("needle", "needs"), [(0, True), (62, True), (63, False), (90, False), (None, None)])
-def test_an_answer_needs_the_memory_if_it_lies_in_an_earlier_segment(
-    needle: int | None, needs: bool | None, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("needle", "distant"), [(0, True), (62, True), (63, False), (90, False), (None, None)])
+def test_an_answer_is_distant_if_it_ends_in_an_earlier_segment(
+    needle: int | None, distant: bool | None, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token before the document moves all others by one; 100 tokens end in the second segment of 64."""
     prompt = Prompt("niah_single_1", LENGTH, 0, np.arange(100) % 200, ("1",), needle, 4, lambda text: 0.0)
     monkeypatch.setattr(long_context, "generate", lambda *arguments: iter(()))
     monkeypatch.setattr(decoding.Reader, "_ids", lambda self, ids: torch.from_numpy(ids[None]))
-    assert long_context._answer(Copying([]), tokenizer, prompt, N, lambda tokens: None)["needs_memory"] is needs
+    assert long_context._answer(Copying([]), tokenizer, prompt, N, lambda tokens: None)["distant"] is distant
 
 
 def test_distant_answers_are_counted_apart() -> None:
     entries = [
-        {"score": score, "needs_memory": needs, "seconds": 1.0, "peak": 1}
-        for score, needs in ((1.0, False), (1.0, True), (0.0, True), (0.0, None))
+        {"score": score, "distant": distant, "read_seconds": 1.0, "peak_memory_bytes": 1}
+        for score, distant in ((1.0, False), (1.0, True), (0.0, True), (0.0, None))
     ]
     cell = long_context._cell("niah_single_1", LENGTH, entries)
     assert (cell["accuracy"], cell["examples"]) == (0.5, 4)
@@ -220,6 +228,7 @@ def test_a_stopped_evaluation_resumes_and_parts_add_up(
         (["task.subtasks=[niah_single_1,niah_single_1]"], "must name one subtask or more, each once"),
         (["task.subtasks=[niah_single_2]"], "the hub did not give baber/paul_graham_essays"),
         (["task.subtasks=[babilong_qa1]"], "the hub did not give RMT-team/babilong-1k-samples (1k)"),
+        (["task.subtasks=[babilong_qa1]", "length=3000"], "length=3000: task.subtasks=babilong_qa1 has 1K, 2K, 4K, "),
         (["length=200"], "length=200: too short for task.subtasks=niah_single_1"),
         (["depth=[start]"], "task=long_context does not read it; add task=passkey"),
     ],
