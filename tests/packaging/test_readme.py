@@ -281,7 +281,7 @@ def test_the_page_of_results_has_the_numbers_of_the_tables() -> None:
         row_of("tables/llm_untrained_laptop.md", row).split("|")[3].strip()
         for row in ("and a memory (Linear)", "SmolLM2, segments of 512 tokens")
     )
-    assert f"SmolLM2 has {memory} instead of {segments} in segments of 512" in text
+    assert f"in segments of 512, the perplexity of SmolLM2 is {memory} with it and {segments} without" in text
 
 
 def test_the_model_on_paper_is_what_its_assumptions_give() -> None:
@@ -328,15 +328,17 @@ def test_the_perplexities_with_a_decaying_memory_are_those_of_their_table() -> N
     rows = (row_of("tables/table2_decay_laptop.md", name).split("|") for name in names)
     (books, mathematics), (books_xl, mathematics_xl) = ([row[column].split()[0] for column in (3, 5)] for row in rows)
     said = (
-        f"it has {books} on books and {mathematics} on mathematics; Transformer-XL has {books_xl} and {mathematics_xl} "
+        f"Linear has {books} on books and {mathematics} on mathematics; Transformer-XL has {books_xl} and "
+        f"{mathematics_xl} "
     )
     assert f"{said}([table]" in text
     cells = (row_of("tables/table2_budget_laptop.md", f"{name}, 4 times").split("|")[5] for name in names)
     longer = (cell.split()[0] for cell in cells)
-    said = "With four times the tokens it has {} on mathematics, Transformer-XL {} (three seeds"
+    said = "With the decay and four times the tokens it has {} on mathematics, Transformer-XL {} (three seeds"
     assert said.format(*longer) in text
-    said = f"Linear has {mathematics} instead of 25.48 on mathematics, where Transformer-XL has {mathematics_xl} (not"
-    assert said in page and f"and {books} instead of 61.90 on books, still behind its {books_xl} ([table]" in page
+    said = f"On mathematics Linear has {mathematics} with it and 25.48 without, Transformer-XL {mathematics_xl} (not"
+    assert said in page
+    assert f"On books it has {books} with it and 61.90 without, Transformer-XL {books_xl} ([table]" in page
 
 
 def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
