@@ -265,6 +265,7 @@ def test_the_page_of_results_has_the_numbers_of_the_tables() -> None:
     for table, column, said in (
         ("segment_lengths", 3, {"local attention": "Local attention only, 16 times", "Linear": "Linear, 16 times"}),
         ("segment_lengths", 3, {"Transformer-XL": "Transformer-XL, 16 times", "RMT": "RMT, 16 times"}),
+        ("table2_segments_of_128", 3, {"local attention": "Local attention only", "Linear": "Linear"}),
         ("table2_budget", 5, {"local attention": "Local attention only, 4 times the tokens"}),
         ("table2_budget", 5, {"Linear": "Linear, 4 times"}),
         ("table2_budget", 5, {"Transformer-XL": "Transformer-XL, 4 times"}),
