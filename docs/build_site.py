@@ -21,7 +21,7 @@ GROUPS = {
     ),
     "Language modelling, asked further": (*("table2_*", "memory_sizes", "segment_lengths", "drawn_segments", "lm_*"),),
     "Passkey, asked further": ("passkey_*",),
-    "Pretrained language models": ("llm_*",),
+    "Pretrained language models": ("llm_*", "long_context"),
     "Seconds": ("layer",),
     "Searches for settings": ("*_search", "*_rates", "rmt_sweep"),
 }
