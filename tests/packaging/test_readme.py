@@ -342,6 +342,14 @@ def test_the_perplexities_with_a_decaying_memory_are_those_of_their_table() -> N
     assert f"On books it has {books} with it and 61.90 without, Transformer-XL {books_xl} ([table]" in page
 
 
+def test_the_perplexities_in_segments_of_128_are_those_of_their_table() -> None:
+    linear, local = (
+        row_of("tables/table2_segments_of_128_laptop.md", name).split("|")[3].split()[0]
+        for name in ("Linear", "Local attention only")
+    )
+    assert f"the memory pays: Linear has {linear}, local attention {local} (three seeds" in " ".join(README.split())
+
+
 def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:
     text = " ".join(README.split())
     names = ("SmolLM2, all 8K tokens", "SmolLM2, segments of 512 tokens", "and a memory (Linear)")

@@ -125,11 +125,8 @@ def test_babilong_is_that_of_the_harness(monkeypatch: pytest.MonkeyPatch, tokeni
         make_prompts("babilong_qa1", 4096, 3, tokenizer, seed=1)
 
 
-class Copying:
-    """Stands for a model that says `says` after every prompt."""
-
-    def __init__(self, says: list[int]) -> None:
-        self.says, self.calls = says, 0
+class Reading:
+    """Stands for a model that reads a prompt; the tests say what is generated after it."""
 
     def init_state(self, batch: int) -> None:
         return None
@@ -156,7 +153,7 @@ def test_an_answer_is_scored_as_if_it_had_been_written_to_its_end(
 
     monkeypatch.setattr(long_context, "generate", generate)
     monkeypatch.setattr(decoding.Reader, "_ids", lambda self, ids: torch.from_numpy(ids[None]))
-    entry = long_context._answer(Copying(tokens), tokenizer, made, N, lambda tokens: None)
+    entry = long_context._answer(Reading(), tokenizer, made, N, lambda tokens: None)
     assert entry["score"] == made.score(says) == float(made.answers[0] in says)
     assert says.startswith(entry["given"]) and len(drawn) == len(entry["given"])
     assert entry["given"] == says or entry["given"].endswith(made.answers[0])
@@ -170,7 +167,7 @@ def test_an_answer_is_distant_if_it_ends_in_an_earlier_segment(
     prompt = Prompt("niah_single_1", LENGTH, 0, np.arange(100) % 200, ("1",), needle, 4, lambda text: 0.0)
     monkeypatch.setattr(long_context, "generate", lambda *arguments: iter(()))
     monkeypatch.setattr(decoding.Reader, "_ids", lambda self, ids: torch.from_numpy(ids[None]))
-    assert long_context._answer(Copying([]), tokenizer, prompt, N, lambda tokens: None)["distant"] is distant
+    assert long_context._answer(Reading(), tokenizer, prompt, N, lambda tokens: None)["distant"] is distant
 
 
 def test_distant_answers_are_counted_apart() -> None:
