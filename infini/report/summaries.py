@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -49,6 +49,10 @@ class SummaryRow:
     """Settings of the model, as the command line takes them."""
     at_scale: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Scale -> further settings there; they override `settings`."""
+    untrained: bool = False
+    """Whether the model is a pretrained one that is evaluated as it is."""
+    lengths: tuple[str | int, ...] = ()
+    """Lengths that `infini reproduce` asks, if not all of the report."""
 
     def settings_at(self, scale: str) -> list[str]:
         """All settings at a scale, each key once."""
@@ -58,6 +62,8 @@ class SummaryRow:
     def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
         """Whether the run is of this system: trained with its settings, and evaluated with the model's options of the
         training. trained: the configuration of its training."""
+        if self.untrained != (run.parent is None and run.model in groups()["model"]):
+            return False
         same = all(
             # The evaluation decides how summaries are decoded.
             value_at(run.config if key.startswith("decoding.") else trained, key) == value
@@ -154,12 +160,16 @@ def _row(name: str, values: Any) -> SummaryRow:
     made: SummaryRow = make_row(SummaryRow, f"report.systems.{name}", values)
     where = f"report.systems.{name}"
     require(len(made.paper) in (0, 4), f"{where}.paper", made.paper, "must be R-1, R-2, R-L and Overall, or empty")
-    listed = isinstance(made.at_scale, Mapping) and all(
+    by_scale = isinstance(made.at_scale, Mapping) and all(
         isinstance(texts, list | tuple) for texts in made.at_scale.values()
     )
-    require(listed, f"{where}.at_scale", made.at_scale, "must be {scale: [key=value, ...]}")
+    require(by_scale, f"{where}.at_scale", made.at_scale, "must be {scale: [key=value, ...]}")
     at_scale = {scale: tuple(texts) for scale, texts in made.at_scale.items()}
-    return replace(made, paper=tuple(made.paper), settings=tuple(made.settings), at_scale=at_scale)
+    require(isinstance(made.untrained, bool), f"{where}.untrained", made.untrained, "true or false")
+    if made.lengths:
+        parse_lengths(made.lengths, f"{where}.lengths")
+    listed = {"paper": tuple(made.paper), "settings": tuple(made.settings), "lengths": tuple(made.lengths)}
+    return SummaryRow(**{**vars(made), **listed, "at_scale": at_scale})
 
 
 def build_summary_report(
@@ -174,24 +184,31 @@ def build_summary_report(
         by_metric = dict(zip(("rouge1", "rouge2", "rougeL", "overall"), row.paper, strict=True))
         return [*[MISSING] * len(BESIDE), *(quoted(by_metric.get(metric)) for metric in COLUMNS)]
 
-    def cells(runs: Sequence[RunRecord], source: str) -> list[Cell]:
-        if several:
-            return [_score(runs, "overall", length, source) for length in lengths]
+    def at_one(runs: Sequence[RunRecord], source: str) -> list[Cell]:
         return [*_counts(runs, lengths[0], source), *(_score(runs, metric, lengths[0], source) for metric in COLUMNS)]
 
+    def overall(runs: Sequence[RunRecord], source: str) -> list[Cell]:
+        return [_score(runs, "overall", length, source) for length in lengths]
+
+    def types(runs: Sequence[RunRecord], source: str) -> list[Cell]:
+        return [_types(runs, length, source) for length in lengths]
+
     systems = report.systems.items()
-    rows = rows_by_source(
-        report.titles,
-        sources,
-        {name: printed(row) for name, row in systems if row.paper and not several},
-        cells,
-        [name for name, row in systems if row.model and not row.paper],
-    )
+
+    def table(what: str, columns: Sequence[str], cells: Callable[[Sequence[RunRecord], str], list[Cell]]) -> Table:
+        paper = {name: printed(row) for name, row in systems if row.paper and not several}
+        expected = [name for name, row in systems if row.model and not row.paper]
+        rows = rows_by_source(report.titles, sources, paper, cells, expected)
+        return Table(what, ("Source", *columns), tuple(rows), "System")
+
     if several:
-        what = "Overall, geometric mean of R-1, R-2 and R-L, by tokens read"
-        columns = ("Source", *map(format_length, lengths))
+        columns = [*map(format_length, lengths)]
+        tables = [
+            table("Overall, geometric mean of R-1, R-2 and R-L, by tokens read", columns, overall),
+            table("R-1 / R-2 / R-L, F-measure in per cent, by tokens read", columns, types),
+        ]
     else:
-        what, columns = "ROUGE, F-measure in per cent", ("Source", *BESIDE, *COLUMNS.values())
+        tables = [table("ROUGE, F-measure in per cent", (*BESIDE, *COLUMNS.values()), at_one)]
     synthetic = any(selection.synthetic for selection in sources.values())
     title = f"{report.title}, scale {scale}{' [SYNTHETIC BOOKS: says nothing about the systems]' if synthetic else ''}"
     notes = [report.note] if report.note else []
@@ -205,7 +222,7 @@ def build_summary_report(
         tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
         notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
     notes += [*report_mismatches(sources, scale, report.titles), *disputes(sources)]
-    return RenderedReport(report.name, scale, title, (Table(what, columns, tuple(rows), "System"),), tuple(notes))
+    return RenderedReport(report.name, scale, title, tuple(tables), tuple(notes))
 
 
 def cells_at(runs: Iterable[RunRecord], length: int) -> list[tuple[RunRecord, dict[str, Any]]]:
@@ -230,6 +247,17 @@ def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> 
     text += f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
     ids = [run.run_id for run, _ in found]
     return measured_cell(text, source, mean, len(found), ids, spread, "sd" if spread else "")
+
+
+def _types(runs: Iterable[RunRecord], length: int, source: str) -> Cell:
+    """Means over books and seeds of R-1, R-2 and R-L in one cell, whose value is R-1."""
+    metrics = ("rouge1", "rouge2", "rougeL")
+    found = [(run, cell) for run, cell in cells_at(runs, length) if cell["overall"] is not None]
+    if not found:
+        return MISSING
+    means = [statistics.fmean(float(cell[metric]) for _, cell in found) for metric in metrics]
+    ids = [run.run_id for run, _ in found]
+    return measured_cell(" / ".join(f"{mean:.1f}" for mean in means), source, means[0], len(found), ids)
 
 
 def _counts(runs: Iterable[RunRecord], length: int, source: str) -> list[Cell]:

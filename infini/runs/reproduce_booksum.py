@@ -39,8 +39,7 @@ def reproduce(
     """
     taken = ("task=", "model=", "seed=", "task.split=", "task.reference=")
     asked = [text for text in overrides if not text.startswith(taken)]
-    if not any(text.startswith("length=") for text in asked):
-        asked.append(f"length=[{','.join(map(str, report.input_lengths))}]")
+    names_lengths = any(text.startswith("length=") for text in asked)
     asked += [f"task={report.task}", f"task.split={report.split}"]
     scale = cfg.scale.name
     known = {name: str(row.model) for name, row in report.systems.items() if row.model}
@@ -54,11 +53,13 @@ def reproduce(
             compose([*asked, f"model={known[name]}", *settings])
 
     def fill(name: str, seed: int) -> str:
-        model, words = known[name], [*asked, f"seed={seed}"]
+        model, row, words = known[name], report.systems[name], [*asked, f"seed={seed}"]
+        if not names_lengths:
+            words.append(f"length=[{','.join(map(str, row.lengths or report.input_lengths))}]")
         if model in REFERENCES:
             record = _reference([*words, f"task.reference={model}"], model, worker)
         else:
-            record = _system([*words, f"model={model}", *report.systems[name].settings_at(scale)], worker)
+            record = _system([*words, f"model={model}", *row.settings_at(scale)], row.untrained, worker)
         overall = record.metric("overall")
         return f"{record.run_id}: overall {DASH if overall is None else f'{overall:.1f}'}"
 
@@ -86,16 +87,19 @@ def _reference(overrides: list[str], name: str, worker: Worker) -> RunRecord:
     return find() or worker.make("eval", cfg, None, find, lambda: evaluate_reference(cfg, overrides, name))
 
 
-def _system(overrides: list[str], worker: Worker) -> RunRecord:
+def _system(overrides: list[str], untrained: bool, worker: Worker) -> RunRecord:
     cfg = compose(overrides)
-    training = trained(cfg, overrides, worker)
+    training = None if untrained else trained(cfg, overrides, worker).run_id
 
     def known() -> tuple[list[RunRecord], list[int]]:
         """Evaluations on record, newest first, and the lengths that none of them has."""
         runs = [
             run
             for run in records.load_records(cfg.results_dir)
-            if run.parent == training.run_id and _same_question(run, cfg)
+            if run.parent == training
+            and _same_question(run, cfg)
+            # Without a training the configuration alone says which model it is.
+            and (training or run.config["dims"]["segment_length"] == cfg.dims.segment_length)
         ]
         runs = list(on_the_data(cfg, runs, cast(BooksumConfig, cfg.task).split))
         measured = {cell.get("length") for run in runs for cell in run.series.get("cells", ())}
@@ -108,9 +112,10 @@ def _system(overrides: list[str], worker: Worker) -> RunRecord:
     def make() -> RunRecord:
         lengths = ",".join(map(format_length, known()[1]))
         words = [*(text for text in overrides if not text.startswith("length=")), f"length=[{lengths}]"]
-        return evaluate(compose(words), words, checkpoint_folder(cfg.results_dir, training.run_id))
+        folder = None if training is None else checkpoint_folder(cfg.results_dir, training)
+        return evaluate(compose(words), words, folder)
 
-    return find() or worker.make("eval", cfg, training.run_id, find, make)
+    return find() or worker.make("eval", cfg, training, find, make)
 
 
 def _is_evaluation(run: RunRecord, cfg: Config) -> bool:

@@ -1,0 +1,90 @@
+"""The table of summaries by a pretrained language model: rows with and without a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books import write_books
+from command_runner import Runner
+from summary_runs import summaries
+from tiny_llms import write_tiny_base
+
+from infini.config.compose import compose
+from infini.report.load import load_report
+from infini.report.selection import select_runs
+from infini.report.summaries import SummaryReport
+
+MEMORY = {"name": "llm", "base": "smollm2", "memory": "infini"}
+
+
+def report_of(systems: dict[str, Any], lengths: list[str]) -> SummaryReport:
+    keys = {"name": "few", "title": "Few", "task": "booksum", "split": "test", "input_lengths": lengths}
+    report = load_report({**keys, "aggregate": None, "systems": systems})
+    assert isinstance(report, SummaryReport)
+    return report
+
+
+ROWS = {
+    "before": {"title": "Before", "model": "llm", "untrained": True, "settings": ["model.memory=infini"]},
+    "after": {"title": "After", "model": "llm", "settings": ["model.memory=infini"]},
+}
+
+
+def test_a_model_as_it_is_and_a_trained_one_are_two_rows() -> None:
+    report = report_of(ROWS, ["1K"])
+    training, run = summaries("llm", {1024: (1, 2, 3)}, trained={"model": MEMORY})
+    _, other = summaries("llm", {1024: (4, 5, 6)}, trained={"model": MEMORY}, name="as-it-is")
+    other.parent = None
+    found = select_runs(report, "laptop", [training, run, other]).runs
+    assert {row: [run.run_id for run in runs] for row, runs in found.items()} == {
+        "after": [run.run_id],
+        "before": [other.run_id],
+    }
+
+
+def test_the_types_of_rouge_stand_beside_the_overall_value_at_every_length() -> None:
+    runs = summaries("llm", {1024: (1, 2, 3), 2048: (4, 5, 6)}, trained={"model": MEMORY})
+    overall, types = report_of(ROWS, ["1K", "2K", "4K"]).render("laptop", runs).tables
+    (after,) = [row for row in types.rows if row.title.startswith("After")]
+    assert overall.columns == types.columns == ("Source", "1K", "2K", "4K")
+    assert [cell.text for cell in after.cells[1:]] == ["2.0 / 2.0 / 2.0", "5.0 / 5.0 / 5.0", "—"]
+
+
+def test_the_report_that_ships_has_rows_that_can_be_composed() -> None:
+    report = load_report(compose(["report=llm_booksum"]).report)
+    assert isinstance(report, SummaryReport)
+    for row in report.systems.values():
+        if row.model == "llm":
+            assert compose(["task=booksum", "model=llm", *row.settings]).model["base"] == "smollm2"
+
+
+@pytest.mark.parametrize("untrained", [True, False])
+def test_a_reproduction_makes_what_is_missing_and_nothing_twice(
+    untrained: bool, infini: Runner, tmp_path: Path
+) -> None:
+    base = write_tiny_base(tmp_path / "base")
+    own = [f"model.base={base}", "model.memory=infini", "dims.segment_length=64", "decoding.max_new_tokens=6"]
+    if not untrained:
+        recipe = ("steps=1", "warmup_steps=0", "segments_per_sequence=4", "batch_size=1", "checkpoint_segments=null")
+        own += ["task.summary_tokens=8", "model.train=gates", *(f"recipe.{text}" for text in recipe)]
+    name = "base" if untrained else "delta"
+    words = ["report=llm_booksum", f"report.run=[{name}]", f"report.systems.{name}.settings={own}"]
+    words += [f"task.data_dir={write_books(tmp_path / 'data')}", "report.input_lengths=[128,256]"]
+    words += ["report.systems.base.lengths=[128]"]
+    # Sizes are the base's.
+    infini.settings = ["logger=none", f"results_dir={infini.results}"]
+    for _ in range(2):
+        out = infini("reproduce", *words)
+        assert [run.verb for run in infini.records()] == ["train"] * (not untrained) + ["eval"]
+    run = infini.records()[-1]
+    assert [cell["length"] for cell in run.series["cells"]] == ([128] if untrained else [128, 256])
+    assert (run.parent is None) == untrained and all(len(book["name"]) for book in run.series["cells"][0]["books"])
+    assert load_title(name) in out
+
+
+def load_title(name: str) -> str:
+    report = load_report(compose(["report=llm_booksum"]).report)
+    assert isinstance(report, SummaryReport)
+    return report.titles[name].partition(",")[0]
