@@ -10,6 +10,9 @@ LOWEST := .venv-lowest
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
+# Some containers set it. Without bytecode every process of a test or a sweep compiles torch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help env test test-slow test-lowest reproduce results docs gpu lint types layout clean
 
 help:

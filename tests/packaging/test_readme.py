@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -375,6 +378,15 @@ def test_targets_are_in_the_makefile() -> None:
         for words in re.findall(r"`make ([\w -]+)`", text) + re.findall(r"^make ([\w -]+)$", text, re.MULTILINE):
             for target in words.split():
                 assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), f"{page.name}: {target}"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_processes_that_make_starts_keep_their_bytecode() -> None:
+    """Without it each of them compiles all packages it imports again."""
+    words = ["make", "--silent", "--eval=asked:; @echo [$$PYTHONDONTWRITEBYTECODE]", "asked"]
+    surroundings = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    printed = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
 
 
 def test_the_layers_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
