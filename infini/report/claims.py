@@ -326,7 +326,7 @@ class _Share:
 
 
 def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
-    """Token accuracy of every cell, compared with `_expected`."""
+    """Token accuracy of every cell for which the paper prints a number, compared with `_expected`."""
     assert evidence is not None and isinstance(evidence.report, PasskeyReport)
     report, (row,) = evidence.report, claim.rows
     paper = report.rows[claim.options.get("paper_of", row)].paper
@@ -336,13 +336,20 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     shares: list[_Share] = []
     seeds: set[int] | None = None
     examples: set[int] = set()
+    not_asked: list[str] = []
     for length in parse_lengths(report.lengths):
-        means: list[str] = []
         beside = paper.get(format_length(length))
-        for depth in parse_depths(report.depths):
-            found = {seed: pair for (seed, *place), pair in cells.items() if place == [length, depth]}
-            if not found:
-                return Measured(missing=f"{claim.seeds} seeds at every length and place")
+        if paper and beside is None:
+            continue
+        by_depth = {
+            depth: {seed: pair for (seed, *place), pair in cells.items() if place == [length, depth]}
+            for depth in parse_depths(report.depths)
+        }
+        if not all(by_depth.values()):
+            not_asked.append(format_length(length))
+            continue
+        means: list[str] = []
+        for depth, found in by_depth.items():
             accuracy = [float(cell["token_accuracy"]) for _, cell in found.values()]
             asked = [int(cell["examples"]) for _, cell in found.values()]
             mean, trials = statistics.fmean(accuracy), effective_trials(accuracy, sum(asked))
@@ -353,11 +360,18 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
             seeds = set(found) if seeds is None else seeds & set(found)
             examples |= set(asked)
         texts.append(f"{format_length(length)} {'/'.join(means)} (paper {beside})")
+    if not texts:
+        return Measured(missing=f"{claim.seeds} seeds at every length and place")
     n_seeds = len(seeds or ())
+    if not_asked:
+        texts.append(f"{', '.join(not_asked)} not asked")
     text = f"{'; '.join(texts)}; {counted(n_seeds, 'seed')} of {counted(min(examples), 'prompt')}"
     parts = tuple(share.p_values() for share in shares)
     if missing := _missing_seeds(claim, n_seeds):
         return Measured(text, tuple(used), missing=missing)
+    if not_asked:
+        # The lengths that are missing may be the ones at which it fails.
+        return Measured(text, tuple(used), (*parts, (1.0, 1.0)), to_decide=f"prompts of {', '.join(not_asked)}")
     more = [
         (f"{k * min(examples)} prompts a cell and seed", lambda k=k: [share.p_values(k) for share in shares])
         for k in MORE_PROMPTS

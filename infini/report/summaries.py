@@ -62,7 +62,8 @@ class SummaryRow:
     def fits(self, run: RunRecord, trained: Mapping[str, Any]) -> bool:
         """Whether the run is of this system: trained with its settings, and evaluated with the model's options of the
         training. trained: the configuration of its training."""
-        if self.untrained != (run.parent is None and run.model in groups()["model"]):
+        # Only a pretrained model is evaluated without a training.
+        if self.untrained != (run.parent is None and "base" in run.config.get("model", {})):
             return False
         same = all(
             # The evaluation decides how summaries are decoded.

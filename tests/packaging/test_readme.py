@@ -346,11 +346,13 @@ def test_the_perplexities_with_a_decaying_memory_are_those_of_their_table() -> N
 
 
 def test_the_perplexities_in_segments_of_128_are_those_of_their_table() -> None:
-    linear, local = (
+    linear, local, cache = (
         row_of("tables/table2_segments_of_128_laptop.md", name).split("|")[3].split()[0]
-        for name in ("Linear", "Local attention only")
+        for name in ("Linear", "Local attention only", "Transformer-XL")
     )
-    assert f"the memory pays: Linear has {linear}, local attention {local} (three seeds" in " ".join(README.split())
+    text = " ".join(README.split())
+    assert f"the memory pays: Linear has {linear}, local attention {local} (three seeds" in text
+    assert f"Transformer-XL, which sees the segment before, has {cache} (one seed" in text
 
 
 def test_the_perplexities_of_the_llm_are_those_of_its_table() -> None:

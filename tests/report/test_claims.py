@@ -295,7 +295,16 @@ def test_a_length_that_is_missing_leaves_the_claim_open() -> None:
     runs = three_seeds()
     for run in runs[1::2]:
         run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] < 1_000_000]
-    assert verdicts(runs)["passkey_linear"][0] == "inconclusive"
+    verdict, measured = verdicts(runs)["passkey_linear"]
+    assert verdict == "inconclusive" and "; 1M not asked; 3 seeds" in measured
+    assert to_decide(runs)["passkey_linear"] == "prompts of 1M"
+
+
+def test_a_length_that_is_missing_does_not_save_the_claim_from_another() -> None:
+    runs = three_seeds(accuracy=0.7)
+    for run in runs[1::2]:
+        run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] < 2**16]
+    assert verdicts(runs)["passkey_linear"][0] == "does not hold"
 
 
 def test_the_claims_are_written_with_the_runs_behind_them() -> None:
