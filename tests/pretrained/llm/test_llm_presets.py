@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,15 @@ import torch
 
 pytest.importorskip("transformers")
 
-from transformers import Olmo2Config, Olmo2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from infini.config.compose import compose
 from infini.config.schema import groups
@@ -111,6 +121,40 @@ def test_checkpointed_activations_have_the_size_of_their_formula(paper: tuple[An
     gates = [p for name, p in model.named_parameters() if name.endswith("beta")]
     assert all(p.grad is not None and p.grad.device.type == "meta" for p in gates)
     model.zero_grad()
+
+
+@pytest.mark.slow
+def test_the_kernels_of_the_page_are_those_that_are_started() -> None:
+    """docs/how-to/continual.md estimates the time on a GPU from them. Views start none."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "continual.md").read_text("utf-8")
+    said = re.search(r"starts ([\d,]+)\s+kernels for a training step.*? and ([\d,]+) to read one segment", page, re.S)
+    assert said is not None
+    smollm2 = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=49152,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = PretrainedLM(inject(LlamaForCausalLM(smollm2), 512), 512)
+    ids = torch.zeros(1, 2048, dtype=torch.long, device="meta")
+    with torch.no_grad(), Kernels() as reading:
+        model(ids[:, :512])
+    with Kernels() as training:
+        loss, _ = summed_cross_entropy(model(ids).hidden_BTD, model.output_weight, torch.zeros(1, 2048).long(), 1024)
+        loss.backward()
+    counted = [training.count, reading.count]
+    assert counted == pytest.approx([int(number.replace(",", "")) for number in said.groups()], rel=0.02)
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the operators that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or func is torch.ops.aten._unsafe_view.default)
+        return func(*args, **(kwargs or {}))
 
 
 def test_the_laptops_presets_differ_in_what_they_are_named_for() -> None:
