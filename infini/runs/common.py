@@ -8,7 +8,7 @@ import importlib
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -158,6 +158,8 @@ class Opened:
     computes."""
     note: str = ""
     """What belongs behind the name: that the model was trained on synthetic text."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Of its training; empty without one."""
 
 
 def untrained(cfg: Config, device: torch.device) -> Opened:
@@ -182,7 +184,8 @@ def open_model(cfg: Config, overrides: list[str], folder: Path | None, device: t
     note = ""
     if description["config"]["task"].get("data_dir") == "synthetic":
         note = " (trained on made-up text: it shows that this runs, and nothing else)"
-    return Opened(model, load_tokenizer(folder, description), str(description["run_id"]), note)
+    tokenizer = load_tokenizer(folder, description)
+    return Opened(model, tokenizer, str(description["run_id"]), note, description["config"])
 
 
 def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) -> Path:

@@ -223,7 +223,8 @@ def _as_trained(
     task = cfg.task
     if same_task:
         inherited = [key for key in task.evaluation_inherits if f"task.{key}" not in keys]
-        task = replace(task, **{key: held["task"][key] for key in inherited})
+        # Older checkpoints lack newer keys.
+        task = replace(task, **{key: held["task"][key] for key in inherited if key in held["task"]})
     return replace(cfg, task=task, **trained)
 
 

@@ -12,7 +12,7 @@ from infini.commands import verbs
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.models import base_of
-from infini.records import write_atomically
+from infini.records import value_at, write_atomically
 from infini.runs.common import find_checkpoint, find_model, keep_large_buffers, open_model, with_base
 from infini.runs.generate import TOKENS_PER_CALL, check_writable, open_text
 from infini.runs.preflight import check_base, check_model
@@ -59,7 +59,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
 
     from infini.evaluation.decoding import Reader, generate
     from infini.pretrained.seq2seq import Seq2Seq, SourceReader
-    from infini.tasks.booksum.data import SEPARATOR
+    from infini.tasks.booksum.data import frame_of
 
     keep_large_buffers()
     device = pick_device(cfg.parallel.accelerator)
@@ -82,8 +82,13 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
                 model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
                 book = np.concatenate(list(pieces(advance)))
             else:
-                streamed = Reader.begin(model, tokenizer.bos_id).read(pieces(advance), TOKENS_PER_CALL)
-                reader = streamed.read([tokenizer.encode(SEPARATOR)], TOKENS_PER_CALL)
+                # As in the training. A pretrained model as it is answers in its chat template, if it has one.
+                base, trained = base_of(cfg.model), opened.config
+                chat = value_at(trained, "task.chat") if trained else bool(base and base.tokenizer.chat_template)
+                frame = frame_of(tokenizer, chat, trained.get("model", cfg.model))
+                begun = Reader.begin(model, int(frame.begin[0])).read([frame.begin[1:]], TOKENS_PER_CALL)
+                streamed = begun.read(pieces(advance), TOKENS_PER_CALL)
+                reader = streamed.read([frame.middle], TOKENS_PER_CALL)
         if isinstance(model, Seq2Seq):
             read, total = model.source_tokens(read), read
             with progress_bar(f"encoding {paths[0]}", read, shown) as advance:

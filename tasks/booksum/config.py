@@ -20,6 +20,7 @@ class BooksumConfig(TaskConfig):
     """A summary of a whole book."""
 
     evaluation_reads = ("length", "decoding", "part")
+    evaluation_inherits = ("chat",)
     data_layout = BOOK_LAYOUT
 
     split: str = setting(
@@ -31,6 +32,10 @@ class BooksumConfig(TaskConfig):
         evaluation=True,
     )
     summary_tokens: int = setting("Most tokens of a training summary; longer ones are cut.")
+    chat: bool | None = setting(
+        "true: a pretrained language model gets the book as a message in its tokenizer's chat template, and answers "
+        "with the summary; null: a line of text stands between book and summary."
+    )
     references: str = setting(
         "Score of a book with several human summaries: mean or max of the scores against each.",
         evaluation=True,

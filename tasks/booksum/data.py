@@ -3,19 +3,56 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from infini.errors import InputError
+from infini.models import base_of
 from infini.tasks.text.batches import batch_of
+from infini.tasks.text.documents import TextTokenizer
 
 SEPARATOR = "\n\nSummary of the whole book:\n\n"
 """Between a book and its summary."""
+QUESTION = "\n\nSummarize the whole book above."
+"""Behind a book that is a message of a chat template."""
 _ORDER_STREAM = 5
 """The stream of a seed's random numbers that orders the examples."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Token ids around a book that a language model summarizes."""
+
+    begin: np.ndarray
+    """Before the book; at least one, with which a text begins."""
+    middle: np.ndarray
+    """Between the book and its summary."""
+
+    def __len__(self) -> int:
+        return len(self.begin) + len(self.middle)
+
+
+def frame_of(tokenizer: TextTokenizer, chat: bool | None, model: Mapping[str, Any]) -> Frame:
+    """The frame of a model whose options are `model`. chat: see BooksumConfig.chat.
+
+    Raises InputError where `chat` is set and the model has no chat template.
+    """
+    if not chat:
+        return Frame(np.array([tokenizer.bos_id]), tokenizer.encode(SEPARATOR))
+    if (base := base_of(model)) is None:
+        raise InputError("task.chat=true: takes a pretrained language model, model=llm")
+    if not base.tokenizer.chat_template:
+        raise InputError(f"task.chat=true: the tokenizer of {base.where} has no chat template; use task.chat=null")
+    # A text that a template neither changes nor contains.
+    book = "<the book>"
+    messages = [{"role": "user", "content": book + QUESTION}]
+    text = base.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    begin, _, middle = text.partition(book)
+    return Frame(*(np.array(base.tokenizer.encode(part, add_special_tokens=False)) for part in (begin, middle)))
 
 
 class Examples(ABC):
@@ -63,9 +100,9 @@ class Examples(ABC):
 
 
 class SummaryBatches(Examples):
-    """Examples for a language model: begin token, book, separator, summary, and the end token if it is not cut.
+    """Examples for a language model: a book in its frame, the summary, and the end token if it is not cut.
 
-    separator: token ids between book and summary. length: tokens of a whole example; the book is cut to fit.
+    end_id: the token that ends a summary. length: tokens of a whole example; the book is cut to fit.
 
     Raises InputError where an example has no room for a book.
     """
@@ -74,17 +111,17 @@ class SummaryBatches(Examples):
         self,
         books: Sequence[np.ndarray],
         summaries: Sequence[Sequence[np.ndarray]],
-        separator: np.ndarray,
-        marks: tuple[int, int],
+        frame: Frame,
+        end_id: int,
         length: int,
         summary_tokens: int,
         batch_size: int,
         seed: int,
     ) -> None:
-        super().__init__(books, summaries, marks, summary_tokens, batch_size, seed)
-        self.separator, self.length = separator, length
+        super().__init__(books, summaries, (int(frame.begin[0]), end_id), summary_tokens, batch_size, seed)
+        self.frame, self.length = frame, length
         longest = max(len(summary) for _, summary in self.pairs)
-        if (room := length - 1 - len(separator) - longest) < 1:
+        if (room := length - len(frame) - longest) < 1:
             raise InputError(
                 f"recipe.segments_per_sequence x dims.segment_length: {length} tokens leave no room for a book next to "
                 f"a summary of {longest}; use {1 - room} more, or fewer task.summary_tokens"
@@ -93,8 +130,8 @@ class SummaryBatches(Examples):
     def example(self, pair: int) -> tuple[np.ndarray, int]:
         """Token ids of an example, and the position of its summary."""
         book, summary = self.pairs[pair]
-        room = self.length - 1 - len(self.separator) - len(summary)
-        parts = ([self.bos_id], self.books[book][:room], self.separator, summary, self.ends[pair])
+        room = self.length - len(self.frame) - len(summary)
+        parts = (self.frame.begin, self.books[book][:room], self.frame.middle, summary, self.ends[pair])
         ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
         return ids, len(ids) - len(self.ends[pair]) - len(summary)
 

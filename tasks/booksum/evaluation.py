@@ -25,7 +25,7 @@ from infini.system.progress import progress_bar
 from infini.tasks.booksum import references
 from infini.tasks.booksum.books import BookSplit, open_books
 from infini.tasks.booksum.config import BooksumConfig
-from infini.tasks.booksum.data import SEPARATOR
+from infini.tasks.booksum.data import Frame, frame_of
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge, scorable
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import tokenise
@@ -52,7 +52,9 @@ def evaluate(
     opened = tokenise(books.documents, tokenizer, cache_folder(cfg))
     asked = any(text.lstrip("+").startswith("length=") for text in record.overrides)
     lengths = parse_lengths(cfg.length if asked else [task.input_length])
-    separator = np.zeros(0, np.int64) if isinstance(model, Seq2Seq) else tokenizer.encode(SEPARATOR)
+    frame = frame_of(tokenizer, task.chat, cfg.model)
+    # Tokens that are read beside the book. The first of a text is not counted.
+    around = 0 if isinstance(model, Seq2Seq) else len(frame) - 1
     # With the model's options, because an evaluation may change those of an encoder-decoder.
     options = sorted(cfg.model.items())
     decides = (
@@ -62,6 +64,7 @@ def evaluate(
         cfg.seed,
         books.revision,
         options,
+        *(["chat"] if task.chat else []),
     )
     drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
     path = cache_path(cfg.results_dir, task.name, *decides, *drawing)
@@ -75,16 +78,16 @@ def evaluate(
         + (f" ({found} were there before)" if (found := len(wanted.keys() & cache.entries.keys())) else "")
     )
     total = DECODE_COST * cfg.decoding.max_new_tokens * len(missing)
-    total += sum(_read(model, min(length, int(opened.n_tokens[index]) + len(separator))) for length, index in missing)
+    total += sum(_read(model, min(length, int(opened.n_tokens[index]) + around)) for length, index in missing)
     with (
         cache,
         progress_bar(f"{cfg.model['name']} on {task.name}", max(total, 1), console.is_terminal) as advance,
         autocast(cfg.parallel.precision, device),
     ):
         for length, index in missing:
-            ids = opened.ids(index)[: max(0, length - len(separator))]
+            ids = opened.ids(index)[: max(0, length - around)]
             seed = _seed(cfg.seed, opened.names[index])
-            entry = summarise(model, tokenizer, [ids, separator], cfg, seed, advance)
+            entry = summarise(model, tokenizer, ids, frame, cfg, seed, advance)
             entry["peak_memory_bytes"] = peak_memory_bytes(device)
             cache.add(_name(length, opened.names[index]), entry)
     cache.end_part(wanted)
@@ -171,12 +174,13 @@ def _without_model(task: BooksumConfig, text: str, texts: Sequence[str], seed: i
 def summarise(
     model: Any,
     tokenizer: TextTokenizer,
-    chunks: Sequence[np.ndarray],
+    book: np.ndarray,
+    frame: Frame,
     cfg: Config,
     seed: int,
     advance: Callable[[float], None] = lambda tokens: None,
 ) -> dict[str, Any]:
-    """Read the chunks (a book, and for a language model the separator) and sample a summary by `cfg.decoding`.
+    """Read a book, a language model in its frame, and sample a summary by `cfg.decoding`.
 
     Returns the summary, the numbers of tokens read and generated, and the seconds of both. advance is called with the
     number of tokens read, and with DECODE_COST for each generated one and each that an early end saved.
@@ -185,11 +189,11 @@ def summarise(
     reader: Reader | SourceReader
     if isinstance(model, Seq2Seq):
         model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
-        book = np.concatenate(chunks)
         reader = SourceReader.begin(model, book, tokenizer.bos_id, advance)
         read = _read(model, len(book))
     else:
-        reader = Reader.begin(model, tokenizer.bos_id).read(chunks, TOKENS_PER_CALL, advance)
+        chunks = [frame.begin[1:], book, frame.middle]
+        reader = Reader.begin(model, int(frame.begin[0])).read(chunks, TOKENS_PER_CALL, advance)
         read = sum(map(len, chunks))
     read_seconds = time.perf_counter() - started
     options = cfg.decoding

@@ -17,7 +17,7 @@ from infini.system.devices import autocast
 from infini.system.progress import progress_bar
 from infini.tasks.booksum.books import BookSplit, open_books
 from infini.tasks.booksum.config import BooksumConfig
-from infini.tasks.booksum.data import SEPARATOR, Examples, SourceBatches, SummaryBatches
+from infini.tasks.booksum.data import Examples, SourceBatches, SummaryBatches, frame_of
 from infini.tasks.booksum.evaluation import details, evaluate, evaluate_reference
 from infini.tasks.text.data_module import NumberedDataset, ResumableDataModule
 from infini.tasks.text.documents import TextTokenizer
@@ -72,12 +72,15 @@ class BooksumDataModule(ResumableDataModule):
         cfg, marks = self.cfg, (self.tokenizer.bos_id, self.tokenizer.end_id)
         length = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
         summaries = [[self.tokenizer.encode(text) for text in texts] for texts in books.summaries]
-        rest = (cast(BooksumConfig, cfg.task).summary_tokens, cfg.recipe.batch_size, cfg.seed)
+        task = cast(BooksumConfig, cfg.task)
+        rest = (task.summary_tokens, cfg.recipe.batch_size, cfg.seed)
+        # Before the kinds part: an encoder-decoder has no chat template.
+        frame = frame_of(self.tokenizer, task.chat, cfg.model)
         if kind_of(cfg.model["name"]) == "seq2seq":
             alternating = cfg.model["unlimiformer"] == "alternating"
             source_tokens = length if alternating else min(length, cfg.model["window"])
             return SourceBatches(opened.tokens, summaries, marks, source_tokens, *rest)
-        return SummaryBatches(opened.tokens, summaries, self.tokenizer.encode(SEPARATOR), marks, length, *rest)
+        return SummaryBatches(opened.tokens, summaries, frame, marks[1], length, *rest)
 
     def revision(self, split: str) -> str:
         return open_books(self.cfg, split).revision

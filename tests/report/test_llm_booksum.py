@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from books import write_books
 from command_runner import Runner
 from summary_runs import summaries
 from tiny_llms import write_tiny_base
+from transformers import AutoTokenizer
 
 from infini.config.compose import compose
+from infini.evaluation.decoding import Reader
 from infini.report.load import load_report
 from infini.report.selection import select_runs
 from infini.report.summaries import SummaryReport
+from infini.tasks.booksum.data import QUESTION, SEPARATOR, frame_of
+from infini.tasks.text.token_cache import open_tokenizer
 
 MEMORY = {"name": "llm", "base": "smollm2", "memory": "infini"}
 
@@ -58,6 +63,66 @@ def test_the_report_that_ships_has_rows_that_can_be_composed() -> None:
     for row in report.systems.values():
         if row.model == "llm":
             assert compose(["task=booksum", "model=llm", *row.settings]).model["base"] == "smollm2"
+
+
+TEMPLATE = "{% for m in messages %}<|im_end|>{{ m.role }}: {{ m.content }}{% endfor %}<|im_end|>reply: "
+"""Of the tiny base, whose special token it has twice."""
+
+
+def with_template(base: Path) -> Path:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(base)
+    return base
+
+
+def test_in_chat_the_book_is_a_message_and_the_summary_the_answer(tmp_path: Path) -> None:
+    base = with_template(write_tiny_base(tmp_path / "base"))
+    words = ["task=booksum", "model=llm", f"model.base={base}"]
+    tokenizer = open_tokenizer(compose(words))
+    frame = frame_of(tokenizer, True, compose(words).model)
+    assert frame.begin[0] == frame.middle[len(tokenizer.encode(QUESTION))] == tokenizer.end_id
+    assert tokenizer.decode(frame.begin) == "<|im_end|>user: "
+    assert tokenizer.decode(frame.middle) == f"{QUESTION}<|im_end|>reply: "
+    plain = frame_of(tokenizer, None, compose(words).model)
+    assert plain.begin.tolist() == [tokenizer.bos_id] and tokenizer.decode(plain.middle) == SEPARATOR
+
+
+def test_a_model_without_a_chat_template_is_refused(infini: Runner, tmp_path: Path) -> None:
+    infini.settings = ["logger=none", f"results_dir={infini.results}"]
+    words = ["task=booksum", "task.chat=true", f"task.data_dir={write_books(tmp_path / 'data')}"]
+    base = write_tiny_base(tmp_path / "base")
+    message = infini.error("eval", *words, "model=llm", f"model.base={base}", "dims.segment_length=64")
+    assert message.endswith(" has no chat template; use task.chat=null") and "model.base=" in message
+    message = infini.error("train", *words)
+    assert message == "task.chat=true: takes a pretrained language model, model=llm"
+    assert not infini.records()
+
+
+def test_the_evaluation_of_a_training_in_chat_is_in_chat(infini: Runner, tmp_path: Path) -> None:
+    base = with_template(write_tiny_base(tmp_path / "base"))
+    infini.settings = ["logger=none", f"results_dir={infini.results}"]
+    words = [f"task.data_dir={write_books(tmp_path / 'data')}", "model=llm", f"model.base={base}"]
+    recipe = ("steps=1", "warmup_steps=0", "segments_per_sequence=4", "batch_size=1", "checkpoint_segments=null")
+    training = [*(f"recipe.{text}" for text in recipe), "task.summary_tokens=8", "model.train=gates", "task.chat=true"]
+    infini("train", "task=booksum", *words, "dims.segment_length=64", *training)
+    (trained,) = infini.records()
+    asked = [f"checkpoint={trained.run_id}", "length=128", "decoding.max_new_tokens=4"]
+    infini("eval", "task=booksum", *words, *asked)
+    (run,) = infini.records("eval")
+    assert run.config["task"]["chat"] is True and run.parent == trained.run_id
+    (tmp_path / "book.txt").write_text("A dog runs. " * 9, "utf-8")
+    began: list[int] = []
+    begin = Reader.begin
+
+    def spied(model: Any, bos_id: int) -> Reader:
+        began.append(bos_id)
+        return begin(model, bos_id)
+
+    with patch.object(Reader, "begin", spied):
+        infini("summarize", str(tmp_path / "book.txt"), "decoding.max_new_tokens=2")
+    assert began == [open_tokenizer(compose(["task=booksum", *words])).end_id]
 
 
 @pytest.mark.parametrize("untrained", [True, False])
