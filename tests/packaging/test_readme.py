@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -372,6 +373,16 @@ def test_the_published_table_is_the_one_that_the_records_give(
     page = (ROOT / "docs" / "tutorials" / "start.md").read_text(encoding="utf-8")
     block = next(block for block in re.findall(r"```\n(.*?)\n```", page, re.DOTALL) if block.startswith("Passkey"))
     assert block in printed
+
+
+def test_the_summaries_of_the_page_are_those_of_their_runs() -> None:
+    page = (ROOT / "docs" / "explanation" / "summaries.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\[(\S+)\]\(\S+\), (\S+):\n\n```text\n(.*?)\n```$", page, re.DOTALL | re.MULTILINE)
+    assert len(shown) == page.count("```text") == 4
+    for name, book, text in shown:
+        lines = (ROOT / "results" / "runs" / name).read_text(encoding="utf-8").splitlines()
+        written = {entry["name"]: entry["summary"] for entry in map(json.loads, lines)}
+        assert text == written[book].strip()
 
 
 def test_targets_are_in_the_makefile() -> None:
