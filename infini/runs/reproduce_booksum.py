@@ -59,7 +59,7 @@ def reproduce(
         if model in REFERENCES:
             record = _reference([*words, f"task.reference={model}"], model, worker)
         else:
-            record = _system([*words, f"model={model}", *row.settings_at(scale)], row.untrained, worker)
+            record = _system([*words, f"model={model}", *row.settings_at(scale)], worker, row.untrained)
         overall = record.metric("overall")
         return f"{record.run_id}: overall {DASH if overall is None else f'{overall:.1f}'}"
 
@@ -87,7 +87,7 @@ def _reference(overrides: list[str], name: str, worker: Worker) -> RunRecord:
     return find() or worker.make("eval", cfg, None, find, lambda: evaluate_reference(cfg, overrides, name))
 
 
-def _system(overrides: list[str], untrained: bool, worker: Worker) -> RunRecord:
+def _system(overrides: list[str], worker: Worker, untrained: bool) -> RunRecord:
     cfg = compose(overrides)
     training = None if untrained else trained(cfg, overrides, worker).run_id
 

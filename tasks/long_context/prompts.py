@@ -96,8 +96,23 @@ def revision() -> str:
         raise InputError(f"task=long_context needs lm-evaluation-harness: {INSTALL}") from error
 
 
+@contextlib.contextmanager
+def _quiet_nltk() -> Iterator[None]:
+    """While lm-eval is imported, which asks the network for rules of sentences that numbers do not need. Where there is
+    none nltk says so, on the standard error that was there when nltk was imported, which may be closed."""
+    import nltk
+
+    download = nltk.download
+    nltk.download = partial(download, print_error_to=io.StringIO())
+    try:
+        yield
+    finally:
+        nltk.download = download
+
+
 def _needles(subtask: str, length: int, count: int, tokenizer: TextTokenizer) -> Iterator[Prompt]:
-    from lm_eval.tasks.ruler import common_utils, niah_utils, prepare_niah
+    with _quiet_nltk():
+        from lm_eval.tasks.ruler import common_utils, niah_utils, prepare_niah
 
     haystack, kind = _KINDS[subtask]
     text = _from_hub(subtask, ESSAYS, lambda: prepare_niah.get_haystack(type_haystack=haystack))

@@ -220,7 +220,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         reproduce_passkey, "_fill", lambda report, job, console: found.append((job.row.model, job.seed))
     )
 
-    def system(words: list[str], console: Any) -> Any:
+    def system(words: list[str], *_: Any) -> Any:
         found.append(compose(words).model["name"])
         return record
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 import random
 import sys
@@ -55,6 +57,23 @@ def of_harness(folder: str, name: str, **metadata: Any) -> Any:
 def words(base: Path, results: Path, *more: str) -> list[str]:
     fixed = f"task=long_context model=llm model.base={base} model.memory=infini dims.segment_length={N} length=1K"
     return ["eval", *fixed.split(), f"results_dir={results}", *more]
+
+
+def test_what_nltk_says_goes_nowhere(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the standard error of its own import, which is closed by now where a test brought it along. What is
+    imported anew is what asks for rules of sentences."""
+    import nltk.downloader
+
+    make_prompts("niah_single_1", LENGTH, 1, tokenizer, seed=1)
+    closed = io.StringIO()
+    closed.close()
+    names = inspect.getfullargspec(nltk.downloader.Downloader.download).args
+    defaults = list(nltk.downloader.Downloader.download.__defaults__)
+    defaults[names.index("print_error_to") - len(names)] = closed
+    monkeypatch.setattr(nltk.downloader.Downloader.download, "__defaults__", tuple(defaults))
+    for name in [name for name in sys.modules if name.startswith("lm_eval.tasks.ruler")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert make_prompts("niah_single_1", LENGTH, 1, tokenizer, seed=1)
 
 
 def test_needles_are_those_of_the_harness(base: Path, tokenizer: TextTokenizer) -> None:
