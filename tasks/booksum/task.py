@@ -74,7 +74,7 @@ class BooksumDataModule(ResumableDataModule):
         summaries = [[self.tokenizer.encode(text) for text in texts] for texts in books.summaries]
         task = cast(BooksumConfig, cfg.task)
         rest = (task.summary_tokens, cfg.recipe.batch_size, cfg.seed)
-        # Before the kinds part: an encoder-decoder has no chat template.
+        # An encoder-decoder reads no frame, but task.chat is refused for it here.
         frame = frame_of(self.tokenizer, task.chat, cfg.model)
         if kind_of(cfg.model["name"]) == "seq2seq":
             alternating = cfg.model["unlimiformer"] == "alternating"

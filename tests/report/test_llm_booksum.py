@@ -122,7 +122,10 @@ def test_the_evaluation_of_a_training_in_chat_is_in_chat(infini: Runner, tmp_pat
 
     with patch.object(Reader, "begin", spied):
         infini("summarize", str(tmp_path / "book.txt"), "decoding.max_new_tokens=2")
-    assert began == [open_tokenizer(compose(["task=booksum", *words])).end_id]
+        # A pretrained model as it is answers in its template, too.
+        infini("summarize", str(tmp_path / "book.txt"), *words[1:], "decoding.max_new_tokens=2")
+    assert began == [open_tokenizer(compose(["task=booksum", *words])).end_id] * 2
+    assert trained.run_id not in infini.err
 
 
 @pytest.mark.parametrize("untrained", [True, False])
