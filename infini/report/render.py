@@ -148,7 +148,13 @@ def behind_cells(report: RenderedReport) -> list[tuple[str, str, tuple[str, ...]
 
 
 def _markdown(text: str) -> str:
-    return re.sub(r"([\\|*_`\[\]<>])", r"\\\1", text)
+    """Escape what Markdown would read as markup. Text between backquotes stays code unless it has a "|"."""
+    parts = re.split(r"(`[^`|]+`)", text)
+    return "".join(part if at % 2 else _MARKUP.sub(r"\\\g<0>", part) for at, part in enumerate(parts))
+
+
+# An underscore inside a word is a letter, and brackets are a link only before one of "([:".
+_MARKUP = re.compile(r"[\\|*`]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|<(?=[A-Za-z/!?])")
 
 
 _LATEX_ESCAPES = {

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from report_runs import make_eval, make_train, report_settings, synthetic, variants_report
 from rich.console import Console
 
@@ -341,6 +344,22 @@ def test_markdown_leads_from_every_measured_cell_to_its_runs(report: Report) -> 
     assert "[`eval-local-1`](../runs/eval-local-1.json)" in text
     assert "commit abcdefabcdef" in text
     assert "training tokens 1,000,000" in text
+
+
+@given(st.text("ab1 _*[](){}<>!|:\\#/-", min_size=1, max_size=12).map(str.strip).filter(bool))
+def test_markdown_shows_a_text_as_it_is(text: str) -> None:
+    table = Table("Table", (text,), (Row("a", text, (Cell(text, "measured"),)),))
+    rendered = RenderedReport("t", "laptop", "Title", (table,), (f"about {text}",))
+    tokens = MarkdownIt("commonmark").enable("table").parse(render.to_markdown(rendered))
+    inline = [token.children or [] for token in tokens if token.type == "inline"]
+    shown = ["".join(child.content for child in children) for children in inline]
+    assert shown == ["Title", "Table", "Model", text, text, text, f"about {text}"]
+
+
+def test_markdown_has_no_more_backslashes_than_it_needs() -> None:
+    note = "arxiv_math: +0.05 [-0.1, 0.2], 3 < 4, `report=_a` | "
+    rendered = RenderedReport("t", "laptop", "Title", (), (note + "`a|b`",))
+    assert render.to_markdown(rendered).endswith(note.replace("|", r"\|") + r"\`a\|b\`" + "\n")
 
 
 def test_latex_is_escaped(report: Report) -> None:
