@@ -43,6 +43,12 @@ VERSIONED_PACKAGES = (
 )
 
 
+def start_of(config: Mapping[str, Any]) -> str | None:
+    """Run id of the training from which a training with this configuration starts; None for fresh weights. Where
+    `init_from` is the path of a checkpoint, its folder has that name."""
+    return Path(config["init_from"]).name if config.get("init_from") else None
+
+
 @dataclass
 class RunRecord:
     """A run: identity, environment, data and results."""
@@ -82,6 +88,11 @@ class RunRecord:
     """Step and reason of a training that diverged, which has neither results nor model. None for all other runs, whose
     files omit it."""
     schema: int = SCHEMA
+
+    @property
+    def started_from(self) -> str | None:
+        """Run id of the training from which this one started; None for a training from fresh weights."""
+        return start_of(self.config)
 
     @property
     def synthetic(self) -> bool:

@@ -313,15 +313,17 @@ def _books(runs: Sequence[RunRecord], length: int) -> dict[int, tuple[str, dict[
 
 @dataclass(frozen=True)
 class _Share:
-    """The accuracy of a cell over all seeds, as successes of trials, and the side on which it should be."""
+    """The accuracy of a cell by seed, the prompts of all seeds, and the side on which the accuracy should be."""
 
-    right: float
-    trials: float
+    accuracy: list[float]
+    asked: int
     expected: float
     above: bool
 
-    def p_values(self, times: float = 1.0) -> PValues:
-        p, q = proportion_p(self.right * times, self.trials * times, self.expected)
+    def p_values(self, times: float = 1.0, n_seeds: int | None = None) -> PValues:
+        """As it is, or as it would be with so many times the prompts of each seed, and so many seeds."""
+        trials = effective_trials(self.accuracy, self.asked, times, n_seeds)
+        p, q = proportion_p(statistics.fmean(self.accuracy) * trials, trials, self.expected)
         return (p, q) if self.above else (q, p)
 
 
@@ -352,10 +354,8 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
         for depth, found in by_depth.items():
             accuracy = [float(cell["token_accuracy"]) for _, cell in found.values()]
             asked = [int(cell["examples"]) for _, cell in found.values()]
-            mean, trials = statistics.fmean(accuracy), effective_trials(accuracy, sum(asked))
-            expected, above = _expected(claim, beside, len(means), depth)
-            shares.append(_Share(mean * trials, trials, expected, above))
-            means.append(percent(100 * mean))
+            shares.append(_Share(accuracy, sum(asked), *_expected(claim, beside, len(means), depth)))
+            means.append(percent(100 * statistics.fmean(accuracy)))
             used |= {run.run_id: None for run, _ in found.values()}
             seeds = set(found) if seeds is None else seeds & set(found)
             examples |= set(asked)
@@ -372,10 +372,11 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     if not_asked:
         # The lengths that are missing may be the ones at which it fails.
         return Measured(text, tuple(used), (*parts, (1.0, 1.0)), to_decide=f"prompts of {', '.join(not_asked)}")
-    more = [
-        (f"{k * min(examples)} prompts a cell and seed", lambda k=k: [share.p_values(k) for share in shares])
-        for k in MORE_PROMPTS
-    ]
+    prompts = {k: f"{k * min(examples)} prompts a cell and seed" for k in MORE_PROMPTS}
+    steps = [(k, n_seeds, text) for k, text in prompts.items()]
+    steps += [(1, n, f"{n} seeds") for n in MORE_SEEDS if n > n_seeds]
+    steps += [(k, n, f"{n} seeds with {text}") for k, text in prompts.items() for n in MORE_SEEDS if n > n_seeds]
+    more = [(what, lambda k=k, n=n: [share.p_values(k, n) for share in shares]) for k, n, what in steps]
     return Measured(text, tuple(used), parts, with_more=more)
 
 

@@ -62,22 +62,29 @@ def minimum_interval(counts: Sequence[tuple[float, float]], level: float = LEVEL
     return min(low for low, _ in each), min(high for _, high in each)
 
 
-def effective_trials(shares: Sequence[float], trials: float) -> float:
-    """Effective number of independent trials behind the mean of the shares of several seeds, at most `trials`.
+def effective_trials(shares: Sequence[float], trials: float, times: float = 1.0, n_seeds: int | None = None) -> float:
+    """Effective number of independent trials behind the mean of the shares of several seeds, at most their number.
 
     If seeds differ by more than chance, a mean is less certain than its number of prompts suggests. Their variance
     gives the effective number, corrected by Student's quantile for few seeds (Korn and Graubard 1998). If seeds do not
     differ, for example if all answers are right, it is `trials`, and the interval does not cover seeds that would fail:
     if one training in five answers half of the prompts, it covers 48 in 100 with three seeds and 67 with five.
+
+    times, n_seeds: what it would be with so many times the prompts of each seed, and with so many seeds. More prompts
+    reduce only what chance adds to the variance between seeds.
     """
     n = len(shares)
+    seeds = n if n_seeds is None else n_seeds
+    most = trials * times * seeds / n
     if n < 2:
-        return trials
-    mean, variance = float(np.mean(shares)), float(np.var(shares, ddof=1)) / n
+        return most
+    mean, variance = float(np.mean(shares)), float(np.var(shares, ddof=1))
     if variance <= 0 or not 0 < mean < 1:
-        return trials
-    few = float(special.ndtri(0.5 + LEVEL / 2) / special.stdtrit(n - 1, 0.5 + LEVEL / 2))
-    return min(trials, mean * (1 - mean) / variance * few**2)
+        return most
+    by_chance = min(variance, mean * (1 - mean) * n / trials)
+    of_mean = (variance - by_chance + by_chance / times) / seeds
+    few = float(special.ndtri(0.5 + LEVEL / 2) / special.stdtrit(seeds - 1, 0.5 + LEVEL / 2))
+    return min(most, mean * (1 - mean) / of_mean * few**2)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 
 from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
 from infini.errors import InputError, did_you_mean, require
-from infini.records import RunRecord, value_at
+from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.selection import Drawings, RowsOfOneTask, Selection, make_row, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
-    PLUS_MINUS,
     Cell,
     RenderedReport,
     Row,
@@ -191,9 +190,9 @@ class PasskeyReport(RowsOfOneTask):
 
     def _starts_of(self, training: Mapping[str, Any], scale: str, known: Selection) -> set[str]:
         """What a training started from, as rows name it; empty if its record is missing."""
-        if (init_from := training.get("init_from")) is None:
+        if (name := start_of(training)) is None:
             return {""}
-        if (before := known.parents.get(init_from)) is None:
+        if (before := known.parents.get(name)) is None:
             return set()
         if before.task != self.task:
             return {before.task}
@@ -241,7 +240,7 @@ class PasskeyReport(RowsOfOneTask):
         notes = [self.note] if self.note else []
         notes.append(
             f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
-            f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets."
+            "means over the seeds of the row, or as many as the number in brackets says."
         )
         left_out = _left_out(self, scale, yours or (), sources.get("yours"))
         for source, selection in sources.items():
@@ -271,7 +270,7 @@ class PasskeyReport(RowsOfOneTask):
 def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord], length: int, source: str) -> Cell:
     """The accuracy at all places of one length, each the mean over seeds."""
     chosen = chosen_cells(report, runs)
-    texts, values, used = [], [], []
+    texts, values, used, asked = [], [], [], []
     for depth in parse_depths(report.depths):
         found = [pair for (_, *place), pair in chosen.items() if place == [length, depth]]
         if not found:
@@ -280,13 +279,15 @@ def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord], length: int, sou
         value = 100 * statistics.fmean(cell["token_accuracy"] for _, cell in found)
         values.append(value)
         used += [run.run_id for run, _ in found]
+        asked.append(len(found))
         mark = LOCAL_MARK if any(cell["same_segment"] > 0 for _, cell in found) else ""
         texts.append(percent(value) + mark)
     if not values:
         return MISSING
-    seeds = len({run.seed for run in runs})
+    seeds = min(asked)
+    fewer = f" ({seeds})" if seeds < len({run.seed for run in runs}) else ""
     mean = statistics.fmean(values)
-    return measured_cell("/".join(texts), source, mean, seeds, dict.fromkeys(used))
+    return measured_cell("/".join(texts) + fewer, source, mean, seeds, dict.fromkeys(used))
 
 
 def chosen_cells(

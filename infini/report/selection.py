@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from infini.config.schema import evaluation_keys
 from infini.errors import InputError, did_you_mean, require
-from infini.records import RunRecord, value_at
+from infini.records import RunRecord, start_of, value_at
 from infini.report.kind import ReportKind
 from infini.report.tables import RenderedReport
 
@@ -71,7 +71,7 @@ class Selection:
         """Whether the model of `run`, or a model its training started from, was trained on synthetic text."""
         ancestor = self.training(run)
         while ancestor is not None and not ancestor.synthetic:
-            ancestor = self.parents.get(ancestor.config.get("init_from") or "")
+            ancestor = self.parents.get(ancestor.started_from or "")
         return ancestor is not None
 
     def training(self, run: RunRecord) -> RunRecord | None:
@@ -418,10 +418,10 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
 
 def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
     """Settings of the training that a training started from; empty if it started from fresh weights."""
-    name = training.get("init_from")
-    if not name:
+    name = start_of(training)
+    if name is None:
         return {}
-    start = selection.parents.get(Path(name).name)
+    start = selection.parents.get(name)
     if start is None:
         return {"init_from": json.dumps("unknown")}
     settings = _start(start.config, selection)

@@ -52,7 +52,13 @@ def _evidence(name: str, scale: str, known: list[RunRecord]) -> Evidence:
         raise InputError(f"report.claims: report={name} has no runs that a claim could be judged by")
     # The table may refuse several runs of one cell. Claims take the kind's first choice among them.
     report: RunReport = replace(cast(Any, declared), aggregate=declared.choices[0])
-    return Evidence(report, {part.task: select_runs(part, scale, known) for part in report.parts})
+    selections = {}
+    for part, as_shown in zip(report.parts, declared.parts, strict=True):
+        # As in the table, what was trained otherwise than declared does not count beside what was.
+        superseded = select_runs(as_shown, scale, known, keep_disputes=True).superseded.values()
+        left_out = {run_id for runs in superseded for run_id in runs}
+        selections[part.task] = select_runs(part, scale, [run for run in known if run.run_id not in left_out])
+    return Evidence(report, selections)
 
 
 @cache

@@ -323,13 +323,15 @@ def find_training(cfg: Config, with_model: bool = True) -> RunRecord | None:
     runs = [
         run
         for run in (_with_models(cfg) if with_model else records.load_records(cfg.results_dir))
-        if run.verb == "train"
-        and run.diverged is None
-        and config_hash(run.config) == wanted
-        # A variant of another report fills no cell of this one.
-        and (cfg.variant is not None or not run.config.get("variant"))
+        if run.verb == "train" and run.diverged is None and config_hash(run.config) == wanted and fits_variant(cfg, run)
     ]
     return newest_on_the_data(cfg, runs, "train")
+
+
+def fits_variant(cfg: Config, run: RunRecord) -> bool:
+    """Whether a run may fill a cell of the report of `cfg`: a variant of another report is another model."""
+    own = {cfg.variant, *cfg.report.get("former_names", ())} if cfg.variant else ()
+    return run.config.get("variant") in {None, *own}
 
 
 def newest_on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> RunRecord | None:

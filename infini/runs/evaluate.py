@@ -186,7 +186,7 @@ def _write(
 def _as_trained(
     cfg: Config, overrides: list[str], description: dict[str, Any], folder: Path, changes: dict[str, Any]
 ) -> Config:
-    """`cfg` with model, sizes, optimizer, recipe and seed of the checkpoint, so that the record describes the run.
+    """`cfg` with what was chosen for the training of the checkpoint, so that the record describes the run.
 
     changes: options of the model that replace those of the checkpoint. Raises InputError for any other setting on the
     command line that differs from the training.
@@ -209,7 +209,7 @@ def _as_trained(
         # A group is chosen by its name; its other keys may have been set one by one.
         chosen = f"{key}.name" if isinstance(value_at(held, key), dict) else key
         was, now = value_at(held, chosen), value_at(values, chosen)
-        if key.partition(".")[0] in _TRAINED and now != was:
+        if (key.partition(".")[0] in _TRAINED or key in _TOKENIZER) and now != was:
             raise InputError(f"{key}={now!r}: the checkpoint was trained with {was!r}")
     groups = {"dims": DimsConfig, "optimizer": OptimizerConfig, "recipe": RecipeConfig}
     try:
@@ -225,7 +225,10 @@ def _as_trained(
         inherited = [key for key in task.evaluation_inherits if f"task.{key}" not in keys]
         # Older checkpoints lack newer keys.
         task = replace(task, **{key: held["task"][key] for key in inherited if key in held["task"]})
-    return replace(cfg, task=task, **trained)
+    # The text is read with the tokenizer of the checkpoint.
+    names = [key.partition(".")[2] for key in _TOKENIZER]
+    scale = replace(cfg.scale, **{name: held["scale"][name] for name in names})
+    return replace(cfg, task=task, scale=scale, **trained)
 
 
 def _group(schema: Any, held: dict[str, Any]) -> Any:
@@ -234,4 +237,5 @@ def _group(schema: Any, held: dict[str, Any]) -> Any:
     return schema(**newer, **held)
 
 
+_TOKENIZER = ("scale.tokenizer", "scale.vocab_size")
 _TRAINED = ("model", "dims", "optimizer", "recipe", "seed", "init_from")

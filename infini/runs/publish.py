@@ -178,11 +178,11 @@ def with_parents(ids: Iterable[str], results_dir: Path, published: dict[str, Run
     for run_id in ids:
         record = _find(run_id, results_dir)
         chosen[run_id] = record
-        # Its training, and the training from which that one started.
-        before = record.parent
+        # Its training, and the trainings from which that one started.
+        before = record.parent or record.started_from
         while before and before not in chosen and before not in published:
             chosen[before] = _find(before, results_dir)
-            before = chosen[before].config.get("init_from")
+            before = chosen[before].started_from
     return chosen
 
 
@@ -200,6 +200,9 @@ def check_publishable(record: RunRecord, results_dir: Path, before: dict[str, Ru
         raise InputError(f"run {record.run_id} is already published with different content")
     if len(record.environment.get("git_revisions") or ()) > 1:
         raise InputError(f"run {record.run_id} cannot be published: it was made at more than one commit")
+    if products := record.environment.get("products"):
+        what = f"its products are partly in {', partly in '.join(products)}"
+        raise InputError(f"run {record.run_id} cannot be published: {what}")
     dirty = record.environment.get("git_dirty")
     if dirty is None:
         raise InputError(f"run {record.run_id} cannot be published: the commit it was made from is not known")

@@ -16,7 +16,13 @@ from infini.records import RunRecord
 from infini.report.selection import rows_of_models
 from infini.report.tables import DASH
 from infini.report.text_report import Report
-from infini.runs.common import find_training, names_a_task, newest_on_the_data, settle_contradictions
+from infini.runs.common import (
+    find_training,
+    fits_variant,
+    names_a_task,
+    newest_on_the_data,
+    settle_contradictions,
+)
 from infini.runs.evaluate import evaluate
 from infini.runs.reproduce import run_jobs, trained
 from infini.runs.workers import Worker
@@ -126,8 +132,7 @@ def _evaluated(cfg: Config, trained: RunRecord | None) -> RunRecord | None:
         and run.parent == (None if trained is None else trained.run_id)
         and run.data.get("split") == cfg.report["split"]
         and asked == {key: run.config["scale"].get(key) for key in asked}
-        # A variant of another report fills no cell of a report that does not have it.
-        and (cfg.variant is not None or not run.config.get("variant"))
+        and fits_variant(cfg, run)
     ]
     return newest_on_the_data(cfg, fitting, cfg.report["split"])
 

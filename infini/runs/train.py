@@ -149,6 +149,11 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
         data.setup("fit")
     lightning.seed_everything(cfg.seed, verbose=False)
     model = build_model(cfg.model, cfg.dims, data.tokenizer.vocab_size)
+    if any(p.requires_grad and p.dtype == torch.bfloat16 for p in model.parameters()):
+        raise InputError(
+            f"model.dtype='bfloat16': its rounding removes most steps of model.train={cfg.model['train']}; set "
+            "model.dtype=float32 (parallel.precision=bf16 still multiplies in bfloat16), or model.train=lora or gates"
+        )
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
     if isinstance(model, Seq2Seq) and (summary_tokens := getattr(cfg.task, "summary_tokens", None)) is not None:
         model.check_target("task.summary_tokens", summary_tokens)
@@ -272,6 +277,9 @@ class _Training:
         """Take up what an earlier process of this training left: its newest checkpoint, if there is one."""
         if self.unfinished.claim(self.record):
             warn(self.console, f"{self.record.run_id} was started at another commit: no single commit reproduces it")
+        if products := self.record.environment.get("products"):
+            what = f"{self.record.run_id} was begun with products in {products[0]}: no single machine reproduces it"
+            warn(self.console, what)
         point, damaged = self.unfinished.newest()
         for path in damaged:
             warn(self.console, f"{path}: damaged, skipped")

@@ -36,8 +36,10 @@ def peak_memory_bytes(device: torch.device) -> int:
 
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "linux":
-        # The peak of getrusage cannot be reset.
+        # The peak of getrusage cannot be reset. Some sandboxes have no VmHWM.
         status = Path("/proc/self/status").read_text(encoding="ascii")
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        found = [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")]
+        if found:
+            return found[0]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

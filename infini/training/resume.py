@@ -50,7 +50,8 @@ class UnfinishedRun:
         """Lock the folder for this process. If a run was started here before, `record` gets its id and start time.
 
         Returns whether parts of the run were made at another commit or with uncommitted changes: no single commit
-        reproduces it then, and `record` lists the commits. Raises BusyError when another process holds the lock.
+        reproduces it then, and `record` lists the commits. Likewise `record` lists the formats of products, bfloat16 or
+        float32, if `auto` chose another one on another machine. Raises BusyError when another process holds the lock.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.folder / "lock")
@@ -76,6 +77,14 @@ class UnfinishedRun:
             self._write_run(run)
         if run["mixed"]:
             record.environment |= {"git_revisions": run["git_revisions"], "git_dirty": True}
+        if "bfloat16" in record.environment:
+            used = run.get("products", [])
+            product = "bfloat16" if record.environment["bfloat16"] else "float32"
+            if product not in used:
+                run["products"] = used = [*used, product]
+                self._write_run(run)
+            if len(used) > 1:
+                record.environment["products"] = used
         return bool(run["mixed"])
 
     def save(self, step: int, write: Callable[[str], None]) -> Path:
@@ -122,10 +131,11 @@ class UnfinishedRun:
         # Marked as ended first, in case of a kill between two removals. A full disk does not undo the training.
         with contextlib.suppress(OSError):
             self._write_run({"ended": True})
-        self.release()
         made = [path for pattern in ("*.ckpt", f"*{DAMAGED}", ".*.partial") for path in self.folder.glob(pattern)]
+        # The lock last, and still held: a process that waits for it must not find its files removed.
         for path in (*made, self.folder / "run.json", self.folder / "lock"):
             path.unlink(missing_ok=True)
+        self.release()
         # A folder that also holds files of the user stays.
         with contextlib.suppress(OSError):
             self.folder.rmdir()
@@ -265,19 +275,28 @@ def set_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 
 def _lock(path: Path) -> Any:
-    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the lock is held
-    try:
-        import fcntl
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the lock is held
+        except FileNotFoundError:
+            continue
+        try:
+            import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            said = "another process runs this training; wait until it has ended, or set results_dir or seed"
+            raise BusyError(f"{path.parent}: {said}", path) from error
+        except (ImportError, OSError):
+            # The system or the disk has no file locks: the user keeps two processes of one configuration apart.
+            return file
+        # The process that had the lock may have removed the file after it was opened here.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
         file.close()
-        said = "another process runs this training; wait until it has ended, or set results_dir or seed"
-        raise BusyError(f"{path.parent}: {said}", path) from error
-    except (ImportError, OSError):
-        # The system or the disk has no file locks: the user keeps two processes of one configuration apart.
-        pass
-    return file
 
 
 def step_of(checkpoint: Path) -> int:

@@ -267,6 +267,24 @@ def test_all_right_of_150_prompts_is_not_surely_98() -> None:
     assert to_decide(three_seeds())["passkey_linear"] == "about 100 prompts a cell and seed"
 
 
+def test_what_seeds_that_differ_leave_open_is_decided_by_seeds() -> None:
+    """One of three is far behind at one place: no number of prompts makes that chance."""
+    runs = three_seeds({"1M": (100.0, 80.0, 100.0)}, accuracy=1.0, examples=300)
+    assert verdicts(runs)["passkey_linear"][0] == "inconclusive"
+    assert "seeds" in to_decide(runs)["passkey_linear"].replace("cell and seed", "")
+
+
+def test_claims_are_judged_by_the_runs_of_the_table() -> None:
+    """A newer run that was trained otherwise replaces none that was trained as declared."""
+    runs, name = [*three("memorizing"), *three("infini_linear", 3.5)], "pg19_infini_linear_memorizing"
+    trainings = [make_train(run.model, run.seed) for run in runs]
+    before = verdicts([*runs, *trainings])[name]
+    training = make_train("infini_linear", 1, run_id="short", started="2100-01-01T00:00:00Z")
+    training.config["recipe"] = {"steps": 3}
+    later = make_eval("infini_linear", 1, 9.0, run_id="later", parent="short", started="2100-01-02T00:00:00Z")
+    assert before[0] == "holds" and verdicts([*runs, *trainings, training, later])[name] == before
+
+
 def test_what_is_far_behind_at_every_seed_does_not_hold() -> None:
     assert verdicts(three_seeds(accuracy=0.7))["passkey_linear"][0] == "does not hold"
     # One length is enough.

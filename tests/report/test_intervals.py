@@ -74,6 +74,19 @@ def test_seeds_that_differ_are_worth_fewer_prompts() -> None:
     assert intervals.effective_trials([0.5], 50) == 50
 
 
+def test_more_prompts_do_not_make_seeds_alike() -> None:
+    """Prompts reduce what chance adds to the variance of seeds, further seeds all of it."""
+    shares, plain = [0.996, 0.968, 1.0], intervals.effective_trials([0.996, 0.968, 1.0], 150)
+    assert intervals.effective_trials(shares, 150, times=1.0, n_seeds=3) == plain < 150
+    # Of the variance of the shares, 0.00030, 50 prompts explain 0.00024.
+    many = intervals.effective_trials(shares, 150, times=1e9)
+    assert plain < many == pytest.approx(plain * np.var(shares, ddof=1) / (np.var(shares, ddof=1) - 0.000237), rel=1e-2)
+    assert intervals.effective_trials(shares, 150, times=1e9, n_seeds=20) > 20 * many / 3
+    # Where seeds agree, prompts are all there is.
+    assert intervals.effective_trials([0.9, 0.9], 100, times=4) == 400
+    assert intervals.effective_trials([0.9, 0.9], 100, times=4, n_seeds=3) == 600
+
+
 def test_two_way_errors_by_hand() -> None:
     """Two documents of 10 tokens at two seeds: differences of one seed are alike, or those of one document."""
     documents, seeds, weights = ["a", "b", "a", "b"], [1, 1, 2, 2], [10.0] * 4

@@ -199,8 +199,10 @@ def test_fine_tuning_starts_from_books_or_is_no_fine_tuning() -> None:
     assert rows_of([other, *runs]) == rows_of(runs) == {}
 
 
-def test_a_row_whose_books_were_made_up_says_so() -> None:
-    runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": "books"})
+@pytest.mark.parametrize("init_from", ["books", "results/checkpoints/books", "/elsewhere/books/"])
+def test_a_row_whose_books_were_made_up_says_so(init_from: str) -> None:
+    """However the checkpoint of the books is named, by its run or by its folder."""
+    runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": init_from})
     made_up = make_train("infini_linear", 1, run_id="books", data={**BOOKS.data, "source": "synthetic"})
     for books, label in ((BOOKS, "yours"), (made_up, "yours (books: SYNTHETIC)")):
         table = report().render("laptop", [], [books, *runs]).tables[0]
@@ -248,6 +250,13 @@ def test_cells_show_all_places_and_mark_those_that_need_no_memory() -> None:
     row = next(row for row in table.rows if row.model == "linear/yours")
     assert row.cells[1].text == "99/99/99*"
     assert set(row.cells[1].run_ids) == {"eval-infini_linear-passkey_laptop-1", "eval-infini_linear-passkey_laptop-2"}
+
+
+def test_a_cell_says_from_how_many_seeds_it_is() -> None:
+    """The longest lengths of a row are often asked of one seed alone."""
+    runs = [*pair(seed=1), *pair(seed=2, lengths=[2**15])]
+    row = next(row for row in report().render("laptop", [], runs).tables[0].rows if row.model == "linear/yours")
+    assert [(cell.text, cell.n_seeds) for cell in row.cells[1:3]] == [("100/100/100*", 2), ("100/100/100* (1)", 1)]
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,22 @@ def test_publish_refuses_synthetic_unknown_and_unnamed_runs(cfg: Any, published:
     assert not published.exists()
 
 
+@pytest.mark.parametrize("init_from", ["made-up", "checkpoints/made-up"])
+@pytest.mark.parametrize("published_alone", ["train-local-1", "eval-local-1"])
+def test_publish_refuses_what_began_from_a_model_of_made_up_text(
+    cfg: Any, published: Path, init_from: str, published_alone: str
+) -> None:
+    """An evaluation, and its training by itself."""
+    fill(Path(cfg.results_dir), make_eval("local", 1))
+    training = make_train("local", 1)
+    training.config["init_from"] = init_from
+    for record in (training, synthetic(make_train("local", 1, run_id="made-up"))):
+        records.write_record(record, Path(cfg.results_dir))
+    with pytest.raises(InputError, match="run made-up cannot be published: its data is synthetic"):
+        publish.run(cfg, [], [published_alone])
+    assert not published.exists()
+
+
 def test_publish_refuses_runs_that_another_report_is_about(cfg: Any, published: Path) -> None:
     fill(Path(cfg.results_dir), make_eval("local", 1, task="passkey"))
     with pytest.raises(

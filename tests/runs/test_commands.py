@@ -389,6 +389,16 @@ def test_longer_training_sequences_are_measured_and_drawn(infini: Runner, monkey
         assert "suite.training_segments" in message
 
 
+def test_an_evaluation_has_the_tokenizer_of_its_checkpoint(infini: Runner) -> None:
+    """And says so, whatever the scale's own vocabulary is."""
+    infini("train", "scale.vocab_size=290")
+    infini.settings = [word for word in infini.settings if not word.startswith("scale.vocab_size")]
+    infini("eval")
+    (run,) = infini.records("eval")
+    assert run.config["scale"]["vocab_size"] == 290 and "bpe-290" in run.data["tokenizer"]
+    assert infini.error("eval", "scale.vocab_size=280") == ("scale.vocab_size=280: the checkpoint was trained with 290")
+
+
 def test_an_evaluation_that_went_on_at_another_commit_says_so(
     with_model: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,5 +248,6 @@ def test_what_was_trained_as_a_variant_is_not_taken_for_the_model_as_it_is(with_
     run.config["variant"] = "table2_100k"
     records.write_record(run, with_model.results)
     assert find_training(cfg) is None
-    found = find_training(replace(cfg, variant="lm_gates"))
+    assert find_training(replace(cfg, variant="lm_gates")) is None
+    found = find_training(replace(cfg, variant="table2_100k"))
     assert found is not None and found.run_id == run.run_id

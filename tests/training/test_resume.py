@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import random
@@ -24,6 +25,7 @@ from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.runs import train as train_command
+from infini.runs.publish import check_publishable
 from infini.training import resume
 from infini.training.module import LanguageModelModule
 from infini.training.resume import UnfinishedRun, random_states, set_random_states
@@ -438,6 +440,58 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         other.claim(second)
     held.release()
     other.claim(second)
+
+
+def test_the_lock_is_held_until_all_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next process loses its own files to the removal."""
+    run = UnfinishedRun(tmp_path / "run")
+    run.claim(begun("a"))
+    run.save(3, lambda path: torch.save({"infini": 1}, path))
+    left: list[list[str]] = []
+    release = UnfinishedRun.release
+
+    def releasing(self: UnfinishedRun) -> None:
+        left.append([path.name for path in self.folder.iterdir()])
+        release(self)
+
+    monkeypatch.setattr(UnfinishedRun, "release", releasing)
+    run.clear()
+    assert left == [[]] and not run.folder.exists()
+
+
+def test_a_lock_on_a_removed_file_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process before removes its lock file between our opening and our locking of it."""
+    path, real, times = tmp_path / "run" / "lock", fcntl.flock, []
+
+    def locking(file: Any, how: int) -> None:
+        if not times:
+            path.unlink()
+        times.append(how)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", locking)
+    UnfinishedRun(tmp_path / "run").claim(begun("a"))
+    assert len(times) == 2 and path.exists()
+
+
+def test_a_run_that_resumes_on_another_processor_names_both_formats(tmp_path: Path) -> None:
+    """parallel.precision=auto multiplies in bfloat16 where that is fast."""
+
+    def claimed(bfloat16: bool) -> RunRecord:
+        run, record = UnfinishedRun(tmp_path / "run"), begun("a")
+        record.environment["bfloat16"] = bfloat16
+        run.claim(record)
+        run.release()
+        return record
+
+    claimed(False)
+    run = UnfinishedRun(tmp_path / "run")
+    run.save(3, lambda path: torch.save({"infini": 1}, path))
+    assert "products" not in claimed(False).environment
+    mixed = [claimed(bfloat16) for bfloat16 in (True, False)]
+    assert [record.environment["products"] for record in mixed] == [["float32", "bfloat16"]] * 2
+    with pytest.raises(InputError, match="cannot be published: its products are partly in float32, partly in bfloat16"):
+        check_publishable(mixed[0], tmp_path, {})
 
 
 def test_a_run_keeps_its_id_from_its_first_point_on(tmp_path: Path) -> None:
