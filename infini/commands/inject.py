@@ -10,7 +10,10 @@ from infini.pretrained.base_names import SEGMENT
 
 SHORT = {
     "segment_length": "dims.segment_length",
-    **{name: f"model.{name}" for name in ("update_rule", "gate_init", "window", "sinks", "layers", "dtype")},
+    **{
+        name: f"model.{name}"
+        for name in ("update_rule", "gate_init", "window", "sinks", "memory_decay", "layers", "dtype")
+    },
 }
 """Keys that may be written without their group here."""
 

@@ -25,13 +25,14 @@ class LLMConfig:
     gate_init: float = -4.0
     window: Literal["segment", "previous"] = "segment"
     sinks: int = 0
+    memory_decay: float | None = None
     layers: list[int] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     train: Literal["all", "lora", "gates_and_norms", "gates"] = "all"
     lora_rank: int | None = None
 
     def __post_init__(self) -> None:
-        at_least("model", self, 1, "lora_rank")
+        at_least("model", self, 1, "lora_rank", "memory_decay")
 
 
 @lru_cache(maxsize=4)

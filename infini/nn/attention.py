@@ -395,8 +395,7 @@ class InfiniAttention(LocalAttention):
     def reset_gate(self) -> None:
         """Set beta and decay to their initial values; see gate_init and memory_decay."""
         if self.decay is not None and self.memory_decay is not None:
-            half_lives = torch.logspace(0, math.log2(self.memory_decay), self.n_kv_heads, base=2, dtype=torch.float64)
-            self.decay.copy_(torch.logit(0.5 ** (1 / half_lives)))
+            self.decay.copy_(memory.decay_logits(self.n_kv_heads, self.memory_decay))
         if self.gate_init == "zeros":
             self.beta.zero_()
         elif self.gate_init == "local":

@@ -28,7 +28,7 @@ def parameter_groups(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if name.split(".")[-1] == GATE:
+        if name.split(".")[-1] == GATE or ".infini_gate." in name:
             groups["gates"].append(parameter)
         elif name.split(".")[-1] == POSITION_BIAS:
             groups["biases"].append(parameter)

@@ -50,6 +50,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
         gate_init=options["gate_init"],
         window=options["window"],
         sinks=options["sinks"],
+        memory_decay=options["memory_decay"],
     )
     _write(folder, model, base.tokenizer, "nothing is trained yet")
     return 0

@@ -20,18 +20,18 @@ VOCABULARY = 61
 GATE = -0.5
 """Where both sides are heard."""
 
-BOTH: dict[str, Any] = {"window": "previous", "sinks": 2}
-"""Both additions to the paper."""
+ADDITIONS: dict[str, Any] = {"window": "previous", "sinks": 2, "memory_decay": 4}
+"""All additions to the paper."""
 SHARED = pytest.mark.parametrize(
     ("options", "name"),
     [
         pytest.param({}, "llama", id="paper-llama", marks=pytest.mark.slow),
-        pytest.param(BOTH, "llama", id="both-llama"),
+        pytest.param(ADDITIONS, "llama", id="all-llama"),
         pytest.param({}, "gemma3", id="paper-gemma3"),
-        pytest.param(BOTH, "gemma3", id="both-gemma3", marks=pytest.mark.slow),
+        pytest.param(ADDITIONS, "gemma3", id="all-gemma3", marks=pytest.mark.slow),
     ],
 )
-"""Both options in one family and sliding layers in another; the other two combinations are slow."""
+"""All additions in one family and sliding layers in another; the other two combinations are slow."""
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

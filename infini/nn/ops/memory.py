@@ -11,6 +11,7 @@ Products are taken in the dtype of their operands (bfloat16 under autocast), the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -177,6 +178,16 @@ class TokenSums:
         share = _Share.apply(written_BSG[..., None, None], normaliser(self.sk, z_divisor_BSGK))
         with self.products():
             return (self.written.transpose(-1, -2) @ scaled(self.sk, share)).to(z_divisor_BSGK.dtype)
+
+
+def decay_logits(heads: int, longest: float) -> torch.Tensor:
+    """[heads], float64: the initial logits of a learned decay (an addition to the paper).
+
+    sigmoid of them is what remains of a head's memory after a segment. Half-lives are spread evenly in logarithm from 1
+    to `longest` segments, so that heads forget at different speeds.
+    """
+    half_lives = torch.logspace(0, math.log2(longest), heads, base=2, dtype=torch.float64)
+    return torch.logit(0.5 ** (1 / half_lives))
 
 
 def scan(

@@ -164,10 +164,31 @@ class Layer:
             mixed: torch.Tensor = ops.gate(a_BSHTV, numerator, denominator, g, first, self.settings.first_segment)
         return mixed
 
-    def scan(self, k_BSGNK: torch.Tensor, v_BSGNV: torch.Tensor, before: Memory) -> tuple[Memory, Memory]:
-        """Eq. 4 or 5: the memory that each segment begins with, and the one after the last."""
+    def scan(
+        self, k_BSGNK: torch.Tensor, v_BSGNV: torch.Tensor, before: Memory, complete: bool
+    ) -> tuple[Memory, Memory]:
+        """Eq. 4 or 5: the memory that each segment begins with, and the one after the last. complete: whether the
+        segments end with these tokens, so that the memory decays behind each."""
+        rule = self.settings.update_rule
         with without_autocast(k_BSGNK):
-            return ops.scan(ops.sigma(_exact(k_BSGNK)), _exact(v_BSGNV), before, rule=self.settings.update_rule)
+            decay_BSG = self._remains(before) if complete else None
+            return ops.scan(ops.sigma(_exact(k_BSGNK)), _exact(v_BSGNV), before, rule=rule, decay_BSG=decay_BSG)
+
+    def end_segment(self, pending: Memory) -> Memory:
+        """The memory behind a finished segment, of which `pending` holds all tokens."""
+        with without_autocast(pending.z_BGK):
+            decay_BSG = self._remains(pending)
+            if decay_BSG is None:
+                return pending
+            decay_BGK = decay_BSG[0, :, :, None]
+            return Memory(decay_BGK[..., None] * pending.m_BGKV, decay_BGK * pending.z_BGK)
+
+    def _remains(self, like: Memory) -> torch.Tensor | None:
+        """What remains of each head's memory after a segment [1, 1, G]; None: all of it (the paper)."""
+        if self.settings.memory_decay is None:
+            return None
+        remains: torch.Tensor = self.module.infini_gate(like.z_BGK, remains=True)
+        return remains
 
     def add(self, k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, began: Memory, pending: Memory) -> Memory:
         """`pending` with further tokens of a segment that began with the memory `began`: Eq. 4 or 5, token by token."""
@@ -225,14 +246,14 @@ def _write(buffer_BGNK: torch.Tensor, slot: int, x_BGTK: torch.Tensor) -> torch.
     return buffer_BGNK
 
 
-def _next_segment(state: LayerState) -> LayerState:
+def _next_segment(layer: Layer, state: LayerState) -> LayerState:
     """The state at a segment boundary: the pending memory becomes the memory, the finished segment the previous one."""
-    before, window = state.before, state.window
+    before, window, memory = state.before, state.window, layer.end_segment(state.pending)
     if before:
         # The older buffers are taken over to be written next.
         fresh = Before(state.memory, before.next_k_BGNK, window.v_BGNV, before.k_BGNK)
         before, window = fresh, Window(window.k_BGNK, before.v_BGNV)
-    return state._replace(window=window, memory=state.pending, before=before)
+    return state._replace(window=window, memory=memory, pending=memory, before=before)
 
 
 def _with_new_sinks(
@@ -264,7 +285,7 @@ def _whole_segments(
     if piece.segment == 0:
         state = _with_new_sinks(layer, state, 0, k_BGTK, v_BGTV, keep)
     k_BSGNK, v_BSGNV = (x.unflatten(2, (S, N)).transpose(1, 2) for x in (k_BGTK, v_BGTV))
-    began, last = layer.scan(k_BSGNK, v_BSGNV, state.memory)
+    began, last = layer.scan(k_BSGNK, v_BSGNV, state.memory, complete=True)
     read, before = began, state.before
     k_before_BSGNK, v_before_BSGNV = k_BSGNK, v_BSGNV
     if before:
@@ -347,11 +368,11 @@ def _part_of_a_segment(
         read = map_state(lambda x: x[:, None], before.memory if before else state.memory)
         a_BHTV = layer.mix(a, q_BHTK[:, None], read, piece.segment < settings.depth)[:, 0]
     if slot == 0:
-        pending = layer.scan(k_BGTK[:, None], v_BGTV[:, None], state.memory)[1]
+        pending = layer.scan(k_BGTK[:, None], v_BGTV[:, None], state.memory, complete=False)[1]
     else:
         pending = layer.add(k_BGTK, v_BGTV, state.memory, state.pending)
     state = state._replace(window=window, pending=pending, before=before)
-    return a_BHTV, _next_segment(state) if stop == settings.segment_length else state
+    return a_BHTV, _next_segment(layer, state) if stop == settings.segment_length else state
 
 
 def _attend_group(
@@ -433,7 +454,7 @@ def _attend_single(
     finished = [i for i, slot in enumerate(rows.slots) if slot + 1 == N]
     if finished:
         at = to_device(np.array(finished), device)
-        state = place_rows(state, at, _next_segment(select_rows(state, at)))
+        state = place_rows(state, at, _next_segment(layer, select_rows(state, at)))
     return a_BH1V, state
 
 
@@ -482,19 +503,38 @@ def attend(
 
 
 class InfiniGate(nn.Module):
-    """beta [H], float32: sigmoid(beta) is the weight of the memory, one a query head (Eq. 6).
+    """What a layer learns for its memory, in float32.
 
-    It is a module, not a bare parameter, so that peft's modules_to_save can name it. Casting the model leaves it in
+    beta [H]: sigmoid(beta) is the weight of the memory, one a query head (Eq. 6). decay [G], with settings.memory_decay
+    (an addition to the paper): sigmoid(decay) is what remains of a key-value head's memory after a segment.
+
+    It is a module, not bare parameters, so that peft's modules_to_save can name it. Casting the model leaves it in
     float32, because in bfloat16 rounding would remove an optimizer's steps.
     """
 
-    def __init__(self, n_heads: int, gate_init: float, device: torch.device) -> None:
+    def __init__(self, n_heads: int, n_kv_heads: int, settings: InfiniSettings, device: torch.device) -> None:
         super().__init__()
-        self.gate_init = gate_init
-        self.beta = nn.Parameter(torch.full((n_heads,), float(gate_init), dtype=torch.float32, device=device))
+        self.settings = settings
+        self.beta = nn.Parameter(torch.empty(n_heads, dtype=torch.float32, device=device))
+        if settings.memory_decay is not None:
+            self.decay = nn.Parameter(torch.empty(n_kv_heads, dtype=torch.float32, device=device))
+        for parameter, value in self.initial():
+            parameter.data.copy_(value)
 
-    def forward(self, like: torch.Tensor) -> torch.Tensor:
-        """sigmoid(beta) [H, 1, 1], on the device and in the dtype of `like`."""
+    def initial(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """Each parameter, with what it begins at."""
+        values = [(self.beta, torch.full(self.beta.shape, float(self.settings.gate_init)))]
+        if self.settings.memory_decay is not None:
+            values.append((self.decay, ops.decay_logits(len(self.decay), self.settings.memory_decay).float()))
+        return values
+
+    def forward(self, like: torch.Tensor, remains: bool = False) -> torch.Tensor:
+        """sigmoid(beta) [H, 1, 1] or, with `remains`, sigmoid(decay) [1, 1, G]; device and dtype are those of `like`.
+
+        One method for both: hooks, as accelerate's that fetch weights, run before `forward` alone.
+        """
+        if remains:
+            return torch.sigmoid(self.decay.to(like.device, like.dtype))[None, None]
         return torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -417,6 +417,7 @@ class InfiniCache(Cache):
             "layers": list(s.layers),
             "window": s.window,
             "sinks": s.sinks,
+            "memory_decay": s.memory_decay,
             "base": s.base,
         }
 

@@ -37,9 +37,9 @@ MemoryKind = Literal["infini", "none", "full"]
 class ShutGate(nn.Module):
     """A gate that is 0 whatever is loaded or trained: nothing of a memory is read."""
 
-    def forward(self, like: torch.Tensor) -> torch.Tensor:
-        """0 [1, 1, 1], on the device and in the dtype of `like`."""
-        return like.new_zeros(1, 1, 1)
+    def forward(self, like: torch.Tensor, remains: bool = False) -> torch.Tensor:
+        """0 [1, 1, 1], on the device and in the dtype of `like`; 1 for what remains of a memory (see InfiniGate)."""
+        return like.new_full((1, 1, 1), float(remains))
 
 
 @state_class
@@ -336,6 +336,7 @@ def build(
     gate_init: float,
     window: Any,
     sinks: int,
+    memory_decay: float | None,
     layers: list[int] | None,
     dtype: str,
     train: str,
@@ -344,6 +345,11 @@ def build(
     """The model of these options; base: an infini.pretrained.llm.bases.Base. Raises InputError for what cannot be."""
     llm = base.load(getattr(torch, dtype))
     options = {"update_rule": update_rule, "window": window, "sinks": sinks, "layers": layers}
+    if memory_decay is not None:
+        if memory != "infini":
+            without = f"has no effect with model.memory={memory}; leave it out"
+            raise InputError(f"model.memory_decay={memory_decay!r}: {without}")
+        options["memory_decay"] = memory_decay
     if isinstance(llm, CausalLMMixin):
         _check_injected(base, llm, memory, options)
     elif memory == "full":
@@ -360,7 +366,7 @@ def build(
     if train != "all":
         trained = {"gates": (), "gates_and_norms": ("norm",), "lora": ("lora_",)}[train]
         for name, parameter in model.named_parameters():
-            gate = name.endswith("infini_gate.beta")
+            gate = ".infini_gate." in name
             parameter.requires_grad_(gate or any(part in name for part in trained))
     return model
 

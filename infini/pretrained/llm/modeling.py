@@ -65,7 +65,8 @@ class _Initialised(Stock):
         # from_pretrained asks for gates that a checkpoint lacks.
         super()._init_weights(module)
         if isinstance(module, InfiniGate):
-            hf_init.constant_(module.beta, module.gate_init)
+            for parameter, value in module.initial():
+                hf_init.copy_(parameter, value)
 
 
 class ModelMixin(_Initialised):
@@ -263,7 +264,7 @@ _SUBCLASSES: dict[tuple[type, type], type] = {}
 
 
 def convert(model: Any, settings: InfiniSettings) -> None:
-    """Give the layers of a causal model their memory: subclasses in place, and one gate a layer."""
+    """Give the layers of a causal model their memory: subclasses in place, and a gate in each layer."""
     inner = model.model
     _turn_into(inner, ModelMixin)
     apply_settings(model, settings)
@@ -273,8 +274,14 @@ def convert(model: Any, settings: InfiniSettings) -> None:
         if i in settings.layers:
             device = _device(block.self_attn)
             _turn_into(block.self_attn, AttentionMixin)
-            block.self_attn.infini_gate = InfiniGate(model.config.num_attention_heads, settings.gate_init, device)
+            block.self_attn.infini_gate = InfiniGate(*_heads(model.config), settings, device)
     model.config._attn_implementation = NAME
+
+
+def _heads(config: Any) -> tuple[int, int]:
+    """Query heads, and key-value heads."""
+    heads = config.num_attention_heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads
 
 
 def apply_settings(model: Any, settings: InfiniSettings) -> None:

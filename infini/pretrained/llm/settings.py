@@ -34,6 +34,8 @@ class InfiniSettings:
     memory then holds what is older than both."""
     sinks: int = 0
     """The document's first tokens that stay visible to every segment's local attention (an addition; the paper: 0)."""
+    memory_decay: float | None = None
+    """Longest initial half-life, in segments, of a learned decay of the memory (an addition; the paper: None)."""
     local_attention: Kernel = "sdpa"
     """The kernel of local attention."""
     base: str = field(default="", compare=False)
@@ -55,6 +57,9 @@ class InfiniSettings:
             one_of(name, getattr(self, name), options)
         is_number = isinstance(self.gate_init, int | float) and math.isfinite(self.gate_init)
         require(is_number, "gate_init", self.gate_init, "must be a finite number; -10000 shuts the gates")
+        decay = self.memory_decay
+        lasts = decay is None or (type(decay) in (int, float) and 1 <= decay < math.inf)
+        require(lasts, "memory_decay", decay, "must be a finite number of segments from 1 on, or None")
         most = f"must be from 0 to segment_length={self.segment_length}"
         require(0 <= self.sinks <= self.segment_length, "sinks", self.sinks, most)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, assert_same_state
-from tiny_llms import BOTH, SHARED, N, greedy, logits, logits_in_calls, padded, prompt, tiny_llm
+from tiny_llms import ADDITIONS, SHARED, N, greedy, logits, logits_in_calls, padded, prompt, tiny_llm
 
 from infini.nn.tensor_file import read_tensors, write_tensors
 from infini.pretrained.llm import InfiniCache
@@ -115,14 +115,14 @@ _READ = {"1": 1, "2N": 2 * N, "3N+1": 3 * N + 1}
     [
         pytest.param(
             _READ[read],
-            BOTH if kind == "both" else {},
+            ADDITIONS if kind == "all" else {},
             name,
             id=f"{read}-{kind}-{name}",
-            # By default all places with the plain family and both options, and all families behind whole segments.
-            marks=[] if (kind, name) == ("both", "llama") or read == "2N" else [pytest.mark.slow],
+            # By default all places with the plain family and all additions, and all families behind whole segments.
+            marks=[] if (kind, name) == ("all", "llama") or read == "2N" else [pytest.mark.slow],
         )
         for read in _READ
-        for kind in ("paper", "both")
+        for kind in ("paper", "all")
         for name in ("llama", "gemma3")
     ],
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import assert_close
-from tiny_llms import N, logits, prompt, tiny_llm
+from tiny_llms import ADDITIONS, N, logits, prompt, tiny_llm
 from torch._dynamo.testing import CompileCounter
 
 from infini.pretrained.llm import InfiniCache
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"window": "previous", "sinks": 2}], ids=["paper", "both"])
+@pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all"])
 def test_compiled_decoding(options: dict[str, object]) -> None:
     """Norms, projections and feed-forward layers are compiled, once; attention and its plan stay as they are."""
     torch._dynamo.reset()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import TOLERANCE, assert_close
 from tiny_llms import (
+    ADDITIONS,
     FAMILIES,
     VARIANTS,
     N,
@@ -33,10 +34,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "paper": {},
     "previous": {"window": "previous"},
     "sinks": {"sinks": 2},
-    "both": {"window": "previous", "sinks": 3},
+    "decay": {"memory_decay": 2.5},
+    "all": {**ADDITIONS, "sinks": 3},
 }
-# One family with each option, every family without and with both.
-_CHOICES = [(name, kind) for name in FAMILIES for kind in _OPTIONS if name == "llama" or kind in ("paper", "both")]
+# One family with each option, every family without any and with all.
+_CHOICES = [(name, kind) for name in FAMILIES for kind in _OPTIONS if name == "llama" or kind in ("paper", "all")]
 _ODD = ("llama", "gemma3", "phi3")
 """Families that differ most: one as plain as can be, one with sliding layers, one with fused weights and partial
 rotation. The others have options in slow tests alone."""
@@ -218,7 +220,7 @@ def test_checkpointed_activations_give_the_same_gradients(name: str) -> None:
 def test_lora_trains_adapters_gates_and_norms_alone(name: str, tmp_path: Path) -> None:
     """And what it saves gives the same logits again."""
     peft = pytest.importorskip("peft")
-    base = tiny_llm(name, dtype=torch.float32)
+    base = tiny_llm(name, dtype=torch.float32, memory_decay=2.5)
     projections = "qkv_proj" if name == "phi3" else "q_proj"
     config = peft.LoraConfig(r=2, target_modules=[projections], modules_to_save=[*GATE_MODULES, "norm"])
     model = peft.get_peft_model(copy.deepcopy(base), config)
@@ -230,8 +232,11 @@ def test_lora_trains_adapters_gates_and_norms_alone(name: str, tmp_path: Path) -
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
-    moved = [p for n, p in model.named_parameters() if n in trained and n.endswith(".beta")]
-    assert all((p != -0.5).all() for p in moved)
+    start = dict(base.named_parameters())
+    for n, p in model.named_parameters():
+        if ".modules_to_save." in n and n.endswith((".beta", ".decay")):
+            own = n.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
+            assert (p != start[own]).all(), n
     model.eval().save_pretrained(tmp_path)
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
     assert torch.equal(logits(loaded, ids), logits(model, ids))

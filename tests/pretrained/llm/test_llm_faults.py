@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, relative_error
-from tiny_llms import VOCABULARY, N, greedy, logits, logits_in_calls, padded, prompt, tiny_base, tiny_llm
+from tiny_llms import ADDITIONS, VOCABULARY, N, greedy, logits, logits_in_calls, padded, prompt, tiny_base, tiny_llm
 from transformers import AutoModelForCausalLM
 
 from infini.nn.ops import memory
@@ -198,7 +198,7 @@ def test_lucidrains_gate_is_not_saturated_at_the_start() -> None:
 # dingo-actual/infini-transformer
 
 
-@pytest.mark.parametrize("options", [{}, {"window": "previous", "sinks": 2}], ids=["paper", "both"])
+@pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all"])
 def test_dingo_no_leak_across_segments(options: dict[str, Any]) -> None:
     """Row t has token t changed: every logit from there on moves, none before."""
     model, ids = tiny_llm(**options), prompt(1, 4 * N)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_llms import BOTH, SHARED, N, greedy, greedy_by_hand, logits, padded, prompt, tiny_base, tiny_llm
+from tiny_llms import ADDITIONS, SHARED, N, greedy, greedy_by_hand, logits, padded, prompt, tiny_base, tiny_llm
 
 from infini.pretrained.llm import InfiniCache
 
 KINDS = pytest.mark.parametrize("name", ["llama", "gemma3"])
-OPTIONS = pytest.mark.parametrize("options", [{}, BOTH], ids=["paper", "both"])
+OPTIONS = pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all"])
 
 
 @pytest.mark.parametrize(
@@ -20,16 +20,16 @@ OPTIONS = pytest.mark.parametrize("options", [{}, BOTH], ids=["paper", "both"])
     [
         pytest.param(
             k * N + d,
-            BOTH if kind == "both" else {},
+            ADDITIONS if kind == "all" else {},
             name,
             id=f"{k}N{d:+}-{kind}-{name}",
-            # By default one boundary of the plain family, and the other with both options or sliding layers.
-            marks=[] if (k, kind, name) in ((1, "paper", "llama"), (3, "both", "llama"), (3, "paper", "gemma3"))
+            # By default one boundary of the plain family, and the other with all additions or sliding layers.
+            marks=[] if (k, kind, name) in ((1, "paper", "llama"), (3, "all", "llama"), (3, "paper", "gemma3"))
             else [pytest.mark.slow],
         )
         for k in (1, 3)
         for d in (-1, 0, 1)
-        for kind in ("paper", "both")
+        for kind in ("paper", "all")
         for name in ("llama", "gemma3")
     ],
 )  # fmt: skip

@@ -25,6 +25,8 @@ def exact_model(rule: str, **options: Any) -> Any:
     with torch.no_grad():
         for gate in (p for n, p in model.named_parameters() if n.endswith("beta")):
             gate.copy_(torch.linspace(-1, 1, H))
+        for decay in (p for n, p in model.named_parameters() if n.endswith("decay")):
+            decay.copy_(torch.linspace(-0.5, 1.5, G))
     positions = model.model.infini_settings.positions
     angle = torch.outer(torch.arange(positions).double(), THETA ** (-torch.arange(0, K, 2).double() / K))
     tables = {None: (angle.cos().repeat(1, 2), angle.sin().repeat(1, 2))}
@@ -33,7 +35,14 @@ def exact_model(rule: str, **options: Any) -> Any:
 
 
 def oracle(
-    q_TK: torch.Tensor, k_TK: torch.Tensor, v_TV: torch.Tensor, beta: torch.Tensor, rule: str, depth: int, sinks: int
+    q_TK: torch.Tensor,
+    k_TK: torch.Tensor,
+    v_TV: torch.Tensor,
+    beta: torch.Tensor,
+    remains: torch.Tensor,
+    rule: str,
+    depth: int,
+    sinks: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One row and head, segment by segment: attention over the sinks, `depth` segments; the memory of what is older."""
     m, z = q_TK.new_zeros(K, v_TV.shape[1]), q_TK.new_zeros(K)
@@ -60,6 +69,7 @@ def oracle(
                 m, z = reference.update_linear(m, z, k_NK, v_NV, one)
             else:
                 m, z = reference.update_delta(m, z, k_NK, v_NV, one, s == 0)
+            m, z = remains * m, remains * z
             past.append((m, z))
     return torch.cat(outputs), m, z
 
@@ -70,12 +80,15 @@ def layer_by_oracle(model: Any, embeds_BTD: torch.Tensor, rule: str) -> tuple[to
     x, attention = layer.input_layernorm(embeds_BTD), layer.self_attn
     q, k, v = (p(x).unflatten(-1, (-1, K)) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
     beta = attention.infini_gate.beta.double()
+    decays = settings.memory_decay is not None
+    remains = torch.sigmoid(attention.infini_gate.decay.double()) if decays else x.new_ones(G)
     rows, ms, zs = [], [], []
     for b in range(len(x)):
         heads = []
         for h in range(H):
             g = h // (H // G)
-            heads.append(oracle(q[b, :, h], k[b, :, g], v[b, :, g], beta[h], rule, settings.depth, settings.sinks))
+            of_head = (q[b, :, h], k[b, :, g], v[b, :, g], beta[h], remains[g])
+            heads.append(oracle(*of_head, rule, settings.depth, settings.sinks))
         rows.append(torch.cat([a for a, _, _ in heads], 1))
         ms.append(torch.stack([m for _, m, _ in heads[:: H // G]]))
         zs.append(torch.stack([z for _, _, z in heads[:: H // G]]))
@@ -91,8 +104,9 @@ def layer_by_model(model: Any, embeds_BTD: torch.Tensor, **options: Any) -> torc
 
 
 OPTIONS = pytest.mark.parametrize(
-    "options", [{}, {"window": "previous"}, {"sinks": 3}, {"window": "previous", "sinks": 2}],
-    ids=["paper", "previous", "sinks", "both"],
+    "options", [{}, {"window": "previous"}, {"sinks": 3}, {"window": "previous", "sinks": 2}, {"memory_decay": 4},
+                {"memory_decay": 4, "window": "previous", "sinks": 2}],
+    ids=["paper", "previous", "sinks", "both", "decay", "all"],
 )  # fmt: skip
 
 
@@ -109,15 +123,16 @@ def test_outputs_gradients_and_state_are_the_oracles(rule: str, options: dict[st
     assert_close(state.memory.m_BGKV, m, EXACT, "M")
     assert_close(state.memory.z_BGK, z, EXACT, "z")
     attention = model.model.layers[0].self_attn
-    leaves = [embeds, attention.infini_gate.beta, *(p.weight for p in (attention.q_proj, attention.k_proj))]
+    gate = dict(attention.infini_gate.named_parameters())
+    leaves = [embeds, *gate.values(), *(p.weight for p in (attention.q_proj, attention.k_proj))]
     weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()
     theirs = torch.autograd.grad((expected * weight).sum(), leaves)
     output = layer_by_model(model, embeds, use_cache=False)
     assert_close(output, expected, EXACT, "without one")
     ours = torch.autograd.grad((output * weight).sum(), leaves)
-    for name, a, b in zip(("input", "beta", "q_proj", "k_proj"), ours, theirs, strict=True):
-        # The gate itself is kept in float32.
-        assert_close(a, b, 1e-6 if name == "beta" else EXACT, name)
+    for name, a, b in zip(("input", *gate, "q_proj", "k_proj"), ours, theirs, strict=True):
+        # The gate and the decay are kept in float32.
+        assert_close(a, b, 1e-6 if name in gate else EXACT, name)
 
 
 @RULES

@@ -77,6 +77,8 @@ def test_a_bidirectional_model_is_refused() -> None:
         ("llama", {"window": "both"}, "window='both': must be one of segment, previous"),
         ("llama", {"first_segment": "none"}, "first_segment='none': must be one of local, zero"),
         ("llama", {"sinks": 9}, "sinks=9: must be from 0 to segment_length=8"),
+        ("llama", {"memory_decay": 0.5}, "memory_decay=0.5: must be a finite number of segments from 1 on"),
+        ("llama", {"memory_decay": True}, "memory_decay=True: must be a finite number of segments"),
         ("llama", {"gate_init": float("-inf")}, "gate_init=-inf: must be a finite number"),
         ("llama", {"layers": [2]}, r"layers=\[2\]: name at least one of 0 to 1"),
         ("llama", {"layers": []}, r"layers=\[\]: name at least one of 0 to 1"),

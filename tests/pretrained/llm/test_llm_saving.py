@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_llms import N, logits, logits_in_calls, prompt, tiny_base, tiny_llm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 import infini
-from infini.pretrained.llm import inject, model_card, settings_of
+from infini.pretrained.llm import inject, model_card, parameter_groups, settings_of
 
 
 def betas(model: Any) -> list[torch.Tensor]:
@@ -33,6 +34,28 @@ def test_inject_adds_one_float32_beta_a_query_head_and_nothing_else() -> None:
     }
     assert names.items() <= {name: tuple(p.shape) for name, p in model.named_parameters()}.items()
     assert not [name for name, _ in model.named_buffers() if "infini" in name]
+
+
+def test_a_memory_that_decays_has_one_more_number_a_key_value_head(tmp_path: Path) -> None:
+    """It stays in float32, is trained with the gates, and survives a folder without its weights."""
+    model = tiny_llm(dtype=torch.float32, memory_decay=4).to(torch.bfloat16)
+    decays = {name: p for name, p in model.named_parameters() if name.endswith("infini_gate.decay")}
+    assert {(p.shape, p.dtype) for p in decays.values()} == {((2,), torch.float32)} and len(decays) == 2
+    # Half-lives of one segment and of four.
+    assert torch.allclose(torch.sigmoid(torch.stack(list(decays.values()))), torch.tensor([0.5, 0.5**0.25]))
+    gates = next(group for group in parameter_groups(model, lr=1e-5, gate_lr=1e-2) if group["name"] == "gates")
+    assert gates["lr"] == 1e-2 and set(decays.values()) < set(gates["params"])
+    assert "memory decay" in model_card(model)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name: x for name, x in weights.items() if not name.endswith("decay")},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    found = {name: p for name, p in loaded.named_parameters() if name in decays}
+    assert found.keys() == decays.keys() and all(torch.equal(found[name], decays[name]) for name in decays)
 
 
 def test_sharded(tmp_path: Path) -> None:

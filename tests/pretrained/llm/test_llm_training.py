@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, relative_error
-from tiny_llms import GATE, N, logits, padded, prompt, tiny_llm
+from tiny_llms import ADDITIONS, GATE, N, logits, padded, prompt, tiny_llm
 
 from infini.pretrained.llm import InfiniCache, parameter_groups
 
 RULES = pytest.mark.parametrize("rule", ["linear", "delta"])
-OPTIONS = pytest.mark.parametrize("options", [{}, {"window": "previous", "sinks": 2}], ids=["paper", "both"])
+OPTIONS = pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all"])
 
 
 def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
