@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from infini.nn.ops import attention
+from infini.nn.ops import attention, relative
+from infini.nn.ops.cross_entropy import summed_cross_entropy
 
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
 FUSED_ON_GPU = {f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "cudnn", "efficient")}
@@ -142,3 +143,18 @@ def test_a_gpu_has_a_fused_kernel_for_unfinished_segments() -> None:
     sizes = {"d_key": 128, "d_value": 128, "n_heads": 8, "n_kv_heads": 8}
     found = attend(700, 2048, torch.bfloat16, trained=True, device="cuda", **sizes)
     assert not found.keys() & MATRICES and found.keys() & FUSED_ON_GPU
+
+
+@pytest.mark.parametrize("way", ["t5", "short", "loss"])
+def test_second_derivatives_are_refused_where_the_first_pass_took_constants(way: str) -> None:
+    """They would be wrong without a word."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 4, requires_grad=True)
+    if way == "t5":
+        y = relative._Biased.apply(x, x, x, torch.zeros(1, 3, 8, 8), 1.0)
+    elif way == "short":
+        y = attention._ShortAttention.apply(*3 * (x.flatten(0, 1),), 1.0)
+    else:
+        y = summed_cross_entropy(x.flatten(1, 2), torch.randn(5, 4), torch.randint(5, (2, 24)), 8)[0]
+    with pytest.raises(RuntimeError, match=r"create_graph=True: .* has no second derivatives"):
+        torch.autograd.grad(y.square().sum() + x.pow(4).sum(), x, create_graph=True)

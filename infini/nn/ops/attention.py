@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from infini.nn.host import to_device
-from infini.nn.ops.dtypes import without_autocast
+from infini.nn.ops.dtypes import no_second_derivative, without_autocast
 
 
 @lru_cache(maxsize=64)
@@ -113,6 +113,7 @@ class _ShortAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        no_second_derivative("attention over short segments")
         q, k, v, p, a = ctx.saved_tensors
         # The gradient of the softmax subtracts the weighted mean, which the output and its gradient give.
         mean = (grad * a).sum(-1, keepdim=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from infini.nn.host import to_device, to_numpy
-from infini.nn.ops.dtypes import for_products, state_dtype, without_autocast
+from infini.nn.ops.dtypes import for_products, no_second_derivative, state_dtype, without_autocast
 
 IGNORE = -100
 
@@ -62,6 +62,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        no_second_derivative("the cross-entropy in chunks")
         # The weight of a mean, 1 / count, keeps its dtype: rounded to bfloat16, it would scale every gradient by the
         # same wrong factor, up to 1.004.
         hidden, weight = (

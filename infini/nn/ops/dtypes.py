@@ -9,13 +9,17 @@ import torch
 
 def for_products(x: torch.Tensor) -> torch.Tensor:
     """x in autocast's dtype if autocast is on. One cast serves all products of x."""
-    device = _autocast_device(x)
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    return x.to(torch.get_autocast_dtype(_autocast_device(x))) if autocasts(x) else x
+
+
+def autocasts(x: torch.Tensor) -> bool:
+    """Whether autocast is on for x's device."""
+    return torch.is_autocast_enabled(_autocast_device(x))
 
 
 def check_dtype(x: torch.Tensor, weight: torch.Tensor) -> None:
     """Raise ValueError where x has another dtype than the weights, and autocast does not convert it."""
-    if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(_autocast_device(x))):
+    if x.dtype != weight.dtype and not (x.is_floating_point() and autocasts(x)):
         raise ValueError(f"x is {x.dtype}, the layer {weight.dtype}: convert one of them, or use torch.autocast")
 
 
@@ -27,6 +31,13 @@ def without_autocast(x: torch.Tensor) -> torch.autocast:
 def _autocast_device(x: torch.Tensor) -> str:
     # The device `meta`, which has shapes only, has no autocast of its own.
     return "cpu" if x.device.type == "meta" else x.device.type
+
+
+def no_second_derivative(what: str) -> None:
+    """For a backward pass that takes numbers of its forward pass for constants: raise RuntimeError if it is to be
+    differentiated itself (create_graph=True), which would give wrong numbers without a word."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(f"create_graph=True: {what} has no second derivatives")
 
 
 def scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from infini.nn.host import to_device
-from infini.nn.ops.dtypes import without_autocast
+from infini.nn.ops.dtypes import no_second_derivative, without_autocast
 
 T5_BUCKETS = 32
 T5_LONGEST = 128
@@ -103,6 +103,7 @@ class _Biased(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        no_second_derivative("attention with a position bias")
         q, k, v, p, a = ctx.saved_tensors
         rows, exact = ctx.bias
         # The gradient of the softmax subtracts the weighted mean, which the output and its gradient give.

@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from infini.nn.host import to_device
 from infini.nn.ops import memory as ops
-from infini.nn.ops.dtypes import state_dtype, without_autocast
+from infini.nn.ops.dtypes import autocasts, state_dtype, without_autocast
 from infini.nn.ops.memory import Memory
 from infini.nn.state import map_state, place_rows, select_rows, state_class
 from infini.pretrained.llm.plan import Columns, Group, Piece, SingleTokens, pieces
@@ -95,6 +95,8 @@ class Call:
     """Cosines and sines [positions, R] by layer type."""
     keep: bool
     """Whether states are asked for."""
+    again: bool = False
+    """Whether the backward pass may call layers again, with the states before the pass."""
     states: dict[int, LayerState | None] = field(default_factory=dict)
     results: dict[int, LayerState] = field(default_factory=dict)
     written: dict[int, tuple[Layer, torch.Tensor, torch.Tensor]] | None = None
@@ -332,6 +334,9 @@ def _attend_parts(
         each[0] if len(each) == 1 else torch.cat([part.to(each[-1].dtype) for part in each], 2)
         for each in zip(*parts, strict=True)
     )
+    if not autocasts(q_BHTK):
+        # A cache may have been read in another dtype.
+        k, v = k.to(q_BHTK.dtype), v.to(q_BHTK.dtype)
     return layer.attend(q_BHTK, k, v, mask)
 
 
@@ -571,7 +576,11 @@ def infini_attention(
     kernel_options |= {name: options[name] for name in ("softcap",) if options.get(name) is not None}
     layer = Layer(module, module.infini_settings, cos_PR, sin_PR, kernel_options)
     index = module.layer_idx
-    a, state = attend(layer, query, key, value, infini.states.get(index), infini.groups, infini.keep)
+    before = infini.states.get(index)
+    if infini.again and before is not None:
+        # Reentrant checkpointing runs a layer first without gradients, where windows are written in place.
+        before = map_state(torch.clone, before)
+    a, state = attend(layer, query, key, value, before, infini.groups, infini.keep)
     assert a is not None
     if infini.keep:
         infini.results[index] = state

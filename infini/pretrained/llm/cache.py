@@ -206,6 +206,8 @@ class InfiniCache(Cache):
         self._leads: list[int] = []
         self._past: _Past | None = None
         self._recording = False
+        self._interrupted = False
+        """Whether a call has begun and not ended."""
 
     @classmethod
     def resumed(cls, config: Any, states: Sequence[Any], lengths: Sequence[int], columns: int) -> InfiniCache:
@@ -252,6 +254,13 @@ class InfiniCache(Cache):
     @torch.compiler.disable
     def begin(self, call: Call) -> None:
         """Give a call the states it starts from."""
+        if self._interrupted:
+            raise InputError(
+                "an earlier call with this cache was interrupted and may have written a part of it: begin again, or go "
+                "on with a fork or a file from before that call"
+            )
+        # Without gradients the windows are written in place.
+        self._interrupted = not torch.is_grad_enabled()
         call.states = {i: layer.state for i, layer in self.memory_layers.items()}
         if not self.lengths:
             self.lengths, self._leads = ([0] * len(call.columns_B) for _ in range(2))
@@ -264,6 +273,7 @@ class InfiniCache(Cache):
     @torch.compiler.disable
     def commit(self, call: Call) -> None:
         """Store the states that a call returns."""
+        self._interrupted = False
         self.lengths, self._leads = _counted(self.lengths, self._leads, call.columns_B, call.columns)
         for i, layer in self.memory_layers.items():
             layer.state, layer.is_initialized = call.results.pop(i, layer.state), True
@@ -293,13 +303,15 @@ class InfiniCache(Cache):
             raise InputError(
                 "crop: call activate_past_recording() before the tokens that are to be taken back are read"
             )
+        past = self._past
+        kept = past.recorded + tokens_to_remove if past is not None else 0
+        if kept < 0:
+            # Before anything is cropped.
+            raise InputError(f"crop({tokens_to_remove}): {kept - tokens_to_remove} columns were recorded, the most")
         super().crop(tokens_to_remove)
-        past, self._past = self._past, None
+        self._past = None
         if not tokens_to_remove or past is None:
             return
-        kept = past.recorded + tokens_to_remove
-        if kept < 0:
-            raise InputError(f"crop({tokens_to_remove}): {past.recorded} columns were recorded, which is the most")
         past.advance(kept, self.settings)
         self.lengths, self._leads = past.lengths, past.leads
         for i, layer in self.memory_layers.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,6 +78,8 @@ def inject(
     # Also what to_dict leaves out.
     new.__dict__.update({name: value for name, value in config.__dict__.items() if name != "model_type"})
     new.infini = settings.stored()
+    # Else an adapter of this model would name the base, and load onto that without a memory.
+    new._name_or_path = stock.name_or_path = ""
     new.architectures = [model_class.__name__]
     new.auto_map = saving.auto_map(config_class, model_class)
     for module in stock.modules():
@@ -111,7 +114,14 @@ def _chosen_layers(layers: Sequence[int] | None, kinds: list[str]) -> tuple[int,
     if layers is None:
         found = [i for i in everything if kinds[i] == "full_attention"]
         return tuple(found or everything)
-    chosen = tuple(sorted({i + len(kinds) if -len(kinds) <= i < 0 else i for i in layers}))
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise InputError(f"layers={layers!r}: must be a list of numbers, or None")
+    try:
+        # Numbers of numpy, too, which a config could not store.
+        numbers = [operator.index(i) for i in layers]
+    except TypeError:
+        raise InputError(f"layers={list(layers)}: must be whole numbers") from None
+    chosen = tuple(sorted({i + len(kinds) if -len(kinds) <= i < 0 else i for i in numbers}))
     if not chosen or any(i not in everything for i in chosen):
         raise InputError(f"layers={list(layers)}: name at least one of 0 to {len(kinds) - 1}")
     other = [i for i in chosen if kinds[i] not in ("full_attention", "sliding_attention")]

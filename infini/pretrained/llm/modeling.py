@@ -8,9 +8,12 @@ keys reach `infini.pretrained.llm.attention` after their norms and before rotati
 from __future__ import annotations
 
 import copy
+import inspect
 import types
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import GenerationMixin
 from transformers import initialization as hf_init
@@ -91,6 +94,11 @@ class ModelMixin(_Initialised):
         unless use_cache says so or one is passed.
         """
         x = input_ids if input_ids is not None else inputs_embeds
+        if self.config._attn_implementation != NAME:
+            raise InputError(
+                f"config._attn_implementation={self.config._attn_implementation!r}: an injected model has "
+                f"{NAME!r}; choose the kernel of local attention by inject(..., local_attention=...)"
+            )
         if x is None:
             raise InputError("pass input_ids or inputs_embeds")
         if options.get("output_attentions") or self.config.output_attentions:
@@ -134,7 +142,7 @@ class ModelMixin(_Initialised):
             )
         columns_B = real_columns(mask_BT, B, T)
         groups = group_rows(lengths, columns_B, T, settings.segment_length, settings.depth)
-        call = Call(groups, columns_B, T, mask_BT, self._tables(x.device), keep=cache is not None)
+        call = Call(groups, columns_B, T, mask_BT, self._tables(x.device), keep=cache is not None, again=again)
         if cache is not None:
             cache.begin(call)
         return call, cache
@@ -148,7 +156,9 @@ class ModelMixin(_Initialised):
             raise InputError(
                 f"past_key_values is a {type(given).__name__}: an injected model takes an InfiniCache(model), or None"
             )
-        if given.settings != self.infini_settings or len(given.layers) != len(self.layers):
+        if len(given.layers) != len(self.layers):
+            raise InputError(f"the cache was made for {len(given.layers)} layers, the model has {len(self.layers)}")
+        if given.settings != self.infini_settings:
             raise InputError(f"the cache was made for {given.settings}, the model has {self.infini_settings}")
         if again and kinds_without_memory(self.config):
             raise InputError(
@@ -159,9 +169,10 @@ class ModelMixin(_Initialised):
 
     def _checked_mask(self, mask: Any, position_ids: Any, cache: InfiniCache | None, T: int) -> torch.Tensor | None:
         """The mask of this call's columns [B, T]; None where all are real."""
+        positions = to_numpy(position_ids) if position_ids is not None and T > 1 and position_ids.dim() == 2 else None
         if mask is None:
-            if position_ids is not None and cache is None and T > 1 and bool((position_ids.diff(dim=-1) != 1).any()):
-                raise InputError("position_ids: packed sequences have no segments of their own; pad them instead")
+            if positions is not None:
+                _check_positions(positions, np.ones_like(positions, dtype=bool))
             return None
         if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
             raise InputError("attention_mask: only a 2D mask of padding [rows, columns] is understood")
@@ -171,8 +182,19 @@ class ModelMixin(_Initialised):
                 f"attention_mask has {mask.shape[1]} columns: the cache has {before} and the call {T}, so it must have "
                 f"{before + T}"
             )
-        mask = mask[:, -T:]
-        return None if to_numpy(mask).all() else mask
+        mask, earlier = mask[:, -T:], mask[:, :-T]
+        if cache is not None and cache.lengths and T > 1 and earlier.shape[1]:
+            # Not at every token: it would read the whole mask back from the device.
+            seen = (to_numpy(earlier) != 0).sum(-1).tolist()
+            if seen != cache.lengths:
+                raise InputError(
+                    f"attention_mask shows {seen} of the columns before this call, the cache has read {cache.lengths}: "
+                    "what was read as text cannot be hidden later; read such rows again without this cache"
+                )
+        real = to_numpy(mask) != 0
+        if positions is not None:
+            _check_positions(np.broadcast_to(positions, real.shape), real)
+        return None if real.all() else mask
 
     def _tables(self, device: torch.device) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
         """Cosines and sines of the positions in use [positions, R], by layer type; made once.
@@ -190,6 +212,13 @@ class ModelMixin(_Initialised):
                 tables = {kind: rotary(like, position, *([kind] if kind else [])) for kind in kinds}
             found[device, dtype] = {kind: (cos[0], sin[0]) for kind, (cos, sin) in tables.items()}
         return found[device, dtype]
+
+
+def _check_positions(positions_BT: np.ndarray, real_BT: np.ndarray) -> None:
+    """Raises InputError for positions that begin again within a row, as those of packed sequences do."""
+    for positions, real in zip(positions_BT, real_BT, strict=True):
+        if (np.diff(positions[real]) != 1).any():
+            raise InputError("position_ids: packed sequences have no segments of their own; pad them instead")
 
 
 class CausalLMMixin(_Initialised):
@@ -214,6 +243,8 @@ class CausalLMMixin(_Initialised):
             raise InputError(
                 f"cache_implementation={kind!r}: an injected model has a bounded cache of its own; leave it out"
             )
+        if generation_config.assistant_early_exit is not None:
+            raise InputError("assistant_early_exit: the first layers of an injected model are no model by themselves")
         cache = model_kwargs.get("past_key_values")
         if cache is None:
             if generation_config.use_cache is not False:
@@ -239,11 +270,18 @@ class CausalLMMixin(_Initialised):
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
         """Nothing: the file beside the weights says where the class is."""
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *, push_to_hub: bool = False, **options: Any) -> None:
         """Save as the base does, with a model card and a file that lets processes without `infini` imported find this
-        class."""
-        super().save_pretrained(save_directory, *args, **options)
+        class. push_to_hub: upload all of it, with the options of `push_to_hub`."""
+        names = inspect.signature(saving.push_to_hub).parameters
+        hub = {
+            name: options.pop(name) for name in [*options] if name in names and name not in ("token", "max_shard_size")
+        }
+        super().save_pretrained(save_directory, **options)
         saving.write_beside_weights(self, save_directory)
+        if push_to_hub:
+            shared = {name: options[name] for name in ("token", "max_shard_size") if name in options}
+            saving.push_to_hub(self, hub.pop("repo_id", Path(save_directory).name), **shared, **hub)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload what `save_pretrained` writes; a card that is there already stays. Options: see saving.push_to_hub."""

@@ -41,7 +41,8 @@ def model_card(model: Any) -> str:
     """Markdown with front matter: the base, the settings, the current gates, the training, and how to load it."""
     settings = settings_of(model.config)
     on_hub = settings.base.count("/") == 1 and not Path(settings.base).exists()
-    head = ["library_name: transformers", "tags: [infini-attention, long-context]"]
+    tags = ", ".join(dict.fromkeys(["infini-attention", "long-context", *(getattr(model, "model_tags", None) or [])]))
+    head = ["library_name: transformers", f"tags: [{tags}]"]
     head += [f"base_model: {settings.base}"] if on_hub else []
     gates = [gate for name, gate in model.named_parameters() if name.endswith("infini_gate.beta")]
     shares = [float(x) for gate in gates for x in gate.detach().float().sigmoid().flatten()]
@@ -90,6 +91,8 @@ def push_to_hub(
     repo_id: str,
     *,
     commit_message: str = "Upload model",
+    commit_description: str | None = None,
+    tags: list[str] | None = None,
     private: bool | None = None,
     token: bool | str | None = None,
     revision: str | None = None,
@@ -102,6 +105,7 @@ def push_to_hub(
     """
     from huggingface_hub import HfApi
 
+    model.add_model_tags(tags or [])
     api = HfApi(token=token)
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
     has_card = api.file_exists(repo_id, "README.md", revision=revision)
@@ -111,6 +115,7 @@ def push_to_hub(
             repo_id=repo_id,
             folder_path=folder,
             commit_message=commit_message,
+            commit_description=commit_description,
             revision=revision,
             create_pr=create_pr,
             ignore_patterns=["README.md"] if has_card else None,

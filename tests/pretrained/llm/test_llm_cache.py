@@ -205,3 +205,35 @@ def test_inference_mode_and_no_grad_take_turns() -> None:
         with torch.inference_mode() if i % 2 else torch.no_grad():
             parts.append(model(part, past_key_values=cache).logits)
     assert_close(torch.cat(parts, 1), whole, 1e-10, "logits")
+
+
+@pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all"])
+def test_a_cache_goes_on_in_another_dtype(options: dict[str, Any]) -> None:
+    """Read under autocast, or by the model before it was cast."""
+    model, ids = tiny_llm(dtype=torch.float32, **options), prompt(1, 2 * N + 3)
+    expected = logits(model, ids)[:, -3:]
+    for cut in (2 * N, 2 * N - 2):
+        cache = InfiniCache(model)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            model(ids[:, :cut], past_key_values=cache)
+        found = logits_in_calls(model, ids[:, cut:], [len(ids[0]) - cut], cache)[0][:, -3:]
+        assert_close(found, expected, 0.1, "logits")
+
+
+def test_a_cache_whose_call_was_interrupted_is_refused() -> None:
+    """Its windows may hold a part of the text twice."""
+    model, ids = tiny_llm(), prompt(1, 3 * N)
+    cache = logits_in_calls(model, ids[:, : N + 3], [N + 3])[1]
+    before = cache.fork()
+
+    def stop(*_: Any) -> None:
+        raise MemoryError
+
+    hook = model.model.layers[1].register_forward_pre_hook(stop)
+    with pytest.raises(MemoryError), torch.no_grad():
+        model(ids[:, N + 3 :], past_key_values=cache)
+    hook.remove()
+    with pytest.raises(ValueError, match="an earlier call with this cache was interrupted"), torch.no_grad():
+        model(ids[:, N + 3 :], past_key_values=cache)
+    found = logits_in_calls(model, ids[:, N + 3 :], [2 * N - 3], before)[0]
+    assert_close(found, logits(model, ids)[:, N + 3 :], 1e-10, "logits from the fork")

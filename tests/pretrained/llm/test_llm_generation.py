@@ -171,12 +171,43 @@ def test_other_caches_are_one_clear_error() -> None:
         ({"attention_mask": torch.ones(1, 1, 5, 5)}, "only a 2D mask"),
         ({"attention_mask": torch.ones(1, 7)}, "attention_mask has 7 columns: the cache has 0 and the call 5"),
         ({"position_ids": torch.tensor([[0, 1, 0, 1, 2]]), "use_cache": False}, "packed sequences"),
+        ({"position_ids": torch.tensor([[0, 1, 0, 1, 2]])}, "packed sequences"),
+        ({"position_ids": torch.tensor([[0, 1, 0, 1, 2]]), "attention_mask": torch.ones(1, 5)}, "packed sequences"),
     ],
-    ids=["attentions", "4d", "width", "packed"],
+    ids=["attentions", "4d", "width", "packed", "packed with a cache", "packed with a mask"],
 )
 def test_inputs_without_a_meaning_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny_llm()(prompt(1, 5), **options)
+
+
+def test_what_was_read_cannot_be_hidden_later() -> None:
+    """The second turn of a batch of conversations: a row that had ended was fed padding as text."""
+    model, pad = tiny_llm(), 0
+    first = greedy(model, prompt(2, 5), N + 2, return_dict_in_generate=True, pad_token_id=pad)
+    seen = torch.cat([first.sequences, prompt(2, 4, seed=5)], 1)
+    mask = torch.ones_like(seen)
+    again = {"past_key_values": first.past_key_values, "max_new_tokens": 2, "do_sample": False}
+    mask[1, 9:12] = 0
+    with pytest.raises(ValueError, match="what was read as text cannot be hidden later"):
+        model.generate(seen, attention_mask=mask, **again)
+    model.generate(seen, attention_mask=torch.ones_like(seen), **again)
+
+
+def test_decoding_with_the_first_layers_alone_is_refused() -> None:
+    """And leaves the model as it was."""
+    model, ids = tiny_llm(), prompt(1, 5)
+    with pytest.raises(ValueError, match="assistant_early_exit: the first layers of an injected model"):
+        greedy(model, ids, 4, assistant_early_exit=1)
+    assert torch.equal(greedy(model, ids, 4), greedy_by_hand(model, ids, 4))
+
+
+def test_another_kernel_under_the_attention_is_refused() -> None:
+    """It would compute with unrotated keys, without a word."""
+    model = tiny_llm()
+    model.config._attn_implementation = "sdpa"
+    with pytest.raises(ValueError, match="config._attn_implementation='sdpa': an injected model has 'infini'"):
+        model(prompt(1, 5))
 
 
 def test_a_question_that_would_be_cut_is_refused() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -56,6 +57,29 @@ def test_a_memory_that_decays_has_one_more_number_a_key_value_head(tmp_path: Pat
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     found = {name: p for name, p in loaded.named_parameters() if name in decays}
     assert found.keys() == decays.keys() and all(torch.equal(found[name], decays[name]) for name in decays)
+
+
+def test_layers_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    tiny_llm(dtype=torch.float32, layers=np.arange(2)).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["infini"]["layers"] == [0, 1]
+
+
+def test_an_adapter_does_not_name_the_base_without_a_memory(tmp_path: Path) -> None:
+    """It would load onto the base, and leave the gates out, without a word."""
+    peft = pytest.importorskip("peft")
+    tiny_base(dtype=torch.float32).save_pretrained(tmp_path / "base")
+    model = inject(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), N)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["infini_gate"], task_type="CAUSAL_LM")
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(OSError, match="load"):
+        peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    # As the page on language models shows: the injected model first.
+    again = inject(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), N)
+    again.save_pretrained(tmp_path / "injected")
+    injected = AutoModelForCausalLM.from_pretrained(tmp_path / "injected")
+    peft.get_peft_model(injected, config).save_pretrained(tmp_path / "adapter")
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    assert loaded.get_base_model().config.infini["segment_length"] == N
 
 
 def test_sharded(tmp_path: Path) -> None:
@@ -216,7 +240,7 @@ def test_the_base_is_named_without_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_card", [False, True])
-def test_push_to_hub(has_card: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_to_hub(has_card: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploads what is saved, the card too unless there is one. The hub is mocked."""
     sent: dict[str, Any] = {}
 
@@ -232,6 +256,7 @@ def test_push_to_hub(has_card: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def upload_folder(self, folder_path: str, **options: Any) -> Any:
             sent.update(options, names={path.name for path in Path(folder_path).iterdir()})
+            sent["card"] = (Path(folder_path) / "README.md").read_text(encoding="utf-8")
             return type("Commit", (), {"commit_url": "address"})
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
@@ -239,6 +264,13 @@ def test_push_to_hub(has_card: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent["repo_id"] == "me/model" and sent["token"] == "t"
     assert sent["names"] >= {"README.md", "modeling_infini.py", "model.safetensors"}
     assert sent["ignore_patterns"] == (["README.md"] if has_card else None)
+    # The same by the other way, with what is said about it.
+    sent.clear()
+    said = {"tags": ["books"], "commit_description": "why"}
+    tiny_llm().save_pretrained(tmp_path / "folder", push_to_hub=True, repo_id="model", token="t", **said)
+    assert sent["repo_id"] == "me/model" and sent["token"] == "t" and sent["commit_description"] == "why"
+    assert sent["names"] >= {"README.md", "modeling_infini.py", "model.safetensors"}
+    assert sent["card"].splitlines()[2] == "tags: [infini-attention, long-context, books]"
 
 
 def test_import_infini_stays_cheap() -> None:

@@ -148,3 +148,20 @@ def test_trainer_of_transformers(tmp_path: Path) -> None:
     assert all((b - GATE).abs().max() > 0.01 for b in betas)
     loaded = type(model).from_pretrained(tmp_path / "checkpoint-4")
     assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+@OPTIONS
+def test_reentrant_checkpointing_leaves_the_windows_of_a_cache(options: dict[str, Any]) -> None:
+    """Its first pass has no gradients and would write into windows that the second one reads."""
+    found = []
+    for reentrant in (None, True):
+        model, ids = tiny_llm(**options).train(), prompt(1, 4 * N)
+        with torch.no_grad():
+            cache = model(ids[:, :3], use_cache=True, past_key_values=InfiniCache(model)).past_key_values
+        if reentrant:
+            model.activation_checkpointing_enable({"use_reentrant": True})
+            model.enable_input_require_grads()
+        loss = model(ids[:, 3:], labels=ids[:, 3:], past_key_values=cache, use_cache=True).loss
+        found.append(gradients(model, loss))
+    for name, expected in found[0].items():
+        assert torch.allclose(found[1][name], expected, rtol=1e-9, atol=1e-12), name
