@@ -456,7 +456,9 @@ class Config:
         "Report whose variant of a model this run is: it fills cells of that report only. null: the model as it is."
     )
     seed: int = setting("Seed of initial weights, data order and sampling.")
-    checkpoint: str | None = setting("Run id or folder of a trained model; null: the newest matching run.")
+    checkpoint: str | None = setting(
+        "Run id or folder of a trained model; null: the newest training of this model and task."
+    )
     init_from: str | None = setting(
         "Run id or folder whose weights a training starts from; null: training from scratch."
     )

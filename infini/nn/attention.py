@@ -181,9 +181,7 @@ class LocalAttention(nn.Module):
         Raises ValueError for inputs of another shape or dtype, a state of another layer and, naming row and column, for
         masks and resets that do not fit the segments.
         """
-        if x_BTD.dim() != 3 or x_BTD.shape[2] != self.d_model:
-            raise ValueError(f"x must be [B, T, d_model={self.d_model}], got {list(x_BTD.shape)}")
-        check_dtype(x_BTD, self.q_proj.weight)
+        self.check_inputs(x_BTD, None if torch.compiler.is_compiling() else state)
 
         def body(x: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
             y, leaves = self.attend(x, layers[0], grid)
@@ -191,14 +189,18 @@ class LocalAttention(nn.Module):
 
         if state is None:
             state = self.init_state(x_BTD.shape[0], x_BTD.device)
-        elif not torch.compiler.is_compiling():
-            self._check_state(state)
         return run_on_grid(
             body, x_BTD, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, self.inner_resets
         )
 
-    def _check_state(self, state: Any) -> None:
-        """Raise ValueError for what is no state, or one of a layer with other sizes."""
+    def check_inputs(self, x_BTD: torch.Tensor, state: Any) -> None:
+        """Raise ValueError for inputs of another shape or dtype, and for what is no state or that of a layer with other
+        sizes."""
+        if x_BTD.dim() != 3 or x_BTD.shape[2] != self.d_model:
+            raise ValueError(f"x must be [B, T, d_model={self.d_model}], got {list(x_BTD.shape)}")
+        check_dtype(x_BTD, self.q_proj.weight)
+        if state is None:
+            return
         if not isinstance(state, State):
             raise ValueError(f"state is a {type(state).__name__}: it must be the second value that a call returned")
         mine, given = (
@@ -269,7 +271,8 @@ class LocalAttention(nn.Module):
     def write_memory(
         self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece
     ) -> tuple[Memory | tuple[()], Memory | tuple[()]]:
-        """The memory that each segment of the piece reads, and the memory after it. Empty here."""
+        """The memory that each segment of the piece reads, and the memory after it. Local attention has none: both are
+        empty."""
         return (), ()
 
     def mix_memory(
@@ -281,7 +284,7 @@ class LocalAttention(nn.Module):
         mem: Memory | tuple[()],
         piece: Piece,
     ) -> tuple[torch.Tensor, Memory | tuple[()]]:
-        """The piece's attention mixed with its memory reads, and the memory after it. Unchanged here."""
+        """The piece's attention mixed with its memory reads, and the memory after it. Local attention reads none."""
         return a_dot, mem
 
 
@@ -431,6 +434,7 @@ class InfiniAttention(LocalAttention):
     def write_memory(
         self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece
     ) -> tuple[Memory, Memory]:
+        """The memory that each segment of the piece reads, and the memory after it (Eq. 4 or 5)."""
         assert isinstance(mem, Memory)
         if piece.commits:
             sums: memory.Sums
@@ -469,6 +473,8 @@ class InfiniAttention(LocalAttention):
         mem: Memory | tuple[()],
         piece: Piece,
     ) -> tuple[torch.Tensor, Memory | tuple[()]]:
+        """The piece's attention mixed by the gate with what its queries read of the memory (Eq. 3, 6), and the memory
+        after it."""
         B, S, Q, H, K = q_BSQHK.shape
         G = self.n_kv_heads
         read, mem = self.write_memory(k_BSNGK, v_BSNGV, mem, piece)

@@ -142,8 +142,17 @@ class SequenceParallel(nn.Module):
         B, T = x_BT.shape[:2]
         N, rank, n_ranks = self.module.segment_length, self.group.rank(), self.group.size()
         fresh, wrong = self.module.init_state(B, x_BT.device), None
-        first = fresh if state is None or rank else State(state.clock.on_host(), state.layers)
-        if T == 0 or T % N:
+        if isinstance(self.module, InfiniAttention):
+            try:
+                self.module.check_inputs(x_BT, state)
+            except ValueError as error:
+                wrong = str(error)
+        elif state is not None and not isinstance(state, State):
+            wrong = f"state is a {type(state).__name__}: it must be the one that a call returned"
+        first = fresh if state is None or rank or wrong is not None else State(state.clock.on_host(), state.layers)
+        if wrong is not None:
+            pass
+        elif T == 0 or T % N:
             wrong = f"{T} tokens: a rank reads whole segments of {N} tokens, and at least one"
         elif first.clock.slot_B.shape[0] != B:
             wrong = f"batch size {B}, state has {first.clock.slot_B.shape[0]}: pass a fresh init_state({B})"

@@ -18,12 +18,12 @@ from infini import records
 from infini.commands import verbs
 from infini.config.compose import config_hash
 from infini.config.keys import key_of
-from infini.config.schema import Config, settings_in
+from infini.config.schema import Config
 from infini.errors import DivergedError, InputError
 from infini.models import base_of, build_model, kind_of
-from infini.pretrained.base_names import SEGMENT
 from infini.records import RunRecord, value_at
 from infini.report.search import KEY
+from infini.runs.preflight import segment_length
 from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, load_model, named_folder, read_description
 
@@ -118,10 +118,7 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
         if key in ("scale.tokenizer", "scale.vocab_size"):
             value = value_at(asdict(cfg), key)
             raise InputError(f"{key}={value!r}: model={cfg.model['name']} has the tokenizer of its base; leave it out")
-    # An experiment sets it where the file of the sizes has another.
-    usual = settings_in("dims", cfg.dims.name).get("segment_length")
-    if not {"dims", "dims.segment_length"} & set(keys) and usual in (None, cfg.dims.segment_length):
-        sizes["segment_length"] = SEGMENT
+    sizes["segment_length"] = segment_length(cfg, keys)
     dims = replace(cfg.dims, name="base", **sizes)
     scale = replace(cfg.scale, tokenizer="base", vocab_size=len(base.tokenizer))
     return replace(cfg, dims=dims, scale=scale)

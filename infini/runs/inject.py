@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
     import torch
 
     base = replace(base_of({**cfg.model, "base": name}), setting="base")
+    print(f"reading {name}", file=sys.stderr, flush=True)
 
     from transformers.utils import logging
 
@@ -88,6 +90,7 @@ def _write(folder: Path, model: Any, tokenizer: Any, trained: str) -> None:
     """Write a model, and print what it is."""
     from infini.pretrained.llm import settings_of
 
+    print(f"writing {folder}", file=sys.stderr, flush=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(folder)

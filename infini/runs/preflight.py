@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from typing import Any
 from infini import records
 from infini.config.compose import cache_root, data_folder
 from infini.config.data_files import no_data
-from infini.config.schema import Config
+from infini.config.schema import Config, settings_in
 from infini.errors import InputError
-from infini.pretrained.base_names import local_path
+from infini.pretrained.base_names import SEGMENT, local_path
 from infini.records import RunRecord, value_at
 from infini.system.devices import may_have_gpu
 from infini.system.network import is_cached, reachable
@@ -104,7 +104,7 @@ def describe_training(cfg: Config) -> str:
     """One line on a training that begins: what is trained, on which device and data, where it is written, and how large
     published such models are and how long they took. Parameters are counted when torch has made the model."""
     recipe, found = cfg.recipe, data_folder(cfg.task.corpus, cfg.task.data_dir)
-    tokens = recipe.batch_size * recipe.segments_per_sequence * cfg.dims.segment_length
+    tokens = recipe.batch_size * recipe.segments_per_sequence * segment_length(cfg)
     if not cfg.task.reads_data:
         data = "data made from the seed"
     elif cfg.task.data_dir == "synthetic":
@@ -118,6 +118,14 @@ def describe_training(cfg: Config) -> str:
         f"{recipe.steps:,} steps of {tokens:,} tokens on {_device(cfg)}; {_parameters(cfg, known)}; {data}; "
         f"results in {cfg.results_dir}{_seconds(cfg, known)}"
     )
+
+
+def segment_length(cfg: Config, keys: Collection[str] = ()) -> int:
+    """Tokens of a segment: of a pretrained language model SEGMENT, where no key of the command line and no experiment
+    says otherwise."""
+    usual = settings_in("dims", cfg.dims.name).get("segment_length")
+    own = "base" not in cfg.model or {"dims", "dims.segment_length"} & set(keys)
+    return cfg.dims.segment_length if own or usual not in (None, cfg.dims.segment_length) else SEGMENT
 
 
 def _published(cfg: Config) -> list[RunRecord]:

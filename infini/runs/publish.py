@@ -16,7 +16,7 @@ from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.render import write_report
-from infini.report.selection import RunReport, select_runs
+from infini.report.selection import DisputedError, RunReport, select_runs
 from infini.runs.claims import FILE as CLAIMS_FILE
 from infini.runs.claims import claims_text, declared_report
 from infini.system.paths import is_file
@@ -166,7 +166,11 @@ def _others(
         other = declared_report(name) if scales else None
         if isinstance(other, RunReport):
             for scale in scales:
-                selections = [select_runs(part, scale, after) for part in other.parts]
+                try:
+                    selections = [select_runs(part, scale, after) for part in other.parts]
+                except DisputedError as error:
+                    what = f"report={name} has rows of the same models, and its published table could not be made again"
+                    raise InputError(f"{what}: {error}; or move the runs to another results_dir") from error
                 if any(run.run_id in ids for selection in selections for run in selection.all_runs):
                     found.append((other, scale))
     return found

@@ -248,6 +248,10 @@ def refuse() -> None:
         sizes = "all ranks must have the same rows"
         x_BTD = fits[:1] if is_last() else fits
         refused(f"batch size 1, rank 0 has 2: {sizes}", f"batch size 2, rank {n_ranks - 1} has 1: {sizes}", x_BTD)
+    wide = seeded(B, SEGMENT, 17) if is_last() else fits
+    refused("x must be [B, T, d_model=16], got [2, 8, 17]", says_why, wide)
+    other = [] if is_last() else None
+    refused("state is a list: it must be the second value that a call returned", says_why, fits, other)
     _, inside = parallel.module(fits[:, :3])
     with pytest.raises(ValueError, match="inside a segment" if rank == 0 else "rank 0 refused"):
         parallel(fits, inside)

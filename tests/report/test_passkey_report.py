@@ -110,7 +110,7 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
 @pytest.mark.parametrize(
     ("strays", "why"),
     [
-        ({"asked": {"task.digits": 8}}, "it is not 'Linear, scratch, as in the paper': task.digits=8, the row has 5"),
+        ({"asked": {"task.digits": 8}}, "it is not 'Linear, scratch, penalty on writes': task.digits=8, the row has 5"),
         ({"trained": {"optimizer.gate_lr": 0, "model.gate_init": "zeros"}}, "frozen_gates=True, the row has False"),
         ({"asked": {"dims.segment_length": 64}}, "dims.segment_length=64, its training has 128"),
         ({"trained": {"init_from": "lost"}}, "its training began with other weights than the row's (fresh ones)"),
@@ -404,4 +404,4 @@ def test_the_longest_input_counts_the_filler_before_it() -> None:
 def test_a_title_names_the_longest_length_that_was_asked() -> None:
     rows = {"linear": _Accuracy({(2**15, "start"): [100.0], (2**17, "start"): [40.0], (2**17, "end"): [90.0]})}
     said = _found_at_the_longest(report(), rows)
-    assert said == "Digits of a key found in 128K tokens: scratch, as in the paper 40 to 90 %"
+    assert said == "Digits of a key found in 128K tokens: scratch, penalty on writes 40 to 90 %"

@@ -208,6 +208,8 @@ class InfiniCache(Cache):
         self._recording = False
         self._interrupted = False
         """Whether a call has begun and not ended."""
+        self.has_all_columns = True
+        """Whether `columns` are those of all calls, as in a mask of all columns; not so after `resumed`."""
 
     @classmethod
     def resumed(cls, config: Any, states: Sequence[Any], lengths: Sequence[int], columns: int) -> InfiniCache:
@@ -217,6 +219,7 @@ class InfiniCache(Cache):
         """
         cache = cls(config)
         cache.lengths, cache._leads = list(lengths), [0] * len(lengths)
+        cache.has_all_columns = False
         for i, (layer, state) in enumerate(zip(cache.layers, states, strict=True)):
             if isinstance(layer, InfiniLayer):
                 layer.state, layer.columns, layer.is_initialized = state, columns, True

@@ -183,7 +183,7 @@ class ModelMixin(_Initialised):
                 f"{before + T}"
             )
         mask, earlier = mask[:, -T:], mask[:, :-T]
-        if cache is not None and cache.lengths and T > 1 and earlier.shape[1]:
+        if cache is not None and cache.has_all_columns and cache.lengths and T > 1 and earlier.shape[1]:
             # Not at every token: it would read the whole mask back from the device.
             seen = (to_numpy(earlier) != 0).sum(-1).tolist()
             if seen != cache.lengths:
