@@ -150,13 +150,11 @@ class SequenceParallel(nn.Module):
         elif state is not None and not isinstance(state, State):
             wrong = f"state is a {type(state).__name__}: it must be the one that a call returned"
         first = fresh if state is None or rank or wrong is not None else State(state.clock.on_host(), state.layers)
-        if wrong is not None:
-            pass
-        elif T == 0 or T % N:
+        if wrong is None and (T == 0 or T % N):
             wrong = f"{T} tokens: a rank reads whole segments of {N} tokens, and at least one"
-        elif first.clock.slot_B.shape[0] != B:
+        elif wrong is None and first.clock.slot_B.shape[0] != B:
             wrong = f"batch size {B}, state has {first.clock.slot_B.shape[0]}: pass a fresh init_state({B})"
-        elif first.clock.slot_B.any():
+        elif wrong is None and first.clock.slot_B.any():
             wrong = "the state is inside a segment: a sequence over ranks starts at the start of one"
         for name, extra in {"reset_BT": reset_BT, "write_weight_BT": write_weight_BT}.items():
             if extra is not None and extra.shape != (B, T):
