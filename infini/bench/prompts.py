@@ -110,8 +110,8 @@ def _ways(setting: Setting) -> dict[str, Any]:
             "leave it out"
         )
     segments = sorted(set(cfg.suite.prompt_segments), reverse=True)
-    own = {"window": "segment", "sinks": 0, "memory_decay": None, "layers": None}
-    stock = {**options, "memory": "full", **own}
+    without = {"memory": "full", "window": "segment", "sinks": 0, "memory_decay": None, "layers": None}
+    stock = {**options, **without}
 
     def build(chosen: dict[str, Any]) -> Any:
         dims = replace(cfg.dims, segment_length=segments[0])

@@ -172,7 +172,7 @@ class ModelMixin(_Initialised):
         positions = to_numpy(position_ids) if position_ids is not None and T > 1 and position_ids.dim() == 2 else None
         if mask is None:
             if positions is not None:
-                _check_positions(positions, np.ones_like(positions, dtype=bool))
+                _refuse_packed(positions, np.ones_like(positions, dtype=bool))
             return None
         if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
             raise InputError("attention_mask: only a 2D mask of padding [rows, columns] is understood")
@@ -193,7 +193,7 @@ class ModelMixin(_Initialised):
                 )
         real = to_numpy(mask) != 0
         if positions is not None:
-            _check_positions(np.broadcast_to(positions, real.shape), real)
+            _refuse_packed(np.broadcast_to(positions, real.shape), real)
         return None if real.all() else mask
 
     def _tables(self, device: torch.device) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
@@ -214,7 +214,7 @@ class ModelMixin(_Initialised):
         return found[device, dtype]
 
 
-def _check_positions(positions_BT: np.ndarray, real_BT: np.ndarray) -> None:
+def _refuse_packed(positions_BT: np.ndarray, real_BT: np.ndarray) -> None:
     """Raises InputError for positions that begin again within a row, as those of packed sequences do."""
     for positions, real in zip(positions_BT, real_BT, strict=True):
         if (np.diff(positions[real]) != 1).any():
@@ -273,15 +273,14 @@ class CausalLMMixin(_Initialised):
     def save_pretrained(self, save_directory: Any, *, push_to_hub: bool = False, **options: Any) -> None:
         """Save as the base does, with a model card and a file that lets processes without `infini` imported find this
         class. push_to_hub: upload all of it, with the options of `push_to_hub`."""
-        names = inspect.signature(saving.push_to_hub).parameters
-        hub = {
-            name: options.pop(name) for name in [*options] if name in names and name not in ("token", "max_shard_size")
-        }
-        super().save_pretrained(save_directory, **options)
+        known = inspect.signature(saving.push_to_hub).parameters
+        hub = {name: value for name, value in options.items() if name in known}
+        # Both read these two.
+        own = {name: value for name, value in options.items() if name not in hub or name in ("token", "max_shard_size")}
+        super().save_pretrained(save_directory, **own)
         saving.write_beside_weights(self, save_directory)
         if push_to_hub:
-            shared = {name: options[name] for name in ("token", "max_shard_size") if name in options}
-            saving.push_to_hub(self, hub.pop("repo_id", Path(save_directory).name), **shared, **hub)
+            saving.push_to_hub(self, **{"repo_id": Path(save_directory).name, **hub})
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload what `save_pretrained` writes; a card that is there already stays. Options: see saving.push_to_hub."""
