@@ -33,15 +33,18 @@ def cache_path(results_dir: str | Path, task: str, *identity: Any) -> Path:
     return Path(results_dir) / "unfinished" / f"{task}-{digest[:16]}.jsonl"
 
 
-def identity_of_model(record: RunRecord) -> str:
-    """Names the model of an evaluation in cache_path: its training, or, of a pretrained model, what it was built as."""
-    if record.parent is not None:
-        return record.parent
-    return f"{record.config_hash} {json.dumps(record.environment.get('base'), sort_keys=True)}"
+def identity_of_reader(record: RunRecord) -> tuple[str, bool]:
+    """Names what reads in an evaluation for cache_path: the model, and the format in which its products are computed.
+
+    The model is its training, or, of a pretrained model, what it was built as. parallel.precision=auto takes bfloat16
+    on some machines and float32 on others; results of both are not mixed.
+    """
+    built = record.parent or f"{record.config_hash} {json.dumps(record.environment.get('base'), sort_keys=True)}"
+    return built, record.environment["bfloat16"]
 
 
 def name_of_model(record: RunRecord) -> str:
-    """The same for people."""
+    """The model for people."""
     if record.parent is not None:
         return record.parent
     return f"{record.model} {record.environment['base']['name']} without a training"

@@ -15,7 +15,7 @@ from infini.config.lengths import format_length, parse_lengths, parse_part
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate
-from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model, to_line
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import RunRecord
 from infini.system.console import plain_console
@@ -58,9 +58,8 @@ def evaluate(
     # With the model's options, because an evaluation may change those of an encoder-decoder.
     options = sorted(cfg.model.items())
     decides = (
-        identity_of_model(record),
+        identity_of_reader(record),
         cfg.dims.segment_length,
-        cfg.parallel.precision,
         cfg.seed,
         books.revision,
         options,

@@ -14,7 +14,7 @@ from infini.config.lengths import format_length, parse_lengths, parse_part
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.evaluation.decoding import Reader, generate
-from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model, to_line
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
 from infini.system.console import plain_console
@@ -64,8 +64,8 @@ def evaluate(
         for name in task.subtasks
         for prompt in make_prompts(name, length, task.examples, tokenizer, cfg.seed)
     ]
-    # What decides the answers: model, prompts, precision.
-    identity = (identity_of_model(record), tokenizer.name, N, cfg.parallel.precision, cfg.seed, version)
+    # What decides the answers: model and prompts.
+    identity = (identity_of_reader(record), tokenizer.name, N, cfg.seed, version)
     cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record, parse_part(cfg.part))
     missing = [prompt for prompt in cache.share(prompts) if prompt.name not in cache.entries]
     console.print(

@@ -13,7 +13,7 @@ import torch
 from infini.config.lengths import format_length, parse_depths, parse_lengths, parse_part
 from infini.config.schema import Config
 from infini.evaluation.dilution import half_dilution
-from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model, to_line
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
 from infini.system.console import plain_console
@@ -53,9 +53,9 @@ def evaluate(
     state_floats = model.state_floats(max(lengths) // N)
     diluted = task.knockout == "none" and cfg.part is None
     dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if diluted else []
-    # What decides the answers: model, prompts, precision.
+    # What decides the answers: model and prompts.
     prompts = {key: value for key, value in asdict(task).items() if key not in ("examples", "rows_per_call")}
-    identity = (identity_of_model(record), prompts, N, cfg.parallel.precision, cfg.seed, data)
+    identity = (identity_of_reader(record), prompts, N, cfg.seed, data)
     cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record, parse_part(cfg.part))
     # Parts share examples: the prompts of an example at several lengths begin alike, which is read once.
     own = set(cache.share(list(dict.fromkeys((question.depth, question.index) for question in questions))))

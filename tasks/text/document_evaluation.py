@@ -26,7 +26,7 @@ from infini.evaluation.perplexity import (
     stream_documents,
     stream_with_foreign_memory,
 )
-from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_model, name_of_model
+from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
 from infini.nn.protocols import optional
 from infini.records import RunRecord
 from infini.system.console import plain_console
@@ -62,9 +62,8 @@ def evaluate(
     work = _work(split.n_tokens, limit, knock_limit if knockouts else None)
     total = sum(tokens for name, tokens in work.items() if name.startswith("read/"))
     identity = (
-        identity_of_model(record),
+        identity_of_reader(record),
         N,
-        cfg.parallel.precision,
         split.data_record(),
         split_name,
         limit,

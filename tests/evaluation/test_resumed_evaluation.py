@@ -9,6 +9,7 @@ from command_runner import Runner
 
 from infini.cli import main as cli
 from infini.evaluation.result_cache import ResultCache
+from infini.system import devices
 from infini.tasks.text import document_evaluation
 
 
@@ -52,3 +53,34 @@ def test_an_evaluation_stopped_in_every_pass_gives_the_same_record(
     assert resumed.results == straight.results and resumed.documents == straight.documents
     assert resumed.series == straight.series
     assert not list((with_model.results / "unfinished").glob("*"))
+
+
+@pytest.mark.usefixtures("elsewhere", "clock")
+def test_results_of_a_machine_that_multiplies_in_another_format_are_not_taken(
+    with_model: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """parallel.precision=auto is bfloat16 on some machines and float32 on others, which share a results folder."""
+    auto = "parallel.precision=auto"
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device: True)
+    with_model("eval", auto)
+    (in_bfloat16,) = with_model.records("eval")
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device: False)
+    real_add, added = ResultCache.add, list[str]()
+
+    def add(self: ResultCache, name: str, entry: dict[str, Any]) -> None:
+        if added:
+            raise KeyboardInterrupt
+        added.append(name)
+        real_add(self, name, entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResultCache, "add", add)
+        with_model("eval", auto, code=cli.INTERRUPTED)
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device: True)
+    with_model("eval", auto)
+    again = with_model.records("eval")[-1]
+    assert again.results == in_bfloat16.results and not again.cost["resumed"]
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device: False)
+    with_model("eval", auto)
+    assert with_model.records("eval")[-1].cost["resumed"], "what was measured in float32 still waits for its machine"
+    assert with_model.records("eval")[-1].results != in_bfloat16.results
