@@ -185,7 +185,22 @@ class Report(RunReport):
         return frozenset({"all"})
 
     def find_mismatches(self, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
-        return find_mismatches(self, row, runs, known, self.trained_on)
+        found = find_mismatches(self, row, runs, known, self.trained_on)
+        wanted = self._reads_up_to(row, runs[0].scale)
+        for run in runs:
+            read = value_at(run.config, "scale.eval_max_tokens")
+            if read != wanted:
+                way = f"reads up to {read or 'all'} tokens of a document instead of {wanted or 'all'}"
+                found.setdefault(run.run_id, []).append(way)
+        return found
+
+    def _reads_up_to(self, row: str, scale: str) -> int | None:
+        """Tokens of a document that the evaluations of a row read at most; None: all."""
+        if self.whole_documents:
+            return None
+        of_scale = {"scale.eval_max_tokens": settings_in("scale", scale).get("eval_max_tokens")}
+        limit: int | None = (of_scale | values_of(self.settings_of(row, scale) or ()))["scale.eval_max_tokens"]
+        return limit
 
     def render(
         self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None

@@ -49,13 +49,9 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
     )
 
 
-def run_seconds(verb: str, cfg: Config, known: Sequence[Sequence[RunRecord]]) -> float | None:
-    """Seconds of such a run by the first of several lists of records that has one; None where none has.
-
-    verb: train or eval.
-    """
-    of_verb = training_seconds if verb == "train" else _evaluation_seconds
-    return next((seconds for runs in known if (seconds := of_verb(cfg, runs)) is not None), None)
+def run_seconds(verb: str, cfg: Config, known: Sequence[RunRecord]) -> float | None:
+    """Seconds that such a run took by these records; None where none is comparable. verb: train or eval."""
+    return training_seconds(cfg, known) if verb == "train" else _evaluation_seconds(cfg, known)
 
 
 def training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:

@@ -163,3 +163,13 @@ def test_what_steps_back_is_named_and_a_choice_of_the_users_stands() -> None:
     assert not [note for note in newest.notes if "left out" in note]
     alone = rendered([other, tried]).tables[0].cell("infini_linear", "PG19 yours")
     assert newest.tables[0].cell("infini_linear", "PG19 yours") == alone
+
+
+def test_an_evaluation_that_reads_less_than_its_row_declares_is_marked() -> None:
+    short = make_eval("infini_linear", 1)
+    assert short.config["scale"]["eval_max_tokens"] == 65536
+    short.config["scale"] = {**short.config["scale"], "eval_max_tokens": 1000}
+    report = rendered(with_trainings([short]))
+    assert report.tables[0].cell("infini_linear", "PG19 yours").text.endswith(" †")
+    (note,) = [note for note in report.notes if note.startswith("†")]
+    assert "(reads up to 1000 tokens of a document instead of 65536)" in note

@@ -57,9 +57,9 @@ def test_the_time_of_a_pretrained_model_is_that_of_its_training() -> None:
         if run.verb == "train" and run.model == "llm" and not run.cost.get("resumed")
     )
     cfg = compose([*trained.overrides, "parallel.accelerator=cpu"])
-    assert estimate.run_seconds("train", cfg, [[trained]]) == pytest.approx(trained.cost["wall_seconds"])
+    assert estimate.run_seconds("train", cfg, [trained]) == pytest.approx(trained.cost["wall_seconds"])
     for other in ("model.train=all", "model.memory=full", "dims.segment_length=256"):
-        assert estimate.run_seconds("train", compose([*trained.overrides, other]), [[trained]]) is None, other
+        assert estimate.run_seconds("train", compose([*trained.overrides, other]), [trained]) is None, other
 
 
 def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -156,7 +156,9 @@ def test_a_lock_is_of_the_file_that_has_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere", "clock")
-def test_a_plan_lists_what_is_missing_and_starts_nothing(infini: Runner) -> None:
+def test_a_plan_lists_what_is_missing_and_starts_nothing(
+    infini: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = [*ROWS, "seed=1,2", "plan=true"]
     infini("reproduce", *plan)
     lines = infini.out.splitlines()
@@ -166,7 +168,7 @@ def test_a_plan_lists_what_is_missing_and_starts_nothing(infini: Runner) -> None
     assert len(lines) == 9 and not infini.results.exists()
     for number, (line, (verb, seed, model, cell)) in enumerate(zip(lines, runs, strict=False), 1):
         after = "" if verb == "train" else f", after {number - 1}"
-        assert line == f"{number:>3}     unknown  {verb} pg19, {model}, seed {seed}{after} ({cell})"
+        assert line == f"{number:>3}      unknown  {verb} pg19, {model}, seed {seed}{after} ({cell})"
     assert lines[-1] == "4 trainings and 4 evaluations to run; 0 cells filled"
     infini("train", "model=local")
     infini("reproduce", *ROWS, "model=infini_linear")
@@ -174,12 +176,18 @@ def test_a_plan_lists_what_is_missing_and_starts_nothing(infini: Runner) -> None
     infini("reproduce", *plan)
     lines = infini.out.splitlines()
     # Of `local` no evaluation is on record.
-    assert lines[0] == f"  1     unknown  eval pg19, local, seed 1 ({cells[1][2]})"
+    assert lines[0] == f"  1      unknown  eval pg19, local, seed 1 ({cells[1][2]})"
     assert len(lines) == 7 and re.match(r"  3 +\d+ s  eval pg19, infini_linear, seed 2, after 2", lines[2])
     assert lines[-2] == "2 trainings and 3 evaluations to run; 1 cell filled"
-    left = r"\d+ s in one process, without 2 runs of unknown time, as such runs took: yours, or else published ones"
+    left = r"\d+ s in one process, without 2 runs of unknown time, as such runs took"
     assert re.fullmatch(left, lines[-1])
     assert infini.records() == before
+    # Published runs tell how long others took, perhaps on another machine.
+    monkeypatch.setattr(records, "published_dir", lambda: infini.results)
+    infini("reproduce", *plan, f"results_dir={tmp_path / 'none yet'}")
+    lines = infini.out.splitlines()
+    assert re.match(r"  1 +\d+ s\*  train pg19, infini_linear, seed 1 ", lines[0])
+    assert lines[-1].endswith(", as such runs took (* a published run, on its machine)")
 
 
 @pytest.mark.usefixtures("elsewhere")
