@@ -13,10 +13,13 @@ from importlib import resources
 from typing import Any
 
 from infini.commands import Verb
+from infini.config.keys import key_of
 from infini.config.schema import Config, groups, schema_of
 
 WIDTH = 118
 _INDENT = 36
+_DESCRIBED = ("task", "model", "scale", "report", "suite")
+"""Groups whose choices are listed with their meanings. Names of the others say what they are."""
 
 
 def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
@@ -26,7 +29,13 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
     """
     from infini.config.compose import compose
 
-    cfg = dataclasses.asdict(compose(overrides))
+    composed, given = compose(overrides), {key_of(text) for text in overrides}
+    cfg = dataclasses.asdict(composed)
+    pretrained = "base" in composed.model and "model" in verb.groups
+    if pretrained:
+        from infini.runs.preflight import segment_length
+
+        cfg["dims"] = {"name": "of the base", "segment_length": segment_length(composed, given)}
     lines = [f"infini {verb.name}: {verb.summary}", "", f"  {verb.example}"]
     lines += ["", "Keys (key=value; shown with their defaults):"]
     about = _meanings(Config)
@@ -38,11 +47,13 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
     for group in (*verb.groups, *verb.choices):
         if group in verb.chosen and all(f"{group}.{key}" in left_out for key in cfg[group] if key != "name"):
             continue
-        chosen = cfg[group].get("name")
-        others = [choice for choice in groups()[group] if choice != chosen]
+        chosen = "every one" if group in verb.all_of and not {group, "experiment"} & given else cfg[group].get("name")
+        others = [choice for choice in groups()[group] if choice != chosen and not (pretrained and group == "dims")]
         what = about.get(group, "")
         lines += ["", f"{group}={chosen}: {what[:1].lower()}{what[1:]}"]
-        if others:
+        if group in _DESCRIBED:
+            lines += _choices(group)
+        elif others:
             also = f"Also: {', '.join(others)}."
             lines += textwrap.wrap(also, WIDTH, initial_indent="  ", subsequent_indent="  ")
         if group in verb.choices:
@@ -50,17 +61,30 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
         if group == "report":
             lines += _report_entries(cfg[group])
             continue
-        explained = _explained(group, str(chosen))
+        explained = _explained(group, str(getattr(composed, group).name if group == "dims" else chosen))
         for key, value in cfg[group].items():
             if key not in ("name", "kind") and f"{group}.{key}" not in left_out:
                 lines += _entry(f"{group}.{key}", value, explained.get(key, ""))
     if verb.reads("experiment"):
-        experiments = ", ".join(groups()["experiment"])
-        also = f"experiment=null: a report, or a training, with the settings that it needs; one of {experiments}."
-        lines += ["", *textwrap.wrap(also, WIDTH)]
+        lines += ["", "experiment=null: a report, or a training, with the settings that it needs."]
+        lines += _choices("experiment")
     if set(verb.groups) - verb.chosen:
         lines += ["", "Choices change defaults: add them, as task=passkey, to see theirs."]
     return "\n".join(lines)
+
+
+def _choices(group: str) -> list[str]:
+    """The choices of a group, each with the first sentence of the comment at the top of its YAML, or its title."""
+    lines = []
+    for choice in groups()[group]:
+        text = resources.files("infini.conf").joinpath(group, f"{choice}.yaml").read_text(encoding="utf-8")
+        comment = re.match(r"(?:# @package \S+\n)?((?:#.*\n)+)", text)
+        title = re.search(r"^title: (.+)$", text, re.MULTILINE)
+        about = re.sub(r"\n?# ?", " ", comment[1]).strip() if comment else title[1] if title else ""
+        # Commands that follow a colon are in the documentation.
+        sentence = re.split(r"(?<!et al)\.(?:\s|$)|: `|; see ", about)[0]
+        lines += _aligned(f"    {choice}", sentence)
+    return lines
 
 
 def _explained(group: str, chosen: str) -> dict[str, str]:
@@ -80,7 +104,11 @@ def _report_entries(report: dict[str, Any]) -> list[str]:
 
 
 def _entry(key: str, value: Any, meaning: str) -> list[str]:
-    shown = f"  {key}={_text(value)}"
+    return _aligned(f"  {key}={_text(value)}", meaning)
+
+
+def _aligned(shown: str, meaning: str) -> list[str]:
+    """Lines with the meaning in a column of its own."""
     if len(shown) > _INDENT - 2:
         wrapped = textwrap.wrap(meaning, WIDTH - _INDENT)
         return [shown, *(" " * _INDENT + line for line in wrapped)]

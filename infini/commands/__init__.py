@@ -43,6 +43,8 @@ class Verb:
     """Root keys that it reads."""
     choices: tuple[str, ...] = ()
     """Groups of which it reads the choice alone."""
+    all_of: tuple[str, ...] = ()
+    """Groups of which it takes every choice where none is named."""
     also: tuple[str, ...] = ()
     """What else it reads, not shown in its help: keys, groups by name (the choice alone) or `group.*` (all keys)."""
     never: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ VERB = Verb(
     "infini.runs.figure",
     groups=("report",),
     choices=("scale",),
+    all_of=("report",),
     keys=("results_dir",),
     also=(*OF_REPORTS, "seed"),
     order=6,

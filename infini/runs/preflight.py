@@ -140,7 +140,7 @@ def _parameters(cfg: Config, known: Sequence[RunRecord]) -> str:
     asked = _sizes_of(asdict(cfg))
     for run in known:
         if _sizes_of(run.config) == asked and "parameters" in run.cost:
-            return f"{run.cost['parameters']:,} parameters with the published vocabulary"
+            return f"{run.cost['parameters']:,} parameters if the vocabulary is as large as the published one"
     return "the number of parameters follows"
 
 

@@ -19,7 +19,7 @@ import pytest
 from infini.cli import main as cli
 from infini.commands import verbs
 from infini.config.compose import compose
-from infini.config.schema import Config
+from infini.config.schema import Config, groups
 from infini.errors import InputError
 
 Call = tuple[Config, list[str], dict[str, Any], list[str]]
@@ -161,7 +161,7 @@ def test_help_of_a_verb_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("verb", ["table", "figure", "publish", "reproduce"])
 def test_an_experiment_is_named_where_a_report_is(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([verb, "--help"]) == 0
-    said = "experiment=null: a report, or a training, with the settings that it needs; one of"
+    said = "experiment=null: a report, or a training, with the settings that it needs.\n    llm_1b_passkey    "
     assert said in capsys.readouterr().out
 
 
@@ -219,6 +219,27 @@ def test_help_of_a_verb_explains_every_key_of_its_groups(verb: str, capsys: pyte
         (number,) = [number for number, line in enumerate(lines) if line.startswith(f"  {key}=")]
         rest = lines[number].strip().partition("  ")[2] or lines[number + 1].strip()
         assert len(rest.split()) >= 2 and "=" not in rest.split()[0], f"{key} has no meaning: {rest!r}"
+
+
+@pytest.mark.parametrize("group", ["task", "model", "scale", "report", "suite", "experiment"])
+def test_help_says_what_every_choice_of_a_group_is(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench" if group == "suite" else "reproduce", "--help"]) == 0
+    (section,) = [part for part in capsys.readouterr().out.split("\n\n") if part.startswith(f"{group}=")]
+    for choice in groups()[group]:
+        (meaning,) = re.findall(rf"^    {choice}\s{{2,}}(.+)", section, re.MULTILINE)
+        assert len(meaning.split()) >= 3, choice
+
+
+def test_help_shows_what_is_taken_where_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["figure", "--help"]) == 0
+    assert "report=every one: " in capsys.readouterr().out
+    assert cli.main(["figure", "report=lm_gates", "--help"]) == 0
+    assert "report=lm_gates: " in capsys.readouterr().out
+    # The sizes of a pretrained model are its own.
+    for words, segment in (([], 2048), (["dims.segment_length=512"], 512)):
+        assert cli.main(["train", "task=continual", "model=llm", *words, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert re.findall(r"  dims\.(\w+=\d+) ", shown) == [f"segment_length={segment}"]
 
 
 def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,7 +190,7 @@ assert not set({HEAVY!r}) & set(sys.modules)
     took = r"; published trainings of this recipe took \d+ minutes? on .*; the time here is shown below"
     assert re.search(f"{took}$", line)
     assert "1,200 steps of 1,920 tokens on the " in line
-    assert re.search(r"; [\d,]{7,} parameters with the published vocabulary; data ", line)
+    assert re.search(r"; [\d,]{7,} parameters if the vocabulary is as large as the published one; data ", line)
     # The preparations of a short training take longer than its steps.
     assert other.endswith(f"results in {tmp_path}/results")
     assert verbs()["train"].begins_with == "infini.runs.preflight:begin_training"
