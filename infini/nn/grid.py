@@ -178,8 +178,8 @@ def plan(
     window_B = stop_B // N * N
     slot_B = stop_B - window_B
     window, slot = None, None
-    if real_BT is None or (stop_B == stop_B[0]).all():
-        stop = offset + T if real_BT is None else int(stop_B[0])
+    if real_BT is None or (stop_B == stop_B[:1]).all():
+        stop = offset + T if real_BT is None or B == 0 else int(stop_B[0])
         window, slot = stop // N * N, stop % N
 
     weight_BT = None
@@ -307,6 +307,10 @@ def run_on_grid(
             None if marks is None else _roll(torch.from_numpy(marks), lead_B).numpy() for marks in (mask, reset)
         )
         weight = None if weight is None else _roll(weight, lead_B)
+    if mask is not None and x_BT.is_floating_point() and not mask.all():
+        # Weights of 0 do not cancel a padding column that is infinite or no number.
+        padding = to_device(~mask, x_BT.device)
+        x_BT = x_BT.masked_fill(padding.view(B, T, *[1] * (x_BT.dim() - 2)), 0)
 
     parts = []
     start = 0

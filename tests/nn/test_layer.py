@@ -156,6 +156,34 @@ def test_training_with_left_padding_is_training_without(rule: str) -> None:
         assert_close(grad, sum(rows), TOLERANCE[torch.float64], "gradient")
 
 
+@pytest.mark.parametrize("rule", ["linear", "delta"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_padding_that_is_no_number_reaches_nothing(rule: str, value: float) -> None:
+    """Beside a column that is masked by a weight of 0 a product would still be no number."""
+    layer = make_layer(update_rule=rule)
+    mask = torch.ones(3, 21, dtype=torch.bool)
+    mask[0, :5] = mask[1, 18:] = False
+    results = []
+    for padding in (0.0, value):
+        x = inputs(3, 21).masked_fill(~mask[..., None], padding).requires_grad_()
+        y, state = layer(x, mask_BT=mask)
+        grads = torch.autograd.grad(y[mask].square().sum(), [x, *layer.parameters()])
+        results.append([y[mask], *grads, *dict(leaves(state)).values()])
+    for finite, other in zip(*results, strict=True):
+        assert torch.equal(finite, other)
+
+
+@pytest.mark.parametrize("extra", ["none", "mask", "reset", "both"])
+def test_a_batch_without_rows_gives_no_rows(extra: str) -> None:
+    layer, marked = make_layer(), torch.ones(0, 9, dtype=torch.bool)
+    y, state = layer(
+        inputs(0, 9),
+        mask_BT=marked if extra in ("mask", "both") else None,
+        reset_BT=~marked if extra in ("reset", "both") else None,
+    )
+    assert y.shape == (0, 9, 12) and all(len(leaf) == 0 for _, leaf in leaves(state))
+
+
 @pytest.mark.parametrize("gate_init", get_args(GateInit))
 def test_every_gate_receives_a_gradient(gate_init: Any) -> None:
     layer = InfiniAttention(12, 4, 6, 8, gate_init=gate_init)

@@ -149,6 +149,11 @@ class _Past:
     def recorded(self) -> int:
         return sum(call.columns for call in self.calls)
 
+    def nbytes(self) -> int:
+        """Bytes of the states, keys and values."""
+        calls = sum(k.nbytes + v.nbytes for call in self.calls for _, k, v in call.layers.values())
+        return calls + sum(state_bytes(state) for state in self.states.values())
+
     def advance(self, columns: int, settings: InfiniSettings) -> None:
         """Write the oldest `columns` recorded columns into the state."""
         while columns:
@@ -248,8 +253,9 @@ class InfiniCache(Cache):
         return self.columns
 
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        total = sum(state_bytes(layer.state) for layer in self.memory_layers.values() if layer.state is not None)
+        """Bytes of all tensors, with those that past recording keeps for `crop`."""
+        total = 0 if self._past is None else self._past.nbytes()
+        total += sum(state_bytes(layer.state) for layer in self.memory_layers.values() if layer.state is not None)
         return total + sum(tensor.nbytes for _, tensor in self._stock_tensors())
 
     # What the model does with it.

@@ -153,6 +153,11 @@ def test_what_crop_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     cache.activate_past_recording()
     logits_in_calls(model, ids, [12 * N, 1, 8 * N + 2], cache)
     assert cache._past.recorded == 2 * N
+    # The state at the last crop is as large as the state itself; beside it are keys and values of 2 N columns.
+    whole, config = logits_in_calls(model, ids, [20 * N + 3])[1], model.config
+    heads = config.num_hidden_layers * config.num_key_value_heads
+    columns = 2 * N * 2 * heads * config.head_dim * model.dtype.itemsize
+    assert cache.nbytes() == 2 * whole.nbytes() + columns
     cache.crop(-2 * N)
     plain = logits_in_calls(model, ids[:, : -2 * N], [18 * N + 3])[1]
     assert_same_state(cache.layers[0].state.pending, plain.layers[0].state.pending, 1e-10)
