@@ -28,7 +28,7 @@ from infini.config.lengths import parse_depths, parse_lengths, parse_part
 from infini.errors import at_least, one_of, require
 
 MAX_ROWS = 2**20
-"""Most rows of a batch, examples of a cell and entries of a vocabulary: more would exhaust the memory unannounced."""
+"""Most rows of a batch, and entries of a vocabulary: more would exhaust the memory unannounced."""
 LISTS = ("length", "depth")
 """Root keys that are lists; a single value is a list of one."""
 TEXTS = ("prompt", "save_state", "load_state", "output", "base", "out", "key", "place")
@@ -149,7 +149,7 @@ class DimsConfig:
 class ScaleConfig:
     """Size of the vocabulary and of evaluations, by the machine."""
 
-    name: str = setting("laptop (two processor cores, minutes), gpu (one GPU, minutes) or paper (as printed).")
+    name: str = setting("laptop (two processor cores, minutes to hours), gpu (one GPU, hours) or paper (as printed).")
     tokenizer: str = setting("`bpe`, trained on the train split, or the id of a tokenizer on the hub.")
     vocab_size: int = setting("Entries of the vocabulary; for `bpe`, the size to train.")
     hub_train_documents: int | None = setting(

@@ -44,7 +44,7 @@ def identity_of_reader(record: RunRecord) -> tuple[str, bool]:
 
 
 def name_of_model(record: RunRecord) -> str:
-    """The model for people."""
+    """The model in messages: the run id of its training, or the name of a base without one."""
     if record.parent is not None:
         return record.parent
     return f"{record.model} {record.environment['base']['name']} without a training"

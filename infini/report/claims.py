@@ -43,7 +43,7 @@ class ClaimsReport(ReportKind):
     """The report of the claims, as `conf/report/claims.yaml` declares it."""
 
     sign = "claims"
-    is_published = False
+    shows_own_runs = False
     verbs: ClassVar[Mapping[str, OwnVerb]] = {"table": OwnVerb(FINISHED_RUNS, module="infini.runs.claims")}
 
     claims: tuple[Claim, ...]
@@ -60,9 +60,7 @@ class ClaimsReport(ReportKind):
     def __post_init__(self) -> None:
         if not isinstance(self.claims, Sequence):
             raise InputError(f"report.claims={self.claims!r}: must be a list of claims")
-        claims = tuple(
-            values if isinstance(values, Claim) else Claim.from_config(values, MEASURES) for values in self.claims
-        )
+        claims = tuple(Claim.from_config(values, MEASURES) for values in self.claims)
         if twice := [name for name, count in Counter(claim.name for claim in claims).items() if count > 1]:
             raise InputError(f"report.claims: two claims are called {twice[0]!r}")
         object.__setattr__(self, "claims", claims)
@@ -183,17 +181,17 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
         return problems[0]
     nearest = max(effects, key=lambda row: effects[row].mean * (1 if claim.direction == "below" else -1))
     closest = effects[nearest]
-    documents = f"{closest.n_books} documents, by their lengths worth {closest.effective_books:.1f}"
+    documents = f"{closest.n_documents} documents, effective number {closest.effective_documents:.1f}"
     text = _described(closest.estimate, "nats a token", ".4f", documents)
     if len(others) > 1:
         text = f"against {nearest}, the nearest of {len(effects)} of {len(others)} rows: {text}"
-    told = _of_estimates(claim, [effect.estimate for effect in effects.values()], "documents")
+    measured = _of_estimates(claim, [effect.estimate for effect in effects.values()], "documents")
     if problems:
         # The missing row may be the better one.
-        told["parts"] += ((1.0, 1.0),)
-        told["to_decide"] = f"{counted(len(problems), 'more row')} at {claim.seeds} seeds"
+        measured["parts"] += ((1.0, 1.0),)
+        measured["to_decide"] = f"{counted(len(problems), 'more row')} at {claim.seeds} seeds"
     run_ids = dict.fromkeys(run_id for effect in effects.values() for run_id in effect.run_ids)
-    return Measured(text, tuple(run_ids), **told)
+    return Measured(text, tuple(run_ids), **measured)
 
 
 def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | Measured:
@@ -209,8 +207,8 @@ def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | 
         return Measured(str(error), missing="evaluations on the same documents")
     if effect is None:
         return Measured(missing=f"{claim.seeds} seeds of both")
-    text = _described(effect.estimate, "nats a token", ".4f", counted(effect.n_books, "document"))
-    if effect.n_books < claim.documents:
+    text = _described(effect.estimate, "nats a token", ".4f", counted(effect.n_documents, "document"))
+    if effect.n_documents < claim.documents:
         return Measured(text, effect.run_ids, missing=f"{claim.documents} documents")
     if not (claim.unequal_tokens or equal_tokens(selection, pair)):
         return Measured("trained on different numbers of tokens", effect.run_ids, missing="equal training tokens")
@@ -419,7 +417,8 @@ PATTERNS: dict[str, tuple[Callable[[Sequence[Sequence[float]]], bool], str]] = {
     "two_kinds": (
         _two_kinds,
         f"specialised gates (below {SPECIALISED[0]} or above {SPECIALISED[1]}) and mixers ({MIXER[0]} to {MIXER[1]}) "
-        "both occur and are most of all",
+        "both occur, and together they are more than half of all gates; values within "
+        f"{MOVED:g} of the start, 0.5, count as neither",
     ),
     "interleaved": (
         _interleaved,

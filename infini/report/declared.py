@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from infini.config.schema import settings_in
 from infini.records import RunRecord, value_at
 from infini.report.kind import values_of
-from infini.report.search import KEY
+from infini.report.search import LEARNING_RATE
 from infini.report.selection import IRRELEVANT_SETTINGS, Selection
 from infini.report.tables import MISMATCH_MARK
 
@@ -53,7 +53,7 @@ def declared_at(task: str, scale: str) -> Declared:
 
 def tuned_rate(task: str, scale: str, model: str, optimizer: str) -> float | None:
     """The rate that a search found for a model (conf/tuned), or None."""
-    rate = value_at(settings_in("tuned", f"{task}_{scale}_{model}_{optimizer}"), KEY)
+    rate = value_at(settings_in("tuned", f"{task}_{scale}_{model}_{optimizer}"), LEARNING_RATE)
     return None if rate is None else float(rate)
 
 
@@ -66,9 +66,9 @@ def expected(report: Declares, row: str, scale: str, declared: Declared) -> dict
     found = {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
     # The rate is the one that the model's search found. Without a search any rate is accepted.
     task, optimizer = str(found.get("task.name", report.task)), str(found.get("optimizer.name"))
-    found[KEY] = tuned_rate(task, scale, report.model_of(row), optimizer)
-    if found[KEY] is None:
-        del found[KEY]
+    found[LEARNING_RATE] = tuned_rate(task, scale, report.model_of(row), optimizer)
+    if found[LEARNING_RATE] is None:
+        del found[LEARNING_RATE]
     own = values_of(report.settings_of(row, scale) or ())
     found |= {key: value for key, value in own.items() if key.partition(".")[0] in GROUPS}
     # Options that refer to another key, for example a window of the training length.

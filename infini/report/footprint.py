@@ -14,7 +14,7 @@ from typing import ClassVar
 from infini.config.keys import OF_REPORTS, SHOWN
 from infini.errors import InputError, did_you_mean
 from infini.report.kind import OwnVerb, ReportKind
-from infini.report.tables import DASH, MISSING, Cell, RenderedReport, Row, Table, quoted
+from infini.report.tables import DASH, MISSING, Cell, Origin, RenderedReport, Row, Table, quoted
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class MemoryReport(ReportKind):
     """The report of Table 1, as `conf/report/<name>.yaml` declares it."""
 
     sign = "segments"
-    is_published = False
+    shows_own_runs = False
     verbs: ClassVar[Mapping[str, OwnVerb]] = {
         "table": OwnVerb(
             (*OF_REPORTS, "task", "task.positions", "model.*", "dims.*", "recipe.*", "scale", "results_dir", *SHOWN),
@@ -215,8 +215,8 @@ def build_memory_report(report: MemoryReport, scale: str, measured: Mapping[str,
     return RenderedReport(report.name, scale, title, tables, notes, main=1, legend=legend)
 
 
-def _number(value: float, form: str = ",.0f", source: str = "computed") -> Cell:
-    return Cell(format(value, form), "measured" if source == "measured" else "computed", float(value))
+def _number(value: float, form: str = ",.0f", origin: Origin = "computed") -> Cell:
+    return Cell(format(value, form), origin, float(value))
 
 
 def _formulas(models: Sequence[str]) -> Table:
@@ -251,7 +251,7 @@ def _numbers(measured: Mapping[str, Measured]) -> Table:
         cells = (
             _number(entry.floats(found.s)),
             _number(found.declared),
-            _number(found.carried, source="measured"),
+            _number(found.carried, origin="measured"),
             MISSING if infini is None else _number(found.carried / infini, ".2f"),
             _number(entry.tokens(found.s)),
             _number(found.context),

@@ -1,7 +1,7 @@
 """All intervals and p-values of this project. Quantiles are scipy's.
 
 Three things are estimated. A share of prompts (`proportion_interval`), the lowest of many shares (`minimum_interval`),
-and a mean over documents and seeds (`two_way`, `over_units`). Each interval covers the true value in at least 95 of 100
+and a mean over documents and seeds (`two_way`). Each interval covers the true value in at least 95 of 100
 repetitions, or nearly so if its function says so; `tests/report/test_intervals.py` simulates that.
 """
 
@@ -100,11 +100,6 @@ class Estimate:
     n_seeds: int
     seeds_share: float = 0.0
     """The share of the variance that decreases with the number of seeds."""
-
-    @property
-    def t(self) -> float:
-        """mean / se; NaN without an error."""
-        return _ratio(self.mean, self.se)
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -51,8 +51,8 @@ class ReportKind:
     """A key that every report of this kind has and no other."""
     verbs: ClassVar[Mapping[str, OwnVerb]] = {}
     """Verb -> what is particular to this kind. `reproduce` is among them if something can be run for the report."""
-    is_published: ClassVar[bool] = True
-    """Whether its table is made from published records and lies in results/tables."""
+    shows_own_runs: ClassVar[bool] = True
+    """Whether its table shows the reader's own runs beside published ones. `make results` renews such tables alone."""
 
     has_one_seed: ClassVar[bool] = False
     """Whether its table is of the seed that is set. Other kinds take the runs of every seed."""

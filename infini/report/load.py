@@ -42,7 +42,7 @@ def report_of_runs(config: Mapping[str, Any], verb: str) -> RunReport:
     report = load_report(config)
     if not isinstance(report, RunReport):
         hint = f"`infini table report={report.name}`"
-        raise InputError(f"report={report.name}: nothing to {verb} of this kind of report; print it with {hint}")
+        raise InputError(f"report={report.name}: has no runs of its own to {verb}; print it with {hint}")
     return report
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.intervals import two_way
-from infini.report.stats import by_seed, check_same_books
+from infini.report.stats import by_seed, check_same_documents
 
 BY_POSITION, BY_PLACE = "nll_by_position", "nll_by_place"
 """Series of an evaluation: losses by position in the document, and by place in the segment."""
@@ -79,7 +79,7 @@ def _binned(
     counts = np.empty((0, 0))
     edges = reference.series[name]["edges"]
     for run in runs:
-        check_same_books(run, reference)
+        check_same_documents(run, reference)
         series = run.series[name]
         if series["edges"] != edges:
             raise InputError(f"runs {run.run_id} and {reference.run_id} have losses at different positions")

@@ -14,7 +14,7 @@ from infini.report.kind import REPRODUCED, OwnVerb, ReportKind
 from infini.report.selection import rows_of_models
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table
 
-KEY = "optimizer.lr"
+LEARNING_RATE = "optimizer.lr"
 METRICS = ("validation_nll_per_token", "validation_summary_nll")
 """The loss that decides: on the validation documents, or on the summaries of the validation books."""
 
@@ -26,9 +26,9 @@ class SearchReport(ReportKind):
     sign = "rates"
     has_one_seed = True
     verbs: ClassVar[Mapping[str, OwnVerb]] = {
-        "reproduce": OwnVerb(REPRODUCED, (KEY,), "infini.runs.search"),
-        "table": OwnVerb(None, (KEY,), "infini.runs.search"),
-        "publish": OwnVerb(None, (KEY,), "infini.runs.search"),
+        "reproduce": OwnVerb(REPRODUCED, (LEARNING_RATE,), "infini.runs.search"),
+        "table": OwnVerb(None, (LEARNING_RATE,), "infini.runs.search"),
+        "publish": OwnVerb(None, (LEARNING_RATE,), "infini.runs.search"),
     }
 
     models: list[str]
@@ -115,7 +115,11 @@ def tuned_yaml(found: Losses) -> str | None:
         if run is not None:
             outcome = f"{loss_of(run):.4f}" if run.diverged is None else run.diverged.get("reason")
             tried.append(f"# {rate:g}: {outcome} ({run.run_id})")
-    head = ["# @package _global_", f"# Best of {KEY} by the loss on the validation documents, in nats a token:", *tried]
+    head = [
+        "# @package _global_",
+        f"# Best of {LEARNING_RATE} by the loss on the validation documents, in nats a token:",
+        *tried,
+    ]
     return "\n".join([*head, "optimizer:", f"  lr: {best:g}", ""])
 
 
@@ -139,7 +143,9 @@ def build_search(
             rows.append(Row(model, model, (*cells, chosen)))
         columns = (*(f"{rate:g}" for rate in rates), "Best")
         tables.append(
-            Table(f"{report.benchmarks[task]}: validation loss in nats a token by {KEY}", columns, tuple(rows))
+            Table(
+                f"{report.benchmarks[task]}: validation loss in nats a token by {LEARNING_RATE}", columns, tuple(rows)
+            )
         )
     whose = ", ".join(f"{count} {source}" for source, count in sorted(shown.items()))
     notes = tuple(filter(None, [report.note, "*: the lowest of its row.", whose and f"Trainings: {whose}."]))

@@ -284,12 +284,11 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
         if record.verb == "eval" and record.scale == scale
     }
     candidates = [record for record in known if rows.get(record.run_id) is not None]
-    newest = report.aggregate == "newest"
     if report.one_corpus:
         candidates = _real(candidates)
         what = f"{report.name} at scale {scale}: different data in one table"
         try:
-            candidates = _agreeing(candidates, _corpus, newest, what)
+            candidates = _agreeing(candidates, _corpus, report, what)
         except DisputedError as error:
             if not keep_disputes:
                 raise
@@ -310,7 +309,7 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
 
 def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: Selection) -> None:
     """Select the runs of one row."""
-    where, newest = f"{report.name} at scale {runs[0].scale}, {name}", report.aggregate == "newest"
+    where = f"{report.name} at scale {runs[0].scale}, {name}"
     mismatches = report.find_mismatches(name, runs, selection)
     if report.aggregate is None:
         differences = {run.run_id: set(mismatches.get(run.run_id, ())) for run in runs}
@@ -326,9 +325,9 @@ def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: 
         if left_out:
             selection.superseded[name] = left_out
             runs = [run for run in runs if run.run_id not in left_out]
-    runs = _agreeing(runs, _corpus, newest, f"{where}: different data in one row")
+    runs = _agreeing(runs, _corpus, report, f"{where}: different data in one row")
     runs = _agreeing(
-        runs, lambda run: _settings(run, selection), newest, f"{where}: runs with different settings in one cell"
+        runs, lambda run: _settings(run, selection), report, f"{where}: runs with different settings in one cell"
     )
     chosen: list[RunRecord] = []
     for seed in sorted({run.seed for run in runs}):
@@ -375,23 +374,24 @@ def _age(run: RunRecord) -> tuple[str, str]:
 
 
 def _agreeing(
-    runs: Sequence[RunRecord], key: Callable[[RunRecord], dict[str, str]], newest: bool, problem: str
+    runs: Sequence[RunRecord], key: Callable[[RunRecord], dict[str, str]], report: RunReport, problem: str
 ) -> list[RunRecord]:
-    """All runs if `key` is the same for all of them; with `newest`, the runs that agree with the newest."""
+    """All runs if `key` is the same for all of them; with `aggregate: newest`, the runs that agree with the newest."""
     if not runs:
         return []
     last = max(runs, key=_age)
     expected = key(last)
     agreeing = [run for run in runs if key(run) == expected]
-    if len(agreeing) == len(runs) or newest:
+    if len(agreeing) == len(runs) or report.aggregate == "newest":
         return agreeing
     other = next(run for run in runs if key(run) != expected)
     found = key(other)
     differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     detail = ", ".join(f"{name} {found.get(name, 'unset')} and {expected.get(name, 'unset')}" for name in differing[:3])
-    raise DisputedError(
-        f"{problem}: {other.run_id} and {last.run_id} ({detail}); take the newest with report.aggregate=newest"
+    takes = (
+        "take the newest with report.aggregate=newest" if "newest" in report.choices else "move one of them elsewhere"
     )
+    raise DisputedError(f"{problem}: {other.run_id} and {last.run_id} ({detail}); {takes}")
 
 
 def _corpus(run: RunRecord) -> dict[str, str]:

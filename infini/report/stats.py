@@ -19,7 +19,7 @@ from infini.report.intervals import Estimate, two_way
 
 Knockout = Literal["reset", "foreign"]
 Pair = tuple[float, float, str, int]
-"""A difference of total losses in nats, the tokens behind it, the book and the seed."""
+"""A difference of total losses in nats, the tokens behind it, the document and the seed."""
 
 _KNOCKOUT_FIELDS: dict[str, tuple[str, str, str]] = {
     "reset": ("nll_reset", "nll_reset_base", "reset_tokens"),
@@ -32,8 +32,8 @@ class Effect:
     """A difference of losses in nats per token."""
 
     estimate: Estimate
-    effective_books: float
-    """Effective number of books: as many books of equal length would give the same weight to each."""
+    effective_documents: float
+    """Effective number of documents: as many documents of equal length would give the same weight to each."""
     run_ids: tuple[str, ...]
 
     @property
@@ -41,7 +41,7 @@ class Effect:
         return self.estimate.mean
 
     @property
-    def n_books(self) -> int:
+    def n_documents(self) -> int:
         return self.estimate.n_documents
 
     @property
@@ -66,13 +66,13 @@ def by_seed(runs: Sequence[RunRecord]) -> dict[int, list[RunRecord]]:
 
 
 def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) -> Effect | None:
-    """Loss of `runs_a` minus loss of `runs_b` on the same books. Below 0, a is better.
+    """Loss of `runs_a` minus loss of `runs_b` on the same documents. Below 0, a is better.
 
     Runs are paired by seed; several runs of one seed count as their mean. None if no seed has runs of both, or if a
     loss is not finite (null in its record).
 
     Raises:
-        InputError: two runs did not score the same books with the same numbers of tokens. The message names both.
+        InputError: two runs did not score the same documents with the same numbers of tokens. The message names both.
     """
     seeds_a, seeds_b = by_seed(runs_a), by_seed(runs_b)
     shared = sorted(seeds_a.keys() & seeds_b.keys())
@@ -85,13 +85,13 @@ def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) 
         nll_b = _mean_nll(seeds_b[seed], reference)
         if nll_a is None or nll_b is None:
             return None
-        for book, entry in books(reference).items():
-            pairs.append((nll_a[book] - nll_b[book], float(entry["tokens"]), book, seed))
+        for document, entry in documents_of(reference).items():
+            pairs.append((nll_a[document] - nll_b[document], float(entry["tokens"]), document, seed))
     return _effect(pairs, [run for seed in shared for run in (*seeds_a[seed], *seeds_b[seed])])
 
 
 def _effect(pairs: Sequence[Pair], used: Sequence[RunRecord]) -> Effect | None:
-    """The effect over pairs of a book and a seed; None if there are none."""
+    """The effect over pairs of a document and a seed; None if there are none."""
     if not pairs:
         return None
     differences, weights, clusters, seeds = zip(*pairs, strict=True)
@@ -102,8 +102,8 @@ def _effect(pairs: Sequence[Pair], used: Sequence[RunRecord]) -> Effect | None:
 def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | None:
     """Loss with a model's memory knocked out minus loss without, for the same model and tokens.
 
-    `reset` treats every segment as the first. `foreign` gives the model the memory of another book. Books without the
-    knock-out are left out; None if no book has it.
+    `reset` treats every segment as the first. `foreign` gives the model the memory of another document. Documents
+    without the knock-out are left out; None if no document has it.
     """
     knocked, normal, tokens = _KNOCKOUT_FIELDS[knockout]
     pairs: list[Pair] = []
@@ -111,20 +111,20 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
     for seed_runs in by_seed(runs).values():
         for run in seed_runs:
             measured = {
-                book: entry
-                for book, entry in books(run).items()
+                document: entry
+                for document, entry in documents_of(run).items()
                 if entry.get(knocked) is not None and entry.get(normal) is not None and entry.get(tokens)
             }
             if measured:
                 used.append(run)
-            for book, entry in measured.items():
+            for document, entry in measured.items():
                 # Several runs of one seed have the weight of one run.
                 difference = (entry[knocked] - entry[normal]) / len(seed_runs)
-                pairs.append((difference, entry[tokens] / len(seed_runs), book, run.seed))
+                pairs.append((difference, entry[tokens] / len(seed_runs), document, run.seed))
     return _effect(pairs, used)
 
 
-def books(run: RunRecord) -> dict[str, dict[str, float]]:
+def documents_of(run: RunRecord) -> dict[str, dict[str, float]]:
     """The per-document entries of a run by document name.
 
     Raises:
@@ -136,26 +136,29 @@ def books(run: RunRecord) -> dict[str, dict[str, float]]:
     return named
 
 
-def check_same_books(run: RunRecord, reference: RunRecord) -> None:
-    """Check that two runs scored the same books with the same numbers of tokens.
+def check_same_documents(run: RunRecord, reference: RunRecord) -> None:
+    """Check that two runs scored the same documents with the same numbers of tokens.
 
     Raises:
-        InputError: they did not. The message names both runs and the first book that differs.
+        InputError: they did not. The message names both runs and the first document that differs.
     """
-    mine, theirs = books(run), books(reference)
-    for book in sorted(mine.keys() | theirs.keys()):
-        counts = [entries[book]["tokens"] if book in entries else 0 for entries in (mine, theirs)]
+    mine, theirs = documents_of(run), documents_of(reference)
+    for document in sorted(mine.keys() | theirs.keys()):
+        counts = [entries[document]["tokens"] if document in entries else 0 for entries in (mine, theirs)]
         if counts[0] != counts[1]:
             raise InputError(
                 f"runs {run.run_id} and {reference.run_id} cannot be paired: "
-                f"document {book!r} has {counts[0]} tokens in one and {counts[1]} in the other"
+                f"document {document!r} has {counts[0]} tokens in one and {counts[1]} in the other"
             )
 
 
 def _mean_nll(runs: Sequence[RunRecord], reference: RunRecord) -> dict[str, float] | None:
-    """Total loss of every book in nats, averaged over runs of one model and seed; None if one is not finite."""
+    """Total loss of every document in nats, averaged over runs of one model and seed; None if one is not finite."""
     for run in runs:
-        check_same_books(run, reference)
+        check_same_documents(run, reference)
     if any(entry.get("nll") is None for run in runs for entry in run.documents):
         return None
-    return {book: float(np.mean([books(run)[book]["nll"] for run in runs])) for book in books(reference)}
+    return {
+        document: float(np.mean([documents_of(run)[document]["nll"] for run in runs]))
+        for document in documents_of(reference)
+    }

@@ -41,7 +41,7 @@ BIN_GROWTH = 4.0
 """Each column of a table of positions ends at this many times its first position."""
 CLUSTERED = "clustered by document and seed, of one seed by document alone"
 SIZES = (
-    "Numbers carried from segment to segment, how many times less that is than of Memorizing Transformers, and tokens "
+    "Floats carried from segment to segment (in brackets how many times less than Memorizing Transformers), and tokens "
     "of the XL cache and of a segment"
 )
 
@@ -219,8 +219,8 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
         cells = [cell for effect in effects for cell in _effect_cells(effect, adjusted.get(id(effect)), source)]
         known = [effect for effect in effects if effect]
         ids = list(dict.fromkeys(run_id for effect in known for run_id in effect.run_ids))
-        documents = [f"{effect.n_books} ({effect.effective_books:.1f})" for effect in known]
-        for counts, last in ((documents, known[-1].n_books), ([str(e.n_seeds) for e in known], known[-1].n_seeds)):
+        documents = [f"{effect.n_documents} ({effect.effective_documents:.1f})" for effect in known]
+        for counts, last in ((documents, known[-1].n_documents), ([str(e.n_seeds) for e in known], known[-1].n_seeds)):
             text = "/".join(dict.fromkeys(counts))
             cells.append(measured_cell(text, source, last, known[-1].n_seeds, ids))
         rows.append(Row(model, marked(report.models[model], selection, model), tuple(cells)))

@@ -22,7 +22,7 @@ from infini.config.schema import Config
 from infini.errors import DivergedError, InputError
 from infini.models import base_of, build_model, kind_of
 from infini.records import RunRecord, value_at
-from infini.report.search import KEY
+from infini.report.search import LEARNING_RATE
 from infini.runs.preflight import segment_length
 from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, load_model, named_folder, read_description
@@ -57,16 +57,16 @@ def diverged_before(cfg: Config) -> RunRecord | None:
 
 def describe_divergence(record: RunRecord, results_dir: str, newest: str = "") -> str:
     """How a recorded training diverged, and how to repeat it. newest: a sentence on its newest checkpoint."""
-    rate, reason = value_at(record.config, KEY), (record.diverged or {}).get("reason")
+    rate, reason = value_at(record.config, LEARNING_RATE), (record.diverged or {}).get("reason")
     again = f"To repeat this one, remove {records.record_path(results_dir, record.run_id)}"
     advice = f"try a lower one, which starts a new training. {newest}{'. ' * bool(newest)}{again}"
-    return f"{KEY}={rate}: {reason}; {advice}"
+    return f"{LEARNING_RATE}={rate}: {reason}; {advice}"
 
 
 def name_diverged(cells: Sequence[str]) -> None:
     """Raises DivergedError that names the cells of a report whose training diverged, if there are any."""
     if cells:
-        raise DivergedError(f"{KEY}: too high for {'; '.join(cells)}; the other cells are filled")
+        raise DivergedError(f"{LEARNING_RATE}: too high for {'; '.join(cells)}; the other cells are filled")
 
 
 def load_task(name: str) -> Any:

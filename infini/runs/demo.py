@@ -77,7 +77,7 @@ def _demonstrate(cfg: Config, key: str | None, depth: float, device: torch.devic
     position = answer.question.prompt.key_position
     seen = "no prompt of its training had this key" if is_held_out(key) else "prompts of its training may have had it"
     rows = {
-        "key": f"{key}, behind {position:,} of {length:,} tokens ({seen})",
+        "key": f"{key}, after {position:,} of {length:,} tokens ({seen})",
         "answer": f"{said}, {'right' if answer.exact else 'wrong'}",
         "time": f"{answer.seconds:.1f} s, {answer.tokens_read / answer.seconds:,.0f} tokens/s on {_where(device)}",
         "memory": _carried(answer, trial),

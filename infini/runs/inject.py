@@ -70,7 +70,7 @@ def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None
     options = description["model"]
     if options["name"] != "llm" or options["memory"] != "infini":
         has = options["name"] if options["name"] != "llm" else f"llm with model.memory={options['memory']}"
-        raise InputError(f"checkpoint={cfg.checkpoint!r}: is model={has}; takes model=llm with a memory")
+        raise InputError(f"checkpoint={cfg.checkpoint!r}: is of model={has}; it must be llm with model.memory=infini")
     folder = _new_folder(out)
     import torch
     from transformers.utils import logging

@@ -48,7 +48,9 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     report = report_of_runs(cfg.report, "publish")
     if not ids:
         if not names_a_report(overrides):
-            raise InputError("publish what? `infini publish <run id> ...`, or `infini publish report=<name>`")
+            raise InputError(
+                "no run and no report is named: `infini publish <run id>` or `infini publish report=<name>`"
+            )
         known = records.load_records(results_dir)
         chosen = [select_runs(part, cfg.scale.name, known) for part in report.parts]
         # If one corpus is real, runs on a synthetic one are not published.
@@ -205,7 +207,7 @@ def check_publishable(record: RunRecord, results_dir: Path, before: dict[str, Ru
     if len(record.environment.get("git_revisions") or ()) > 1:
         raise InputError(f"run {record.run_id} cannot be published: it was made at more than one commit")
     if products := record.environment.get("products"):
-        what = f"its products are partly in {', partly in '.join(products)}"
+        what = f"its matrix products are partly in {', partly in '.join(products)}"
         raise InputError(f"run {record.run_id} cannot be published: {what}")
     dirty = record.environment.get("git_dirty")
     if dirty is None:

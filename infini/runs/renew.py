@@ -33,7 +33,7 @@ def renew(published_dir: Path, target: Path) -> list[Path]:
     written = []
     with progress_bar("making tables", len(named) + 1, sys.stderr.isatty()) as advance:
         for name, scale in named:
-            if (report := declared_report(name)).is_published:
+            if (report := declared_report(name)).shows_own_runs:
                 words = [f"report={name}", f"scale={scale}"]
                 made = tabulate(report, compose(words), words, known, None)
                 written += write_report(made, target / "tables", links={"published": "../runs"})

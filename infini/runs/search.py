@@ -14,7 +14,7 @@ from infini.errors import DivergedError, InputError
 from infini.records import RunRecord, write_atomically
 from infini.report.render import write_report
 from infini.report.search import (
-    KEY,
+    LEARNING_RATE,
     Outcome,
     SearchReport,
     at_the_edge,
@@ -159,7 +159,7 @@ class _Search:
             return outcome
 
         cells = [(model, rate) for model in self.report.models for rate in self.report.rates]
-        jobs = [(f"{task}, {model}, {KEY}={rate:g}", partial(one, model, rate)) for model, rate in cells]
+        jobs = [(f"{task}, {model}, {LEARNING_RATE}={rate:g}", partial(one, model, rate)) for model, rate in cells]
         outcomes = [job() for _, job in jobs] if worker is None else worker.do_all(jobs)
         found: Found = {model: {} for model in self.report.models}
         for (model, rate), outcome in zip(cells, outcomes, strict=True):
@@ -185,7 +185,7 @@ class _Search:
         if worker is None:
             outcome = self._run(task, model, rate, None)
         else:
-            where = f"{task}, {model}, {KEY}={rate:g}"
+            where = f"{task}, {model}, {LEARNING_RATE}={rate:g}"
             (outcome,) = worker.do_all([(where, partial(self._run, task, model, rate, worker))])
         if worker is None and outcome is None:
             return False
@@ -206,12 +206,12 @@ class _Search:
         """The command line of a training, and its configuration."""
         cell = task, model, rate
         if cell not in self.cells:
-            set_here = ("task=", "model=", "seed=", f"{KEY}=")
+            set_here = ("task=", "model=", "seed=", f"{LEARNING_RATE}=")
             others = [text for text in self.overrides if not text.startswith(set_here)]
             ours = [*self.report.settings.get(self.cfg.scale.name, ()), *self.report.model_settings.get(model, ())]
             # The last of two settings counts, so the command line overrides the report.
             chosen = [f"task={task}", f"model={model}", *ours, *others]
-            words = [*chosen, f"seed={self.cfg.seed}", f"{KEY}={rate:g}"]
+            words = [*chosen, f"seed={self.cfg.seed}", f"{LEARNING_RATE}={rate:g}"]
             self.cells[cell] = words, compose(words)
         return self.cells[cell]
 
@@ -240,7 +240,7 @@ class _Search:
             return newest_on_the_data(cfg, runs(), "train")
 
         def make() -> RunRecord:
-            console.rule(f"{task}, {model}, {KEY}={rate:g}")
+            console.rule(f"{task}, {model}, {LEARNING_RATE}={rate:g}")
             from infini.runs.train import train
 
             found = catch_divergence(lambda: train(cfg, words))

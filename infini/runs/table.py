@@ -52,7 +52,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
 def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
     """Print a report from published records and those in results_dir, and write it there."""
     published = records.load_records(records.published_dir())
-    yours = records.load_records(cfg.results_dir) if report.is_published else None
+    yours = records.load_records(cfg.results_dir) if report.shows_own_runs else None
     rendered = tabulate(report, cfg, overrides, published, yours)
     short = rendered.short()
     print_report(rendered if cfg.full else short, wide_console(), with_runs=cfg.full)

@@ -57,7 +57,6 @@ from infini.training.checkpoint import (
     save_model,
 )
 from infini.training.compiled import check_compiler, compile_layers
-from infini.training.drawn_curves import DrawnCurves, log_results
 from infini.training.launcher import check_shares
 from infini.training.loggers import check_logger, close_loggers, labels_of, make_logger
 from infini.training.module import LanguageModelModule
@@ -65,6 +64,7 @@ from infini.training.ranks import ALONE, Ranks, is_lost, joined, ranks_of
 from infini.training.resume import PlainFiles, SaveCheckpoints, UnfinishedRun, describe_checkpoint, step_of
 from infini.training.strategies import ReplicatedModel, ShardedModel, whole
 from infini.training.trainer import ignored_variables, make_trainer, without_launcher
+from infini.training.training_curves import TrainingCurves, log_results
 
 HIGHEST_LOSS = math.log(sys.float_info.max)
 """In nats a token; the perplexity of a higher loss overflows a float."""
@@ -181,7 +181,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
     workers = threads if ranks.size == 1 else f"{ranks.size} processes of {threads}"
     console.print(
         f"{record.run_id}: {parameters:,} parameters on {running['device']}, {workers}, "
-        f"products in {'bfloat16' if running['bfloat16'] else 'float32'}"
+        f"matrix products in {'bfloat16' if running['bfloat16'] else 'float32'}"
     )
     if record.environment["compiled"]:
         what = f"model={cfg.model['name']}: its layers are compiled at the first step, which takes half a minute"
@@ -278,7 +278,9 @@ class _Training:
         if self.unfinished.claim(self.record):
             warn(self.console, f"{self.record.run_id} was started at another commit: no single commit reproduces it")
         if products := self.record.environment.get("products"):
-            what = f"{self.record.run_id} was begun with products in {products[0]}: no single machine reproduces it"
+            what = (
+                f"{self.record.run_id} was begun with matrix products in {products[0]}: no single machine reproduces it"
+            )
             warn(self.console, what)
         point, damaged = self.unfinished.newest()
         for path in damaged:
@@ -410,7 +412,7 @@ def _trainer(
         logger = make_logger(cfg.logger, Path(cfg.results_dir) / "logs", labels_of(cfg, record))
     # One rank alone cannot read sharded weights.
     if logger and cfg.parallel.name != "fsdp2":
-        callbacks.append(DrawnCurves(cfg.logger.validate_every))
+        callbacks.append(TrainingCurves(cfg.logger.validate_every))
     return make_trainer(
         ranks,
         **_place(cfg, device, ranks),

@@ -60,7 +60,7 @@ def check_shares(cfg: Config, size: int) -> None:
     require(sequence <= recipe.segments_per_sequence, "parallel.sequence", sequence, allowed)
     for name in ("checkpoint_segments", "curriculum", "length_extension", "long_history", "sparse_writes"):
         if (value := getattr(recipe, name)) is not None:
-            raise InputError(f"recipe.{name}={value}: parallel.sequence={sequence} takes null")
+            raise InputError(f"recipe.{name}={value}: must be null with parallel.sequence={sequence}")
 
 
 def _number(name: str) -> int:

@@ -254,8 +254,8 @@ class LanguageModelModule(lightning.LightningModule):
         ids_BT = batch["ids_BT"]
         whole = whole or self._whole(batch)
         if "source_BS" in batch:
-            told: ModelOutput = self.model(ids_BT, **{key: batch[key] for key in SOURCE if key in batch})
-            return told
+            output: ModelOutput = self.model(ids_BT, **{key: batch[key] for key in SOURCE if key in batch})
+            return output
         mask_BT = None if to_numpy(batch["mask_BT"]).all() else batch["mask_BT"]
         reset_BT = batch["reset_BT"] if to_numpy(batch["reset_BT"]).any() else None
         if self._sequence_parallel:

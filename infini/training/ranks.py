@@ -53,10 +53,10 @@ class Ranks:
         """Number of nodes."""
         return self.size // self.local_size
 
-    def bounds(self, n_rows: int, parts: int = 1) -> list[int]:
-        """The first row of each of this rank's `parts` parts of a batch, and the row after the last one."""
+    def bounds(self, n_rows: int) -> tuple[int, int]:
+        """The first of this rank's rows of a batch, and the row after its last one."""
         place, places = self.rank // self.sequence, self.size // self.sequence
-        return [n_rows * (place * parts + part) // (places * parts) for part in range(parts + 1)]
+        return n_rows * place // places, n_rows * (place + 1) // places
 
     def segments(self, n_segments: int) -> tuple[int, int]:
         """The first of this rank's segments of a sequence, and the segment after its last one."""

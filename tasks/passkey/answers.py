@@ -35,10 +35,10 @@ class Answer:
     """Log-probability of this answer under the model, in nats."""
     seconds: float
     generator_seconds: float
-    """Part of `seconds` that made the tokens."""
+    """Part of `seconds` in which the tokens of the prompt were made."""
     tokens_read: int
     memory_bytes: int
-    """Size of the memory behind the prompt."""
+    """Size of the memory after the prompt."""
     state_bytes: int
     """Size of all that is carried there: the memory, and what else the model keeps of the last segments."""
 

@@ -147,7 +147,7 @@ _FIELDS = {"length", "depth", "right", "tokens", "same_segment", "seconds", "gen
 def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: int) -> dict[str, Any]:
     prompt = answer.question.prompt
     # The beginning-of-document token precedes the prompt, and the answer's last token is not fed.
-    key, last = prompt.key_again + 1, len(prompt) + answer.n_tokens - 1
+    key, last = prompt.second_mention + 1, len(prompt) + answer.n_tokens - 1
     return {
         "length": answer.question.length,
         "depth": answer.question.depth,

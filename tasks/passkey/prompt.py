@@ -67,7 +67,7 @@ class Prompt:
     """Blocks before the key over all blocks, 0 to 1."""
     key_position: int
     """Tokens before the key's sentence."""
-    key_again: int
+    second_mention: int
     """Tokens before the second mention of the key."""
     key_end: int
     """Tokens up to the end of the key's sentence."""

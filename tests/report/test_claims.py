@@ -65,7 +65,7 @@ def test_without_runs_nothing_is_said_but_arithmetic() -> None:
 def test_a_lower_perplexity_is_a_lower_loss_on_the_same_books(loss: float, verdict: str) -> None:
     found = verdicts(three("memorizing") + three("infini_linear", loss))
     assert found["pg19_infini_linear_memorizing"][0] == verdict
-    assert "(3 documents, by their lengths worth 2.3; 3 seeds)" in found["pg19_infini_linear_memorizing"][1]
+    assert "(3 documents, effective number 2.3; 3 seeds)" in found["pg19_infini_linear_memorizing"][1]
     assert found["arxiv_math_infini_linear_memorizing"][0] == "inconclusive"
 
 

@@ -178,7 +178,5 @@ def test_what_is_wrong_is_one_line(config: dict[str, object], message: str) -> N
 
 @pytest.mark.parametrize("verb", ["publish", "reproduce", "draw"])
 def test_there_is_nothing_to_run(verb: str) -> None:
-    with pytest.raises(
-        InputError, match=f"nothing to {verb} of this kind of report; print it with `infini table report="
-    ):
+    with pytest.raises(InputError, match=f"has no runs of its own to {verb}; print it with `infini table report="):
         report_of_runs(compose(["report=table1_memory"]).report, verb)

@@ -182,7 +182,7 @@ def test_publish_refuses_synthetic_unknown_and_unnamed_runs(cfg: Any, published:
         publish.run(cfg, [], ["eval-locl-1"])
     with pytest.raises(InputError, match="no run"):
         publish.run(cfg, [], ["../runs/eval-local-1"])
-    with pytest.raises(InputError, match="publish what"):
+    with pytest.raises(InputError, match="no run and no report is named"):
         publish.run(cfg, ["scale=laptop"], [])
     assert not published.exists()
 

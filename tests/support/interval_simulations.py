@@ -110,20 +110,20 @@ def difference_case(of_documents: float, of_seeds: float, of_pairs: float, n_doc
     return Case("two-way, Student's t", data, str(n_seeds), 0.0, draw)
 
 
-def overall_case(skew: float, n_books: int) -> Case:
+def overall_case(skew: float, n_documents: int) -> Case:
     scale = np.array([20.0, 4.0, 12.0])
     truth = float(np.prod(scale) ** (1 / 3)) * math.exp(skew**2 / 2)
 
     def draw(rng: np.random.Generator) -> tuple[Interval, Interval]:
-        book = rng.normal(size=(n_books, 1))
-        scores = scale * np.exp(skew * (0.7 * book + math.sqrt(0.51) * rng.normal(size=(n_books, 3))))
+        book = rng.normal(size=(n_documents, 1))
+        scores = scale * np.exp(skew * (0.7 * book + math.sqrt(0.51) * rng.normal(size=(n_documents, 3))))
         _, interval = mean_with_interval(scores[None])
         assert interval is not None
-        drawn = np.prod(scores[rng.integers(0, n_books, (500, n_books))].mean(1), axis=-1) ** (1 / 3)
+        drawn = np.prod(scores[rng.integers(0, n_documents, (500, n_documents))].mean(1), axis=-1) ** (1 / 3)
         low, high = np.quantile(drawn, [0.025, 0.975])
         return interval, (float(low), float(high))
 
-    return Case("Student's t on the logit", f"Overall, {n_books} books, skew {skew:g}", "1", truth, draw)
+    return Case("Student's t on the logit", f"Overall, {n_documents} books, skew {skew:g}", "1", truth, draw)
 
 
 SPREADS: list[tuple[float, float, float]] = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (0.3, 1, 0.3)]

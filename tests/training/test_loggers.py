@@ -20,9 +20,9 @@ from infini import records
 from infini.cli import main as cli
 from infini.config.schema import LoggerConfig, WandbConfig
 from infini.errors import InputError
-from infini.training import drawn_curves, loggers
-from infini.training.drawn_curves import gate_values
+from infini.training import loggers, training_curves
 from infini.training.module import LanguageModelModule
+from infini.training.training_curves import gate_values
 
 WANDB = WandbConfig("wandb", None, "infini", None, None, None, [])
 LABELS = loggers.RunLabels("run-1", "train", "table2_lm", ("pg19",), {"seed": 1})
@@ -292,7 +292,7 @@ def test_values_are_read_in_the_steps_that_are_logged(
 ) -> None:
     """A read from a GPU waits for it."""
     read: list[int] = []
-    real = drawn_curves.DrawnCurves._values
+    real = training_curves.TrainingCurves._values
 
     def counting(self: Any, trainer: Any, module: Any) -> Any:
         read.append(trainer.global_step)
@@ -300,7 +300,7 @@ def test_values_are_read_in_the_steps_that_are_logged(
 
     norms: list[int] = []
     total_norm = torch.nn.utils.get_total_norm
-    monkeypatch.setattr(drawn_curves.DrawnCurves, "_values", counting)
+    monkeypatch.setattr(training_curves.TrainingCurves, "_values", counting)
     monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda given: norms.append(1) or total_norm(given))
     assert train(corpus, tmp_path) == 0
     assert read == [10, 20, 30] and len(norms) == 3

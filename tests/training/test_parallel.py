@@ -232,7 +232,7 @@ def test_the_gradients_of_all_ranks_and_parts_are_those_of_one(
         ),
         (
             [*ONE_SEQUENCE, "recipe.checkpoint_segments=1"],
-            "recipe.checkpoint_segments=1: parallel.sequence=2 takes null",
+            "recipe.checkpoint_segments=1: must be null with parallel.sequence=2",
         ),
         ([*TWO, "parallel.strategy=fsdp"], "parallel.strategy='fsdp': parallel=ddp takes auto"),
     ],

@@ -406,7 +406,7 @@ class InfiniCache(Cache):
                 f"input_ids has {rows} rows, the cache {len(self.lengths)}: pass as many, or so many questions for each"
             )
         if any(lead + length != self.columns for lead, length in zip(self._leads, self.lengths, strict=True)):
-            raise InputError("the cache has padding behind a row's first token: pass attention_mask for all columns")
+            raise InputError("the cache has padding after a row's first token: pass attention_mask for all columns")
         cache = self.fork(rows // len(self.lengths))
         lead_B = torch.tensor(cache._leads, device=input_ids.device)
         read_BC = (torch.arange(self.columns, device=input_ids.device) >= lead_B[:, None]).to(torch.long)

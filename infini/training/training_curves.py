@@ -22,7 +22,7 @@ LOW, HIGH = 0.1, 0.9
 """Gates below read the local attention almost alone, gates above the memory."""
 
 
-class DrawnCurves(Callback):
+class TrainingCurves(Callback):
     """Logs every `trainer.log_every_n_steps` steps. validate_every: steps between validations; None: no validation."""
 
     def __init__(self, validate_every: int | None = None) -> None:
