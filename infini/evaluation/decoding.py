@@ -6,7 +6,7 @@ forked, and its size does not depend on the length of the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -86,9 +86,14 @@ D = TypeVar("D", bound=SamplerState)
 
 
 def generate(
-    reader: D, max_new_tokens: int, temperature: float, top_p: float, generator: torch.Generator, end: int
+    reader: D,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    generator: torch.Generator,
+    ends: Container[int],
 ) -> Iterator[tuple[int, D]]:
-    """Sample tokens until `end` (which is not returned) or max_new_tokens; yields each with the Reader after it.
+    """Sample tokens until one of `ends` (not returned) or max_new_tokens; yields each with the Reader after it.
 
     temperature: divides the logits; 0 is greedy. top_p: only the likeliest tokens, up to and including the one with
     which their probabilities reach it. generator: a CPU generator.
@@ -96,7 +101,7 @@ def generate(
     for _ in range(max_new_tokens):
         logits, state = reader.next_logits()
         token = sample_token(logits, temperature, top_p, generator)
-        if token == end:
+        if token in ends:
             return
         reader = replace(reader, state=state, last=token)
         yield token, reader

@@ -81,7 +81,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
         speak = tokenizer.stream_decoder()
         options = cfg.decoding
         drawn = generate(
-            reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.bos_id
+            reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.stop_ids
         )
         for token, _ in drawn:
             new += 1

@@ -100,7 +100,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
         bar = silent if written is None else progress_bar("summarizing", max(options.max_new_tokens, 1), shown)
         with bar as advance:
             for token, _ in generate(
-                reader, options.max_new_tokens, options.temperature, options.top_p, generator, tokenizer.end_id
+                reader, options.max_new_tokens, options.temperature, options.top_p, generator, {tokenizer.end_id}
             ):
                 said.append(speak(token))
                 advance(1)

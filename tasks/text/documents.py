@@ -29,10 +29,12 @@ SPLITS = ("train", "validation", "test")
 SYNTHETIC = "synthetic"
 BOS, PAD, END = "<s>", "<pad>", "</s>"
 BEGINNINGS = (BOS, "<|begin_of_text|>", "<bos>", PAD, "<|endoftext|>")
-"""Tokens before a document, the first that a vocabulary has: this project's, Llama 3's, Gemma's, T5's (whose models
-start with the pad token), and that between the documents of GPT-2, Qwen, OLMo and SmolLM."""
-ENDINGS = (END, "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
-"""Tokens after an answer, the first that a vocabulary has."""
+"""Tokens before a document, the first special one that a vocabulary has: this project's, Llama 3's, Gemma's, T5's
+(whose models start with the pad token), and that between the documents of GPT-2, Qwen, OLMo and SmolLM."""
+ENDINGS = (END, "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+"""Tokens after an answer, the first special one that a vocabulary has."""
+ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
+"""Other special tokens after which no text follows."""
 
 _SAMPLE_CHARACTERS = 16 << 20
 _PIECE_CHARACTERS = 1 << 16
@@ -250,8 +252,20 @@ class TextTokenizer:
         """SHA-256 of the tokenizer's JSON: equal hashes mean equal tokens."""
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.name = f"{type(tokenizer.model).__name__.lower()}-{self.vocab_size}-{self.hash[:8]}"
+        # Gemma's vocabulary has "<s>" and "</s>" as tags of HTML, which begin and end nothing.
+        special = {
+            token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
         begin, end = (
-            next((mark for mark in map(tokenizer.token_to_id, marks) if mark is not None), None)
+            next(
+                (
+                    index
+                    for get in (special.get, tokenizer.token_to_id)
+                    for index in map(get, marks)
+                    if index is not None
+                ),
+                None,
+            )
             for marks in (BEGINNINGS, ENDINGS)
         )
         if begin is None:
@@ -260,6 +274,12 @@ class TextTokenizer:
         """Id of the token before the first one of a document."""
         self.end_id: int = self.bos_id if end is None else end
         """Id of the token after the last one of a summary; bos_id where the vocabulary has no end token."""
+        self.stop_ids = {
+            self.bos_id,
+            self.end_id,
+            *(special[mark] for mark in (*ENDINGS, *ENDS_OF_TEXT) if mark in special),
+        }
+        """Ids of the tokens at which a text that a model continues is over."""
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True

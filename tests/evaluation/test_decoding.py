@@ -149,7 +149,7 @@ def test_drawing_ends_at_the_end_and_at_the_limit() -> None:
 
     def drawn(end: int, limit: int = 30, seed: int = 5) -> list[int]:
         generator = torch.Generator().manual_seed(seed)
-        return [token for token, _ in generate(reader, limit, 1.0, 1.0, generator, end)]
+        return [token for token, _ in generate(reader, limit, 1.0, 1.0, generator, {end})]
 
     long = drawn(end=-1)
     assert len(long) == 30 and long == drawn(end=-1) != drawn(end=-1, seed=6)

@@ -366,3 +366,47 @@ def test_documents_of_one_stem_keep_their_suffixes(tmp_path: Path) -> None:
     }
     (tmp_path / "test" / "a.txt").unlink()
     assert list(load_documents("arxiv_math", "test", tmp_path, "nowhere").names) == ["a", "b"]
+
+
+SPECIAL_TOKENS = {
+    "this project": (["<s>", "<pad>", "</s>"], [], "<s>", "</s>", ["<s>", "</s>"]),
+    "Llama 3": (
+        ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"],
+        [],
+        "<|begin_of_text|>",
+        "<|eot_id|>",
+        ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"],
+    ),
+    # Its vocabulary also has tags of HTML, which are not special.
+    "Gemma": (
+        ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"],
+        ["<s>", "</s>"],
+        "<bos>",
+        "<end_of_turn>",
+        ["<eos>", "<bos>", "<end_of_turn>"],
+    ),
+    "Phi-3": (["<s>", "<|endoftext|>", "<|end|>"], ["</s>"], "<s>", "<|end|>", ["<s>", "<|endoftext|>", "<|end|>"]),
+    "SmolLM2 and Qwen": (
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        [],
+        "<|endoftext|>",
+        "<|im_end|>",
+        ["<|endoftext|>", "<|im_end|>"],
+    ),
+    "Mistral": (["<unk>", "<s>", "</s>"], [], "<s>", "</s>", ["<s>", "</s>"]),
+    "T5": (["<pad>", "</s>", "<unk>"], [], "<pad>", "</s>", ["<pad>", "</s>"]),
+    "one without special tokens": ([], ["<s>", "<pad>"], "<s>", "<s>", ["<s>"]),
+}
+"""Family -> its special tokens, other tokens that look like them, and where a text begins, ends and is over."""
+
+
+@pytest.mark.parametrize("family", SPECIAL_TOKENS)
+def test_texts_begin_and_end_as_each_family_has_it(family: str) -> None:
+    special, plain, begin, end, stops = SPECIAL_TOKENS[family]
+    vocabulary = {token: index for index, token in enumerate([*plain, *special, "word"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="word"))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens([tokenizers.AddedToken(token, special=False) for token in plain])
+    found = TextTokenizer(tokenizer)
+    assert (found.bos_id, found.end_id) == (vocabulary[begin], vocabulary[end])
+    assert found.stop_ids == {vocabulary[token] for token in stops}
