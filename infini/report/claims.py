@@ -7,7 +7,7 @@ length extension.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, get_args
@@ -196,11 +196,14 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
 
 def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | Measured:
     """Loss of row a minus that of row b, or what is missing."""
-    for row in (a, b):
+    rows = [a, b, *claim.options.get("less", ())]
+    for row in rows:
         if row in selection.mismatches:
             found = selection.mismatches[row][0]
             return Measured(f"{row} was not trained as declared: {found}", missing=f"{row} trained as declared")
-    pair = [selection.runs.get(row, []) for row in (a, b)]
+    pair = [selection.runs.get(row, []) for row in rows]
+    if not all(pair):
+        return Measured(missing=f"{claim.seeds} seeds of {'both' if len(pair) == 2 else 'all'}")
     try:
         effect = paired_difference(*pair)
     except InputError as error:
@@ -220,7 +223,10 @@ def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | 
 def _test_of_loss(claim: Claim) -> str:
     margin = f"{claim.margin:g} nats a token" if claim.margin else "0"
     each = ", for each of the other rows" if len(claim.rows) > 2 else ""
-    return f"loss of {claim.rows[0]} minus that of {' / '.join(claim.rows[1:])} is {claim.direction} {margin}{each}"
+    difference = f"loss of {claim.rows[0]} minus that of {' / '.join(claim.rows[1:])}"
+    if control := claim.options.get("less"):
+        difference += f", less the same difference of {control[0]} and {control[1]},"
+    return f"{difference} is {claim.direction} {margin}{each}"
 
 
 def _overall_difference(claim: Claim, evidence: Evidence | None) -> Measured:
@@ -448,18 +454,26 @@ def _gates(claim: Claim, evidence: Evidence | None) -> Measured:
     run_ids = tuple(run.run_id for run in runs)
     if missing := _missing_seeds(claim, n_seeds):
         return Measured(text, run_ids, missing=missing)
+    # Models of one corpus and seed began with the same weights and read the same batches.
+    alike: dict[tuple[str, int], list[bool]] = defaultdict(list)
+    for run in runs:
+        alike[run.task, run.seed].append(has(run.series["gates"]))
+    share = sum(sum(found) / len(found) for found in alike.values())
 
     def parts(times: int = 1) -> Sequence[PValues]:
-        p, q = proportion_p(having * times, len(runs) * times, claim.margin)
+        p, q = proportion_p(share * times, len(alike) * times, claim.margin)
         return [(p, q) if claim.direction == "above" else (q, p)]
 
-    more = [(f"{k * len(runs)} trained models", lambda k=k: parts(k)) for k in MORE_PROMPTS]
+    more = [(f"{k * n_seeds} seeds", lambda k=k: parts(k)) for k in MORE_PROMPTS]
     return Measured(text, run_ids, tuple(parts()), with_more=more)
 
 
 def _test_of_gates(claim: Claim) -> str:
     _, pattern = PATTERNS[claim.options["pattern"]]
-    return f"in more than half of all models trained with gates that begin at 0.5: {pattern}"
+    return (
+        "in more than half of all models trained with gates that begin at 0.5, those of one corpus and seed counted as "
+        f"one: {pattern}"
+    )
 
 
 def _exact(holds: bool, text: str) -> Measured:

@@ -147,7 +147,7 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
                 axes.set_title(f"{report.rows[of_model[0]].title.partition(', ')[0]}, key at {depth}", fontsize=8)
                 if axes is line[-1]:
                     label_ends(axes, ends)
-        label_sides(figure, "length of the text in tokens (training: at most 5K)", "digits right (per cent)")
+        label_sides(figure, "length of the text in tokens (training: at most 5K)", "tokens of the key right (per cent)")
         entitle(
             panels[0, 0],
             _found_at_the_longest(report, rows),
@@ -180,7 +180,7 @@ def _found_at_the_longest(report: PasskeyReport, rows: Mapping[str, _Accuracy]) 
         for title, of in values.items()
         if of
     ]
-    return f"Digits of a key found in {format_length(length)} tokens: " + "; ".join(ranges)
+    return f"Tokens of a key found in a text of {format_length(length)}: " + "; ".join(ranges)
 
 
 def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
@@ -226,7 +226,7 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
         axes.axhline(10, color=QUIET, linewidth=0.8)
         axes.annotate("chance", (1.0, 10), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=QUIET)
         axes.set_xlabel("memory updates: length over segment length")
-        axes.set_ylabel("digits right (per cent)")
+        axes.set_ylabel("tokens of the key right (per cent)")
         label_ends(axes, ends)
         worst = [
             f"{titles[model]} {percent(low)} % at {count:,}"

@@ -65,29 +65,37 @@ def by_seed(runs: Sequence[RunRecord]) -> dict[int, list[RunRecord]]:
     return grouped
 
 
-def paired_difference(runs_a: Sequence[RunRecord], runs_b: Sequence[RunRecord]) -> Effect | None:
+def paired_difference(
+    runs_a: Sequence[RunRecord],
+    runs_b: Sequence[RunRecord],
+    control_a: Sequence[RunRecord] = (),
+    control_b: Sequence[RunRecord] = (),
+) -> Effect | None:
     """Loss of `runs_a` minus loss of `runs_b` on the same documents. Below 0, a is better.
 
     Runs are paired by seed; several runs of one seed count as their mean. None if no seed has runs of both, or if a
-    loss is not finite (null in its record).
+    loss is not finite (null in its record). With controls, the difference between them is subtracted: what a control
+    loses by the same change is not due to the model.
 
     Raises:
         InputError: two runs did not score the same documents with the same numbers of tokens. The message names both.
     """
-    seeds_a, seeds_b = by_seed(runs_a), by_seed(runs_b)
-    shared = sorted(seeds_a.keys() & seeds_b.keys())
+    terms = [(1, by_seed(runs_a)), (-1, by_seed(runs_b))]
+    if control_a or control_b:
+        terms += [(-1, by_seed(control_a)), (1, by_seed(control_b))]
+    shared = sorted(set.intersection(*(set(of_seed) for _, of_seed in terms)))
     if not shared:
         return None
     pairs: list[Pair] = []
-    reference = seeds_a[shared[0]][0]
+    reference = terms[0][1][shared[0]][0]
     for seed in shared:
-        nll_a = _mean_nll(seeds_a[seed], reference)
-        nll_b = _mean_nll(seeds_b[seed], reference)
-        if nll_a is None or nll_b is None:
-            return None
+        losses = [(sign, _mean_nll(of_seed[seed], reference)) for sign, of_seed in terms]
         for document, entry in documents_of(reference).items():
-            pairs.append((nll_a[document] - nll_b[document], float(entry["tokens"]), document, seed))
-    return _effect(pairs, [run for seed in shared for run in (*seeds_a[seed], *seeds_b[seed])])
+            parts = [sign * nll[document] for sign, nll in losses if nll is not None]
+            if len(parts) < len(terms):
+                return None
+            pairs.append((sum(parts), float(entry["tokens"]), document, seed))
+    return _effect(pairs, [run for seed in shared for _, of_seed in terms for run in of_seed[seed]])
 
 
 def _effect(pairs: Sequence[Pair], used: Sequence[RunRecord]) -> Effect | None:

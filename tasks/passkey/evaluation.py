@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -141,7 +142,18 @@ def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: i
     return half_dilution(model, torch.from_numpy(ids_BT).to(next(model.parameters()).device), *masks)
 
 
-_FIELDS = {"length", "depth", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read"}
+_FIELDS = {
+    "length",
+    "depth",
+    "key",
+    "answer",
+    "right",
+    "tokens",
+    "same_segment",
+    "seconds",
+    "generator_seconds",
+    "tokens_read",
+}
 
 
 def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: int) -> dict[str, Any]:
@@ -180,6 +192,7 @@ def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[st
         "examples": n,
         "tokens": sum(entry["tokens"] for entry in entries),
         "token_accuracy": accuracy,
+        "digit_accuracy": _digit_accuracy(entries),
         "low": low,
         "high": high,
         "exact_match": exact / n,
@@ -194,10 +207,21 @@ def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[st
     }
 
 
+def _digit_accuracy(entries: Sequence[dict[str, Any]]) -> float:
+    """The share of the keys' digits that are right at their place in the answers' text.
+
+    Tokens are the paper's measure. Where a tokenizer puts a separator before the key, every answer of the right form
+    has that token right; and where it joins digits, a place is not a digit.
+    """
+    right = sum(sum(map(operator.eq, entry["key"], entry["answer"])) for entry in entries)
+    return right / sum(len(entry["key"]) for entry in entries)
+
+
 def _line(cell: dict[str, Any]) -> str:
     return (
         f"{format_length(cell['length']):>6} {cell['depth']:<6} token accuracy {100 * cell['token_accuracy']:5.1f} % "
-        f"[{100 * cell['low']:.1f}, {100 * cell['high']:.1f}], exact match {100 * cell['exact_match']:5.1f} % "
+        f"[{100 * cell['low']:.1f}, {100 * cell['high']:.1f}], digits {100 * cell['digit_accuracy']:.1f} %, "
+        f"exact match {100 * cell['exact_match']:5.1f} % "
         f"[{100 * cell['exact_low']:.1f}, {100 * cell['exact_high']:.1f}], n = {cell['examples']}, "
         f"slowest prompt read in {cell['seconds']:.1f} s"
     )
@@ -211,5 +235,6 @@ def _results(entries: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     whole = sum(entry["right"] == entry["tokens"] for entry in entries)
     return {
         "token_accuracy": {"value": right / tokens, "n": tokens, **unit},
+        "digit_accuracy": {"value": _digit_accuracy(entries), "n": sum(len(entry["key"]) for entry in entries), **unit},
         "exact_match": {"value": whole / len(entries), "n": len(entries), **unit},
     }

@@ -33,7 +33,8 @@ def make_questions(
 ) -> Iterator[Question]:
     """Every example of every cell. Every depth and example has its own key, which no training prompt has.
 
-    Example i of a depth has the same key at all lengths, so that lengths differ in nothing else.
+    Example i of a depth has the same key at all lengths, so that long lengths differ in nothing else. At a few thousand
+    tokens the key's place in its segment differs, too.
     """
     for name, depth in depths.items():
         for index in range(examples):

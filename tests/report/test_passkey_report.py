@@ -404,4 +404,4 @@ def test_the_longest_input_counts_the_filler_before_it() -> None:
 def test_a_title_names_the_longest_length_that_was_asked() -> None:
     rows = {"linear": _Accuracy({(2**15, "start"): [100.0], (2**17, "start"): [40.0], (2**17, "end"): [90.0]})}
     said = _found_at_the_longest(report(), rows)
-    assert said == "Digits of a key found in 128K tokens: scratch, penalty on writes 40 to 90 %"
+    assert said == "Tokens of a key found in a text of 128K: scratch, penalty on writes 40 to 90 %"

@@ -9,7 +9,32 @@ from report_runs import TOKENS, make_eval
 
 from infini.bench import training as bench_training
 from infini.errors import InputError
+from infini.records import RunRecord
 from infini.report import stats
+
+
+def test_what_a_control_loses_by_the_same_change_is_subtracted() -> None:
+    def runs(model: str, loss: float, slope: float = 0.0) -> list[RunRecord]:
+        """Three seeds; the loss of each document is higher by `slope` for each seed."""
+        return [make_eval(model, seed, loss + slope * seed) for seed in (1, 2, 3)]
+
+    long, usual = runs("infini_linear", 4.3), runs("infini_delta", 4.1)
+    alone = stats.paired_difference(long, usual)
+    control = runs("local", 4.2), runs("full", 4.15, slope=0.01)
+    effect = stats.paired_difference(long, usual, *control)
+    assert alone is not None and effect is not None
+    assert alone.mean == pytest.approx(0.2)
+    # 0.2 less 0.05 - 0.01 seed, whose mean over three seeds is 0.03.
+    assert effect.mean == pytest.approx(0.2 - (0.05 - 0.02))
+    assert effect.estimate.se > alone.estimate.se
+    assert set(effect.run_ids) == {
+        f"eval-{m}-{s}" for m in ("infini_linear", "infini_delta", "local", "full") for s in (1, 2, 3)
+    }
+    # Seeds that all four have.
+    fewer = stats.paired_difference(long, usual, control[0][:2], control[1])
+    assert fewer is not None and fewer.n_seeds == 2
+    control[1][0].documents[0]["nll"] = None
+    assert stats.paired_difference(long, usual, *control) is None
 
 
 def test_paired_difference_pairs_shared_seeds_and_weighs_books_by_tokens() -> None:

@@ -246,7 +246,7 @@ def test_kept_answers_survive_a_line_cut_short(tmp_path):
 def test_a_cell_says_how_sure_it_is_of_what_prompts_it_asked():
     """Half of the digits of every second prompt right: prompts are counted, not tokens."""
     entry = {"length": 1, "depth": "start", "same_segment": False, "seconds": 1.0, "generator_seconds": 0.0}
-    entry |= {"tokens": 4, "tokens_read": 5, "peak_memory_bytes": 0}
+    entry |= {"tokens": 4, "tokens_read": 5, "peak_memory_bytes": 0, "key": "1234", "answer": "1234"}
     cell = _cell(1, "start", [entry | {"right": 4}] * 40 + [entry | {"right": 2}] * 10)
     assert (cell["token_accuracy"], cell["exact_match"]) == (0.9, 0.8)
     assert (cell["low"], cell["high"]) == pytest.approx(proportion_interval(45, 50))
@@ -254,6 +254,19 @@ def test_a_cell_says_how_sure_it_is_of_what_prompts_it_asked():
     right = _cell(1, "start", [entry | {"right": 4}] * 50)
     assert right["low"] == right["exact_low"] == pytest.approx(0.92888, abs=1e-4)
     assert right["high"] == 1.0
+
+
+def test_a_separator_is_a_token_and_no_digit():
+    """An answer of one digit repeated has the separator before the key right, and a digit here and there."""
+    entry = {"length": 1, "depth": "start", "same_segment": False, "seconds": 1.0, "generator_seconds": 0.0}
+    entry |= {"tokens": 6, "tokens_read": 5, "peak_memory_bytes": 0, "answer": "99999"}
+    cell = _cell(1, "start", [entry | {"key": "41447", "right": 1}, entry | {"key": "19092", "right": 3}])
+    assert cell["token_accuracy"] == 4 / 12 and cell["digit_accuracy"] == 2 / 10
+    # Answers may be too short, too long or no numbers at all.
+    for answer, right in (("19", 2), ("1909234", 5), ("the", 0), ("", 0)):
+        assert (
+            _cell(1, "start", [entry | {"key": "19092", "right": 1, "answer": answer}])["digit_accuracy"] == right / 5
+        )
 
 
 @pytest.mark.parametrize(("segment", "same"), [(512, True), (32, False), (16, False)])
@@ -343,7 +356,7 @@ def test_a_damaged_file_of_answers_is_named(tmp_path, line):
 
 def whole_entry():
     names = ("length", "right", "tokens", "same_segment", "seconds", "generator_seconds", "tokens_read")
-    return {**dict.fromkeys(names, 1), "depth": "end"}
+    return {**dict.fromkeys(names, 1), "depth": "end", "key": "1", "answer": "1"}
 
 
 def test_entries_of_two_commits_are_told_apart(tmp_path, capfd):
