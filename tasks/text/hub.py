@@ -92,7 +92,8 @@ def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None
 
     Of a data set in JSON_LINES the rows of one source are used. The whole train split of any other is in the cache of
     `datasets`. All else is streamed, because `datasets` would download the files of all splits to read one, and stored
-    in `cache_dir`/hub (None: in memory), after which no network is needed. Without a network only caches are used.
+    in `cache_dir`/hub (None: in memory), after which no network is needed. Without a network only caches are used. Rows
+    that are streamed and blank are left out; the names of the others keep their numbers.
 
     Raises:
         InputError: the data set has no column `text`.
@@ -156,7 +157,8 @@ def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str
     rows: Iterable[dict[str, Any]] = dataset.take(limit) if online and limit is not None else dataset
     for index, row in enumerate(islice(rows, limit)):
         _check_columns(hub_id, list(row))
-        yield _name(split, index, row.get("url")), row["text"]
+        if row["text"] and not row["text"].isspace():
+            yield _name(split, index, row.get("url")), row["text"]
 
 
 def _lines(source: JsonLines, split: str, limit: int | None) -> Iterator[tuple[str, str]]:
@@ -167,7 +169,8 @@ def _lines(source: JsonLines, split: str, limit: int | None) -> Iterator[tuple[s
     with nullcontext() if reachable() else caches_only():
         lines = datasets.load_dataset("text", data_files=files, split=split, streaming=True)
         found = ((_name(split, index, None), source.text_of(row["text"])) for index, row in enumerate(lines))
-        for name, text in islice(((name, text) for name, text in found if text is not None), limit):
+        # A user cannot remove what is blank there.
+        for name, text in islice(((name, text) for name, text in found if text and not text.isspace()), limit):
             if (letter := lone_surrogate(text)) is not None:
                 raise InputError(f"{files[split]}, row {name}: contains {letter}, a lone surrogate: not valid text")
             yield name, text

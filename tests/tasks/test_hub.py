@@ -95,6 +95,12 @@ def test_a_limit_streams_only_the_first_documents(fake_hub: FakeHub, tmp_path: P
     assert texts(documents) == texts(documents) == BOOKS["text"][:2]
 
 
+def test_a_blank_row_of_a_stream_is_left_out(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can remove it from the hub."""
+    monkeypatch.setitem(BOOKS, "text", ["  \n", *BOOKS["text"][1:]])
+    assert list(hub_documents(limit=2).names) == ["12"]
+
+
 def test_what_was_fetched_is_not_fetched_again(fake_hub: FakeHub, tmp_path: Path) -> None:
     first = hub_documents(cache_dir=tmp_path, limit=2)
     again = hub_documents(cache_dir=tmp_path, limit=2)
@@ -299,6 +305,7 @@ def proof_pile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         },
         {"text": "theorem foo", "meta": {"config": "formal", "n": [1, 2]}},
         {"text": "Two.", "meta": json.dumps({"config": "arxiv"})},
+        {"text": " \n", "meta": {"config": "arxiv"}},
     ]
     write_lines(folder / "train" / "proofpile_train_0.jsonl.gz", rows)
     write_lines(folder / "train" / "proofpile_train_1.jsonl.gz", rows[1:2])
@@ -318,7 +325,8 @@ def arxiv(split: str, cache_dir: Path | None = None, limit: int | None = None) -
 def test_of_the_proof_pile_the_rows_of_arxiv_count(proof_pile: Path, tmp_path: Path) -> None:
     documents = arxiv("train", tmp_path / "cache")
     assert texts(documents) == [ARTICLE, "Two.", ARTICLE]
-    assert list(documents.names) == ["train-1", "train-3", "train-4"]
+    # A blank article is left out.
+    assert list(documents.names) == ["train-1", "train-3", "train-5"]
     assert texts(arxiv("train", None, limit=1)) == [ARTICLE]
     # Of validation and test the first so many.
     assert texts(arxiv("validation", tmp_path / "cache")) == [ARTICLE, "Two."]
