@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from infini.tasks.text.documents import TextTokenizer
 SEPARATOR = "\n\nSummary of the whole book:\n\n"
 """Between a book and its summary."""
 QUESTION = "\n\nSummarize the whole book above."
-"""Behind a book that is a message of a chat template."""
+"""After a book that is a message of a chat template."""
 _ORDER_STREAM = 5
 """The stream of a seed's random numbers that orders the examples."""
 
@@ -31,6 +32,8 @@ class Frame:
     """Before the book; at least one, with which a text begins."""
     middle: np.ndarray
     """Between the book and its summary."""
+    end: int
+    """After the summary."""
 
     def __len__(self) -> int:
         return len(self.begin) + len(self.middle)
@@ -42,17 +45,23 @@ def frame_of(tokenizer: TextTokenizer, chat: bool | None, model: Mapping[str, An
     Raises InputError where `chat` is set and the model has no chat template.
     """
     if not chat:
-        return Frame(np.array([tokenizer.bos_id]), tokenizer.encode(SEPARATOR))
+        return Frame(np.array([tokenizer.bos_id]), tokenizer.encode(SEPARATOR), tokenizer.end_id)
     if (base := base_of(model)) is None:
         raise InputError("task.chat=true: takes a pretrained language model, model=llm")
     if not base.tokenizer.chat_template:
         raise InputError(f"task.chat=true: the tokenizer of {base.where} has no chat template; use task.chat=null")
-    # A text that a template neither changes nor contains.
-    book = "<the book>"
+    # Texts that a template neither changes nor contains.
+    book, summary = "<the book>", "<the summary>"
     messages = [{"role": "user", "content": book + QUESTION}]
-    text = base.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    begin, _, middle = text.partition(book)
-    return Frame(*(np.array(base.tokenizer.encode(part, add_special_tokens=False)) for part in (begin, middle)))
+    template = partial(base.tokenizer.apply_chat_template, tokenize=False)
+    begin, _, middle = template(messages, add_generation_prompt=True).partition(book)
+    # The families end a turn with tokens of their own, which the template alone knows.
+    _, _, after = template([*messages, {"role": "assistant", "content": summary}]).partition(summary)
+    before, between, ends = (
+        np.array(base.tokenizer.encode(part, add_special_tokens=False)) for part in (begin, middle, after)
+    )
+    special = {index for index, token in base.tokenizer.added_tokens_decoder.items() if token.special}
+    return Frame(before, between, next((int(token) for token in ends[:1] if token in special), tokenizer.end_id))
 
 
 class Examples(ABC):
@@ -100,9 +109,9 @@ class Examples(ABC):
 
 
 class SummaryBatches(Examples):
-    """Examples for a language model: a book in its frame, the summary, and the end token if it is not cut.
+    """Examples for a language model: a book in its frame, the summary, and the frame's end if it is not cut.
 
-    end_id: the token that ends a summary. length: tokens of a whole example; the book is cut to fit.
+    length: tokens of a whole example; the book is cut to fit.
 
     Raises InputError where an example has no room for a book.
     """
@@ -112,13 +121,12 @@ class SummaryBatches(Examples):
         books: Sequence[np.ndarray],
         summaries: Sequence[Sequence[np.ndarray]],
         frame: Frame,
-        end_id: int,
         length: int,
         summary_tokens: int,
         batch_size: int,
         seed: int,
     ) -> None:
-        super().__init__(books, summaries, (int(frame.begin[0]), end_id), summary_tokens, batch_size, seed)
+        super().__init__(books, summaries, (int(frame.begin[0]), frame.end), summary_tokens, batch_size, seed)
         self.frame, self.length = frame, length
         longest = max(len(summary) for _, summary in self.pairs)
         if (room := length - len(frame) - longest) < 1:

@@ -200,7 +200,7 @@ def summarise(
     started = time.perf_counter()
     tokens = []
     for token, _ in generate(
-        reader, options.max_new_tokens, options.temperature, options.top_p, generator, {tokenizer.end_id}
+        reader, options.max_new_tokens, options.temperature, options.top_p, generator, {frame.end}
     ):
         tokens.append(token)
         advance(DECODE_COST)

@@ -80,7 +80,7 @@ class BooksumDataModule(ResumableDataModule):
             alternating = cfg.model["unlimiformer"] == "alternating"
             source_tokens = length if alternating else min(length, cfg.model["window"])
             return SourceBatches(opened.tokens, summaries, marks, source_tokens, *rest)
-        return SummaryBatches(opened.tokens, summaries, frame, marks[1], length, *rest)
+        return SummaryBatches(opened.tokens, summaries, frame, length, *rest)
 
     def revision(self, split: str) -> str:
         return open_books(self.cfg, split).revision

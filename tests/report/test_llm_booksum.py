@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -69,10 +70,10 @@ TEMPLATE = "{% for m in messages %}<|im_end|>{{ m.role }}: {{ m.content }}{% end
 """Of the tiny base, whose special token it has twice."""
 
 
-def with_template(base: Path) -> Path:
+def with_template(base: Path, template: str = TEMPLATE, tokens: Sequence[str] = ("<|im_end|>",)) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(base)
     return base
 
@@ -87,6 +88,21 @@ def test_in_chat_the_book_is_a_message_and_the_summary_the_answer(tmp_path: Path
     assert tokenizer.decode(frame.middle) == f"{QUESTION}<|im_end|>reply: "
     plain = frame_of(tokenizer, None, compose(words).model)
     assert plain.begin.tolist() == [tokenizer.bos_id] and tokenizer.decode(plain.middle) == SEPARATOR
+
+
+@pytest.mark.parametrize(
+    ("after", "end"),
+    [("<|turn|>\n", "<|turn|>"), ("<|im_end|>", "<|im_end|>"), ("\n", "<|im_end|>"), ("", "<|im_end|>")],
+    ids=["a token of its own", "the usual one", "no token", "nothing"],
+)
+def test_in_chat_a_summary_ends_as_the_template_ends_a_turn(after: str, end: str, tmp_path: Path) -> None:
+    """OLMo 2 has <|im_end|> in its vocabulary and ends its turns with another token."""
+    template = f"{{% for m in messages %}}{{{{ m.role }}}}: {{{{ m.content }}}}{after}{{% endfor %}}"
+    base = with_template(write_tiny_base(tmp_path / "base"), template, ["<|im_end|>", "<|turn|>"])
+    words = ["task=booksum", "model=llm", f"model.base={base}"]
+    tokenizer = open_tokenizer(compose(words))
+    frame = frame_of(tokenizer, True, compose(words).model)
+    assert frame.end == AutoTokenizer.from_pretrained(base).convert_tokens_to_ids(end)
 
 
 def test_a_model_without_a_chat_template_is_refused(infini: Runner, tmp_path: Path) -> None:

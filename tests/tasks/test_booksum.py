@@ -87,8 +87,8 @@ def test_a_missing_file_or_folder_is_one_line(tmp_path: Path) -> None:
 def batches(length: int = 12, summary_tokens: int = 4, seed: int = 1) -> SummaryBatches:
     books = [np.arange(100, 130), np.arange(200, 203)]
     summaries = [[np.arange(10, 13)], [np.arange(20, 26), np.arange(30, 31)]]
-    frame = Frame(np.array([0]), np.array([7, 8]))
-    return SummaryBatches(books, summaries, frame, 0, length, summary_tokens, 2, seed)
+    frame = Frame(np.array([0]), np.array([7, 8]), 0)
+    return SummaryBatches(books, summaries, frame, length, summary_tokens, 2, seed)
 
 
 def test_an_example_is_mark_book_separator_summary_mark() -> None:
