@@ -48,7 +48,7 @@ def test_the_key_is_found_wherever_it_is(capfd: pytest.CaptureFixture[str]) -> N
     ):
         said, err = demo(capfd, "key=01235", f"place={place}", "length=32K")
         assert list(said) == ["key", "answer", "time", "memory", "peak"]
-        position = int(re.search(r"behind ([\d,]+) of 32,768 tokens", said["key"])[1].replace(",", ""))  # type: ignore[index]
+        position = int(re.search(r"after ([\d,]+) of 32,768 tokens", said["key"])[1].replace(",", ""))  # type: ignore[index]
         assert said["key"].startswith("01235, ") and least <= position <= most
         assert said["answer"] == "01235, right"
         assert re.match(r"hiding 01235 in 32,768 tokens; a model of [\d,]+ weights reads them in about \d+ s", err)

@@ -258,7 +258,7 @@ def test_a_training_that_has_ended_is_named_before_it_is_trained_once_more(with_
     (run,) = with_model.records()
     with_model("train")
     assert f"trained before: {run.run_id}; this trains the same model once more (infini eval" in with_model.err
-    assert " parameters on cpu, 1 thread, products in float32" in with_model.err
+    assert " parameters on cpu, 1 thread, matrix products in float32" in with_model.err
     with_model("train", "seed=2")
     assert "trained before" not in with_model.err
 

@@ -102,7 +102,7 @@ def decoding_calls(model: Any, n_before: int) -> Calls:
     ids = np.random.default_rng(0).integers(0, 31, n_before)
     reader = Reader.begin(model.eval(), 0).read([ids], n_before)
     with torch.no_grad(), Calls() as calls:
-        next(generate(reader, 1, 0.0, 1.0, torch.Generator(), -1))
+        next(generate(reader, 1, 0.0, 1.0, torch.Generator(), ()))
     return calls
 
 

@@ -164,9 +164,11 @@ def test_an_answer_is_scored_as_if_it_had_been_written_to_its_end(
     tokens = [*tokenizer.encode(says), tokenizer.end_id]
     drawn = []
 
-    def generate(reader: Any, limit: int, temperature: float, top_p: float, generator: Any, end: int) -> Any:
+    def generate(reader: Any, limit: int, temperature: float, top_p: float, generator: Any, ends: set[int]) -> Any:
         assert (limit, temperature) == (RULER_TOKENS, 0.0)
-        for token in tokens[: tokens.index(end)]:
+        for token in tokens:
+            if token in ends:
+                return
             drawn.append(token)
             yield token, reader
 

@@ -490,7 +490,9 @@ def test_a_run_that_resumes_on_another_processor_names_both_formats(tmp_path: Pa
     assert "products" not in claimed(False).environment
     mixed = [claimed(bfloat16) for bfloat16 in (True, False)]
     assert [record.environment["products"] for record in mixed] == [["float32", "bfloat16"]] * 2
-    with pytest.raises(InputError, match="cannot be published: its products are partly in float32, partly in bfloat16"):
+    with pytest.raises(
+        InputError, match="cannot be published: its matrix products are partly in float32, partly in bfloat16"
+    ):
         check_publishable(mixed[0], tmp_path, {})
 
 
