@@ -44,6 +44,9 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
         group, _, key = whole.partition(".")
         lines += _entry(short, cfg[group][key], _explained(group, cfg[group]["name"]).get(key, ""))
     left_out = {*verb.never, *verb.short.values()}
+    if pretrained:
+        # The base's.
+        left_out |= {"scale.tokenizer", "scale.vocab_size"}
     for group in (*verb.groups, *verb.choices):
         if group in verb.chosen and all(f"{group}.{key}" in left_out for key in cfg[group] if key != "name"):
             continue

@@ -235,11 +235,12 @@ def test_help_shows_what_is_taken_where_nothing_is_named(capsys: pytest.CaptureF
     assert "report=every one: " in capsys.readouterr().out
     assert cli.main(["figure", "report=lm_gates", "--help"]) == 0
     assert "report=lm_gates: " in capsys.readouterr().out
-    # The sizes of a pretrained model are its own.
+    # The sizes and the tokenizer of a pretrained model are its own.
     for words, segment in (([], 2048), (["dims.segment_length=512"], 512)):
         assert cli.main(["train", "task=continual", "model=llm", *words, "--help"]) == 0
         shown = capsys.readouterr().out
         assert re.findall(r"  dims\.(\w+=\d+) ", shown) == [f"segment_length={segment}"]
+        assert "  scale.tokenizer=" not in shown and "  scale.vocab_size=" not in shown
 
 
 def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
