@@ -263,7 +263,7 @@ def test_a_separator_is_a_token_and_no_digit():
     cell = _cell(1, "start", [entry | {"key": "41447", "right": 1}, entry | {"key": "19092", "right": 3}])
     assert cell["token_accuracy"] == 4 / 12 and cell["digit_accuracy"] == 2 / 10
     # Answers may be too short, too long or no numbers at all.
-    for answer, right in (("19", 2), ("1909234", 5), ("the", 0), ("", 0)):
+    for answer, right in (("19", 2), ("1909234", 5), ("1 9 0 9 2", 5), ("1 9 9 9 2", 4), ("the", 0), ("", 0)):
         assert (
             _cell(1, "start", [entry | {"key": "19092", "right": 1, "answer": answer}])["digit_accuracy"] == right / 5
         )
