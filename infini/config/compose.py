@@ -238,11 +238,17 @@ def _normalise(text: str) -> str:
     quoted = f"{key}='{value}'"
     for candidate in (text,) if set("'\"[]{},\\") & set(value) else (text, quoted):
         try:
-            OverridesParser.create().parse_overrides([candidate])
+            _parsed(candidate)
         except OverrideParseException:
             continue
         return candidate
     raise InputError(f"{text!r}: cannot be parsed; write key=value, and quotes around a value with brackets or commas")
+
+
+@functools.cache
+def _parsed(text: str) -> Override:
+    """One override, parsed by Hydra, which takes milliseconds; a command composes the same words many times."""
+    return OverridesParser.create().parse_overrides([text])[0]
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -288,7 +294,7 @@ def _composing() -> Iterator[None]:
 
 def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
     """What Hydra composes. Groups are read and joined once for each choice of them; values are set in a copy."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = [_parsed(text) for text in overrides]
     # Hydra itself sets values last and in this way. All else may change which files are read.
     values = [o for o in parsed if _sets_a_value(o)]
     composed = _joined_groups(tuple(str(o.input_line) for o in parsed if not _sets_a_value(o)))
@@ -326,7 +332,7 @@ def _sets_a_value(override: Override) -> bool:
 
 
 def _check(overrides: Sequence[str]) -> list[Override]:
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = [_parsed(text) for text in overrides]
     for override in parsed:
         key = override.key_or_group
         if not key:
