@@ -241,10 +241,6 @@ class RecipeConfig:
         "half of the rows start after a history of filler, of at most `pieces` pieces (see "
         "infini.training.additions.long_history). null: no histories."
     )
-    loss_temperature: float | None = setting(
-        "Not in the paper: divides the logits in the loss of the last stage. Above 1, larger margins still lower the "
-        "loss when every answer is right. null: 1."
-    )
     sparse_writes: float | None = setting(
         "Not in the paper: weight of a penalty on memory writes in the loss of the last stage, their mean logarithm in "
         "nats (see infini.training.additions.sparse_writes). null: 0."
@@ -263,8 +259,6 @@ class RecipeConfig:
         if self.length_extension is not None:
             above = self.length_extension > 1
             require(above, "recipe.length_extension", self.length_extension, "must be above 1, or null")
-        if self.loss_temperature is not None:
-            require(self.loss_temperature > 0, "recipe.loss_temperature", self.loss_temperature, "must be above 0")
         at_least("recipe", self, 0, "sparse_writes")
         for stage in self.curriculum or ():
             whole = len(stage) in (2, 3) and 1 <= stage[0] <= stage[1] and min(stage) >= 1

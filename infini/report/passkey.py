@@ -179,9 +179,6 @@ class PasskeyReport(RowsOfOneTask):
         found = _differences(shown, settings)
         if frozen and value_at(training, "model.gate_init") != "zeros":
             found.append("its gates are frozen at another value than 0.5")
-        # No row has this option; see results/LOG.md, entry 39.
-        if recipe.get("loss_temperature") is not None:
-            found.append("recipe.loss_temperature, which no row has")
         if start not in self._starts_of(training, scale, known):
             found.append(f"its training began with other weights than the row's ({start or 'fresh ones'})")
         of_task = training.get("task", {}).get("name") not in PRETRAINING

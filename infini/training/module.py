@@ -221,10 +221,7 @@ class LanguageModelModule(lightning.LightningModule):
                 out = self._call(batch, state, whole)
         else:
             out = self._call(batch, state, whole)
-        temperature = (self.recipe.loss_temperature or 1.0) if self.in_last_stage else 1.0
-        # Logits are linear in the hidden states.
-        hidden_BTD = out.hidden_BTD if temperature == 1.0 else out.hidden_BTD / temperature
-        loss = objective = self._loss(hidden_BTD, batch["targets_BT"], whole.targets)
+        loss = objective = self._loss(out.hidden_BTD, batch["targets_BT"], whole.targets)
         if "lm_targets_BT" in batch:
             second = self._loss(out.hidden_BTD, batch["lm_targets_BT"], whole.lm_targets)
             objective = objective + batch["lm_weight"] * second

@@ -177,7 +177,6 @@ def test_paper_scale_is_the_papers() -> None:
         ("recipe.curriculum=[[128]]", "recipe.curriculum=\\[\\[128\\]\\]: stages must be"),
         ("recipe.curriculum=[[128,64]]", "recipe.curriculum=.*: stages must be"),
         ("recipe.length_extension=1", "recipe.length_extension=1.0: must be above 1"),
-        ("recipe.loss_temperature=0", "recipe.loss_temperature=0.0: must be above 0"),
         ("recipe.sparse_writes=-1", "recipe.sparse_writes=-1.0: must be at least 0"),
         ("recipe.length_extension_share=2", "recipe.length_extension_share=2.0: must be between 0 and 1"),
         ("task/pg19=x", "task/pg19='x': no such key"),

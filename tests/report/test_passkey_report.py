@@ -179,7 +179,6 @@ def test_rows_of_made_up_books_stand_beside_rows_without_books() -> None:
         ({"recipe.length_extension": 500.0}, None),
         ({"recipe.sparse_writes": None}, None),
         ({"recipe.name": "passkey_laptop_plain"}, None),
-        ({"recipe.loss_temperature": 8.0}, None),
         ({"recipe.segments_per_sequence": 160}, None),
         ({"recipe.curriculum": [[128, 20480]]}, None),
         ({"init_from": "an-extended-run"}, None),

@@ -224,20 +224,6 @@ def test_the_length_extension_waits_for_the_training_proper(monkeypatch: pytest.
     assert made.tokens_seen == 4 * 64
 
 
-def test_the_loss_temperature_divides_the_logits_of_the_training_proper() -> None:
-    made = module("recipe.curriculum=[[8,24]]", "recipe.loss_temperature=4", "recipe.sparse_writes=null").double()
-    ids = torch.randint(20, (2, 16), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones(2, 16, dtype=torch.bool)
-    targets = ids.roll(-1, 1)
-    batch = {"ids_BT": ids, "targets_BT": targets, "mask_BT": mask, "reset_BT": ~mask, "segment_length": 8}
-    logits_BTW = made.model(ids).hidden_BTD @ made.model.output_weight.T
-    logits_PW = logits_BTW.flatten(0, 1).detach()
-    for stage, temperature in ((0, 1.0), (1, 4.0)):
-        made.stage = stage
-        expected = torch.nn.functional.cross_entropy(logits_PW / temperature, targets.flatten())
-        assert made.training_step(batch, 0).item() == pytest.approx(expected.item(), abs=1e-10)
-
-
 def test_sparse_writes_are_asked_for_in_the_training_proper_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infini.training.module.penalty", lambda *_: torch.tensor(-5.0))
     ids = torch.randint(20, (2, 16), generator=torch.Generator().manual_seed(0))

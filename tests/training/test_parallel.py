@@ -147,7 +147,7 @@ def test_parts_of_a_step_train_as_the_whole(straight: Path, corpus: Path, tmp_pa
 
 ADDITIONS = (
     *("recipe.length_extension=50", "recipe.length_extension_share=1", "recipe.long_history=[2,20]"),
-    *("recipe.sparse_writes=0.1", "recipe.loss_temperature=2"),
+    "recipe.sparse_writes=0.1",
 )
 
 
