@@ -245,6 +245,10 @@ class RecipeConfig:
         "Not in the paper: weight of a penalty on memory writes in the loss of the last stage, their mean logarithm in "
         "nats (see infini.training.additions.sparse_writes). null: 0."
     )
+    sparse_shares: float | None = setting(
+        "Not in the paper: as sparse_writes, but of the share that each token has of all memory writes of its "
+        "sequence, which writing less of everything does not reduce. null: 0."
+    )
 
     def __post_init__(self) -> None:
         names = ("batch_size", "segments_per_sequence", "excerpt_tokens", "steps", "loss_chunk", "save_every")
@@ -259,7 +263,7 @@ class RecipeConfig:
         if self.length_extension is not None:
             above = self.length_extension > 1
             require(above, "recipe.length_extension", self.length_extension, "must be above 1, or null")
-        at_least("recipe", self, 0, "sparse_writes")
+        at_least("recipe", self, 0, "sparse_writes", "sparse_shares")
         for stage in self.curriculum or ():
             whole = len(stage) in (2, 3) and 1 <= stage[0] <= stage[1] and min(stage) >= 1
             allowed = "stages must be [segment length, tokens a sequence(, steps)], the second at least the first"

@@ -95,7 +95,7 @@ class OptionalMembers:
 
     memory_layers: Sequence[Any] = ()
     """The layers with a compressive memory (infini.nn.attention.InfiniAttention), from the bottom. The half-dilution
-    length is measured on them, and recipe.sparse_writes penalises their writes."""
+    length is measured on them, and recipe.sparse_writes and recipe.sparse_shares penalise their writes."""
     memory_is_a_sum: bool = False
     """Whether a layer's memory is a sum over tokens, multiplied by write weights (see infini.nn.state.scale_memory).
     recipe.length_extension and recipe.long_history need it."""

@@ -214,8 +214,9 @@ class LanguageModelModule(lightning.LightningModule):
         """Of rows of a batch: what is minimized, whose gradients DDP and FSDP average over ranks; the loss in nats over
         the targets of the whole batch, detached; and the detached state after them, if it is carried."""
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
-        sparse_writes = self.recipe.sparse_writes if writes else None
-        if sparse_writes:
+        weights = ((False, self.recipe.sparse_writes), (True, self.recipe.sparse_shares)) if writes else ()
+        penalties = [(shares, weight) for shares, weight in weights if weight]
+        if penalties:
             # Tokens that are read a second time for the carried state only are not counted.
             with recorded(self.model, "k_proj") as keys:
                 out = self._call(batch, state, whole)
@@ -225,9 +226,9 @@ class LanguageModelModule(lightning.LightningModule):
         if "lm_targets_BT" in batch:
             second = self._loss(out.hidden_BTD, batch["lm_targets_BT"], whole.lm_targets)
             objective = objective + batch["lm_weight"] * second
-        if sparse_writes:
-            share = int(to_numpy(batch["mask_BT"]).sum()) / whole.tokens
-            objective = objective + sparse_writes * share * penalty(self.model, keys, batch["mask_BT"])
+        for shares, weight in penalties:
+            part = int(to_numpy(batch["mask_BT"]).sum()) / whole.tokens
+            objective = objective + weight * part * penalty(self.model, keys, batch["mask_BT"], shares)
         objective = objective + out.aux_loss * (batch["ids_BT"].shape[0] / whole.rows)
         after = None
         if self.carry_state:

@@ -178,6 +178,7 @@ def test_paper_scale_is_the_papers() -> None:
         ("recipe.curriculum=[[128,64]]", "recipe.curriculum=.*: stages must be"),
         ("recipe.length_extension=1", "recipe.length_extension=1.0: must be above 1"),
         ("recipe.sparse_writes=-1", "recipe.sparse_writes=-1.0: must be at least 0"),
+        ("recipe.sparse_shares=-1", "recipe.sparse_shares=-1.0: must be at least 0"),
         ("recipe.length_extension_share=2", "recipe.length_extension_share=2.0: must be between 0 and 1"),
         ("task/pg19=x", "task/pg19='x': no such key"),
         ("suite.models=[rmt]", r"suite.models=\['rmt'\]: local and others to compare with it"),
@@ -414,7 +415,7 @@ def test_a_run_from_before_an_option_existed_is_known_again() -> None:
 def test_a_recipe_with_a_rate_of_its_own_leaves_the_other_recipes_theirs_and_the_command_line_the_last_word() -> None:
     extended = ["task=passkey", "recipe=passkey_laptop_extended"]
     assert (compose(extended).optimizer.name, compose(extended).optimizer.lr) == ("muon", 0.004)
-    assert compose(extended).recipe.sparse_writes == compose(["task=passkey"]).recipe.sparse_writes
+    assert compose(extended).recipe.advance_below == compose(["task=passkey"]).recipe.advance_below
     assert compose(["task=passkey"]).optimizer.lr == 0.01
     assert compose([*extended, "optimizer.lr=0.02"]).optimizer.lr == 0.02
     assert compose([*extended, "scale=gpu", "recipe=passkey_gpu_extended"]).recipe.name == "passkey_gpu_extended"
@@ -422,8 +423,8 @@ def test_a_recipe_with_a_rate_of_its_own_leaves_the_other_recipes_theirs_and_the
 
 def test_an_option_that_a_checkpoint_did_not_know_was_off() -> None:
     held = dataclasses.asdict(compose(["task=passkey"]).recipe)
-    assert held.pop("sparse_writes")
-    assert _group(RecipeConfig, held).sparse_writes is None
+    assert held.pop("sparse_shares")
+    assert _group(RecipeConfig, held).sparse_shares is None
     del held["steps"]
     with pytest.raises(TypeError, match="steps"):
         _group(RecipeConfig, held)

@@ -257,11 +257,17 @@ def batch(**more: Any) -> dict[str, Any]:
     return {"ids_BT": ids, "targets_BT": ids.roll(-1, 1), "mask_BT": mask, "reset_BT": ~mask, **more}
 
 
-PLAIN = ("recipe.length_extension=null", "recipe.long_history=null", "recipe.sparse_writes=null")
+PLAIN = (
+    "recipe.length_extension=null",
+    "recipe.long_history=null",
+    "recipe.sparse_writes=null",
+    "recipe.sparse_shares=null",
+)
 ADDITIONS = {
     "length_extension": ("recipe.length_extension=1000", "recipe.length_extension_share=1"),
     "long_history": ("recipe.length_extension=1000", "recipe.length_extension_share=0", "recipe.long_history=[3,9]"),
     "sparse_writes": ("recipe.sparse_writes=0.5",),
+    "sparse_shares": ("recipe.sparse_shares=0.5",),
 }
 
 

@@ -224,13 +224,19 @@ def test_the_length_extension_waits_for_the_training_proper(monkeypatch: pytest.
     assert made.tokens_seen == 4 * 64
 
 
-def test_sparse_writes_are_asked_for_in_the_training_proper_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infini.training.module.penalty", lambda *_: torch.tensor(-5.0))
+@pytest.mark.parametrize("name", ["sparse_writes", "sparse_shares"])
+def test_sparse_writes_are_asked_for_in_the_training_proper_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def penalty(model: Any, keys: Any, mask_BT: Any, shares: bool) -> torch.Tensor:
+        assert shares == (name == "sparse_shares")
+        return torch.tensor(-5.0)
+
+    monkeypatch.setattr("infini.training.module.penalty", penalty)
     ids = torch.randint(20, (2, 16), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 16, dtype=torch.bool)
     batch = {"ids_BT": ids, "targets_BT": ids, "mask_BT": mask, "reset_BT": ~mask, "segment_length": 8}
-    asked = module("recipe.curriculum=[[8,24]]", "recipe.sparse_writes=0.1")
-    plain = module("recipe.curriculum=[[8,24]]", "recipe.sparse_writes=null")
+    none = ("recipe.sparse_writes=null", "recipe.sparse_shares=null")
+    asked = module("recipe.curriculum=[[8,24]]", *none, f"recipe.{name}=0.1")
+    plain = module("recipe.curriculum=[[8,24]]", *none)
     plain.load_state_dict(asked.state_dict())
     for stage, paid in ((0, 0.0), (1, 0.5)):
         asked.stage = plain.stage = stage

@@ -125,7 +125,7 @@ def test_rows_and_sequences_are_shared_at_once(
 def test_one_sequence_for_other_models_and_tasks(task: str, model: str, corpus: Path, tmp_path: Path) -> None:
     more = [f"model={model}"]
     if task == "passkey":
-        additions = ("curriculum", "length_extension", "long_history", "sparse_writes")
+        additions = ("curriculum", "length_extension", "long_history", "sparse_writes", "sparse_shares")
         more += [f"recipe.{name}=null" for name in additions]
     for folder, ranks in (("one", ()), ("two", ONE_SEQUENCE)):
         assert cli.main(command(corpus, tmp_path / folder, *more, *ranks, task=task)) == 0
@@ -147,7 +147,7 @@ def test_parts_of_a_step_train_as_the_whole(straight: Path, corpus: Path, tmp_pa
 
 ADDITIONS = (
     *("recipe.length_extension=50", "recipe.length_extension_share=1", "recipe.long_history=[2,20]"),
-    "recipe.sparse_writes=0.1",
+    *("recipe.sparse_writes=0.1", "recipe.sparse_shares=0.1"),
 )
 
 

@@ -13,19 +13,20 @@ from infini.training.additions.length_extension import carried_call, extended_ca
 from infini.training.additions.sparse_writes import FLOOR, penalty
 
 
-def recorded_penalty(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def recorded_penalty(model: Any, ids: torch.Tensor, mask: torch.Tensor, shares: bool = False) -> torch.Tensor:
     with recorded(model, "k_proj") as keys:
         model(ids)
-    return penalty(model, keys, mask)
+    return penalty(model, keys, mask, shares)
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("n_kv_heads", [None, 1])
-def test_the_penalty_is_the_mean_log_of_what_is_written_weighted_by_gates(n_kv_heads: int | None) -> None:
+def test_the_penalty_is_the_mean_log_of_what_is_written_weighted_by_gates(n_kv_heads: int | None, shares: bool) -> None:
     model = make_model({"name": "infini_linear"}, n_kv_heads=n_kv_heads).double()
     ids = random_ids(2, 2 * SEGMENT)
     mask = torch.ones(ids.shape, dtype=torch.bool)
     mask[1, -3:] = False
-    found = recorded_penalty(model, ids, mask)
+    found = recorded_penalty(model, ids, mask, shares)
     total = weight = 0.0
     inputs: list[torch.Tensor] = []
     hooks = [
@@ -40,12 +41,11 @@ def test_the_penalty_is_the_mean_log_of_what_is_written_weighted_by_gates(n_kv_h
         for head in range(attention.n_heads):
             g = 1 / (1 + math.exp(-attention.beta[head].item()))
             shared = head // (attention.n_heads // attention.n_kv_heads)
-            logs = [
-                math.log(sigma(k[row, token, shared]).mean().item())
-                for row in range(2)
-                for token in range(ids.shape[1])
-                if mask[row, token]
-            ]
+            logs = []
+            for row in range(2):
+                tokens = [token for token in range(ids.shape[1]) if mask[row, token]]
+                writes = [sigma(k[row, token, shared]).mean().item() for token in tokens]
+                logs += [math.log(write / sum(writes) if shares else write) for write in writes]
             total += g * sum(logs) / len(logs)
             weight += g
     assert found.item() == pytest.approx(total / weight, rel=1e-6)
@@ -73,6 +73,27 @@ def test_what_weighs_nothing_costs_no_less() -> None:
     lowest = penalty(model, keys, torch.ones(ids.shape, dtype=torch.bool))
     assert lowest.item() == pytest.approx(math.log(FLOOR), rel=1e-6)
     assert torch.autograd.grad(lowest, keys[0])[0].abs().max() == 0
+
+
+def test_shares_ask_for_nothing_that_changes_no_read() -> None:
+    """A factor on all writes of a row changes the sizes alone; and a token with a large share is asked to write more,
+    which keeps it above the rest where the loss asks for nothing."""
+    model = make_model({"name": "infini_linear"}).double()
+    # sigma(k) = exp(k) below 0.
+    k_BTX = -1 - torch.rand(2, SEGMENT, model.blocks[0].attention.k_proj.out_features, dtype=torch.float64)
+    k_BTX[0, 3] += 0.9
+    mask = torch.ones(2, SEGMENT, dtype=torch.bool)
+    mask[1, -2:] = False
+    found = {}
+    for shares in (False, True):
+        keys = [k_BTX.clone().requires_grad_() for _ in model.blocks]
+        smaller = [k_BTX - 2 for _ in model.blocks]
+        before, after = (penalty(model, written, mask, shares) for written in (keys, smaller))
+        found[shares] = (after - before).item()
+        (grad_BTX,) = torch.autograd.grad(before, keys[0])
+        assert bool((grad_BTX[0, 3] < 0).all()) == shares
+        assert (grad_BTX[0, :3] > 0).all() and (grad_BTX[1, -2:] == 0).all()
+    assert found[False] == pytest.approx(-2, abs=1e-12) and found[True] == pytest.approx(0, abs=1e-12)
 
 
 def test_several_calls_are_recorded_as_one() -> None:

@@ -4,6 +4,11 @@ A memory read divides by a sum over all writes (Eq. 3), so at length L the relev
 on short inputs no longer reduces the writes of those once its answers are right. The penalty is the logarithm of each
 token's write: it pushes a token that no answer needs down at the same rate however little it writes, while the loss
 holds a token that is needed. Inputs, model and outputs are unchanged.
+
+The size of a write (recipe.sparse_writes) can also be reduced for all tokens alike, which changes no read. Once every
+answer is right the loss does not hold the needed tokens either, and they are pushed down to just above the rest. The
+share that a token has of the writes of its sequence (recipe.sparse_shares) is reduced for the rest only by writing more
+of the others.
 """
 
 from __future__ import annotations
@@ -21,12 +26,13 @@ from infini.nn.ops.memory import sigma
 from infini.nn.protocols import optional
 
 FLOOR = math.exp(-18.0)
-"""Lower bound of writes in the penalty: even ten million such tokens weigh less than one relevant token."""
+"""Lower bound of writes and of shares in the penalty: even ten million such tokens weigh less than one relevant one."""
 
 
-def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> torch.Tensor:
-    """Mean over tokens and heads of log(mean of sigma(k) over d_key), in nats; heads are weighted by their gates.
+def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor, shares: bool = False) -> torch.Tensor:
+    """Mean over tokens and heads of the logarithm of a token's write, in nats; heads are weighted by their gates.
 
+    A write is the mean of sigma(k) over d_key; with `shares` its fraction of the sum over the tokens of the row.
     keys: outputs [B, T, G K] of the key projections of model.memory_layers (infini.nn.projections). mask_BT: False is
     padding, at the end of a row; best on the host, because it is read. Gates are detached here: closing them would be
     the easiest way to reduce the penalty.
@@ -36,7 +42,10 @@ def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> 
     place_P = to_device(np.flatnonzero(to_numpy(mask_BT)), device)
     for attention, k_BTX in zip(optional(model, "memory_layers"), keys, strict=True):
         k_BTGK = k_BTX.to(torch.promote_types(k_BTX.dtype, torch.float32)).unflatten(-1, (attention.n_kv_heads, -1))
-        written_BTG = sigma(k_BTGK).mean(-1).clamp(min=FLOOR).log()
+        written_BTG = sigma(k_BTGK).mean(-1)
+        if shares:
+            written_BTG = written_BTG / (written_BTG * to_device(to_numpy(mask_BT), device)[..., None]).sum(1, True)
+        written_BTG = written_BTG.clamp(min=FLOOR).log()
         # A key-value head is read by all query heads that share it.
         beta = attention.beta.detach()
         # Outside its call a layer has its shard alone (parallel=fsdp2).
