@@ -296,7 +296,7 @@ def _scores(
     selection: Selection, wanted: Sequence[tuple[str, int]]
 ) -> tuple[dict[int, np.ndarray], list[str], tuple[str, ...]]:
     """Seed -> R-1, R-2 and R-L, [wanted, books, 3], for the seeds that all of `wanted` share; the shared books; and the
-    ids of the runs."""
+    ids of the runs. A seed with a metric that is 0 in every book is left out: its Overall is 0 whatever a book scores."""
     found = [_books(selection.runs.get(row, ()), length) for row, length in wanted]
     seeds = sorted(set.intersection(*(set(of) for of in found))) if found else []
     books = [set(of[seed][1]) for of in found for seed in seeds]
@@ -304,7 +304,8 @@ def _scores(
     if not shared:
         return {}, [], ()
     scores = {seed: np.array([[of[seed][1][name] for name in shared] for of in found]) for seed in seeds}
-    return scores, shared, tuple(dict.fromkeys(of[seed][0] for seed in seeds for of in found))
+    scores = {seed: of_seed for seed, of_seed in scores.items() if (of_seed.mean(1) > 0).all()}
+    return scores, shared, tuple(dict.fromkeys(of[seed][0] for seed in scores for of in found))
 
 
 def _books(runs: Sequence[RunRecord], length: int) -> dict[int, tuple[str, dict[str, list[float]]]]:
