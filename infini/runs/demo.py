@@ -22,7 +22,7 @@ from infini.training.checkpoint import load_model
 
 TRIAL_TOKENS = 16 * 1024
 """Tokens of a first text, read to estimate the seconds of the long one and to compare memory with it."""
-WARM_UP_TOKENS, CALL_TOKENS = 4096, 2048
+WARM_UP_TOKENS, TOKENS_PER_CALL = 4096, 2048
 """Tokens that are read before that, and tokens of a call."""
 
 
@@ -55,7 +55,7 @@ def _demonstrate(cfg: Config, key: str | None, depth: float, device: torch.devic
         question = Question(tokens, f"{depth:g}", 0, prompt)
         with autocast(cfg.parallel.precision, device):
             (answer,) = answer_questions(
-                model, [question], tokenizer.bos_id, tokens_per_call=CALL_TOKENS, advance=advance
+                model, [question], tokenizer.bos_id, tokens_per_call=TOKENS_PER_CALL, advance=advance
             )
         return answer
 
@@ -106,7 +106,7 @@ def reading_speed(length: int) -> float:
     torch.set_num_threads(1)
     try:
         with autocast("auto", torch.device("cpu")):
-            (answer,) = answer_questions(model, questions, tokenizer.bos_id, tokens_per_call=CALL_TOKENS)
+            (answer,) = answer_questions(model, questions, tokenizer.bos_id, tokens_per_call=TOKENS_PER_CALL)
     finally:
         torch.set_num_threads(threads)
     return answer.tokens_read / answer.seconds

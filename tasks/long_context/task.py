@@ -26,7 +26,7 @@ from infini.tasks.long_context.prompts import Prompt, make_prompts, revision
 from infini.tasks.text.data_module import ResumableDataModule
 from infini.tasks.text.documents import TextTokenizer
 
-CALL_TOKENS = 2048
+TOKENS_PER_CALL = 2048
 """About how many tokens of a prompt one call reads."""
 DECODE_COST = 32
 """Tokens that are read in about the time of generating one; for the progress bar."""
@@ -125,7 +125,7 @@ def _answer(
     model: Any, tokenizer: TextTokenizer, prompt: Prompt, segment_length: int, advance: Callable[[float], None]
 ) -> dict[str, Any]:
     started = time.perf_counter()
-    reader = Reader.begin(model, tokenizer.bos_id).read([prompt.ids], CALL_TOKENS, advance)
+    reader = Reader.begin(model, tokenizer.bos_id).read([prompt.ids], TOKENS_PER_CALL, advance)
     read_seconds = time.perf_counter() - started
     tokens: list[int] = []
     score = 0.0

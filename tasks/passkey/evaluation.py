@@ -32,7 +32,7 @@ from infini.tasks.text.documents import TextTokenizer
 DILUTION_PROMPTS = 16
 DILUTION_STREAM = 4
 """The stream of the seed's random numbers from which these prompts are drawn."""
-CALL_TOKENS = 2048
+TOKENS_PER_CALL = 2048
 """About how many tokens of a prompt one call reads."""
 
 
@@ -83,7 +83,7 @@ def evaluate(
             model,
             missing,
             tokenizer.bos_id,
-            tokens_per_call=max(1, CALL_TOKENS // N) * N,
+            tokens_per_call=max(1, TOKENS_PER_CALL // N) * N,
             rows_per_call=task.rows_per_call,
             knock_out=task.knockout == "reset",
             advance=advance,
