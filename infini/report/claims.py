@@ -296,7 +296,10 @@ def _scores(
     selection: Selection, wanted: Sequence[tuple[str, int]]
 ) -> tuple[dict[int, np.ndarray], list[str], tuple[str, ...]]:
     """Seed -> R-1, R-2 and R-L, [wanted, books, 3], for the seeds that all of `wanted` share; the shared books; and the
-    ids of the runs. A seed with a metric that is 0 in every book is left out: its Overall is 0 whatever a book scores."""
+    ids of the runs.
+
+    A seed with a metric that is 0 in every book is left out: its Overall is 0 whatever a book scores.
+    """
     found = [_books(selection.runs.get(row, ()), length) for row, length in wanted]
     seeds = sorted(set.intersection(*(set(of) for of in found))) if found else []
     books = [set(of[seed][1]) for of in found for seed in seeds]
