@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -123,6 +124,22 @@ def test_failure_while_writing_leaves_the_old_file_and_nothing_else(
         records.write_record(make_record("run-2"), tmp_path)
     assert [entry.name for entry in path.parent.iterdir()] == ["run-1.json"]
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_reading_leaves_the_garbage_collector_as_it_was(enabled: bool, tmp_path: Path) -> None:
+    before = gc.isenabled()
+    path = records.write_record(make_record(), tmp_path)
+    try:
+        (gc.enable if enabled else gc.disable)()
+        records.load_records(tmp_path)
+        assert gc.isenabled() == enabled
+        path.write_text("{", encoding="utf-8")
+        with pytest.raises(InputError, match="damaged"):
+            records.load_records(tmp_path)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 @pytest.mark.parametrize(
