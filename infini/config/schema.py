@@ -246,8 +246,8 @@ class RecipeConfig:
         "nats (see infini.training.additions.sparse_writes). null: 0."
     )
     sparse_shares: float | None = setting(
-        "Not in the paper: as sparse_writes, but of the share that each token has of all memory writes of its "
-        "sequence, which writing less of everything does not reduce. null: 0."
+        "Not in the paper: as sparse_writes, but of each token's share of all memory writes of its sequence. Writing "
+        "less of every token does not lower it. null: 0."
     )
 
     def __post_init__(self) -> None:

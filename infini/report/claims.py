@@ -261,7 +261,7 @@ def _of_scores(
             return Measured(f"{row} is not as declared: {selection.mismatches[row][0]}", missing=f"{row} as declared")
     found = difference_of_scores(selection, wanted, weights)
     if found is None:
-        return Measured(missing=f"{claim.seeds} seeds of all")
+        return Measured(missing=f"{claim.seeds} seeds of all, each with an Overall above 0")
     estimate, used = found.estimate, found.run_ids
     text = _described(estimate, unit, ".2f", counted(estimate.n_documents, "book"))
     if estimate.n_documents < claim.documents:
@@ -281,9 +281,12 @@ class ScoreDifference(NamedTuple):
 def difference_of_scores(
     selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray
 ) -> ScoreDifference | None:
-    """The weighted sum of the Overall of every (row, length), clustered by book and seed; None if no seed has all."""
+    """The weighted sum of the Overall of every (row, length), clustered by book and seed; None if no seed has all.
+
+    None, too, if a metric is 0 in every book of a seed: its Overall is 0 whatever one book scores, and has no interval.
+    """
     scores, names, used = _scores(selection, wanted)
-    if not scores:
+    if not scores or not all((found.mean(1) > 0).all() for found in scores.values()):
         return None
     # Overall of a seed as each book alone gives it, to first order. The mean over books is the Overall.
     pseudo = {seed: weights @ (overall(found.mean(1))[:, None] + influence(found)) for seed, found in scores.items()}
@@ -296,10 +299,7 @@ def _scores(
     selection: Selection, wanted: Sequence[tuple[str, int]]
 ) -> tuple[dict[int, np.ndarray], list[str], tuple[str, ...]]:
     """Seed -> R-1, R-2 and R-L, [wanted, books, 3], for the seeds that all of `wanted` share; the shared books; and the
-    ids of the runs.
-
-    A seed with a metric that is 0 in every book is left out: its Overall is 0 whatever a book scores.
-    """
+    ids of the runs."""
     found = [_books(selection.runs.get(row, ()), length) for row, length in wanted]
     seeds = sorted(set.intersection(*(set(of) for of in found))) if found else []
     books = [set(of[seed][1]) for of in found for seed in seeds]
@@ -307,8 +307,7 @@ def _scores(
     if not shared:
         return {}, [], ()
     scores = {seed: np.array([[of[seed][1][name] for name in shared] for of in found]) for seed in seeds}
-    scores = {seed: of_seed for seed, of_seed in scores.items() if (of_seed.mean(1) > 0).all()}
-    return scores, shared, tuple(dict.fromkeys(of[seed][0] for seed in scores for of in found))
+    return scores, shared, tuple(dict.fromkeys(of[seed][0] for seed in seeds for of in found))
 
 
 def _books(runs: Sequence[RunRecord], length: int) -> dict[int, tuple[str, dict[str, list[float]]]]:

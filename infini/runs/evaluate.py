@@ -232,9 +232,11 @@ def _as_trained(
 
 
 def _group(schema: Any, held: dict[str, Any]) -> Any:
-    """A group of a checkpoint's configuration. Optional fields that did not exist when it was trained are None."""
+    """A group of a checkpoint's configuration. Optional fields that did not exist when it was trained are None; fields
+    that do not exist any more are left out if they were None."""
+    names = [field.name for field in fields(schema)]
     newer = {field.name: None for field in fields(schema) if field.name not in held and "None" in str(field.type)}
-    return schema(**newer, **held)
+    return schema(**newer, **{name: value for name, value in held.items() if name in names or value is not None})
 
 
 _TOKENIZER = ("scale.tokenizer", "scale.vocab_size")

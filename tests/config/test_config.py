@@ -412,6 +412,18 @@ def test_a_run_from_before_an_option_existed_is_known_again() -> None:
     assert config_hash(recorded) != config_hash(cfg)
 
 
+@pytest.mark.parametrize("scale", ["laptop", "gpu", "paper"])
+def test_every_passkey_recipe_has_the_penalty_of_its_rows(scale: str) -> None:
+    """Those with length extension keep that on the size of writes, with which their published rows were trained."""
+    found = {}
+    for kind in ("", "_extended", "_plain", "_finetune", "_updates"):
+        if (name := f"passkey_{scale}{kind}") in groups()["recipe"]:
+            recipe = compose(["task=passkey", f"scale={scale}", f"recipe={name}"]).recipe
+            found[kind] = (recipe.sparse_writes, recipe.sparse_shares)
+    expected = {"": (None, 0.03), "_extended": (0.03, None), "_plain": (None, None), "_finetune": (None, None)}
+    assert found == expected | ({"_updates": (0.03, None)} if scale == "laptop" else {})
+
+
 def test_a_recipe_with_a_rate_of_its_own_leaves_the_other_recipes_theirs_and_the_command_line_the_last_word() -> None:
     extended = ["task=passkey", "recipe=passkey_laptop_extended"]
     assert (compose(extended).optimizer.name, compose(extended).optimizer.lr) == ("muon", 0.004)
@@ -425,6 +437,10 @@ def test_an_option_that_a_checkpoint_did_not_know_was_off() -> None:
     held = dataclasses.asdict(compose(["task=passkey"]).recipe)
     assert held.pop("sparse_shares")
     assert _group(RecipeConfig, held).sparse_shares is None
+    # An option that does not exist any more changes nothing if it was off, and cannot be ignored if it was on.
+    assert _group(RecipeConfig, held | {"loss_temperature": None}).steps == held["steps"]
+    with pytest.raises(TypeError, match="loss_temperature"):
+        _group(RecipeConfig, held | {"loss_temperature": 4.0})
     del held["steps"]
     with pytest.raises(TypeError, match="steps"):
         _group(RecipeConfig, held)

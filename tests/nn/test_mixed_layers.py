@@ -293,10 +293,11 @@ def test_what_a_recipe_adds_leaves_other_models_alone(options: dict[str, Any], a
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("penalty_on", ["sparse_writes", "sparse_shares"])
 @pytest.mark.parametrize("options", [mixed("linear"), mixed("local", "delta"), mixed("infini_xl", "dai2019")])
-def test_additions_go_together(options: dict[str, Any]) -> None:
+def test_additions_go_together(options: dict[str, Any], penalty_on: str) -> None:
     """Carried states included, where a part of a sequence is read twice: only one reading pays for its writes."""
-    both = (*PLAIN, *ADDITIONS["length_extension"], *ADDITIONS["sparse_writes"])
+    both = (*PLAIN, *ADDITIONS["length_extension"], *ADDITIONS[penalty_on])
     for carry_state, extra in itertools.product((False, True), ((), ("recipe.checkpoint_activations=true",))):
         made, alone = (module(options, *words, *extra, carry_state=carry_state) for words in (both, both[:-1]))
         for one in (made, alone):
@@ -314,7 +315,8 @@ def test_additions_go_together(options: dict[str, Any]) -> None:
         else:
             with recorded(made.model, "k_proj") as keys:
                 made.model(asked["ids_BT"], made.model.init_state(4))
-        paid = penalty(made.model, [k[:, : SEGMENTS * SEGMENT] for k in keys], asked["mask_BT"])
+        shares = penalty_on == "sparse_shares"
+        paid = penalty(made.model, [k[:, : SEGMENTS * SEGMENT] for k in keys], asked["mask_BT"], shares)
         assert loss.item() - without.item() == pytest.approx(0.5 * paid.item(), rel=1e-6)
         loss.backward()
 

@@ -137,11 +137,11 @@ def test_a_better_summary_is_a_higher_overall_on_the_same_books() -> None:
         run.config["decoding"] = {**run.config["decoding"], "max_new_tokens": 64}
     verdict, measured = verdicts(short)["booksum_infini_delta_bart"]
     assert verdict == "inconclusive" and "decoding.max_new_tokens 64 instead of 1024" in measured
+    # One metric of one seed is 0 in every book: its Overall is 0, and a seed that failed is not left out.
     nothing = [*summaries("infini_delta", [18.0]), *summaries("bart", [16.0])]
     for book in nothing[0].series["cells"][0]["books"]:
         book[METRICS[1]] = 0.0
-    verdict, measured = verdicts(nothing)["booksum_infini_delta_bart"]
-    assert verdict == "inconclusive" and measured == "+2.00 [+2.00, +2.00] points (10 books; 2 seeds)"
+    assert verdicts(nothing)["booksum_infini_delta_bart"] == ("inconclusive", "—")
     few = [*summaries("infini_delta", [18.0], seeds=(1, 2)), *summaries("bart", [16.0])]
     verdict, measured = verdicts(few)["booksum_infini_delta_bart"]
     assert verdict == "inconclusive" and measured.endswith("(10 books; 2 seeds)")

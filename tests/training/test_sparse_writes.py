@@ -65,12 +65,13 @@ def test_gates_are_no_way_to_pay_less_and_keys_one_that_writes_less() -> None:
     assert recorded_penalty(model, ids, mask) < before
 
 
-def test_what_weighs_nothing_costs_no_less() -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_what_weighs_nothing_costs_no_less(shares: bool) -> None:
     model = make_model({"name": "infini_linear"}).double()
     ids = random_ids(1, SEGMENT)
     keys = [torch.full((1, SEGMENT, block.attention.k_proj.out_features), -1000.0) for block in model.blocks]
     keys[0].requires_grad_(True)
-    lowest = penalty(model, keys, torch.ones(ids.shape, dtype=torch.bool))
+    lowest = penalty(model, keys, torch.ones(ids.shape, dtype=torch.bool), shares)
     assert lowest.item() == pytest.approx(math.log(FLOOR), rel=1e-6)
     assert torch.autograd.grad(lowest, keys[0])[0].abs().max() == 0
 

@@ -6,9 +6,9 @@ token's write: it pushes a token that no answer needs down at the same rate howe
 holds a token that is needed. Inputs, model and outputs are unchanged.
 
 The size of a write (recipe.sparse_writes) can also be reduced for all tokens alike, which changes no read. Once every
-answer is right the loss does not hold the needed tokens either, and they are pushed down to just above the rest. The
-share that a token has of the writes of its sequence (recipe.sparse_shares) is reduced for the rest only by writing more
-of the others.
+answer is right the loss does not hold the needed tokens either, and they are pushed down to just above the rest. A
+token's share of the writes of its row (recipe.sparse_shares) does not change with a factor on all of them: tokens with
+less than the average share are pushed down, and the others up.
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ from infini.nn.ops.memory import sigma
 from infini.nn.protocols import optional
 
 FLOOR = math.exp(-18.0)
-"""Lower bound of writes and of shares in the penalty: even ten million such tokens weigh less than one relevant one."""
+"""Lower bound of writes and of shares in the penalty, at which it no longer pushes. Ten million tokens that write this
+much weigh as much as a sixth of one token that writes 1."""
+SMALLEST = torch.finfo(torch.float32).tiny
+"""Lower bound of what a row writes: where it would underflow shares are 0, not 0 / 0."""
 
 
 def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor, shares: bool = False) -> torch.Tensor:
     """Mean over tokens and heads of the logarithm of a token's write, in nats; heads are weighted by their gates.
 
-    A write is the mean of sigma(k) over d_key; with `shares` its fraction of the sum over the tokens of the row.
+    A write is the mean of sigma(k) over d_key; with `shares` its fraction of the sum over the tokens of its row of the
+    batch, whatever its state holds and wherever a document begins.
+
     keys: outputs [B, T, G K] of the key projections of model.memory_layers (infini.nn.projections). mask_BT: False is
     padding, at the end of a row; best on the host, because it is read. Gates are detached here: closing them would be
     the easiest way to reduce the penalty.
@@ -40,11 +45,12 @@ def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor, sha
     device = keys[0].device
     total = weight = torch.zeros((), device=device)
     place_P = to_device(np.flatnonzero(to_numpy(mask_BT)), device)
+    counted_BT1 = to_device(to_numpy(mask_BT), device)[..., None]
     for attention, k_BTX in zip(optional(model, "memory_layers"), keys, strict=True):
         k_BTGK = k_BTX.to(torch.promote_types(k_BTX.dtype, torch.float32)).unflatten(-1, (attention.n_kv_heads, -1))
         written_BTG = sigma(k_BTGK).mean(-1)
         if shares:
-            written_BTG = written_BTG / (written_BTG * to_device(to_numpy(mask_BT), device)[..., None]).sum(1, True)
+            written_BTG = written_BTG / (written_BTG * counted_BT1).sum(1, keepdim=True).clamp(min=SMALLEST)
         written_BTG = written_BTG.clamp(min=FLOOR).log()
         # A key-value head is read by all query heads that share it.
         beta = attention.beta.detach()
