@@ -226,8 +226,9 @@ class LanguageModelModule(lightning.LightningModule):
         if "lm_targets_BT" in batch:
             second = self._loss(out.hidden_BTD, batch["lm_targets_BT"], whole.lm_targets)
             objective = objective + batch["lm_weight"] * second
+        # The penalty is a mean over the tokens of these rows.
+        part = int(to_numpy(batch["mask_BT"]).sum()) / whole.tokens if penalties else 1.0
         for shares, weight in penalties:
-            part = int(to_numpy(batch["mask_BT"]).sum()) / whole.tokens
             objective = objective + weight * part * penalty(self.model, keys, batch["mask_BT"], shares)
         objective = objective + out.aux_loss * (batch["ids_BT"].shape[0] / whole.rows)
         after = None

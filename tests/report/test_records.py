@@ -127,13 +127,21 @@ def test_failure_while_writing_leaves_the_old_file_and_nothing_else(
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_reading_leaves_the_garbage_collector_as_it_was(enabled: bool, tmp_path: Path) -> None:
-    before = gc.isenabled()
+def test_reading_is_not_interrupted_by_the_garbage_collector_and_leaves_it_as_it_was(
+    enabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, read, meanwhile = gc.isenabled(), records.read_record, []
+
+    def watched(path: Path) -> RunRecord:
+        meanwhile.append(gc.isenabled())
+        return read(path)
+
+    monkeypatch.setattr(records, "read_record", watched)
     path = records.write_record(make_record(), tmp_path)
     try:
         (gc.enable if enabled else gc.disable)()
         records.load_records(tmp_path)
-        assert gc.isenabled() == enabled
+        assert gc.isenabled() == enabled and meanwhile == [False]
         path.write_text("{", encoding="utf-8")
         with pytest.raises(InputError, match="damaged"):
             records.load_records(tmp_path)
