@@ -97,6 +97,23 @@ def test_shares_ask_for_nothing_that_changes_no_read() -> None:
     assert found[False] == pytest.approx(-2, abs=1e-12) and found[True] == pytest.approx(0, abs=1e-12)
 
 
+def test_both_penalties_push_tokens_that_all_write_alike_and_still_hold_the_one_that_writes_most() -> None:
+    """The defaults of recipe=passkey_laptop: shares alone have no gradient where all are alike, sizes alone make the
+    needed token small, too."""
+    model = make_model({"name": "infini_linear"}).double()
+    mask = torch.ones(1, SEGMENT, dtype=torch.bool)
+    alike = torch.full((1, SEGMENT, model.blocks[0].attention.k_proj.out_features), -1.0, dtype=torch.float64)
+    outlier = alike.clone()
+    outlier[0, 3] += 3
+
+    def pushes(k_BTX: torch.Tensor, *kinds: bool) -> torch.Tensor:
+        keys = [k_BTX.clone().requires_grad_() for _ in model.blocks]
+        return torch.autograd.grad(sum(penalty(model, keys, mask, shares) for shares in kinds), keys[0])[0]
+
+    assert pushes(alike, True).abs().max() < 1e-12 and (pushes(outlier, False)[0, 3] > 0).all()
+    assert (pushes(alike, False, True) > 0).all() and (pushes(outlier, False, True)[0, 3] < 0).all()
+
+
 def test_several_calls_are_recorded_as_one() -> None:
     model = make_model({"name": "infini_linear"})
     ids = random_ids(2, 2 * SEGMENT)
