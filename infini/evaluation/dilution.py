@@ -15,6 +15,9 @@ from infini.nn.ops.memory import sigma
 from infini.nn.projections import recorded
 from infini.nn.protocols import optional
 
+TOKENS_PER_CALL = 8192
+"""All queries and keys of so many tokens are held at once, but of one row at least."""
+
 
 @torch.no_grad()
 def half_dilution(
@@ -23,24 +26,24 @@ def half_dilution(
     """Half-dilution lengths in tokens, [layers][heads], of the layers with a compressive memory: the median over rows
     and queries.
 
-    ids_BT: whole prompts, read in one call. needle_BT, filler_BT, query_BT: which tokens are looked for, which are
+    ids_BT: whole prompts, a row in one call. needle_BT, filler_BT, query_BT: which tokens are looked for, which are
     ordinary, and which ask; at least one of each a row, needle and filler in segments before the queries'. Empty for a
     model that has no such layer.
     """
     layers = optional(model, "memory_layers")
     if not layers:
         return []
-    lengths = []
-    with recorded(model, "q_proj") as queries, recorded(model, "k_proj") as keys:
-        model(ids_BT)
-    for attention, q_BTX, k_BTX in zip(layers, queries, keys, strict=True):
-        q_BTHK = sigma(q_BTX.float()).unflatten(-1, (attention.n_heads, attention.d_key))
-        k_BTGK = sigma(k_BTX.float()).unflatten(-1, (attention.n_kv_heads, attention.d_key))
-        k_BTHK = k_BTGK.repeat_interleave(attention.n_heads // attention.n_kv_heads, 2)
-        per_row = []
-        for q, k, needle, filler, query in zip(q_BTHK, k_BTHK, needle_BT, filler_BT, query_BT, strict=True):
-            looked_for = torch.einsum("qhk,hk->qh", q[query], k[needle].sum(0))
-            ordinary = torch.einsum("qhk,hk->qh", q[query], k[filler].mean(0))
-            per_row.append(looked_for / ordinary)
-        lengths.append(torch.cat(per_row).median(0).values.tolist())
-    return lengths
+    ratios: list[list[torch.Tensor]] = [[] for _ in layers]
+    for rows in torch.arange(len(ids_BT)).split(max(1, TOKENS_PER_CALL // ids_BT.shape[1])):
+        with recorded(model, "queries") as queries, recorded(model, "keys") as keys:
+            model(ids_BT[rows])
+        for attention, found, q_BTX, k_BTX in zip(layers, ratios, queries, keys, strict=True):
+            q_BTHK = sigma(q_BTX.float()).unflatten(-1, (attention.n_heads, attention.d_key))
+            k_BTGK = sigma(k_BTX.float()).unflatten(-1, (attention.n_kv_heads, attention.d_key))
+            k_BTHK = k_BTGK.repeat_interleave(attention.n_heads // attention.n_kv_heads, 2)
+            masks = (mask_BT[rows] for mask_BT in (needle_BT, filler_BT, query_BT))
+            for q, k, needle, filler, query in zip(q_BTHK, k_BTHK, *masks, strict=True):
+                looked_for = torch.einsum("qhk,hk->qh", q[query], k[needle].sum(0))
+                ordinary = torch.einsum("qhk,hk->qh", q[query], k[filler].mean(0))
+                found.append(looked_for / ordinary)
+    return [torch.cat(found).median(0).values.tolist() for found in ratios]

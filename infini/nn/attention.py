@@ -7,6 +7,7 @@ G key-value heads, K d_key, V d_value, D d_model.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -18,6 +19,7 @@ from infini.nn.ops.blocks import BlockSums, in_blocks, read_and_mix
 from infini.nn.ops.dtypes import check_dtype, for_products, state_dtype
 from infini.nn.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
 from infini.nn.ops.relative import T5_BUCKETS, t5_attention
+from infini.nn.projections import Keep, Projection
 from infini.nn.state import State, difference, leaves, reset_rows, state_class
 
 Positions = Literal["rotary", "t5"]
@@ -430,6 +432,18 @@ class InfiniAttention(LocalAttention):
         )
         window = super().init_leaves(batch_size, device).window
         return AttentionLeaves(window, mem)
+
+    def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
+        """Pass the queries or keys of every call to `keep`; see infini.nn.projections.MemoryLayer."""
+        of_queries = projection == "queries"
+        linear, norm = (self.q_proj, self.q_norm) if of_queries else (self.k_proj, self.k_norm)
+        heads = self.n_heads if of_queries else self.n_kv_heads
+
+        def passed(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            # Some layers project by segment, [B, S, Q, ...].
+            keep(output.reshape(len(output), -1, heads * self.d_key))
+
+        return (linear if norm is None else norm).register_forward_hook(passed).remove
 
     def write_memory(
         self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece

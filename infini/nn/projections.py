@@ -1,20 +1,39 @@
-"""Records the outputs of projections during a call, for measures and penalties."""
+"""Records the queries or keys of a model's memories during a call, for measures and penalties."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 
 from infini.nn.protocols import optional
 
+Projection = Literal["queries", "keys"]
+Keep = Callable[[torch.Tensor], None]
+
+
+class MemoryLayer(Protocol):
+    """What a layer in memory_layers has: H = n_heads query heads, G = n_kv_heads key-value heads, each of H / G query
+    heads, with keys of d_key entries, and gates beta [H] (Eq. 6)."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_key: int
+
+    @property
+    def beta(self) -> torch.Tensor: ...
+
+    def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
+        """Pass the queries [B, T, H K] or keys [B, T, G K] of every call to `keep`, before positions and before sigma,
+        as the memory reads with them and is written with them. The result ends that."""
+        ...
+
 
 @contextmanager
-def recorded(model: Any, name: str) -> Iterator[list[torch.Tensor]]:
-    """Outputs [B, T, X] of the projection `name` ("q_proj", "k_proj" or "v_proj") of every layer in memory_layers, from
-    the bottom.
+def recorded(model: Any, projection: Projection) -> Iterator[list[torch.Tensor]]:
+    """What every layer in model.memory_layers passes to MemoryLayer.watch [B, T, X], from the bottom.
 
     The list is filled at the end of the `with` block; several calls inside it are joined along T. Only calls with the
     same gradient mode as the block are recorded: others read tokens a second time.
@@ -25,17 +44,16 @@ def recorded(model: Any, name: str) -> Iterator[list[torch.Tensor]]:
 
     def keep(kept: list[torch.Tensor], output: torch.Tensor) -> None:
         if torch.is_grad_enabled() == with_gradients:
-            # Some layers project by segment, [B, S, Q, X].
-            kept.append(output.flatten(1, -2))
+            kept.append(output)
 
-    hooks = [
-        getattr(layer, name).register_forward_hook(lambda module, inputs, output, kept=kept: keep(kept, output))
+    ends = [
+        layer.watch(projection, lambda output, kept=kept: keep(kept, output))
         for kept, layer in zip(parts, layers, strict=True)
     ]
     outputs: list[torch.Tensor] = []
     try:
         yield outputs
     finally:
-        for hook in hooks:
-            hook.remove()
+        for end in ends:
+            end()
     outputs.extend(torch.cat(kept, 1) if len(kept) > 1 else kept[0] for kept in parts)

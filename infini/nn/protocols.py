@@ -94,8 +94,9 @@ class OptionalMembers:
     """Optional members of a language model, and their defaults."""
 
     memory_layers: Sequence[Any] = ()
-    """The layers with a compressive memory (infini.nn.attention.InfiniAttention), from the bottom. The half-dilution
-    length is measured on them, and recipe.sparse_writes and recipe.sparse_shares penalise their writes."""
+    """The layers with a compressive memory (infini.nn.projections.MemoryLayer, as infini.nn.attention.InfiniAttention
+    is), from the bottom. The half-dilution length is measured on them, and recipe.sparse_writes and
+    recipe.sparse_shares penalise their writes."""
     memory_is_a_sum: bool = False
     """Whether a layer's memory is a sum over tokens, multiplied by write weights (see infini.nn.state.scale_memory).
     recipe.length_extension and recipe.long_history need it."""

@@ -218,7 +218,7 @@ class LanguageModelModule(lightning.LightningModule):
         penalties = [(shares, weight) for shares, weight in weights if weight]
         if penalties:
             # Tokens that are read a second time for the carried state only are not counted.
-            with recorded(self.model, "k_proj") as keys:
+            with recorded(self.model, "keys") as keys:
                 out = self._call(batch, state, whole)
         else:
             out = self._call(batch, state, whole)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import SEGMENT, make_model, random_ids, tiny_dims
 
+from infini.evaluation import dilution
 from infini.evaluation.dilution import half_dilution
 from infini.models import build_model
 from infini.nn.ops.reference import sigma
@@ -67,3 +68,17 @@ def test_filler_that_saw_the_key_is_not_filler(segment, monkeypatch):
         assert max(segments["filler"]) < min(segments["query"])
         for number in segments["filler"]:
             assert masks["filler"][row, number * segment : (number + 1) * segment].all()
+
+
+def test_rows_may_be_read_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model({"name": "infini_linear"})
+    ids = random_ids(3, 4 * SEGMENT)
+    masks = [torch.zeros(ids.shape, dtype=torch.bool) for _ in range(3)]
+    for mask, columns in zip(masks, (slice(2, 5), slice(SEGMENT, 3 * SEGMENT), slice(-2, None)), strict=True):
+        mask[:, columns] = True
+    whole, calls = half_dilution(model, ids, *masks), []
+    model.register_forward_hook(lambda module, inputs, output: calls.append(len(inputs[0])))
+    monkeypatch.setattr(dilution, "TOKENS_PER_CALL", 9 * SEGMENT)
+    in_parts = half_dilution(model, ids, *masks)
+    assert calls == [2, 1]
+    assert [x for layer in in_parts for x in layer] == pytest.approx([x for layer in whole for x in layer], rel=1e-5)

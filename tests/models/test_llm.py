@@ -21,12 +21,17 @@ from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.models.llm import base_model
+from infini.nn.ops import memory as ops
+from infini.nn.ops.reference import sigma
+from infini.nn.projections import recorded
 from infini.nn.state import select_rows, state_bytes
 from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base
 from infini.pretrained.llm.language_model import PretrainedLM, build
 from infini.report.load import load_report
+from infini.training.additions.sparse_writes import penalty
 from infini.training.checkpoint import load_model
+from infini.training.module import LanguageModelModule
 
 N = 16
 LM = ["model=llm", f"dims.segment_length={N}"]
@@ -148,6 +153,7 @@ def test_pass_keys(llm: Llm) -> None:
     llm("eval", *asked)
     (run,) = llm.infini.records()
     assert run.results["exact_match"]["n"] == 8 and run.data["tokenizer"].startswith("bpe-258")
+    assert run.results["half_dilution"]["value"] > 0 and len(run.series["half_dilution"]) == 2
 
 
 def test_generate(llm: Llm, tmp_path: Path) -> None:
@@ -460,6 +466,70 @@ def test_every_family_is_a_language_model(name: str) -> None:
     with torch.no_grad():
         other = model.llm.model(prompt(2, 40), use_cache=False).last_hidden_state
         assert_close(model(prompt(2, 40)).hidden_BTD, other, 1e-6, "hidden")
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma2"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_what_is_recorded_is_what_the_memory_was_read_and_written_with(
+    name: str, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind norms and fused projections, before rotary positions; of a batch whose rows end in padding, too."""
+    model = PretrainedLM(tiny_llm(name, dtype=torch.float64), 8)
+    read: list[torch.Tensor] = []
+
+    def retrieve(sq_BSGXK: torch.Tensor, *memory: torch.Tensor) -> Any:
+        B, S, G, _, K = sq_BSGXK.shape
+        read.append(sq_BSGXK.unflatten(3, (-1, 8)).permute(0, 1, 4, 2, 3, 5).reshape(B, 8 * S, -1))
+        return own(sq_BSGXK, *memory)
+
+    own = ops.retrieve
+    monkeypatch.setattr(ops, "retrieve", retrieve)
+    ids, mask = prompt(2, 30), torch.ones(2, 30, dtype=torch.bool)
+    mask[:, 24:] = False
+    if padded:
+        mask[1, 16:] = False
+    with recorded(model, "keys") as keys, recorded(model, "queries") as queries:
+        state = model(ids, mask_BT=mask).state
+    monkeypatch.undo()
+    blocks = [block for block in model.llm.model.layers if hasattr(block.self_attn, "infini_gate")]
+    memories = [layer.memory for layer in state.layers if hasattr(layer, "memory")]
+    assert len(keys) == len(queries) == len(memories) == len(model.memory_layers) > 0
+    for layer, k_BTX, memory in zip(model.memory_layers, keys, memories, strict=True):
+        assert k_BTX.shape == (2, 24, layer.n_kv_heads * layer.d_key)
+        written_BTGK = sigma(k_BTX).unflatten(-1, (layer.n_kv_heads, layer.d_key)) * mask[:, :24, None, None]
+        assert_close(written_BTGK.sum(1), memory.z_BGK, 1e-12, "keys")
+    if not padded:
+        for q_BTX, sq_BTX in zip(queries, read, strict=True):
+            assert_close(sigma(q_BTX), sq_BTX, 1e-12, "queries")
+    penalty(model, keys, mask, shares=True).backward()
+    assert blocks[-1].self_attn.infini_gate.beta.grad is None
+    assert all(any((p.grad != 0).any() for p in block.parameters() if p.grad is not None) for block in blocks)
+    # Nothing is recorded after the block.
+    with torch.no_grad():
+        model(ids)
+    assert keys[0].shape[1] == 24 and not any(
+        watching for block in blocks for watching in block.self_attn.infini_gate.watchers.values()
+    )
+
+
+def test_an_llm_pays_for_what_it_writes() -> None:
+    """The penalty was asked for in vain before: model=llm named no layer that writes."""
+    losses = {}
+    for words in ((), ("recipe.sparse_writes=0.1",), ("recipe.sparse_shares=0.1",)):
+        none = ("recipe.sparse_writes=null", "recipe.sparse_shares=null")
+        cfg = compose(["task=passkey", "recipe.curriculum=null", *none, *words])
+        model = PretrainedLM(tiny_llm("llama"), 8)
+        made = LanguageModelModule(model, cfg.optimizer, cfg.recipe, False, cfg.seed)
+        made.log = lambda *_, **__: None  # type: ignore[method-assign]
+        ids, mask = prompt(2, 24), torch.ones(2, 24, dtype=torch.bool)
+        batch = {"ids_BT": ids, "targets_BT": ids.roll(-1, 1), "mask_BT": mask, "reset_BT": ~mask}
+        losses[words] = made.training_step(batch, 0).item()
+        with recorded(model, "keys") as keys:
+            model(ids)
+        paid = {shares: 0.1 * penalty(model, keys, mask, shares).item() for shares in (False, True)}
+    plain, sizes, shares = losses.values()
+    assert sizes - plain == pytest.approx(paid[False], rel=1e-4)
+    assert shares - plain == pytest.approx(paid[True], rel=1e-4)
 
 
 def test_an_injected_folder_is_a_base(llm: Llm, tmp_path: Path) -> None:

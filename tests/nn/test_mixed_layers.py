@@ -310,10 +310,10 @@ def test_additions_go_together(options: dict[str, Any], penalty_on: str) -> None
         call: Callable[..., Any] = carried_call if carry_state else extended_call
         asked = batch()
         if made.model.memory_is_a_sum:
-            with recorded(made.model, "k_proj") as keys:
+            with recorded(made.model, "keys") as keys:
                 call(made.model, asked["ids_BT"], made.model.init_state(4), None, None, boundary * SEGMENT, factor_B)
         else:
-            with recorded(made.model, "k_proj") as keys:
+            with recorded(made.model, "keys") as keys:
                 made.model(asked["ids_BT"], made.model.init_state(4))
         shares = penalty_on == "sparse_shares"
         paid = penalty(made.model, [k[:, : SEGMENTS * SEGMENT] for k in keys], asked["mask_BT"], shares)
@@ -337,7 +337,7 @@ def test_writes_are_recorded_of_the_layers_that_write(options: dict[str, Any]) -
     """The penalty is the mean over these; other projections, of whatever shape, are not in it."""
     model = make_model(options)
     ids = random_ids(2, 2 * SEGMENT + 3)
-    with recorded(model, "k_proj") as keys:
+    with recorded(model, "keys") as keys:
         state = model(ids[:, :5]).state
         model(ids[:, 5:], state)
     assert [k.shape for k in keys] == [(2, ids.shape[1], 2 * 6)] * len(model.memory_layers)
@@ -444,7 +444,7 @@ def test_layers_of_different_sizes() -> None:
     for mask, columns in zip(masks, (slice(2, 5), slice(SEGMENT, 2 * SEGMENT), slice(-2, None)), strict=True):
         mask[:, columns] = True
     assert [len(layer) for layer in half_dilution(model, ids, *masks)] == [4, 2, 3]
-    with recorded(model, "k_proj") as keys:
+    with recorded(model, "keys") as keys:
         model(ids)
     assert penalty(model, keys, torch.ones(ids.shape, dtype=torch.bool)).isfinite()
     own, _ = stream_with_foreign_memory(model.float(), Documents(5 * SEGMENT, 4 * SEGMENT), 0)

@@ -14,7 +14,7 @@ from infini.training.additions.sparse_writes import FLOOR, penalty
 
 
 def recorded_penalty(model: Any, ids: torch.Tensor, mask: torch.Tensor, shares: bool = False) -> torch.Tensor:
-    with recorded(model, "k_proj") as keys:
+    with recorded(model, "keys") as keys:
         model(ids)
     return penalty(model, keys, mask, shares)
 
@@ -117,9 +117,9 @@ def test_both_penalties_push_tokens_that_all_write_alike_and_still_hold_the_one_
 def test_several_calls_are_recorded_as_one() -> None:
     model = make_model({"name": "infini_linear"})
     ids = random_ids(2, 2 * SEGMENT)
-    with recorded(model, "k_proj") as whole:
+    with recorded(model, "keys") as whole:
         model(ids)
-    with recorded(model, "k_proj") as parts:
+    with recorded(model, "keys") as parts:
         state = model(ids[:, :SEGMENT]).state
         model(ids[:, SEGMENT:], state)
     for one, other in zip(whole, parts, strict=True):
@@ -149,9 +149,9 @@ def test_a_carried_length_extension_pays_once_for_every_token() -> None:
     model = make_model({"name": "infini_linear"}, torch.float64)
     ids, factor = random_ids(2, 3 * SEGMENT), torch.tensor([50.0, 400.0], dtype=torch.float64)
     mask = torch.ones(ids.shape, dtype=torch.bool)
-    with recorded(model, "k_proj") as keys:
+    with recorded(model, "keys") as keys:
         carried_call(model, ids, None, None, None, SEGMENT, factor)
-    with recorded(model, "k_proj") as expected:
+    with recorded(model, "keys") as expected:
         extended_call(model, ids, None, None, None, SEGMENT, factor)
     assert penalty(model, keys, mask).item() == pytest.approx(penalty(model, expected, mask).item(), rel=1e-12)
     assert penalty(model, keys, mask).requires_grad

@@ -29,6 +29,7 @@ from infini.nn.host import to_device
 from infini.nn.ops import memory as ops
 from infini.nn.ops.dtypes import autocasts, state_dtype, without_autocast
 from infini.nn.ops.memory import Memory
+from infini.nn.projections import Keep, Projection
 from infini.nn.state import map_state, place_rows, select_rows, state_class
 from infini.pretrained.llm.plan import Columns, Group, Piece, SingleTokens, pieces
 from infini.pretrained.llm.settings import InfiniSettings
@@ -520,6 +521,8 @@ class InfiniGate(nn.Module):
     def __init__(self, n_heads: int, n_kv_heads: int, settings: InfiniSettings, device: torch.device) -> None:
         super().__init__()
         self.settings = settings
+        self.watchers: dict[Projection, list[Keep]] = {"queries": [], "keys": []}
+        """What is called with the queries and keys [B, T, X] of every call of the layer, without positions."""
         self.beta = nn.Parameter(torch.empty(n_heads, dtype=torch.float32, device=device))
         if settings.memory_decay is not None:
             self.decay = nn.Parameter(torch.empty(n_kv_heads, dtype=torch.float32, device=device))
@@ -580,6 +583,9 @@ def infini_attention(
     if infini.again and before is not None:
         # Reentrant checkpointing runs a layer first without gradients, where windows are written in place.
         before = map_state(torch.clone, before)
+    for projection, x_BHTK in (("queries", query), ("keys", key)):
+        for keep in module.infini_gate.watchers[projection]:
+            keep(x_BHTK.transpose(1, 2).flatten(2))
     a, state = attend(layer, query, key, value, before, infini.groups, infini.keep)
     assert a is not None
     if infini.keep:

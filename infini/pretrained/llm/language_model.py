@@ -10,6 +10,8 @@ heads, K d_key, V d_value, N segment length.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +25,7 @@ from infini.nn.grid import fresh_clock
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.ops.memory import Memory
+from infini.nn.projections import Keep, Projection
 from infini.nn.protocols import ModelOutput
 from infini.nn.state import Clock, State, fork, map_state, reset_rows, state_class
 from infini.pretrained.llm.attention import LayerState, empty_state, layer_types
@@ -49,6 +52,28 @@ class KeyValues(NamedTuple):
 
     k_BGCK: torch.Tensor
     v_BGCV: torch.Tensor
+
+
+@dataclass(frozen=True)
+class MemoryOf:
+    """The memory of one attention layer of transformers, as an infini.nn.projections.MemoryLayer."""
+
+    attention: Any
+    n_heads: int
+    n_kv_heads: int
+    d_key: int
+
+    @property
+    def beta(self) -> torch.Tensor:
+        """Gates [H] before the sigmoid (Eq. 6)."""
+        beta: torch.Tensor = self.attention.infini_gate.beta
+        return beta
+
+    def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
+        """Pass the queries or keys of every call to `keep`, of rows whose padding was moved to their end."""
+        watchers = self.attention.infini_gate.watchers[projection]
+        watchers.append(keep)
+        return lambda: watchers.remove(keep)
 
 
 class PretrainedLM(nn.Module):
@@ -83,6 +108,18 @@ class PretrainedLM(nn.Module):
         slides = bool(self._stock) and all(kinds[i] == "sliding_attention" for i in self._stock)
         self._columns: int | None = config.sliding_window - 1 if slides else None
         """Columns of keys and values that are kept; None: all."""
+
+    @property
+    def memory_layers(self) -> list[MemoryOf]:
+        """The layers with a memory that is read and written, from the bottom."""
+        if self.settings is None or self.memory != "infini":
+            return []
+        layers = (block.self_attn for block in self.llm.model.layers)
+        return [
+            MemoryOf(layer, self.llm.config.num_attention_heads, self._n_kv_heads, self._d_key)
+            for layer in layers
+            if hasattr(layer, "infini_gate")
+        ]
 
     @property
     def called_layers(self) -> list[Any]:
