@@ -56,4 +56,6 @@ def recorded(model: Any, projection: Projection) -> Iterator[list[torch.Tensor]]
     finally:
         for end in ends:
             end()
+    if not all(parts):
+        raise RuntimeError(f"no {projection} were recorded: the model was not called with gradients {with_gradients}")
     outputs.extend(torch.cat(kept, 1) if len(kept) > 1 else kept[0] for kept in parts)

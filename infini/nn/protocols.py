@@ -98,8 +98,11 @@ class OptionalMembers:
     is), from the bottom. The half-dilution length is measured on them, and recipe.sparse_writes and
     recipe.sparse_shares penalise their writes."""
     memory_is_a_sum: bool = False
-    """Whether a layer's memory is a sum over tokens, multiplied by write weights (see infini.nn.state.scale_memory).
-    recipe.length_extension and recipe.long_history need it."""
+    """Whether a layer's memory is a sum over tokens (see infini.nn.state.scale_memory), which recipe.length_extension
+    needs."""
+    takes_write_weights: bool = True
+    """Whether calls take write_weight_BT, a factor on what each token adds to that sum, which recipe.long_history
+    needs."""
     summary_vectors: int = 0
     """Vectors that a segment writes (p in the paper's Table 1)."""
     xl_cache: int = 0

@@ -238,7 +238,8 @@ class LanguageModelModule(lightning.LightningModule):
 
     def _after_history(self, batch: dict[str, Any], whole: Whole | None = None) -> State | None:
         """The initial state of rows of a batch: with a history in it, some rows start after that."""
-        if "history_PT" not in batch or not self.in_last_stage or not optional(self.model, "memory_is_a_sum"):
+        weighted = optional(self.model, "memory_is_a_sum") and optional(self.model, "takes_write_weights")
+        if "history_PT" not in batch or not self.in_last_stage or not weighted:
             return None
         if self.histories is None or self.global_step % long_history.EVERY == 0:
             self.histories = long_history.read_histories(self.model, batch["history_PT"])
@@ -272,8 +273,10 @@ class LanguageModelModule(lightning.LightningModule):
             if rng.random() < self.recipe.length_extension_share:
                 boundary, factor_B = length_extension.draw(rng, whole.rows, segments, self.recipe.length_extension)
                 factor_B = factor_B[whole.first : whole.first + ids_BT.shape[0]]
-                call = length_extension.carried_call if self.carry_state else length_extension.extended_call
-                return call(model, ids_BT, state, mask_BT, reset_BT, boundary * N, factor_B)
+                call = (model, ids_BT, state, mask_BT, reset_BT, boundary * N, factor_B)
+                if self.carry_state or not optional(self.model, "takes_write_weights"):
+                    return length_extension.extended_in_two_calls(*call, carry=self.carry_state)
+                return length_extension.extended_call(*call)
         if not self.in_last_stage and "segment_length" not in batch:
             # The stream stays the same; a stage is easier because gradients cross fewer segments.
             model = cut(model, (self.recipe.curriculum or [])[self.stage][1])

@@ -29,6 +29,7 @@ from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base
 from infini.pretrained.llm.language_model import PretrainedLM, build
 from infini.report.load import load_report
+from infini.training.additions.length_extension import extended_in_two_calls
 from infini.training.additions.sparse_writes import penalty
 from infini.training.checkpoint import load_model
 from infini.training.module import LanguageModelModule
@@ -495,21 +496,81 @@ def test_what_is_recorded_is_what_the_memory_was_read_and_written_with(
     memories = [layer.memory for layer in state.layers if hasattr(layer, "memory")]
     assert len(keys) == len(queries) == len(memories) == len(model.memory_layers) > 0
     for layer, k_BTX, memory in zip(model.memory_layers, keys, memories, strict=True):
-        assert k_BTX.shape == (2, 24, layer.n_kv_heads * layer.d_key)
-        written_BTGK = sigma(k_BTX).unflatten(-1, (layer.n_kv_heads, layer.d_key)) * mask[:, :24, None, None]
+        assert k_BTX.shape == (2, 30, layer.n_kv_heads * layer.d_key) and not k_BTX[~mask].any()
+        written_BTGK = sigma(k_BTX).unflatten(-1, (layer.n_kv_heads, layer.d_key)) * mask[..., None, None]
         assert_close(written_BTGK.sum(1), memory.z_BGK, 1e-12, "keys")
     if not padded:
         for q_BTX, sq_BTX in zip(queries, read, strict=True):
-            assert_close(sigma(q_BTX), sq_BTX, 1e-12, "queries")
+            assert_close(sigma(q_BTX[:, :24]), sq_BTX, 1e-12, "queries")
     penalty(model, keys, mask, shares=True).backward()
     assert blocks[-1].self_attn.infini_gate.beta.grad is None
     assert all(any((p.grad != 0).any() for p in block.parameters() if p.grad is not None) for block in blocks)
     # Nothing is recorded after the block.
     with torch.no_grad():
         model(ids)
-    assert keys[0].shape[1] == 24 and not any(
+    assert keys[0].shape[1] == 30 and not any(
         watching for block in blocks for watching in block.self_attn.infini_gate.watchers.values()
     )
+
+
+def test_what_is_recorded_stands_in_the_columns_of_its_call() -> None:
+    """Where a document ends inside a call its last segment is padded, and a reset cuts the call behind it."""
+    model = PretrainedLM(tiny_llm("llama", dtype=torch.float64), 8)
+    ids, mask = prompt(2, 32), torch.ones(2, 32, dtype=torch.bool)
+    mask[:, 5:8] = mask[0, :2] = mask[:, 16:24] = False
+    reset = torch.zeros(2, 32, dtype=torch.bool)
+    reset[:, 8] = reset[:, 16] = True
+    with recorded(model, "keys") as keys:
+        model(ids, mask_BT=mask, reset_BT=reset)
+    for row in range(2):
+        for begin, end in ((0, 8), (8, 16), (24, 32)):
+            real = mask[row, begin:end]
+            with recorded(model, "keys") as alone:
+                model(ids[row : row + 1, begin:end][:, real])
+            for found, expected in zip(keys, alone, strict=True):
+                assert_close(found[row, begin:end][real], expected[0], 1e-12, f"row {row}, tokens {begin} to {end}")
+                assert not found[row, begin:end][~real].any()
+    assert all(not found[:, 16:24].any() for found in keys)
+    with pytest.raises(ValueError, match="keys of"):
+        penalty(model, keys, mask[:, :30])
+    with pytest.raises(RuntimeError, match="no keys were recorded"), recorded(model, "keys"), torch.no_grad():
+        model(ids)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": "previous", "sinks": 2}])
+@pytest.mark.parametrize("rule", ["linear", "delta"])
+def test_a_longer_past_of_an_llm_dilutes_what_it_reads_later(rule: str, options: dict[str, Any]) -> None:
+    """Length extension: reads of what was in the memory at the boundary stay, and those of what came later do not."""
+    model = PretrainedLM(tiny_llm("llama", rule, torch.float64, **options), 8)
+    ids, first = prompt(2, 48), 8 * (4 if options else 3)
+    plain = model(ids)
+
+    def extended(factor: float) -> Any:
+        return extended_in_two_calls(model, ids, None, None, None, 16, torch.full((2,), factor, dtype=torch.float64))
+
+    assert_close(extended(1.0).hidden_BTD, plain.hidden_BTD, 1e-12, "a factor of 1")
+    longer = extended(1000.0)
+    assert_close(longer.hidden_BTD[:, :first], plain.hidden_BTD[:, :first], 1e-9, "what reads the scaled memory alone")
+    assert (longer.hidden_BTD - plain.hidden_BTD)[:, first:].abs().max() > 1e-3
+    # As if the past had been written a thousand times.
+    more = (longer.state.layers[0].memory.z_BGK - plain.state.layers[0].memory.z_BGK) / 999
+    assert_close(more, model(ids[:, :16]).state.layers[0].memory.z_BGK, 1e-9, "z")
+    longer.hidden_BTD.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    assert model.memory_is_a_sum and not PretrainedLM(tiny_llm("llama"), 8, "none").memory_is_a_sum
+
+
+def test_an_llm_is_trained_with_a_longer_past() -> None:
+    losses = []
+    for words in ((), ("recipe.length_extension=1000", "recipe.length_extension_share=1")):
+        none = ("recipe.sparse_writes=null", "recipe.sparse_shares=null", "recipe.curriculum=null")
+        cfg = compose(["task=passkey", *none, *words])
+        made = LanguageModelModule(PretrainedLM(tiny_llm("llama"), 8), cfg.optimizer, cfg.recipe, False, cfg.seed)
+        made.log = lambda *_, **__: None  # type: ignore[method-assign]
+        ids, mask = prompt(2, 96), torch.ones(2, 96, dtype=torch.bool)
+        batch = {"ids_BT": ids, "targets_BT": ids.roll(-1, 1), "mask_BT": mask, "reset_BT": ~mask}
+        losses.append(made.training_step(batch, 0).item())
+    assert abs(losses[1] - losses[0]) > 1e-4
 
 
 def test_an_llm_pays_for_what_it_writes() -> None:

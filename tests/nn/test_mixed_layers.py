@@ -34,7 +34,7 @@ from infini.nn.ops import reference
 from infini.nn.projections import recorded
 from infini.nn.state import is_memory, leaves, memory_floats, scale_memory
 from infini.training.additions import length_extension, long_history
-from infini.training.additions.length_extension import carried_call, extended_call
+from infini.training.additions.length_extension import extended_call, extended_in_two_calls
 from infini.training.additions.sparse_writes import penalty
 from infini.training.module import LanguageModelModule
 
@@ -220,7 +220,7 @@ def test_sums_are_scaled_in_every_layer_that_has_one(options: dict[str, Any], be
     second = model(ids[:, cut:], scale_memory(first.state, factor))
     assert_close(one.hidden_BTD, torch.cat([first.hidden_BTD, second.hidden_BTD], 1), 1e-9, "hidden")
     assert_same_state(one.state.layers, second.state.layers, 1e-9)
-    carried = carried_call(model, ids, state, None, None, cut, factor)
+    carried = extended_in_two_calls(model, ids, state, None, None, cut, factor, carry=True)
     assert_close(carried.hidden_BTD, one.hidden_BTD, 1e-9, "hidden")
     assert_same_state(carried.state, model(ids, state).state, 1e-10)
     assert (one.hidden_BTD - model(ids, state).hidden_BTD).abs().max() > 1e-6
@@ -307,7 +307,7 @@ def test_additions_go_together(options: dict[str, Any], penalty_on: str) -> None
         drawn = np.random.default_rng([made.seed, 3, 0])
         drawn.random()
         boundary, factor_B = length_extension.draw(drawn, 4, SEGMENTS, 1000.0)
-        call: Callable[..., Any] = carried_call if carry_state else extended_call
+        call: Callable[..., Any] = extended_in_two_calls if carry_state else extended_call
         asked = batch()
         if made.model.memory_is_a_sum:
             with recorded(made.model, "keys") as keys:

@@ -6,7 +6,7 @@ import torch
 from helpers import SEGMENT, assert_close, make_model, random_ids, variants
 
 from infini.nn.state import detach, leaves, scale_memory
-from infini.training.additions.length_extension import carried_call, draw, extended_call
+from infini.training.additions.length_extension import draw, extended_call, extended_in_two_calls
 
 # The memories that are sums: what infini_xl has beside one cannot be scaled.
 WITH_MEMORY = [options for options in variants() if options["name"] in ("infini_linear", "infini_delta")]
@@ -33,9 +33,8 @@ def test_one_call_is_two_calls_with_the_memory_scaled_between_them(options, begu
     mask[1, 3 * SEGMENT + 1 :] = False
     state = detach(model(random_ids(2, 3 * SEGMENT, seed=3)).state) if begun else None
     one = extended_call(model, ids, state, mask, None, cut, factor)
-    first = model(ids[:, :cut], state, mask_BT=mask[:, :cut])
-    second = model(ids[:, cut:], scale_memory(first.state, factor), mask_BT=mask[:, cut:])
-    hidden = torch.cat([first.hidden_BTD, second.hidden_BTD], 1)
+    second = extended_in_two_calls(model, ids, state, mask, None, cut, factor)
+    hidden = second.hidden_BTD
     assert_close(one.hidden_BTD[mask], hidden[mask], 1e-9, "hidden")
     for (path, leaf), (_, expected) in zip(leaves(one.state.layers), leaves(second.state.layers), strict=True):
         assert_close(leaf, expected, 1e-9, path)
@@ -91,7 +90,7 @@ def test_what_is_carried_on_is_what_was_read(options):
     reset = torch.zeros_like(mask)
     reset[1, 3 * SEGMENT] = True
     state = detach(model(random_ids(2, 3 * SEGMENT, seed=3)).state)
-    carried = carried_call(model, ids, state, mask, reset, cut, factor)
+    carried = extended_in_two_calls(model, ids, state, mask, reset, cut, factor, carry=True)
     extended = extended_call(model, ids, state, mask, reset, cut, factor)
     assert_close(carried.hidden_BTD[mask], extended.hidden_BTD[mask], 1e-9, "hidden")
     plain = model(ids, state, mask_BT=mask, reset_BT=reset)

@@ -9,7 +9,7 @@ from helpers import SEGMENT, make_model, random_ids
 
 from infini.nn.ops.reference import sigma
 from infini.nn.projections import recorded
-from infini.training.additions.length_extension import carried_call, extended_call
+from infini.training.additions.length_extension import extended_call, extended_in_two_calls
 from infini.training.additions.sparse_writes import FLOOR, penalty
 
 
@@ -150,7 +150,7 @@ def test_a_carried_length_extension_pays_once_for_every_token() -> None:
     ids, factor = random_ids(2, 3 * SEGMENT), torch.tensor([50.0, 400.0], dtype=torch.float64)
     mask = torch.ones(ids.shape, dtype=torch.bool)
     with recorded(model, "keys") as keys:
-        carried_call(model, ids, None, None, None, SEGMENT, factor)
+        extended_in_two_calls(model, ids, None, None, None, SEGMENT, factor, carry=True)
     with recorded(model, "keys") as expected:
         extended_call(model, ids, None, None, None, SEGMENT, factor)
     assert penalty(model, keys, mask).item() == pytest.approx(penalty(model, expected, mask).item(), rel=1e-12)

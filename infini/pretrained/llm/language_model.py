@@ -10,7 +10,8 @@ heads, K d_key, V d_value, N segment length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -40,6 +41,9 @@ MemoryKind = Literal["infini", "none", "full"]
 class ShutGate(nn.Module):
     """A gate that is 0 whatever is loaded or trained: nothing of a memory is read."""
 
+    watchers: Mapping[Projection, Sequence[Keep]] = {"queries": (), "keys": ()}
+    """As InfiniGate's; nobody records a memory that is not read."""
+
     def forward(self, like: torch.Tensor, remains: bool = False) -> torch.Tensor:
         """0 [1, 1, 1], on the device and in the dtype of `like`; 1 for what remains of a memory (see InfiniGate)."""
         return like.new_full((1, 1, 1), float(remains))
@@ -58,6 +62,7 @@ class KeyValues(NamedTuple):
 class MemoryOf:
     """The memory of one attention layer of transformers, as an infini.nn.projections.MemoryLayer."""
 
+    model: PretrainedLM
     attention: Any
     n_heads: int
     n_kv_heads: int
@@ -70,10 +75,14 @@ class MemoryOf:
         return beta
 
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
-        """Pass the queries or keys of every call to `keep`, of rows whose padding was moved to their end."""
+        """Pass the queries or keys of every call to `keep`, 0 at padding."""
         watchers = self.attention.infini_gate.watchers[projection]
-        watchers.append(keep)
-        return lambda: watchers.remove(keep)
+
+        def passed(x_BWX: torch.Tensor) -> None:
+            keep(self.model.in_own_columns(x_BWX))
+
+        watchers.append(passed)
+        return lambda: watchers.remove(passed)
 
 
 class PretrainedLM(nn.Module):
@@ -96,6 +105,8 @@ class PretrainedLM(nn.Module):
         if self.settings is not None and self.settings.segment_length != segment_length:
             self.settings = resize_segments(llm, segment_length)
         self.segment_length = segment_length
+        self._columns_read: tuple[torch.Tensor, torch.Tensor, int] | None = None
+        """While rows are read whose padding was moved: see _reading."""
         if memory == "none":
             for block in llm.model.layers:
                 if hasattr(block.self_attn, "infini_gate"):
@@ -116,10 +127,17 @@ class PretrainedLM(nn.Module):
             return []
         layers = (block.self_attn for block in self.llm.model.layers)
         return [
-            MemoryOf(layer, self.llm.config.num_attention_heads, self._n_kv_heads, self._d_key)
+            MemoryOf(self, layer, self.llm.config.num_attention_heads, self._n_kv_heads, self._d_key)
             for layer in layers
             if hasattr(layer, "infini_gate")
         ]
+
+    @property
+    def memory_is_a_sum(self) -> bool:
+        """Whether there is a memory that is read and written."""
+        return bool(self.memory_layers)
+
+    takes_write_weights = False
 
     @property
     def called_layers(self) -> list[Any]:
@@ -248,16 +266,41 @@ class PretrainedLM(nn.Module):
             new = [ids_BT.shape[1]] * len(ids_BT)
             return self._read_rows(ids_BT, state, new)
         new = mask_BT.sum(1).tolist()
-        weight = self.llm.get_input_embeddings().weight
-        hidden_BTD = torch.zeros(*ids_BT.shape, weight.shape[1], dtype=weight.dtype, device=ids_BT.device)
         if not max(new):
-            return hidden_BTD, state
+            return self._nothing_read(ids_BT), state
         order = np.argsort(~mask_BT, axis=1, kind="stable")[:, : max(new)]
         order_BW = to_device(order, ids_BT.device)
-        found_BWD, state = self._read_rows(ids_BT.gather(1, order_BW), state, new)
-        found_BWD = found_BWD * to_device(np.take_along_axis(mask_BT, order, 1), ids_BT.device)[..., None]
-        index = order_BW[..., None].expand_as(found_BWD)
-        return hidden_BTD.to(found_BWD.dtype).scatter(1, index, found_BWD), state
+        real_BW1 = to_device(np.take_along_axis(mask_BT, order, 1), ids_BT.device)[..., None]
+        with self._reading(order_BW, real_BW1, ids_BT.shape[1]):
+            found_BWD, state = self._read_rows(ids_BT.gather(1, order_BW), state, new)
+            return self.in_own_columns(found_BWD), state
+
+    def _nothing_read(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """Hidden states [B, T, d_model] of a call that is all padding, and zeros for those who record the layers."""
+        weight = self.llm.get_input_embeddings().weight
+        for layer in self.memory_layers:
+            for projection, heads in (("queries", layer.n_heads), ("keys", layer.n_kv_heads)):
+                for keep in layer.attention.infini_gate.watchers[projection]:
+                    keep(weight.new_zeros(*ids_BT.shape, heads * layer.d_key))
+        return weight.new_zeros(*ids_BT.shape, weight.shape[1])
+
+    @contextmanager
+    def _reading(self, order_BW: torch.Tensor, real_BW1: torch.Tensor, columns: int) -> Iterator[None]:
+        """Inside it, rows are read whose real tokens (real_BW1) come first, from the columns order_BW of a call."""
+        self._columns_read = (order_BW, real_BW1, columns)
+        try:
+            yield
+        finally:
+            self._columns_read = None
+
+    def in_own_columns(self, x_BWX: torch.Tensor) -> torch.Tensor:
+        """What was computed of each token that is read now [B, W, X], in the columns of the call [B, T, X]; 0 at
+        padding."""
+        if self._columns_read is None:
+            return x_BWX
+        order_BW, real_BW1, columns = self._columns_read
+        empty = x_BWX.new_zeros(x_BWX.shape[0], columns, x_BWX.shape[2])
+        return empty.scatter(1, order_BW[..., None].expand_as(x_BWX), x_BWX * real_BW1)
 
     def _read_rows(self, ids_BW: torch.Tensor, state: State, new: list[int]) -> tuple[torch.Tensor, State]:
         """A call whose row b has new[b] real tokens, at its beginning."""

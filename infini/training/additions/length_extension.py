@@ -47,7 +47,7 @@ def extended_call(
     return model(ids_BT, before, mask_BT=mask_BT, reset_BT=reset_BT, write_weight_BT=weight_BT)
 
 
-def carried_call(
+def extended_in_two_calls(
     model: Callable[..., ModelOutput],
     ids_BT: torch.Tensor,
     state: State | None,
@@ -55,11 +55,13 @@ def carried_call(
     reset_BT: torch.Tensor | None,
     cut: int,
     factor_B: torch.Tensor,
+    carry: bool = False,
 ) -> ModelOutput:
-    """The hidden states and losses of extended_call, and the state of a plain call, for the next sequence.
+    """As extended_call, for models without write weights (infini.nn.protocols.OptionalMembers) and for carried states.
 
-    The factor is for this sequence only. If it were carried on, factors would accumulate over sequences, and later
-    writes would have less and less weight. The tokens after the cut are therefore read again, without gradients.
+    carry: return the state of a plain call, for the next sequence. The factor is for this sequence only: if it were
+    carried on, factors would accumulate over sequences, and later writes would have less and less weight. The tokens
+    after the cut are therefore read again, without gradients.
     """
 
     def part(tensor_BT: torch.Tensor | None, later: bool) -> torch.Tensor | None:
@@ -68,7 +70,9 @@ def carried_call(
     first = model(ids_BT[:, :cut], state, mask_BT=part(mask_BT, False), reset_BT=part(reset_BT, False))
     rest = {"mask_BT": part(mask_BT, True), "reset_BT": part(reset_BT, True)}
     second = model(ids_BT[:, cut:], scale_memory(first.state, factor_B), **rest)
-    with torch.no_grad():
-        carried = model(ids_BT[:, cut:], first.state, **rest).state
+    after = second.state
+    if carry:
+        with torch.no_grad():
+            after = model(ids_BT[:, cut:], first.state, **rest).state
     hidden_BTD = torch.cat([first.hidden_BTD, second.hidden_BTD], 1)
-    return ModelOutput(hidden_BTD, carried, first.aux_loss + second.aux_loss)
+    return ModelOutput(hidden_BTD, after, first.aux_loss + second.aux_loss)

@@ -39,13 +39,15 @@ def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor, sha
     A write is the mean of sigma(k) over d_key; with `shares` its fraction of the sum over the tokens of its row of the
     batch, whatever its state holds and wherever a document begins.
 
-    keys: what model.memory_layers were written with [B, T, G K] (infini.nn.projections.recorded); T may leave out
-    columns that are padding in every row. mask_BT: False is padding, at the end of a row; best on the host, because it
-    is read. Gates are detached here: closing them would be the easiest way to reduce the penalty.
+    keys: what model.memory_layers were written with [B, T, G K] (infini.nn.projections.recorded). mask_BT: False is
+    padding; best on the host, because it is read. Gates are detached here: closing them would be the easiest way to
+    reduce the penalty.
     """
     device = keys[0].device
     total = weight = torch.zeros((), device=device)
-    written = to_numpy(mask_BT)[:, : keys[0].shape[1]]
+    written = to_numpy(mask_BT)
+    if written.shape != keys[0].shape[:2]:
+        raise ValueError(f"mask of {list(written.shape)} tokens, keys of {list(keys[0].shape[:2])}")
     place_P = to_device(np.flatnonzero(written), device)
     counted_BT1 = to_device(written, device)[..., None]
     for attention, k_BTX in zip(optional(model, "memory_layers"), keys, strict=True):
