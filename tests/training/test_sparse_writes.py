@@ -98,8 +98,7 @@ def test_shares_ask_for_nothing_that_changes_no_read() -> None:
 
 
 def test_both_penalties_push_tokens_that_all_write_alike_and_still_hold_the_one_that_writes_most() -> None:
-    """The defaults of recipe=passkey_laptop: shares alone have no gradient where all are alike, sizes alone make the
-    needed token small, too."""
+    """Shares alone have no gradient where all are alike, and sizes alone make the needed token small, too."""
     model = make_model({"name": "infini_linear"}).double()
     mask = torch.ones(1, SEGMENT, dtype=torch.bool)
     alike = torch.full((1, SEGMENT, model.blocks[0].attention.k_proj.out_features), -1.0, dtype=torch.float64)
