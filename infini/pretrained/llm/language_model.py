@@ -171,9 +171,7 @@ class PretrainedLM(nn.Module):
         """sigmoid(beta) by layer and head, of the layers with a memory; None where no gate can open."""
         if self.memory != "infini":
             return None
-        layers = (block.self_attn for block in self.llm.model.layers)
-        gates = [layer.infini_gate for layer in layers if hasattr(layer, "infini_gate")]
-        return [torch.sigmoid(gate.beta.detach().float()).tolist() for gate in gates]
+        return [torch.sigmoid(layer.beta.detach().float()).tolist() for layer in self.memory_layers]
 
     @property
     def xl_cache(self) -> int:
