@@ -245,9 +245,9 @@ class RecipeConfig:
         "Not in the paper: weight of a penalty on memory writes in the loss of the last stage, their mean logarithm in "
         "nats (see infini.training.additions.sparse_writes). null: 0."
     )
-    sparse_shares: float | None = setting(
-        "Not in the paper: as sparse_writes, but of each token's share of all memory writes of its sequence. Writing "
-        "less of every token does not lower it. null: 0."
+    sparse_loss_scale: float | None = setting(
+        "The loss in nats per token from which on the penalty has the weight sparse_writes. Below it the weight is in "
+        "proportion to the loss of the step before. null: the weight is constant."
     )
 
     def __post_init__(self) -> None:
@@ -263,7 +263,9 @@ class RecipeConfig:
         if self.length_extension is not None:
             above = self.length_extension > 1
             require(above, "recipe.length_extension", self.length_extension, "must be above 1, or null")
-        at_least("recipe", self, 0, "sparse_writes", "sparse_shares")
+        at_least("recipe", self, 0, "sparse_writes")
+        above = self.sparse_loss_scale is None or self.sparse_loss_scale > 0
+        require(above, "recipe.sparse_loss_scale", self.sparse_loss_scale, "must be above 0, or null")
         for stage in self.curriculum or ():
             whole = len(stage) in (2, 3) and 1 <= stage[0] <= stage[1] and min(stage) >= 1
             allowed = "stages must be [segment length, tokens a sequence(, steps)], the second at least the first"

@@ -95,8 +95,8 @@ class OptionalMembers:
 
     memory_layers: Sequence[Any] = ()
     """The layers with a compressive memory (infini.nn.projections.MemoryLayer, as infini.nn.attention.InfiniAttention
-    is), from the bottom. The half-dilution length is measured on them, and recipe.sparse_writes and
-    recipe.sparse_shares penalise their writes."""
+    is), from the bottom. The half-dilution length is measured on them, and recipe.sparse_writes
+    penalises their writes."""
     memory_is_a_sum: bool = False
     """Whether a layer's memory is a sum over tokens (see infini.nn.state.scale_memory), which recipe.length_extension
     needs."""

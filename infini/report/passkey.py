@@ -173,7 +173,7 @@ class PasskeyReport(RowsOfOneTask):
             "model": model,
             "recipe": recipe.get("name"),
             "extended": recipe.get("length_extension") is not None,
-            "sparse": bool(recipe.get("sparse_writes") or recipe.get("sparse_shares")),
+            "sparse": bool(recipe.get("sparse_writes")),
             "frozen_gates": frozen,
         }
         found = _differences(shown, settings)

@@ -64,7 +64,6 @@ def check_shares(cfg: Config, size: int) -> None:
         "length_extension",
         "long_history",
         "sparse_writes",
-        "sparse_shares",
     ):
         if (value := getattr(recipe, name)) is not None:
             raise InputError(f"recipe.{name}={value}: must be null with parallel.sequence={sequence}")

@@ -214,9 +214,8 @@ class LanguageModelModule(lightning.LightningModule):
         """Of rows of a batch: what is minimized, whose gradients DDP and FSDP average over ranks; the loss in nats over
         the targets of the whole batch, detached; and the detached state after them, if it is carried."""
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
-        weights = ((False, self.recipe.sparse_writes), (True, self.recipe.sparse_shares)) if writes else ()
-        penalties = [(shares, weight) for shares, weight in weights if weight]
-        if penalties:
+        penalised = writes and bool(self.recipe.sparse_writes)
+        if penalised:
             # Tokens that are read a second time for the carried state only are not counted.
             with recorded(self.model, "keys") as keys:
                 out = self._call(batch, state, whole)
@@ -226,15 +225,27 @@ class LanguageModelModule(lightning.LightningModule):
         if "lm_targets_BT" in batch:
             second = self._loss(out.hidden_BTD, batch["lm_targets_BT"], whole.lm_targets)
             objective = objective + batch["lm_weight"] * second
-        # The penalty is a mean over the tokens of these rows.
-        part = int(to_numpy(batch["mask_BT"]).sum()) / whole.tokens if penalties else 1.0
-        for shares, weight in penalties:
-            objective = objective + weight * part * penalty(self.model, keys, batch["mask_BT"], shares)
+        if penalised:
+            # The penalty is a mean over the tokens of these rows.
+            part = int(to_numpy(batch["mask_BT"]).sum()) / whole.tokens
+            objective = objective + self._penalty_weight * part * penalty(self.model, keys, batch["mask_BT"])
         objective = objective + out.aux_loss * (batch["ids_BT"].shape[0] / whole.rows)
         after = None
         if self.carry_state:
             after = self._sequence_parallel[0].state_after(out.state) if self._sequence_parallel else detach(out.state)
         return objective * self.ranks.size, loss.detach(), after
+
+    @property
+    def _penalty_weight(self) -> float | torch.Tensor:
+        """Weight of the penalty on writes in this step. It follows the loss of the step before, which all ranks and all
+        parts of a step know."""
+        weight, scale = self.recipe.sparse_writes or 0.0, self.recipe.sparse_loss_scale
+        if scale is None or not (self._pending or self.loss_curve):
+            return weight
+        if self._pending:
+            # Not read here: a GPU would have to finish the step before.
+            return weight * (self._pending[-1][1] / scale).clamp(max=1.0)
+        return weight * min(self.loss_curve[-1][1] / scale, 1.0)
 
     def _after_history(self, batch: dict[str, Any], whole: Whole | None = None) -> State | None:
         """The initial state of rows of a batch: with a history in it, some rows start after that."""

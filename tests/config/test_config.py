@@ -178,7 +178,7 @@ def test_paper_scale_is_the_papers() -> None:
         ("recipe.curriculum=[[128,64]]", "recipe.curriculum=.*: stages must be"),
         ("recipe.length_extension=1", "recipe.length_extension=1.0: must be above 1"),
         ("recipe.sparse_writes=-1", "recipe.sparse_writes=-1.0: must be at least 0"),
-        ("recipe.sparse_shares=-1", "recipe.sparse_shares=-1.0: must be at least 0"),
+        ("recipe.sparse_loss_scale=0", "recipe.sparse_loss_scale=0.0: must be above 0, or null"),
         ("recipe.length_extension_share=2", "recipe.length_extension_share=2.0: must be between 0 and 1"),
         ("task/pg19=x", "task/pg19='x': no such key"),
         ("suite.models=[rmt]", r"suite.models=\['rmt'\]: local and others to compare with it"),
@@ -414,13 +414,13 @@ def test_a_run_from_before_an_option_existed_is_known_again() -> None:
 
 @pytest.mark.parametrize("scale", ["laptop", "gpu", "paper"])
 def test_every_passkey_recipe_has_the_penalty_of_its_rows(scale: str) -> None:
-    """Those with length extension keep that on the size of writes, with which their published rows were trained."""
+    """Those with length extension keep a constant weight, with which their published rows were trained."""
     found = {}
     for kind in ("", "_extended", "_plain", "_finetune", "_updates"):
         if (name := f"passkey_{scale}{kind}") in groups()["recipe"]:
             recipe = compose(["task=passkey", f"scale={scale}", f"recipe={name}"]).recipe
-            found[kind] = (recipe.sparse_writes, recipe.sparse_shares)
-    expected = {"": (None, 0.03), "_extended": (0.03, None), "_plain": (None, None), "_finetune": (None, None)}
+            found[kind] = (recipe.sparse_writes, recipe.sparse_loss_scale)
+    expected = {"": (0.03, 0.05), "_extended": (0.03, None), "_plain": (None, None), "_finetune": (None, None)}
     assert found == expected | ({"_updates": (0.03, None)} if scale == "laptop" else {})
 
 
@@ -435,8 +435,8 @@ def test_a_recipe_with_a_rate_of_its_own_leaves_the_other_recipes_theirs_and_the
 
 def test_an_option_that_a_checkpoint_did_not_know_was_off() -> None:
     held = dataclasses.asdict(compose(["task=passkey"]).recipe)
-    assert held.pop("sparse_shares")
-    assert _group(RecipeConfig, held).sparse_shares is None
+    assert held.pop("sparse_loss_scale")
+    assert _group(RecipeConfig, held).sparse_loss_scale is None
     # An option that does not exist any more changes nothing if it was off, and cannot be ignored if it was on.
     assert _group(RecipeConfig, held | {"loss_temperature": None}).steps == held["steps"]
     with pytest.raises(TypeError, match="loss_temperature"):

@@ -97,7 +97,7 @@ def test_calls_of_every_kind_run_on_one_device(options: dict[str, Any]) -> None:
     assert logits.device.type == "meta"
 
 
-ADDITIONS = ["recipe.sparse_writes=0.1", "recipe.sparse_shares=0.1", "recipe.checkpoint_segments=2"]
+ADDITIONS = ["recipe.sparse_writes=0.1", "recipe.sparse_loss_scale=0.1", "recipe.checkpoint_segments=2"]
 EXTENSION = ["recipe.length_extension=16", "recipe.length_extension_share=1"]
 
 

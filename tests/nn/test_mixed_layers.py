@@ -261,13 +261,11 @@ PLAIN = (
     "recipe.length_extension=null",
     "recipe.long_history=null",
     "recipe.sparse_writes=null",
-    "recipe.sparse_shares=null",
 )
 ADDITIONS = {
     "length_extension": ("recipe.length_extension=1000", "recipe.length_extension_share=1"),
     "long_history": ("recipe.length_extension=1000", "recipe.length_extension_share=0", "recipe.long_history=[3,9]"),
     "sparse_writes": ("recipe.sparse_writes=0.5",),
-    "sparse_shares": ("recipe.sparse_shares=0.5",),
 }
 
 
@@ -293,11 +291,10 @@ def test_what_a_recipe_adds_leaves_other_models_alone(options: dict[str, Any], a
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("penalty_on", ["sparse_writes", "sparse_shares"])
 @pytest.mark.parametrize("options", [mixed("linear"), mixed("local", "delta"), mixed("infini_xl", "dai2019")])
-def test_additions_go_together(options: dict[str, Any], penalty_on: str) -> None:
+def test_additions_go_together(options: dict[str, Any]) -> None:
     """Carried states included, where a part of a sequence is read twice: only one reading pays for its writes."""
-    both = (*PLAIN, *ADDITIONS["length_extension"], *ADDITIONS[penalty_on])
+    both = (*PLAIN, *ADDITIONS["length_extension"], *ADDITIONS["sparse_writes"])
     for carry_state, extra in itertools.product((False, True), ((), ("recipe.checkpoint_activations=true",))):
         made, alone = (module(options, *words, *extra, carry_state=carry_state) for words in (both, both[:-1]))
         for one in (made, alone):
@@ -315,8 +312,7 @@ def test_additions_go_together(options: dict[str, Any], penalty_on: str) -> None
         else:
             with recorded(made.model, "keys") as keys:
                 made.model(asked["ids_BT"], made.model.init_state(4))
-        shares = penalty_on == "sparse_shares"
-        paid = penalty(made.model, [k[:, : SEGMENTS * SEGMENT] for k in keys], asked["mask_BT"], shares)
+        paid = penalty(made.model, [k[:, : SEGMENTS * SEGMENT] for k in keys], asked["mask_BT"])
         assert loss.item() - without.item() == pytest.approx(0.5 * paid.item(), rel=1e-6)
         loss.backward()
 

@@ -191,11 +191,6 @@ def test_what_is_not_the_rows_stays_out_of_the_papers_table(trained: Any, asked:
     assert rows_of(pair(trained=trained, asked=asked)) == {}
 
 
-def test_a_penalty_on_writes_is_on_their_size_or_on_their_shares() -> None:
-    shares = {"recipe.sparse_writes": None, "recipe.sparse_shares": 0.03}
-    assert list(rows_of(pair(trained=shares))) == ["linear"]
-
-
 def test_fine_tuning_starts_from_books_or_is_no_fine_tuning() -> None:
     runs = pair(recipe="passkey_laptop_finetune", trained={"init_from": "books"})
     assert list(rows_of([BOOKS, *runs])) == ["linear_finetuned"]

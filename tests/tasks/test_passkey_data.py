@@ -224,24 +224,26 @@ def test_the_length_extension_waits_for_the_training_proper(monkeypatch: pytest.
     assert made.tokens_seen == 4 * 64
 
 
-@pytest.mark.parametrize("name", ["sparse_writes", "sparse_shares"])
-def test_sparse_writes_are_asked_for_in_the_training_proper_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def penalty(model: Any, keys: Any, mask_BT: Any, shares: bool) -> torch.Tensor:
-        assert shares == (name == "sparse_shares")
-        return torch.tensor(-5.0)
-
-    monkeypatch.setattr("infini.training.module.penalty", penalty)
+@pytest.mark.parametrize("scale", [None, 1e9, 7.0])
+def test_sparse_writes_are_asked_for_in_the_training_proper_only(
+    scale: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their weight is constant, or in proportion to the loss of the step before and at most that of the recipe."""
+    monkeypatch.setattr("infini.training.module.penalty", lambda model, keys, mask_BT: torch.tensor(-5.0))
     ids = torch.randint(20, (2, 16), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 16, dtype=torch.bool)
     batch = {"ids_BT": ids, "targets_BT": ids, "mask_BT": mask, "reset_BT": ~mask, "segment_length": 8}
-    none = ("recipe.sparse_writes=null", "recipe.sparse_shares=null")
-    asked = module("recipe.curriculum=[[8,24]]", *none, f"recipe.{name}=0.1")
-    plain = module("recipe.curriculum=[[8,24]]", *none)
+    given = f"recipe.sparse_loss_scale={'null' if scale is None else scale}"
+    asked = module("recipe.curriculum=[[8,24]]", "recipe.sparse_writes=0.1", given)
+    plain = module("recipe.curriculum=[[8,24]]", "recipe.sparse_writes=null")
     plain.load_state_dict(asked.state_dict())
-    for stage, paid in ((0, 0.0), (1, 0.5)):
-        asked.stage = plain.stage = stage
+    for stage, before in ((0, None), (1, None), (1, 3.5), (1, 14.0)):
+        for one in (asked, plain):
+            one.stage = stage
+            one.loss_curve = [] if before is None else [[1, before]]
         difference = plain.training_step(batch, 0) - asked.training_step(batch, 0)
-        assert difference.item() == pytest.approx(paid, abs=1e-6)
+        share = 1.0 if scale is None or before is None else min(1.0, before / scale)
+        assert difference.item() == pytest.approx(0.5 * share * stage, rel=1e-5, abs=1e-6)
     # The curve holds the loss alone, and so does the line of progress.
     assert asked.last_loss == plain.last_loss
     asked.read_losses()

@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "length_extension": {"length_extension": 1000.0, "length_extension_share": 1.0},
     "long_history": {"length_extension": 1000.0, "length_extension_share": 0.5, "long_history": [2, 20]},
     "sparse_writes": {"sparse_writes": 0.01},
-    "sparse_shares": {"sparse_shares": 0.01},
+    "sparse_loss_scale": {"sparse_writes": 0.01, "sparse_loss_scale": 100.0},
 }
 NUMBERS = ("name", "batch_size", "segments_per_sequence", "steps", "warmup_steps", "schedule", "final_lr_fraction")
 """Fields of a recipe that change no step's computation but by a number; and save_every, which changes none."""
@@ -53,7 +53,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
         "booksum": ["task.data_dir=synthetic", "recipe.segments_per_sequence=4", "task.summary_tokens=20"],
     }
     none = ["recipe.curriculum=null", "recipe.long_history=null", "recipe.length_extension=null"]
-    none += ["recipe.sparse_writes=null", "recipe.sparse_shares=null", "recipe.excerpt_tokens=null"]
+    none += ["recipe.sparse_writes=null", "recipe.sparse_loss_scale=null", "recipe.excerpt_tokens=null"]
     words = [*TINY, *none, "recipe.steps=2", "model=infini_delta", f"cache_dir={cache}"]
     return {task: compose([*words, f"task={task}", *own[task]]) for task in STAGES}
 

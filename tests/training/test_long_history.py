@@ -120,7 +120,7 @@ def test_histories_wait_for_the_training_proper_and_are_read_again_as_weights_ch
 
 def test_a_step_after_a_history_is_the_step_of_a_model_that_has_read_it() -> None:
     """The same loss as when each row is read after its history, and gradients that end where the history does."""
-    made = module("recipe.length_extension_share=0", "recipe.curriculum=null", "recipe.sparse_shares=null")
+    made = module("recipe.length_extension_share=0", "recipe.curriculum=null", "recipe.sparse_writes=null")
     asked = batch(history_PT=random_ids(3, PIECE))
     state = made._after_history(asked)
     assert state is not None and made.histories is not None
@@ -131,7 +131,7 @@ def test_a_step_after_a_history_is_the_step_of_a_model_that_has_read_it() -> Non
     )
     assert loss.item() == pytest.approx(expected.item(), abs=1e-9)
     assert not any(leaf.requires_grad for _, leaf in leaves(made.histories))
-    plain = module("recipe.length_extension_share=0", "recipe.curriculum=null", "recipe.sparse_shares=null")
+    plain = module("recipe.length_extension_share=0", "recipe.curriculum=null", "recipe.sparse_writes=null")
     plain.load_state_dict(made.state_dict())
     assert abs(plain.training_step(batch(), 0).item() - loss.item()) > 1e-4
 

@@ -98,6 +98,16 @@ def test_two_processes_train_as_one(
 
 
 @pytest.mark.slow
+def test_two_processes_penalise_writes_as_one(corpus: Path, tmp_path: Path) -> None:
+    """The weight of the penalty follows the loss, of which each process computes a part."""
+    penalised = ("recipe.sparse_writes=0.3", "recipe.sparse_loss_scale=20")
+    for folder, more in (("one", ()), ("two", TWO), ("constant", ("recipe.sparse_loss_scale=null",))):
+        assert cli.main(command(corpus, tmp_path / folder, *penalised, *more)) == 0
+    assert_equal_runs(tmp_path / "one", tmp_path / "two")
+    assert abs(losses(tmp_path / "constant") - losses(tmp_path / "one")).max() > 1e-3
+
+
+@pytest.mark.slow
 def test_two_processes_read_one_sequence_as_one(straight: Path, corpus: Path, tmp_path: Path) -> None:
     """With states that are carried into the next sequence, and documents that end inside one."""
     assert cli.main(command(corpus, tmp_path, *ONE_SEQUENCE)) == 0
@@ -125,7 +135,7 @@ def test_rows_and_sequences_are_shared_at_once(
 def test_one_sequence_for_other_models_and_tasks(task: str, model: str, corpus: Path, tmp_path: Path) -> None:
     more = [f"model={model}"]
     if task == "passkey":
-        additions = ("curriculum", "length_extension", "long_history", "sparse_writes", "sparse_shares")
+        additions = ("curriculum", "length_extension", "long_history", "sparse_writes")
         more += [f"recipe.{name}=null" for name in additions]
     for folder, ranks in (("one", ()), ("two", ONE_SEQUENCE)):
         assert cli.main(command(corpus, tmp_path / folder, *more, *ranks, task=task)) == 0
@@ -147,7 +157,7 @@ def test_parts_of_a_step_train_as_the_whole(straight: Path, corpus: Path, tmp_pa
 
 ADDITIONS = (
     *("recipe.length_extension=50", "recipe.length_extension_share=1", "recipe.long_history=[2,20]"),
-    *("recipe.sparse_writes=0.1", "recipe.sparse_shares=0.1"),
+    *("recipe.sparse_writes=0.1", "recipe.sparse_loss_scale=4"),
 )
 
 
@@ -175,6 +185,8 @@ def step_of(ranks: Ranks, parts: int, carry_state: bool, monkeypatch: pytest.Mon
         batch |= {"lm_targets_BT": ids.roll(-1, 1).masked_fill(~mask, -100), "lm_weight": 0.3}
         batch["history_PT"] = torch.randint(VOCABULARY, (2, 2 * SEGMENT), generator=rng)
         batch = module.transfer_batch_to_device(batch, torch.device("cpu"), 0)
+        # The loss of the step before, of all ranks, which nothing sums here.
+        module.loss_curve = [[0, 3.0]]
         module.training_step(batch, 0).backward()
     return module
 

@@ -13,20 +13,19 @@ from infini.training.additions.length_extension import extended_call, extended_i
 from infini.training.additions.sparse_writes import FLOOR, penalty
 
 
-def recorded_penalty(model: Any, ids: torch.Tensor, mask: torch.Tensor, shares: bool = False) -> torch.Tensor:
+def recorded_penalty(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     with recorded(model, "keys") as keys:
         model(ids)
-    return penalty(model, keys, mask, shares)
+    return penalty(model, keys, mask)
 
 
-@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("n_kv_heads", [None, 1])
-def test_the_penalty_is_the_mean_log_of_what_is_written_weighted_by_gates(n_kv_heads: int | None, shares: bool) -> None:
+def test_the_penalty_is_the_mean_log_of_what_is_written_weighted_by_gates(n_kv_heads: int | None) -> None:
     model = make_model({"name": "infini_linear"}, n_kv_heads=n_kv_heads).double()
     ids = random_ids(2, 2 * SEGMENT)
     mask = torch.ones(ids.shape, dtype=torch.bool)
     mask[1, -3:] = False
-    found = recorded_penalty(model, ids, mask, shares)
+    found = recorded_penalty(model, ids, mask)
     total = weight = 0.0
     inputs: list[torch.Tensor] = []
     hooks = [
@@ -44,8 +43,7 @@ def test_the_penalty_is_the_mean_log_of_what_is_written_weighted_by_gates(n_kv_h
             logs = []
             for row in range(2):
                 tokens = [token for token in range(ids.shape[1]) if mask[row, token]]
-                writes = [sigma(k[row, token, shared]).mean().item() for token in tokens]
-                logs += [math.log(write / sum(writes) if shares else write) for write in writes]
+                logs += [math.log(sigma(k[row, token, shared]).mean().item()) for token in tokens]
             total += g * sum(logs) / len(logs)
             weight += g
     assert found.item() == pytest.approx(total / weight, rel=1e-6)
@@ -65,52 +63,14 @@ def test_gates_are_no_way_to_pay_less_and_keys_one_that_writes_less() -> None:
     assert recorded_penalty(model, ids, mask) < before
 
 
-@pytest.mark.parametrize("shares", [False, True])
-def test_what_weighs_nothing_costs_no_less(shares: bool) -> None:
+def test_what_weighs_nothing_costs_no_less() -> None:
     model = make_model({"name": "infini_linear"}).double()
     ids = random_ids(1, SEGMENT)
     keys = [torch.full((1, SEGMENT, block.attention.k_proj.out_features), -1000.0) for block in model.blocks]
     keys[0].requires_grad_(True)
-    lowest = penalty(model, keys, torch.ones(ids.shape, dtype=torch.bool), shares)
+    lowest = penalty(model, keys, torch.ones(ids.shape, dtype=torch.bool))
     assert lowest.item() == pytest.approx(math.log(FLOOR), rel=1e-6)
     assert torch.autograd.grad(lowest, keys[0])[0].abs().max() == 0
-
-
-def test_shares_ask_for_nothing_that_changes_no_read() -> None:
-    """A factor on all writes of a row changes the sizes alone; and a token with a large share is asked to write more,
-    which keeps it above the rest where the loss asks for nothing."""
-    model = make_model({"name": "infini_linear"}).double()
-    # sigma(k) = exp(k) below 0.
-    k_BTX = -1 - torch.rand(2, SEGMENT, model.blocks[0].attention.k_proj.out_features, dtype=torch.float64)
-    k_BTX[0, 3] += 0.9
-    mask = torch.ones(2, SEGMENT, dtype=torch.bool)
-    mask[1, -2:] = False
-    found = {}
-    for shares in (False, True):
-        keys = [k_BTX.clone().requires_grad_() for _ in model.blocks]
-        smaller = [k_BTX - 2 for _ in model.blocks]
-        before, after = (penalty(model, written, mask, shares) for written in (keys, smaller))
-        found[shares] = (after - before).item()
-        (grad_BTX,) = torch.autograd.grad(before, keys[0])
-        assert bool((grad_BTX[0, 3] < 0).all()) == shares
-        assert (grad_BTX[0, :3] > 0).all() and (grad_BTX[1, -2:] == 0).all()
-    assert found[False] == pytest.approx(-2, abs=1e-12) and found[True] == pytest.approx(0, abs=1e-12)
-
-
-def test_both_penalties_push_tokens_that_all_write_alike_and_still_hold_the_one_that_writes_most() -> None:
-    """Shares alone have no gradient where all are alike, and sizes alone make the needed token small, too."""
-    model = make_model({"name": "infini_linear"}).double()
-    mask = torch.ones(1, SEGMENT, dtype=torch.bool)
-    alike = torch.full((1, SEGMENT, model.blocks[0].attention.k_proj.out_features), -1.0, dtype=torch.float64)
-    outlier = alike.clone()
-    outlier[0, 3] += 3
-
-    def pushes(k_BTX: torch.Tensor, *kinds: bool) -> torch.Tensor:
-        keys = [k_BTX.clone().requires_grad_() for _ in model.blocks]
-        return torch.autograd.grad(sum(penalty(model, keys, mask, shares) for shares in kinds), keys[0])[0]
-
-    assert pushes(alike, True).abs().max() < 1e-12 and (pushes(outlier, False)[0, 3] > 0).all()
-    assert (pushes(alike, False, True) > 0).all() and (pushes(outlier, False, True)[0, 3] < 0).all()
 
 
 def test_several_calls_are_recorded_as_one() -> None:

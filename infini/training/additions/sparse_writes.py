@@ -5,12 +5,9 @@ on short inputs no longer reduces the writes of those once its answers are right
 token's write: it pushes a token that no answer needs down at the same rate however little it writes, while the loss
 holds a token that is needed. Inputs, model and outputs are unchanged.
 
-The size of a write (recipe.sparse_writes) can also be reduced for all tokens alike, which changes no read. Once every
-answer is right the loss does not hold the needed tokens either, and they are pushed down to just above the rest. A
-token's share of the writes of its row (recipe.sparse_shares) does not change with a factor on all of them: tokens with
-less than the average share are pushed down, and the others up, needed or not. Where all tokens write alike it pushes
-none. With both, of one weight, tokens with less than twice the average share are pushed down. None of the three always
-finds the needed tokens (results/LOG.md, 182 to 184).
+Once every answer is right the loss hardly holds the needed tokens either, and a penalty of constant weight pushes them
+down, too, to just above the rest. So its weight falls with the loss (recipe.sparse_loss_scale): neither outweighs the
+other. See results/LOG.md, 182 to 186, which also has what was tried instead.
 """
 
 from __future__ import annotations
@@ -28,17 +25,14 @@ from infini.nn.ops.memory import sigma
 from infini.nn.protocols import optional
 
 FLOOR = math.exp(-18.0)
-"""Lower bound of writes and of shares in the penalty, at which it no longer pushes. Ten million tokens that write this
-much weigh as much as a sixth of one token that writes 1."""
-SMALLEST = torch.finfo(torch.float32).tiny
-"""Lower bound of what a row writes: where it would underflow shares are 0, not 0 / 0."""
+"""Lower bound of writes in the penalty, at which it no longer pushes. Ten million tokens that write this much weigh as
+much as a sixth of one token that writes 1."""
 
 
-def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor, shares: bool = False) -> torch.Tensor:
+def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> torch.Tensor:
     """Mean over tokens and heads of the logarithm of a token's write, in nats; heads are weighted by their gates.
 
-    A write is the mean of sigma(k) over d_key; with `shares` its fraction of the sum over the tokens of its row of the
-    batch, whatever its state holds and wherever a document begins.
+    A write is the mean of sigma(k) over d_key.
 
     keys: what model.memory_layers were written with [B, T, G K] (infini.nn.projections.recorded). mask_BT: False is
     padding; best on the host, because it is read. Gates are detached here: closing them would be the easiest way to
@@ -50,13 +44,9 @@ def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor, sha
     if written.shape != keys[0].shape[:2]:
         raise ValueError(f"mask of {list(written.shape)} tokens, keys of {list(keys[0].shape[:2])}")
     place_P = to_device(np.flatnonzero(written), device)
-    counted_BT1 = to_device(written, device)[..., None]
     for attention, k_BTX in zip(optional(model, "memory_layers"), keys, strict=True):
         k_BTGK = k_BTX.to(torch.promote_types(k_BTX.dtype, torch.float32)).unflatten(-1, (attention.n_kv_heads, -1))
-        written_BTG = sigma(k_BTGK).mean(-1)
-        if shares:
-            written_BTG = written_BTG / (written_BTG * counted_BT1).sum(1, keepdim=True).clamp(min=SMALLEST)
-        written_BTG = written_BTG.clamp(min=FLOOR).log()
+        written_BTG = sigma(k_BTGK).mean(-1).clamp(min=FLOOR).log()
         # A key-value head is read by all query heads that share it.
         beta = attention.beta.detach()
         # Outside its call a layer has its shard alone (parallel=fsdp2).
