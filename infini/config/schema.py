@@ -219,7 +219,8 @@ class RecipeConfig:
     )
     loss_chunk: int = setting("Tokens whose logits are computed at a time.")
     save_every: int | None = setting(
-        "Steps between the checkpoints from which a stopped training resumes; null: about a minute."
+        "Steps between the checkpoints from which a stopped training resumes, but at most ten minutes; null: about a "
+        "minute."
     )
     curriculum: list[list[int]] | None = setting(
         "Easier stages before the main training, each [segment length, tokens per sequence] or [segment length, "

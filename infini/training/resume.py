@@ -30,6 +30,8 @@ DAMAGED = ".damaged"
 """Suffix of checkpoints that were skipped."""
 SECONDS_BETWEEN = 60.0
 """Seconds between two checkpoints where the recipe does not count steps."""
+SECONDS_AT_MOST = 600.0
+"""Seconds between two checkpoints where it does, at most."""
 SECONDS_OF_ONE_STOP = 1.0
 """Signals within so many seconds are one request to stop: a launcher and a scheduler may both send one."""
 STOPPING = "\nstopping after this step, with a checkpoint; Ctrl-C again stops at once, without one\n"
@@ -224,10 +226,10 @@ class SaveCheckpoints(Callback):
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if self.every:
-            due = step % self.every == 0
-        else:
-            due = self.ranks.any(time.monotonic() - self._saved >= SECONDS_BETWEEN)
+        due = self.every is not None and step % self.every == 0
+        # A step takes milliseconds or a minute: a number of steps alone could mean hours.
+        longest = SECONDS_BETWEEN if self.every is None else SECONDS_AT_MOST
+        due = due or self.ranks.any(time.monotonic() - self._saved >= longest)
         # A signal may reach one rank alone, and all save together.
         stop = self.ranks.any(self.stopping)
         if due or stop or step == trainer.max_steps:

@@ -177,15 +177,16 @@ def test_new_points_are_kept_after_a_restart_past_damaged_ones(
     assert not list((tmp_path / "unfinished").iterdir())
 
 
-def test_points_are_made_by_the_clock_where_no_steps_are_named(
-    corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("every", "limit"), [("null", "SECONDS_BETWEEN"), ("1000", "SECONDS_AT_MOST")])
+def test_checkpoints_are_saved_by_the_clock_where_a_number_of_steps_takes_long(
+    every: str, limit: str, corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = [*words(corpus, tmp_path), "recipe.save_every=null"]
-    monkeypatch.setattr(resume, "SECONDS_BETWEEN", 0.0)
+    overrides = [*words(corpus, tmp_path), f"recipe.save_every={every}"]
+    monkeypatch.setattr(resume, limit, 0.0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="is of step 4"):
         stop_in(patch, 5)
         train_command.train(compose(overrides), overrides)
-    monkeypatch.setattr(resume, "SECONDS_BETWEEN", 3600.0)
+    monkeypatch.setattr(resume, limit, 3600.0)
     assert train_command.train(compose(overrides), overrides).cost["resumed"]
     assert outcome(tmp_path) == straight
 
