@@ -7,6 +7,7 @@ tokens that together weigh as much as what is looked for: beyond it, most of wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,14 +22,19 @@ TOKENS_PER_CALL = 8192
 
 @torch.no_grad()
 def half_dilution(
-    model: Any, ids_BT: torch.Tensor, needle_BT: torch.Tensor, filler_BT: torch.Tensor, query_BT: torch.Tensor
+    model: Any,
+    ids_BT: torch.Tensor,
+    needle_BT: torch.Tensor,
+    filler_BT: torch.Tensor,
+    query_BT: torch.Tensor,
+    advance: Callable[[float], None] = lambda rows: None,
 ) -> list[list[float]]:
     """Half-dilution lengths in tokens, [layers][heads], of the layers with a compressive memory: the median over rows
     and queries.
 
     ids_BT: whole prompts, a row in one call. needle_BT, filler_BT, query_BT: which tokens are looked for, which are
     ordinary, and which ask; at least one of each a row, needle and filler in segments before the queries'. Empty for a
-    model that has no such layer.
+    model that has no such layer. advance is called with the number of rows that were just read.
     """
     layers = optional(model, "memory_layers")
     if not layers:
@@ -46,4 +52,5 @@ def half_dilution(
                 looked_for = torch.einsum("qhk,hk->qh", q[query], k[needle].sum(0))
                 ordinary = torch.einsum("qhk,hk->qh", q[query], k[filler].mean(0))
                 found.append(looked_for / ordinary)
+        advance(len(rows))
     return [torch.cat(found).median(0).values.tolist() for found in ratios]

@@ -139,7 +139,9 @@ def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: i
         filler_BT[row, -(-end // N) * N : (len(prompt) // N - 1) * N] = True
         query_BT[row, len(prompt) : len(ids)] = True
     masks = (torch.from_numpy(array).to(next(model.parameters()).device) for array in (needle_BT, filler_BT, query_BT))
-    return half_dilution(model, torch.from_numpy(ids_BT).to(next(model.parameters()).device), *masks)
+    on_device_BT = torch.from_numpy(ids_BT).to(next(model.parameters()).device)
+    with progress_bar("measuring half-dilution", len(prompts), plain_console().is_terminal) as advance:
+        return half_dilution(model, on_device_BT, *masks, advance)
 
 
 _FIELDS = {

@@ -52,7 +52,7 @@ def test_filler_that_saw_the_key_is_not_filler(segment, monkeypatch):
     """What stands behind the key in its own segment writes of the key, and does not grow with the prompt."""
     masks: dict[str, torch.Tensor] = {}
 
-    def keep_masks(model, ids_BT, needle_BT, filler_BT, query_BT):
+    def keep_masks(model, ids_BT, needle_BT, filler_BT, query_BT, advance):
         masks.update(needle=needle_BT, filler=filler_BT, query=query_BT)
         return []
 
@@ -79,6 +79,7 @@ def test_rows_may_be_read_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> N
     whole, calls = half_dilution(model, ids, *masks), []
     model.register_forward_hook(lambda module, inputs, output: calls.append(len(inputs[0])))
     monkeypatch.setattr(dilution, "TOKENS_PER_CALL", 9 * SEGMENT)
-    in_parts = half_dilution(model, ids, *masks)
-    assert calls == [2, 1]
+    shown: list[float] = []
+    in_parts = half_dilution(model, ids, *masks, shown.append)
+    assert calls == shown == [2, 1]
     assert [x for layer in in_parts for x in layer] == pytest.approx([x for layer in whole for x in layer], rel=1e-5)
