@@ -278,7 +278,7 @@ class LanguageModelModule(lightning.LightningModule):
         model = self.model if group is None or group >= segments else grouped(self.model, group * N)
         # Other models have memories that are not sums and cannot be scaled.
         extended = self.recipe.length_extension is not None and optional(self.model, "memory_is_a_sum")
-        if extended and self.in_last_stage and segments > 1:
+        if extended and self.in_last_stage and segments >= length_extension.LEAST:
             assert self.recipe.length_extension is not None
             rng = np.random.default_rng([self.seed, _EXTENSION_STREAM, self.global_step])
             if rng.random() < self.recipe.length_extension_share:

@@ -116,9 +116,21 @@ def test_gradients_pass_the_boundary():
     assert gradient.abs().sum() > 0
 
 
+@pytest.mark.parametrize("n_segments", [3, 4])
+@pytest.mark.parametrize("options", IDS)
+def test_every_boundary_that_is_drawn_changes_what_is_read(options, n_segments):
+    """Behind the last boundary nothing that is written is read, so a factor there would change nothing."""
+    model, ids = make_model(options), random_ids(2, n_segments * SEGMENT)
+    plain = model(ids).hidden_BTD
+    for seed in range(12):
+        boundary, factor = draw(np.random.default_rng(seed), 2, n_segments, 1e6)
+        extended = extended_call(model, ids, None, None, None, boundary * SEGMENT, factor).hidden_BTD
+        assert (extended - plain).abs().max() > 1e-4, boundary
+
+
 def test_factors_are_log_uniform_and_boundaries_inside():
     drawn = [draw(np.random.default_rng(seed), 64, 5, 1000.0) for seed in range(40)]
-    assert {boundary for boundary, _ in drawn} == {1, 2, 3, 4}
+    assert {boundary for boundary, _ in drawn} == {1, 2, 3}
     logs = torch.cat([factors for _, factors in drawn]).log() / np.log(1000.0)
     assert 0 <= logs.min() and logs.max() <= 1
     assert logs.mean().item() == pytest.approx(0.5, abs=0.03)
