@@ -39,6 +39,13 @@ ROLLBACK = 1024
 FORMAT = "infini-cache-1"
 
 
+def _keep_window(layer: Any, more: int = 0) -> None:
+    """Cut what a sliding layer kept for `crop` to its window and so many columns before it."""
+    if layer.is_sliding and layer.is_initialized:
+        kept = layer.sliding_window - 1 + more
+        layer.keys, layer.values = layer.keys[:, :, -kept:], layer.values[:, :, -kept:]
+
+
 class InfiniLayer(CacheLayerMixin):
     """One layer with a memory; its state is written by the model's attention, never by `update`."""
 
@@ -291,6 +298,8 @@ class InfiniCache(Cache):
             self._past.calls.append(_Written(call.columns, call.mask_BT, call.written))
             if self._past.recorded > 2 * ROLLBACK:
                 self._past.advance(self._past.recorded - ROLLBACK, self.settings)
+                for layer in self.layers:
+                    _keep_window(layer, ROLLBACK)
 
     # What generate() does with it.
 
@@ -308,10 +317,12 @@ class InfiniCache(Cache):
         """
         if tokens_to_remove > 0:
             raise InputError(f"crop({tokens_to_remove}): pass a negative number, the columns to take back")
-        if not self._is_recording() and tokens_to_remove:
-            raise InputError(
-                "crop: call activate_past_recording() before the tokens that are to be taken back are read"
-            )
+        if not self._is_recording():
+            if tokens_to_remove:
+                raise InputError(
+                    "crop: call activate_past_recording() before the tokens that are to be taken back are read"
+                )
+            return
         past = self._past
         kept = past.recorded + tokens_to_remove if past is not None else 0
         if kept < 0:
@@ -367,6 +378,7 @@ class InfiniCache(Cache):
         other.layers = [copy.copy(layer) for layer in self.layers]
         for layer in other.layers:
             layer.record_past = False
+            _keep_window(layer)
             if isinstance(layer, InfiniLayer):
                 layer.map(fork)
             elif layer.is_initialized:
@@ -419,13 +431,15 @@ class InfiniCache(Cache):
 
     # Files.
 
-    def _stock_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        return [
-            (f"{i}.{name}", getattr(layer, name))
-            for i, layer in enumerate(self.layers)
-            if not isinstance(layer, InfiniLayer) and layer.is_initialized
-            for name in ("keys", "values")
-        ]
+    def _stock_tensors(self, past: bool = True) -> list[tuple[str, torch.Tensor]]:
+        """Keys and values of the layers without a memory. past: with what sliding layers keep for `crop`."""
+        found = []
+        for i, layer in enumerate(self.layers):
+            if isinstance(layer, InfiniLayer) or not layer.is_initialized:
+                continue
+            first = 0 if past or not layer.is_sliding else -(layer.sliding_window - 1)
+            found += [(f"{i}.{name}", getattr(layer, name)[:, :, first:]) for name in ("keys", "values")]
+        return found
 
     def _described(self) -> dict[str, Any]:
         """What two caches must agree on to exchange tensors."""
@@ -447,7 +461,8 @@ class InfiniCache(Cache):
         nothing."""
         if not self.lengths:
             raise InputError("the cache is empty: nothing to save")
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self._stock_tensors()}
+        stock = self._stock_tensors(past=False)
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in stock}
         for i, layer in self.memory_layers.items():
             assert layer.state is not None
             # Clones: at a boundary `memory` and `pending` are one tensor, which a file cannot hold twice.

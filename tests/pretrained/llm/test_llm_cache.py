@@ -166,8 +166,40 @@ def test_what_crop_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         cache.crop(-4)
 
 
-def test_crop_without_recording_is_refused() -> None:
-    cache = logits_in_calls(tiny_llm(), prompt(1, 5), [5])[1]
+def test_past_recording_ends_with_a_copy(tmp_path: Path) -> None:
+    """Sliding layers keep more than their window for `crop`; a fork and a file continue without it."""
+    model, ids, more = tiny_llm("gemma3"), prompt(1, 5 * N), prompt(1, N + 3, seed=2)
+    cache = InfiniCache(model)
+    cache.activate_past_recording()
+    logits_in_calls(model, ids, [4 * N, N], cache)
+    cache.save(tmp_path / "cache.safetensors")
+    plain = logits_in_calls(model, ids, [4 * N, N])[1]
+    loaded = InfiniCache.load(tmp_path / "cache.safetensors", model)
+    expected = logits_in_calls(model, more, [3, N], plain.fork())[0]
+    for name, copied in (("fork", cache.fork()), ("file", loaded), ("itself", cache)):
+        assert_close(logits_in_calls(model, more, [3, N], copied)[0], expected, 1e-10, name)
+    assert cache.fork().nbytes() == loaded.nbytes() <= logits_in_calls(model, more, [3, N], plain)[1].nbytes()
+
+
+def test_what_sliding_layers_keep_for_crop_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "ROLLBACK", 2 * N)
+    model, cache = tiny_llm("gemma3"), InfiniCache(tiny_llm("gemma3"))
+    cache.activate_past_recording()
+    ids = prompt(1, 40 * N)
+    logits_in_calls(model, ids, [N] * 40, cache)
+    kept = [layer for layer in cache.layers if layer.is_sliding]
+    assert kept and all(layer.keys.shape[2] <= layer.sliding_window - 1 + 5 * N for layer in kept)
+    cache.crop(-2 * N)
+    plain = logits_in_calls(model, ids[:, : -2 * N], [38 * N])[1]
+    after = prompt(1, N, seed=3)
+    assert_close(
+        logits_in_calls(model, after, [N], cache)[0], logits_in_calls(model, after, [N], plain)[0], 1e-10, "after"
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_crop_without_recording_is_refused(name: str) -> None:
+    cache = logits_in_calls(tiny_llm(name), prompt(1, 5 * N), [5 * N])[1]
     cache.crop(0)
     with pytest.raises(ValueError, match="activate_past_recording"):
         cache.crop(-1)
