@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from infini.errors import InputError, one_of
+from infini.nn.host import to_numpy
 from infini.system.progress import progress_bar
 
 SEARCHES = ("exact", "approximate")
@@ -71,8 +72,19 @@ def encode(
     cut into windows. global_first: whether the first token of every window has global attention (LED). advance: called
     with the number of new states after each window.
     """
+    n_tokens = ids_BS.shape[1]
+    mask_BS = options.get("attention_mask")
+    if n_tokens > size and mask_BS is not None:
+        # Windows are those that a row has alone. Short rows have one.
+        lengths = [max(length, size) for length in to_numpy(mask_BS).sum(1).tolist()]
+        if min(lengths) < n_tokens:
+
+            def encode_some(ids_RL: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+                return encode(encoder, ids_RL, size, global_first, advance, **given)
+
+            return _by_length(encode_some, ids_BS, lengths, options)
     states = []
-    for window in windows(ids_BS.shape[1], size):
+    for window in windows(n_tokens, size):
         here = slice(window.start, window.stop)
         given = {
             name: value[:, here] if isinstance(value, torch.Tensor) and value.shape[:2] == ids_BS.shape else value
@@ -91,6 +103,26 @@ def encode(
         states.append(made[:, window.keep_start - window.start : window.keep_stop - window.start])
         advance(window.keep_stop - window.keep_start)
     return torch.cat(states, 1)
+
+
+def _by_length(
+    encode_some: Callable[[torch.Tensor, dict[str, Any]], torch.Tensor],
+    ids_BS: torch.Tensor,
+    lengths: list[int],
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """The states of the rows of each length [B], which are encoded apart; 0 behind a row's end."""
+    found, order = [], []
+    for length in sorted(set(lengths)):
+        rows = [row for row, own in enumerate(lengths) if own == length]
+        given = {
+            name: value[rows, :length] if isinstance(value, torch.Tensor) and value.shape[:2] == ids_BS.shape else value
+            for name, value in options.items()
+        }
+        states_RLD = encode_some(ids_BS[rows, :length], given)
+        found.append(nn.functional.pad(states_RLD, (0, 0, 0, ids_BS.shape[1] - length)))
+        order += rows
+    return torch.cat(found)[[order.index(row) for row in range(len(order))]]
 
 
 class StateIndex:

@@ -271,6 +271,22 @@ def test_a_long_input_is_encoded_in_windows(kind: str) -> None:
         assert (whole - encoder(input_ids=ids[:, :20]).last_hidden_state).abs().max() < 1e-10
 
 
+@pytest.mark.parametrize("kind", ["bart", "led"])
+def test_a_row_is_encoded_as_it_is_alone(kind: str) -> None:
+    """Whatever else is in the batch: windows laid over the longest row would cut the others elsewhere."""
+    encoder = make(kind).get_encoder()
+    lengths = [70, 13, 32, 40, 0, 70]
+    ids = torch.randint(3, 60, (len(lengths), 70), generator=torch.Generator().manual_seed(2))
+    mask = torch.arange(70) < torch.tensor(lengths)[:, None]
+    with torch.no_grad():
+        together = encode(encoder, ids, 32, attention_mask=mask.long())
+        assert together.shape == (len(lengths), 70, 16)
+        for row, length in zip(range(len(lengths)), lengths, strict=True):
+            if length:
+                alone = encode(encoder, ids[row : row + 1, :length], 32, attention_mask=torch.ones(1, length).long())
+                assert (together[row, :length] - alone[0]).abs().max() < 1e-10
+
+
 def test_generation_runs_on_an_input_of_any_length() -> None:
     model = extend(make("bart"), 4)
     states = torch.randn(1, 500, 16, dtype=torch.float64)
