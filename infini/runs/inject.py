@@ -80,6 +80,7 @@ def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None
     logging.disable_progress_bar()
     model, _ = load_model(trained, torch.device("cpu"))
     llm = without_adapters(model.llm)
+    llm.config.infini["training"] = f"run {description['run_id']} of infini, model.train={options['train']}"
     if cfg.model["dtype"]:
         llm = llm.to(getattr(torch, cfg.model["dtype"]))
     _write(folder, llm, base_of(options).tokenizer, f"trained by {description['run_id']}")

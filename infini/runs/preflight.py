@@ -50,6 +50,8 @@ def check_training(cfg: Config) -> None:
     records.check_writable(cfg.results_dir)
     check_logger(cfg.logger.name)
     check_base(cfg)
+    if "base" in cfg.model and (history := cfg.recipe.long_history) is not None:
+        raise InputError(f"recipe.long_history={history}: must be null with model={cfg.model['name']}")
     if cfg.init_from is not None:
         read_description(named_folder("init_from", cfg.init_from, cfg.results_dir), "init_from")
     check_data(cfg, TRAINING_SPLITS)

@@ -364,6 +364,9 @@ def test_prompts_are_asked_of_the_base_and_after_continual_pre_training(tiny_smo
             "model.memory_decay=4: has no effect with model.memory=none; leave it out",
         ),
         (["model.layers=[5]"], "layers=[5]: name at least one of 0 to 1"),
+        (["model.memory=full", "model.update_rule=linear"], "model.update_rule='linear': has no effect with"),
+        (["model.memory=full", "model.gate_init=3"], "model.gate_init=3: has no effect with model.memory=full"),
+        (["model.lora_rank=64"], "model.lora_rank=64: has no effect with model.train=all; leave it out"),
         (["model.memory=some"], "model.memory='some': must be one of infini, none, full"),
     ],
 )
@@ -383,6 +386,13 @@ def test_weights_whose_steps_would_be_rounded_away_are_not_trained(llm: Llm, tra
 def test_gates_that_are_not_there_cannot_be_trained(llm: Llm) -> None:
     said = llm.error("train", "model.train=gates", "model.memory=full")
     assert "model.train='gates': model.memory=full has no gates to train" in said
+
+
+def test_long_histories_are_not_read_by_a_pretrained_model(llm: Llm) -> None:
+    """Its calls take no write weights, with which histories are read."""
+    words = ["recipe.length_extension=10", "recipe.long_history=[2,9]", "recipe.segments_per_sequence=3"]
+    said = llm.error("train", "task=passkey", *words)
+    assert "recipe.long_history=[2, 9]: must be null with model=llm" in said
 
 
 def test_no_network_is_one_line() -> None:
@@ -560,6 +570,34 @@ def test_a_longer_past_of_an_llm_dilutes_what_it_reads_later(rule: str, options:
     assert model.memory_is_a_sum and not PretrainedLM(tiny_llm("llama"), 8, "none").memory_is_a_sum
 
 
+@pytest.mark.parametrize("words", [(), ("recipe.checkpoint_activations=true",), ("recipe.checkpoint_segments=2",)])
+def test_an_llm_pays_for_what_it_writes_though_activations_are_computed_again(words: tuple[str, ...]) -> None:
+    """Rows with padding: what is watched is moved to its own columns, which the second computation does not repeat."""
+    cfg = compose(["task=passkey", "recipe.curriculum=null", "recipe.sparse_writes=0.1", *words])
+    model = PretrainedLM(tiny_llm("llama"), 8).train()
+    model.checkpoint_activations = cfg.recipe.checkpoint_activations
+    made = LanguageModelModule(model, cfg.optimizer, cfg.recipe, False, cfg.seed)
+    made.log = lambda *_, **__: None  # type: ignore[method-assign]
+    ids, mask = prompt(2, 40), torch.ones(2, 40, dtype=torch.bool)
+    mask[1, 29:] = False
+    batch = {"ids_BT": ids, "targets_BT": ids.roll(-1, 1).masked_fill(~mask, -100)}
+    made.training_step(batch | {"mask_BT": mask, "reset_BT": torch.zeros_like(mask)}, 0).backward()
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    plain = _gradients_of_a_step(batch, mask)
+    for grad, expected in zip(found, plain, strict=True):
+        # Norms of transformers round to float32.
+        assert_close(grad, expected, 1e-6, "gradient")
+
+
+def _gradients_of_a_step(batch: dict[str, torch.Tensor], mask: torch.Tensor) -> list[torch.Tensor]:
+    cfg = compose(["task=passkey", "recipe.curriculum=null", "recipe.sparse_writes=0.1"])
+    model = PretrainedLM(tiny_llm("llama"), 8)
+    made = LanguageModelModule(model, cfg.optimizer, cfg.recipe, False, cfg.seed)
+    made.log = lambda *_, **__: None  # type: ignore[method-assign]
+    made.training_step(batch | {"mask_BT": mask, "reset_BT": torch.zeros_like(mask)}, 0).backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
 def test_an_llm_is_trained_with_a_longer_past() -> None:
     losses = []
     for words in ((), ("recipe.length_extension=1000", "recipe.length_extension_share=1")):
@@ -601,6 +639,8 @@ def test_an_injected_folder_is_a_base(llm: Llm, tmp_path: Path) -> None:
     first, second = perplexities(llm)
     assert first == second
     assert "was injected with 'linear'; set that" in llm.error("eval", *SHORT, "model.update_rule=delta")
+    said = llm.error("eval", *SHORT, "model.update_rule=linear", "model.gate_init=3")
+    assert "model.gate_init=3: " in said and said.endswith("has gates of its own; leave it out")
 
 
 # infini inject.
@@ -615,6 +655,8 @@ def test_a_trained_model_becomes_a_folder_of_transformers(llm: Llm, train: str, 
     said = llm.infini("inject", f"checkpoint={run.run_id}", f"out={out}")
     assert said.startswith(f"{out}: InfiniLlamaForCausalLM with a memory in 2 of 2 layers")
     assert said.endswith(f"; trained by {run.run_id}\n")
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert f"| training | run {run.run_id} of infini, model.train={train} |" in card
     ids = prompt(1, 3 * N)
     trained, _ = load_model(llm.infini.results / "checkpoints" / run.run_id, torch.device("cpu"))
     loaded = AutoModelForCausalLM.from_pretrained(out).eval()

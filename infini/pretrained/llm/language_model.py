@@ -79,7 +79,10 @@ class MemoryOf:
         watchers = self.attention.infini_gate.watchers[projection]
 
         def passed(x_BWX: torch.Tensor) -> None:
-            keep(self.model.in_own_columns(x_BWX))
+            # Nobody watches when a checkpointed segment is computed again, which must save as many tensors as before.
+            with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+                own_BTX = self.model.in_own_columns(x_BWX)
+            keep(own_BTX)
 
         watchers.append(passed)
         return lambda: watchers.remove(passed)
@@ -430,15 +433,20 @@ def build(
         options["memory_decay"] = memory_decay
     if isinstance(llm, CausalLMMixin):
         _check_injected(base, llm, memory, options)
+        if gate_init != USUAL["gate_init"] and any((beta != gate_init).any() for beta in _gates(llm)):
+            raise InputError(f"model.gate_init={gate_init!r}: {base.where} has gates of its own; leave it out")
     elif memory == "full":
-        for name, value, usual in (("window", window, "segment"), ("sinks", sinks, 0), ("layers", layers, None)):
-            if value != usual:
+        given = {**options, "gate_init": gate_init}
+        for name, usual in USUAL.items():
+            if (value := given[name]) != usual:
                 raise InputError(f"model.{name}={value!r}: has no effect with model.memory=full; leave it out")
     else:
         inject(llm, segment_length, gate_init=gate_init, **options)
     model = PretrainedLM(llm, segment_length, memory)
     if train == "gates" and memory != "infini":
         raise InputError(f"model.train='gates': model.memory={memory} has no gates to train; set model.train=all")
+    if lora_rank is not None and train != "lora":
+        raise InputError(f"model.lora_rank={lora_rank}: has no effect with model.train={train}; leave it out")
     if train == "lora":
         _add_adapters(base, llm, lora_rank or LORA_RANK)
     if train != "all":
@@ -449,6 +457,8 @@ def build(
     return model
 
 
+USUAL = {"update_rule": "delta", "gate_init": -4.0, "window": "segment", "sinks": 0, "layers": None}
+"""Options of a memory, and the values that they have where nobody sets them (infini.models.llm)."""
 LORA_RANK = 8
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 """The attention's projections, which families name alike."""
@@ -488,6 +498,10 @@ def without_adapters(llm: Any) -> Any:
             parent, _, own = name.rpartition(".")
             setattr(llm.get_submodule(parent), own, layer.get_base_layer())
     return llm
+
+
+def _gates(llm: Any) -> list[torch.Tensor]:
+    return [gate for name, gate in llm.named_parameters() if name.endswith("infini_gate.beta")]
 
 
 def _check_injected(base: Any, llm: Any, memory: str, options: dict[str, Any]) -> None:
