@@ -248,7 +248,7 @@ class RecipeConfig:
     )
     sparse_loss_scale: float | None = setting(
         "The loss in nats per token from which on the penalty has the weight sparse_writes. Below it the weight is in "
-        "proportion to the loss of the step before. null: the weight is constant."
+        "proportion to the loss of the step before. null, or without sparse_writes: the weight is constant."
     )
 
     def __post_init__(self) -> None:
@@ -264,9 +264,19 @@ class RecipeConfig:
         if self.length_extension is not None:
             above = self.length_extension > 1
             require(above, "recipe.length_extension", self.length_extension, "must be above 1, or null")
+            require(
+                self.segments_per_sequence >= 3,
+                "recipe.segments_per_sequence",
+                self.segments_per_sequence,
+                f"must be at least 3 with recipe.length_extension={self.length_extension}: what is written behind a "
+                "boundary must be read",
+            )
         at_least("recipe", self, 0, "sparse_writes")
         above = self.sparse_loss_scale is None or self.sparse_loss_scale > 0
         require(above, "recipe.sparse_loss_scale", self.sparse_loss_scale, "must be above 0, or null")
+        if not self.sparse_writes:
+            # Otherwise equal trainings would count as different ones.
+            self.sparse_loss_scale = None
         for stage in self.curriculum or ():
             whole = len(stage) in (2, 3) and 1 <= stage[0] <= stage[1] and min(stage) >= 1
             allowed = "stages must be [segment length, tokens a sequence(, steps)], the second at least the first"

@@ -101,6 +101,12 @@ def _sizes(model: Mapping[str, Any], dims: Mapping[str, Any]) -> dict[str, Any]:
     return named | {"segment_length": dims["segment_length"]}
 
 
+_NO_WORK = {
+    *("steps", "warmup_steps", "schedule", "final_lr_fraction", "save_every", "advance_below", "sparse_loss_scale")
+}
+"""Numbers of a recipe that change no step's work."""
+
+
 def _work(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the seconds of a step. An option that is off equals one that did not exist yet."""
-    return {key: value for key, value in recipe.items() if value is not None and key not in ("steps", "warmup_steps")}
+    return {key: value for key, value in recipe.items() if value is not None and key not in _NO_WORK}

@@ -58,8 +58,12 @@ def frame_of(tokenizer: TextTokenizer, chat: bool | None, model: Mapping[str, An
     # The families end a turn with tokens of their own, which the template alone knows.
     _, _, after = template([*messages, {"role": "assistant", "content": summary}]).partition(summary)
     before, between, ends = (
-        np.array(base.tokenizer.encode(part, add_special_tokens=False)) for part in (begin, middle, after)
+        np.array(base.tokenizer.encode(part, add_special_tokens=False), dtype=np.int64)
+        for part in (begin, middle, after)
     )
+    if not len(before):
+        # A template may begin with the message; a text begins with a token all the same.
+        before = np.array([tokenizer.bos_id], dtype=np.int64)
     special = {index for index, token in base.tokenizer.added_tokens_decoder.items() if token.special}
     return Frame(before, between, next((int(token) for token in ends[:1] if token in special), tokenizer.end_id))
 

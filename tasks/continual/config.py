@@ -45,6 +45,9 @@ class ContinualConfig(TaskConfig):
         at_least("task", self, 1, "min_tokens")
         once = len(set(self.sources)) == len(self.sources) > 0
         require(once, "task.sources", self.sources, "must name one corpus or more, each once")
+        # The name of a document is source/file.
+        plain = not any("/" in source for source in self.sources)
+        require(plain, "task.sources", self.sources, "must be names of corpora, without /")
         whole = self.shares is None or (len(self.shares) == len(self.sources) and min(self.shares) > 0)
         require(whole, "task.shares", self.shares, "must have a number above 0 for each of task.sources, or be null")
 

@@ -138,10 +138,12 @@ def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: i
         # The rest of the key's own segment is left out: it attends to the key and does not grow with the prompt.
         filler_BT[row, -(-end // N) * N : (len(prompt) // N - 1) * N] = True
         query_BT[row, len(prompt) : len(ids)] = True
-    masks = (torch.from_numpy(array).to(next(model.parameters()).device) for array in (needle_BT, filler_BT, query_BT))
-    on_device_BT = torch.from_numpy(ids_BT).to(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    ids, needle, filler, query = (
+        torch.from_numpy(array).to(device) for array in (ids_BT, needle_BT, filler_BT, query_BT)
+    )
     with progress_bar("measuring half-dilution", len(prompts), plain_console().is_terminal) as advance:
-        return half_dilution(model, on_device_BT, *masks, advance)
+        return half_dilution(model, ids, needle, filler, query, advance)
 
 
 _FIELDS = {

@@ -70,11 +70,13 @@ def sources_of(split: TokenisedSplit) -> dict[str, list[int]]:
 
 
 def at_least(split: TokenisedSplit, n_tokens: int) -> TokenisedSplit:
-    """The documents of at least so many tokens. Raises InputError where there are none."""
+    """The documents of at least so many tokens. Raises InputError where a source has none."""
+    for source, documents in sources_of(split).items():
+        longest = max(split.n_tokens[index] for index in documents)
+        if longest < n_tokens:
+            said = f"the longest document of {source} to train on has {longest} tokens"
+            raise InputError(f"task.min_tokens={n_tokens}: {said}; leave it out of task.sources, or take fewer")
     kept = [index for index, length in enumerate(split.n_tokens) if length >= n_tokens]
-    if not kept:
-        longest = max(split.n_tokens, default=0)
-        raise InputError(f"task.min_tokens={n_tokens}: the longest document to train on has {longest} tokens")
     return replace(
         split,
         names=[split.names[index] for index in kept],

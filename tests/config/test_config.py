@@ -412,6 +412,19 @@ def test_a_run_from_before_an_option_existed_is_known_again() -> None:
     assert config_hash(recorded) != config_hash(cfg)
 
 
+def test_length_extension_takes_three_segments() -> None:
+    with pytest.raises(InputError, match="recipe.segments_per_sequence=2: must be at least 3 with recipe.length_ext"):
+        compose(["task=passkey", "recipe.length_extension=10", "recipe.segments_per_sequence=2"])
+
+
+def test_a_scale_of_a_penalty_that_is_off_makes_no_other_training() -> None:
+    off = compose(["task=passkey", "recipe.sparse_writes=null"])
+    assert off.recipe.sparse_loss_scale is None
+    assert config_hash(off) == config_hash(
+        compose(["task=passkey", "recipe.sparse_writes=null", "recipe.sparse_loss_scale=null"])
+    )
+
+
 @pytest.mark.parametrize("scale", ["laptop", "gpu", "paper"])
 def test_every_passkey_recipe_has_the_penalty_of_its_rows(scale: str) -> None:
     """Those with length extension keep a constant weight, with which their published rows were trained."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from books import write_books
 from command_runner import Runner
@@ -103,6 +104,15 @@ def test_in_chat_a_summary_ends_as_the_template_ends_a_turn(after: str, end: str
     tokenizer = open_tokenizer(compose(words))
     frame = frame_of(tokenizer, True, compose(words).model)
     assert frame.end == AutoTokenizer.from_pretrained(base).convert_tokens_to_ids(end)
+
+
+def test_a_chat_template_may_begin_with_the_message(tmp_path: Path) -> None:
+    base = with_template(write_tiny_base(tmp_path / "base"), "{% for m in messages %}{{ m.content }}{% endfor %}")
+    words = ["task=booksum", "model=llm", f"model.base={base}"]
+    tokenizer = open_tokenizer(compose(words))
+    frame = frame_of(tokenizer, True, compose(words).model)
+    assert frame.begin.tolist() == [tokenizer.bos_id]
+    assert frame.middle.dtype == frame.begin.dtype == np.int64
 
 
 def test_a_model_without_a_chat_template_is_refused(infini: Runner, tmp_path: Path) -> None:

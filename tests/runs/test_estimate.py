@@ -62,6 +62,14 @@ def test_the_time_of_a_pretrained_model_is_that_of_its_training() -> None:
         assert estimate.run_seconds("train", compose([*trained.overrides, other]), [trained]) is None, other
 
 
+@pytest.mark.parametrize("more", [(), ("recipe.sparse_loss_scale=null",), ("recipe.sparse_loss_scale=1",)])
+def test_the_passkey_recipe_has_an_estimate(more: tuple[str, ...]) -> None:
+    """Numbers that change no step's work make no other recipe of it."""
+    cfg = compose(["task=passkey", "parallel.accelerator=cpu", *more])
+    known = records.load_records(records.published_dir())
+    assert estimate.run_seconds("train", cfg, known) is not None
+
+
 def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cfgs = configurations()
     assert estimate.describe_time([], []) is None

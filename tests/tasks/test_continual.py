@@ -45,6 +45,10 @@ def test_a_mixture_has_the_documents_of_its_sources(corpora: Path, tmp_path: Pat
     assert len(kept) == int((split.n_tokens == longest).sum()) and set(kept.n_tokens) == {longest}
     with pytest.raises(InputError, match=f"task.min_tokens={longest + 1}: the longest document .* {longest} tokens"):
         at_least(split, longest + 1)
+    shorter = min(int(split.n_tokens[found].max()) for found in sources_of(split).values())
+    if shorter < longest:
+        with pytest.raises(InputError, match="leave it out of task.sources"):
+            at_least(split, shorter + 1)
 
 
 def test_its_identity_is_that_of_its_texts(corpora: Path, tmp_path: Path) -> None:
@@ -87,10 +91,11 @@ def test_trained_on_the_mixture_and_measured_on_each_task(mixed: Runner, corpora
         (["task.sources=[]"], "task.sources=[]: must name one corpus or more, each once"),
         (["task.sources=[pg19,pg19]"], "must name one corpus or more, each once"),
         (["task.sources=[news]"], "holds none of the folders news/"),
+        (["task.sources=[pg19,books/a]"], "task.sources=['pg19', 'books/a']: must be names of corpora, without /"),
         (["task.shares=[1,1]"], "task.shares=[1.0, 1.0]: must have a number above 0 for each of task.sources"),
         (["task.shares=[1,0,1]"], "must have a number above 0 for each of task.sources, or be null"),
         (["task.min_tokens=0"], "task.min_tokens=0: must be at least 1"),
-        (["task.min_tokens=999999"], "task.min_tokens=999999: the longest document to train on has"),
+        (["task.min_tokens=999999"], "task.min_tokens=999999: the longest document of pg19 to train on has"),
     ],
 )
 def test_bad_mixtures_are_one_line(mixed: Runner, words: list[str], named: str) -> None:
