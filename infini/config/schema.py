@@ -53,8 +53,9 @@ class TaskConfig:
     """Whether other tasks evaluate models that were trained on this one."""
     is_trained_on: ClassVar[bool] = True
     """Whether it has training data. A task without is a benchmark for models that were trained on others."""
-    has_long_history: ClassVar[bool] = False
-    """Whether its training batches can hold a history (recipe.long_history)."""
+    has_prompts: ClassVar[bool] = False
+    """Whether its training batches are prompts, which can follow a history (recipe.long_history) and differ in length
+    (recipe.short_sequences)."""
     data_layout: ClassVar[str] = TEXT_LAYOUT
     """What a folder of its data holds, for messages."""
 
@@ -242,6 +243,10 @@ class RecipeConfig:
         "half of the rows start after a history of filler, of at most `pieces` pieces (see "
         "infini.training.additions.long_history). null: no histories."
     )
+    short_sequences: list[float] | None = setting(
+        "Prompts only, [segments, share]: in this share of the last stage's batches sequences have so many segments "
+        "and there are more rows, if segments_per_sequence is larger. null: in none."
+    )
     sparse_writes: float | None = setting(
         "Not in the paper: weight of a penalty on memory writes in the loss of the last stage, their mean logarithm in "
         "nats (see infini.training.additions.sparse_writes). null: 0."
@@ -281,6 +286,12 @@ class RecipeConfig:
             whole = len(stage) in (2, 3) and 1 <= stage[0] <= stage[1] and min(stage) >= 1
             allowed = "stages must be [segment length, tokens a sequence(, steps)], the second at least the first"
             require(whole, "recipe.curriculum", self.curriculum, allowed)
+        short = self.short_sequences
+        whole = short is None or (len(short) == 2 and short[0] >= 1 and short[0] % 1 == 0 and 0 <= short[1] <= 1)
+        require(whole, "recipe.short_sequences", short, "must be [segments, share between 0 and 1], or null")
+        if short is not None and short[0] >= self.segments_per_sequence:
+            # No sequence is longer. Otherwise equal trainings would count as different ones.
+            self.short_sequences = None
         pair = self.long_history
         whole = pair is None or (len(pair) == 2 and min(pair) >= 1)
         require(whole, "recipe.long_history", pair, "must be [pieces, steps], or null")
@@ -518,8 +529,9 @@ class Config:
         parse_lengths(self.length)
         parse_depths(self.depth)
         parse_part(self.part)
-        history, allowed = self.recipe.long_history, self.task.has_long_history
-        require(allowed or history is None, "recipe.long_history", history, f"must be null for task={self.task.name}")
+        for name in ("long_history", "short_sequences"):
+            value, fits = getattr(self.recipe, name), self.task.has_prompts
+            require(fits or value is None, f"recipe.{name}", value, f"must be null for task={self.task.name}")
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
         require(self.workers >= 1, "workers", self.workers, "must be at least 1")
 

@@ -20,7 +20,7 @@ class PasskeyConfig(TaskConfig):
     evaluation_inherits = ("digits",)
     # Any language model can answer a prompt; a model of prompts cannot read books.
     evaluates_any_model = True
-    has_long_history = True
+    has_prompts = True
 
     tokenizer: str = setting(
         "`words`, the word-level tokenizer of the prompt, or `scale`, the tokenizer of the scale. A training that "

@@ -30,7 +30,9 @@ class PasskeyBatches:
     """Batch number i at a stage of the curriculum, always the same.
 
     stages: [(segment length, tokens per sequence)], the last one the main training. batch_size: rows of the last stage;
-    stages of shorter sequences have proportionally more. lm_loss_weight: above 0, all other tokens are targets too.
+    stages of shorter sequences have proportionally more. short: (tokens per sequence, share): in this share of the last
+    stage's batches sequences have so many tokens, in more rows. lm_loss_weight: above 0, all other tokens are targets,
+    too.
     few_digit_share: fraction of the last stage's keys with at most two, three or four distinct digits; the first stage
     would take longer with them. history: (pieces, number of the first batch): from that batch on, rows of the last
     stage may start after this much filler. Raises InputError where a stage has no room for a prompt.
@@ -49,10 +51,11 @@ class PasskeyBatches:
         lm_loss_weight: float = 0.0,
         few_digit_share: float = 0.0,
         history: tuple[int, int] | None = None,
+        short: tuple[int, float] | None = None,
     ) -> None:
         self.template, self.bos_id, self.stages = template, bos_id, list(stages)
         self.seed, self.lm_loss_weight, self.few_digit_share = seed, lm_loss_weight, few_digit_share
-        self.history = history
+        self.history, self.short = history, short
         self.tokens = batch_size * self.stages[-1][1]
         for _, length in self.stages:
             if length < template.shortest(training=True):
@@ -67,6 +70,8 @@ class PasskeyBatches:
         segment_length, length = self.stages[stage]
         last = stage == len(self.stages) - 1
         rng = np.random.default_rng([self.seed, TRAINING_STREAM, index])
+        if last and self.short and rng.random() < self.short[1]:
+            length = self.short[0]
         shortest = max(length - segment_length + 1, self.template.shortest(training=True))
         share = self.few_digit_share if last else 0.0
         rows = []

@@ -60,6 +60,7 @@ class PasskeyDataModule(ResumableDataModule):
             task.lm_loss_weight,
             task.few_digit_share,
             (history[0], cfg.recipe.steps - history[1]) if history else None,
+            (int(short[0]) * cfg.dims.segment_length, short[1]) if (short := cfg.recipe.short_sequences) else None,
         )
 
     def revision(self, split: str) -> str:

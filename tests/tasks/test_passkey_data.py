@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import make_model
 
-from infini.config.compose import compose
+from infini.config.compose import compose, config_hash
 from infini.errors import InputError
 from infini.nn.ops.cross_entropy import IGNORE
 from infini.tasks.passkey import data
@@ -249,6 +249,39 @@ def test_sparse_writes_are_asked_for_in_the_training_proper_only(
     asked.read_losses()
     plain.read_losses()
     assert asked.loss_curve == plain.loss_curve
+
+
+def test_a_share_of_the_last_stages_batches_has_short_sequences() -> None:
+    """In more rows of as many tokens, and with all that the last stage's prompts have; other batches stay the same."""
+    mixed, plain = batches(short=(256, 0.25)), batches()
+    widths = [mixed.batch(index, 1)["ids_BT"].shape for index in range(200)]
+    assert set(widths) == {(12, 256), (6, 512)}
+    assert widths.count((12, 256)) / 200 == pytest.approx(0.25, abs=0.08)
+    assert all(torch.equal(mixed.batch(i, 0)["ids_BT"], plain.batch(i, 0)["ids_BT"]) for i in range(5))
+    short = next(mixed.batch(index, 1) for index, width in enumerate(widths) if width == (12, 256))
+    assert short["segment_length"] == 128 and 256 - 128 < int(short["mask_BT"].sum(1).min())
+    again = next(index for index, width in enumerate(widths) if width == (12, 256))
+    assert torch.equal(mixed.batch(again, 1)["ids_BT"], short["ids_BT"])
+
+
+@pytest.mark.parametrize("given", ["[5]", "[0,0.5]", "[5,2]", "[2.5,0.5]"])
+def test_short_sequences_are_some_segments_and_a_share(given: str) -> None:
+    with pytest.raises(
+        InputError, match="recipe.short_sequences=.*: must be .segments, share between 0 and 1., or null"
+    ):
+        compose(["task=passkey", "recipe.segments_per_sequence=40", f"recipe.short_sequences={given}"])
+
+
+def test_short_sequences_are_shorter_than_the_others() -> None:
+    same = ["task=passkey", "recipe.segments_per_sequence=5"]
+    assert config_hash(compose([*same, "recipe.short_sequences=[5,0.5]"])) == config_hash(
+        compose([*same, "recipe.short_sequences=null"])
+    )
+    made = PasskeyDataModule(
+        compose(["task=passkey", "recipe.segments_per_sequence=6", "recipe.short_sequences=[3,1]"])
+    )
+    made.setup("fit")
+    assert made.batches.batch(0, 1)["ids_BT"].shape[1] == 3 * 128
 
 
 def test_a_batch_of_another_segment_length_resizes_the_model() -> None:

@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "curriculum": {"curriculum": None},
     "length_extension": {"length_extension": 1000.0, "length_extension_share": 1.0},
     "long_history": {"length_extension": 1000.0, "length_extension_share": 0.5, "long_history": [2, 20]},
+    "short_sequences": {"short_sequences": [3, 0.5]},
     "sparse_writes": {"sparse_writes": 0.01},
     "sparse_loss_scale": {"sparse_writes": 0.01, "sparse_loss_scale": 100.0},
 }
@@ -36,11 +37,13 @@ STAGES = {"pg19": [[16, 16, 1]], "passkey": [[32, 192, 1]], "booksum": [[16, 32,
 """Stages of one step, so that the second step is one of the training proper."""
 REFUSED = {
     ("pg19", "long_history"): "recipe.long_history=.*: must be null for task=pg19",
+    ("pg19", "short_sequences"): "recipe.short_sequences=.*: must be null for task=pg19",
+    ("booksum", "short_sequences"): "recipe.short_sequences=.*: must be null for task=booksum",
     ("booksum", "long_history"): "recipe.long_history=.*: must be null for task=booksum",
     ("booksum", "curriculum"): "recipe.curriculum=.*: booksum has no stages",
 }
 PAIRS = [*((name,) for name in SETTINGS), *combinations(SETTINGS, 2)]
-DECIDE_DATA = ("excerpt_tokens", "curriculum", "long_history")
+DECIDE_DATA = ("excerpt_tokens", "curriculum", "long_history", "short_sequences")
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +51,17 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
     """Task -> a configuration with none of the settings."""
     corpus, cache = write_corpus(tmp_path_factory.mktemp("corpus")), tmp_path_factory.mktemp("cache")
     own = {
-        "pg19": [f"task.data_dir={corpus}"],
+        "pg19": [f"task.data_dir={corpus}", "recipe.segments_per_sequence=4"],
         "passkey": ["dims.segment_length=32", "recipe.segments_per_sequence=8"],
         "booksum": ["task.data_dir=synthetic", "recipe.segments_per_sequence=4", "task.summary_tokens=20"],
     }
     none = ["recipe.curriculum=null", "recipe.long_history=null", "recipe.length_extension=null"]
-    none += ["recipe.sparse_writes=null", "recipe.sparse_loss_scale=null", "recipe.excerpt_tokens=null"]
+    none += [
+        "recipe.sparse_writes=null",
+        "recipe.sparse_loss_scale=null",
+        "recipe.excerpt_tokens=null",
+        "recipe.short_sequences=null",
+    ]
     words = [*TINY, *none, "recipe.steps=2", "model=infini_delta", f"cache_dir={cache}"]
     return {task: compose([*words, f"task={task}", *own[task]]) for task in STAGES}
 
