@@ -7,7 +7,7 @@ holds a token that is needed. Inputs, model and outputs are unchanged.
 
 Once every answer is right the loss hardly holds the needed tokens either, and a penalty of constant weight pushes them
 down, too, to just above the rest. So its weight falls with the loss (recipe.sparse_loss_scale): neither outweighs the
-other. See results/LOG.md, 182 to 186, which also has what was tried instead.
+other. See results/LOG.md, 182 to 187, which also has what was tried instead.
 """
 
 from __future__ import annotations
