@@ -34,6 +34,8 @@ SHORT = {
     "recipe.sparse_writes": 0.03,
     "dims.segment_length": 128,
 }
+OF_640 = {"recipe.batch_size": 6, "recipe.sparse_loss_scale": None}
+"""The recipe of the rows of passkey_beyond without length extension."""
 FROZEN = {"optimizer.gate_lr": 0.0, "model.gate_init": "zeros"}
 
 
@@ -71,14 +73,16 @@ def test_how_a_model_was_trained_decides_its_row() -> None:
 def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> None:
     digits, false_keys, book = {"task.digits": 8}, {"task.distractors": 3}, {"task.filler": "book"}
     runs = [
-        *pair(),
+        *pair(trained=OF_640),
         *pair(recipe="passkey_laptop_extended"),
-        *pair(trained=digits, asked=digits, name="digits-"),
-        *pair(asked=digits, name="digits-unseen-"),
-        *pair(asked=false_keys, name="unwarned-"),
-        *pair("infini_delta", trained=false_keys, asked=false_keys, name="false-"),
-        *pair(trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
-        *pair(trained=book | {"task.tokenizer": "scale", "optimizer.lr": 0.004}, asked=book, name="slow-book-"),
+        *pair(trained=OF_640 | digits, asked=digits, name="digits-"),
+        *pair(trained=OF_640, asked=digits, name="digits-unseen-"),
+        *pair(trained=OF_640, asked=false_keys, name="unwarned-"),
+        *pair("infini_delta", trained=OF_640 | false_keys, asked=false_keys, name="false-"),
+        *pair(trained=OF_640 | book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
+        *pair(
+            trained=OF_640 | book | {"task.tokenizer": "scale", "optimizer.lr": 0.004}, asked=book, name="slow-book-"
+        ),
         *pair(
             recipe="passkey_laptop_extended",
             trained=book | {"task.tokenizer": "scale"},
@@ -150,7 +154,7 @@ def test_tokens_of_filler_are_written_with_the_digits_that_mean_something() -> N
 
 def test_what_a_lost_training_taught_is_not_guessed() -> None:
     digits = {"task.digits": 8}
-    lost = pair(trained=digits, asked=digits)[1:]
+    lost = pair(trained=OF_640 | digits, asked=digits)[1:]
     beyond = report_of_runs(compose(["report=passkey_beyond"]).report, "draw")
     assert select_runs(beyond, "laptop", lost).runs == {}
 
@@ -158,8 +162,8 @@ def test_what_a_lost_training_taught_is_not_guessed() -> None:
 def test_rows_of_made_up_books_stand_beside_rows_without_books() -> None:
     book = {"task.filler": "book"}
     runs = [
-        *pair(),
-        *pair(trained=book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
+        *pair(trained=OF_640),
+        *pair(trained=OF_640 | book | {"task.tokenizer": "scale"}, asked=book, name="book-"),
     ]
     for run in runs[2:]:
         run.data = {**run.data, "source": "synthetic"}

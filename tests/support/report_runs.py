@@ -132,6 +132,7 @@ def pair(
             "segments_per_sequence": 5,
             "curriculum": [[128, 256]],
             "length_extension": 1e4 if recipe.endswith(("_extended", "_updates")) else None,
+            "sparse_loss_scale": 0.05 if recipe == "passkey_laptop" else None,
             "sparse_writes": 0.1 if recipe.endswith(("passkey_laptop", "_extended", "_updates")) else None,
         },
         "optimizer": {"gate_lr": 0.03},
