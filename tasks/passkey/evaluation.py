@@ -139,11 +139,11 @@ def measure_dilution(template: PasskeyTemplate, model: Any, bos_id: int, seed: i
         filler_BT[row, -(-end // N) * N : (len(prompt) // N - 1) * N] = True
         query_BT[row, len(prompt) : len(ids)] = True
     device = next(model.parameters()).device
-    ids, needle, filler, query = (
+    asked, needle, filler, query = (
         torch.from_numpy(array).to(device) for array in (ids_BT, needle_BT, filler_BT, query_BT)
     )
     with progress_bar("measuring half-dilution", len(prompts), plain_console().is_terminal) as advance:
-        return half_dilution(model, ids, needle, filler, query, advance)
+        return half_dilution(model, asked, needle, filler, query, advance)
 
 
 _FIELDS = {
