@@ -57,12 +57,12 @@ class PasskeyBatches:
         self.seed, self.lm_loss_weight, self.few_digit_share = seed, lm_loss_weight, few_digit_share
         self.history, self.short = history, short
         self.tokens = batch_size * self.stages[-1][1]
-        for _, length in self.stages:
-            if length < template.shortest(training=True):
-                raise InputError(
-                    "recipe.curriculum, or recipe.segments_per_sequence x dims.segment_length: "
-                    f"{length} tokens are too few for a passkey prompt, which needs {template.shortest(training=True)}"
-                )
+        lengths = [length for _, length in self.stages] + ([short[0]] if short else [])
+        if (shortest := min(lengths)) < template.shortest(training=True):
+            raise InputError(
+                "recipe.curriculum, recipe.short_sequences, or recipe.segments_per_sequence x dims.segment_length: "
+                f"{shortest} tokens are too few for a passkey prompt, which needs {template.shortest(training=True)}"
+            )
 
     def batch(self, index: int, stage: int) -> dict[str, Any]:
         """ids_BT, targets_BT (the key; IGNORE elsewhere), mask_BT, reset_BT and segment_length of a stage's batch, and

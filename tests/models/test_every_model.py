@@ -46,6 +46,7 @@ def test_pass_keys(infini: Runner, name: str) -> None:
     words = ["task=passkey", f"model={name}", "recipe.steps=2", "recipe.curriculum=null", "recipe.batch_size=1"]
     words += ["recipe.segments_per_sequence=12", "recipe.length_extension=100", "recipe.length_extension_share=1"]
     words += ["recipe.long_history=[2,2]", "recipe.sparse_writes=0.1", "task.examples=1"]
+    words += ["recipe.short_sequences=[10,0.5]"]
     infini("train", *read_by(["train"], words))
     infini("eval", *read_by(["eval"], words), "length=192", "depth=start")
     (run,) = infini.records("eval")

@@ -171,6 +171,8 @@ def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:
         InputError, match="^recipe.curriculum.*: 64 tokens are too few for a passkey prompt, which needs"
     ):
         PasskeyDataModule(cfg).setup("fit")
+    with pytest.raises(InputError, match="^recipe.curriculum, recipe.short_sequences.*: 30 tokens are too few"):
+        batches(short=(30, 0.5))
 
 
 def test_a_book_as_filler_needs_a_tokenizer_of_books() -> None:
