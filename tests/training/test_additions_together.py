@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "curriculum": {"curriculum": None},
     "length_extension": {"length_extension": 1000.0, "length_extension_share": 1.0},
     "long_history": {"length_extension": 1000.0, "length_extension_share": 0.5, "long_history": [2, 20]},
-    "short_sequences": {"short_sequences": [3, 0.5]},
+    "short_sequences": {"short_sequences": [4, 0.5]},
     "sparse_writes": {"sparse_writes": 0.01},
     "sparse_loss_scale": {"sparse_writes": 0.01, "sparse_loss_scale": 100.0},
 }
@@ -51,9 +51,9 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
     """Task -> a configuration with none of the settings."""
     corpus, cache = write_corpus(tmp_path_factory.mktemp("corpus")), tmp_path_factory.mktemp("cache")
     own = {
-        "pg19": [f"task.data_dir={corpus}", "recipe.segments_per_sequence=4"],
+        "pg19": [f"task.data_dir={corpus}", "recipe.segments_per_sequence=5"],
         "passkey": ["dims.segment_length=32", "recipe.segments_per_sequence=8"],
-        "booksum": ["task.data_dir=synthetic", "recipe.segments_per_sequence=4", "task.summary_tokens=20"],
+        "booksum": ["task.data_dir=synthetic", "recipe.segments_per_sequence=5", "task.summary_tokens=20"],
     }
     none = ["recipe.curriculum=null", "recipe.long_history=null", "recipe.length_extension=null"]
     none += [
