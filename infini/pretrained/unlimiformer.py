@@ -86,10 +86,7 @@ def encode(
     states = []
     for window in windows(n_tokens, size):
         here = slice(window.start, window.stop)
-        given = {
-            name: value[:, here] if isinstance(value, torch.Tensor) and value.shape[:2] == ids_BS.shape else value
-            for name, value in options.items()
-        }
+        given = _part(options, ids_BS.shape, slice(None), here)
         if given.get("attention_mask") is not None:
             # A short input in a batch can have windows of padding only, for which LED's gradients are NaN. The first
             # token of such a window is therefore unmasked; the mask of the states hides it.
@@ -105,6 +102,14 @@ def encode(
     return torch.cat(states, 1)
 
 
+def _part(options: dict[str, Any], shape: torch.Size, rows: Any, columns: slice) -> dict[str, Any]:
+    """The options of some rows and columns: tensors that begin with `shape` are cut."""
+    return {
+        name: value[rows, columns] if isinstance(value, torch.Tensor) and value.shape[:2] == shape else value
+        for name, value in options.items()
+    }
+
+
 def _by_length(
     encode_some: Callable[[torch.Tensor, dict[str, Any]], torch.Tensor],
     ids_BS: torch.Tensor,
@@ -115,11 +120,7 @@ def _by_length(
     found, order = [], []
     for length in sorted(set(lengths)):
         rows = [row for row, own in enumerate(lengths) if own == length]
-        given = {
-            name: value[rows, :length] if isinstance(value, torch.Tensor) and value.shape[:2] == ids_BS.shape else value
-            for name, value in options.items()
-        }
-        states_RLD = encode_some(ids_BS[rows, :length], given)
+        states_RLD = encode_some(ids_BS[rows, :length], _part(options, ids_BS.shape, rows, slice(length)))
         found.append(nn.functional.pad(states_RLD, (0, 0, 0, ids_BS.shape[1] - length)))
         order += rows
     return torch.cat(found)[[order.index(row) for row in range(len(order))]]

@@ -31,7 +31,7 @@ DAMAGED = ".damaged"
 SECONDS_BETWEEN = 60.0
 """Seconds between two checkpoints where the recipe does not count steps."""
 SECONDS_AT_MOST = 600.0
-"""Seconds between two checkpoints where it does, at most."""
+"""Most seconds between two checkpoints where the recipe counts steps."""
 SECONDS_OF_ONE_STOP = 1.0
 """Signals within so many seconds are one request to stop: a launcher and a scheduler may both send one."""
 STOPPING = "\nstopping after this step, with a checkpoint; Ctrl-C again stops at once, without one\n"

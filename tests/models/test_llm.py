@@ -20,14 +20,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.errors import InputError
-from infini.models.llm import base_model
+from infini.models.llm import LLMConfig, base_model
 from infini.nn.ops import memory as ops
 from infini.nn.ops.reference import sigma
 from infini.nn.projections import recorded
 from infini.nn.state import select_rows, state_bytes
 from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base
-from infini.pretrained.llm.language_model import PretrainedLM, build
+from infini.pretrained.llm.language_model import USUAL, PretrainedLM, build
 from infini.report.load import load_report
 from infini.training.additions.length_extension import extended_in_two_calls
 from infini.training.additions.sparse_writes import penalty
@@ -386,6 +386,12 @@ def test_weights_whose_steps_would_be_rounded_away_are_not_trained(llm: Llm, tra
 def test_gates_that_are_not_there_cannot_be_trained(llm: Llm) -> None:
     said = llm.error("train", "model.train=gates", "model.memory=full")
     assert "model.train='gates': model.memory=full has no gates to train" in said
+
+
+def test_what_nobody_sets_is_what_the_options_of_the_model_say() -> None:
+    """Two places hold these values: the options of model=llm, and the check of those that have no effect."""
+    assert vars(LLMConfig()).items() >= USUAL.items()
+    assert compose(["model=llm"]).model.items() >= USUAL.items()
 
 
 def test_long_histories_are_not_read_by_a_pretrained_model(llm: Llm) -> None:
