@@ -12,7 +12,7 @@ SHORT = {
     "segment_length": "dims.segment_length",
     **{
         name: f"model.{name}"
-        for name in ("update_rule", "gate_init", "window", "sinks", "memory_decay", "layers", "dtype")
+        for name in ("update_rule", "gate_init", "window", "sinks", "memory_decay", "input_gate", "layers", "dtype")
     },
 }
 """Keys that may be written without their group here."""

@@ -45,7 +45,9 @@ def half_dilution(
             model(ids_BT[rows])
         for attention, found, q_BTX, k_BTX in zip(layers, ratios, queries, keys, strict=True):
             q_BTHK = sigma(q_BTX.float()).unflatten(-1, (attention.n_heads, attention.d_key))
-            k_BTGK = sigma(k_BTX.float()).unflatten(-1, (attention.n_kv_heads, attention.d_key))
+            k_BTGK = k_BTX.float().unflatten(-1, (attention.n_kv_heads, attention.d_key))
+            weight_BTG = attention.write_weights(k_BTGK)
+            k_BTGK = sigma(k_BTGK) if weight_BTG is None else sigma(k_BTGK) * weight_BTG[..., None]
             k_BTHK = k_BTGK.repeat_interleave(attention.n_heads // attention.n_kv_heads, 2)
             masks = (mask_BT[rows] for mask_BT in (needle_BT, filler_BT, query_BT))
             for q, k, needle, filler, query in zip(q_BTHK, k_BTHK, *masks, strict=True):

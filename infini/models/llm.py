@@ -26,6 +26,7 @@ class LLMConfig:
     window: Literal["segment", "previous"] = "segment"
     sinks: int = 0
     memory_decay: float | None = None
+    input_gate: Literal["sigmoid"] | None = None
     layers: list[int] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     train: Literal["all", "lora", "gates_and_norms", "gates"] = "all"

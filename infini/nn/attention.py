@@ -433,6 +433,10 @@ class InfiniAttention(LocalAttention):
         window = super().init_leaves(batch_size, device).window
         return AttentionLeaves(window, mem)
 
+    def write_weights(self, k_BTGK: torch.Tensor) -> torch.Tensor | None:
+        """None: every token is written alike; see infini.nn.projections.MemoryLayer."""
+        return None
+
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
         """Pass the queries or keys of every call to `keep`; see infini.nn.projections.MemoryLayer."""
         of_queries = projection == "queries"
@@ -456,7 +460,8 @@ class InfiniAttention(LocalAttention):
                 sums = BlockSums(k_BSNGK, v_BSNGV, piece.weight_BSN)
             else:
                 sk_BSGNK = memory.sigma(k_BSNGK.transpose(2, 3))
-                sums = memory.TokenSums(sk_BSGNK, v_BSNGV.transpose(2, 3), piece.weight_BSN)
+                weight = None if piece.weight_BSN is None else piece.weight_BSN[:, :, None]
+                sums = memory.TokenSums(sk_BSGNK, v_BSNGV.transpose(2, 3), weight)
             return memory.scan_sums(
                 sums,
                 mem,

@@ -25,6 +25,10 @@ class MemoryLayer(Protocol):
     @property
     def beta(self) -> torch.Tensor: ...
 
+    def write_weights(self, k_BTGK: torch.Tensor) -> torch.Tensor | None:
+        """The factors [B, T, G] on what tokens with these keys add to the memory; None: 1 (the paper)."""
+        ...
+
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
         """Pass the queries [B, T, H K] or keys [B, T, G K] of every call to `keep`, before positions and before sigma,
         as the memory reads with them and is written with them. The result ends that."""

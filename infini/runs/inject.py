@@ -53,6 +53,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
         window=options["window"],
         sinks=options["sinks"],
         memory_decay=options["memory_decay"],
+        input_gate=options["input_gate"],
     )
     _write(folder, model, base.tokenizer, "nothing is trained yet")
     return 0

@@ -284,7 +284,7 @@ def test_what_a_training_changes(llm: Llm, train: str, changed: tuple[str, ...])
 
 def test_adapters_start_without_an_effect_and_stay_in_float32(base: Path) -> None:
     options: dict[str, Any] = {"memory": "infini", "update_rule": "delta", "gate_init": -1.0}
-    options |= {"window": "segment", "sinks": 0, "memory_decay": None, "layers": None}
+    options |= {"window": "segment", "sinks": 0, "memory_decay": None, "input_gate": None, "layers": None}
     ids = prompt(1, 3 * N)
     models = [
         build(Base(str(base)), N, dtype=dtype, train=train, lora_rank=None, **options)

@@ -20,7 +20,7 @@ VOCABULARY = 61
 GATE = -0.5
 """Where both sides are heard."""
 
-ADDITIONS: dict[str, Any] = {"window": "previous", "sinks": 2, "memory_decay": 4}
+ADDITIONS: dict[str, Any] = {"window": "previous", "sinks": 2, "memory_decay": 4, "input_gate": "sigmoid"}
 """All additions to the paper."""
 SHARED = pytest.mark.parametrize(
     ("options", "name"),

@@ -24,6 +24,7 @@ from infini.nn.state import state_class
 
 UpdateRule = Literal["linear", "delta"]
 DeltaNormaliser = Literal["previous", "current"]
+InputGate = Literal["sigmoid"]
 FirstSegment = Literal["local", "zero"]
 
 # sigma(q) . z is positive, but can be far below 1 for tokens unlike any token in memory. It is clamped, never shifted:
@@ -158,15 +159,16 @@ class Sums(Protocol):
 
 
 class TokenSums:
-    """The sums of sigma(k) [B, S, G, N, K], v [B, S, G, N, V] and w [B, S, N], all segments and heads at once."""
+    """The sums of sigma(k) [B, S, G, N, K], v [B, S, G, N, V] and w, broadcastable to [B, S, G, N], all segments and
+    heads at once."""
 
-    def __init__(self, sk_BSGNK: torch.Tensor, v_BSGNV: torch.Tensor, weight_BSN: torch.Tensor | None) -> None:
+    def __init__(self, sk_BSGNK: torch.Tensor, v_BSGNV: torch.Tensor, weight_BSGN: torch.Tensor | None) -> None:
         if half := sk_BSGNK.dtype == torch.float16:
             # Sums over tokens and write weights exceed the largest float16.
             sk_BSGNK, v_BSGNV = sk_BSGNK.float(), v_BSGNV.float()
         self.products: Any = partial(without_autocast, sk_BSGNK) if half else nullcontext
         self.sk, self.v = sk_BSGNK, v_BSGNV
-        self.written = sk_BSGNK if weight_BSN is None else scaled(sk_BSGNK, weight_BSN[:, :, None, :, None])
+        self.written = sk_BSGNK if weight_BSGN is None else scaled(sk_BSGNK, weight_BSGN[..., None])
 
     def added(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """See Sums."""
@@ -190,6 +192,22 @@ def decay_logits(heads: int, longest: float) -> torch.Tensor:
     return torch.logit(0.5 ** (1 / half_lives))
 
 
+SMALLEST_INPUT = -20.0
+"""Lower bound of the logits of an input gate. Ten million tokens that are written with exp(-20) weigh as much as a
+fiftieth of one token that is written with 1."""
+
+
+def input_gate(k_BSGNK: torch.Tensor, weight_GK: torch.Tensor, bias_G: torch.Tensor) -> torch.Tensor:
+    """Of each token, the factor sigmoid(a . k / |k| + b) on what it adds to the memory [B, S, G, N] (an addition to the
+    paper). k: keys without positions, before sigma. a: weight_GK. b: bias_G.
+
+    Keys are normalised because their size differs from model to model.
+    """
+    unit = torch.nn.functional.normalize(k_BSGNK, dim=-1)
+    logit_BSGN = (unit @ weight_GK[..., None])[..., 0] + bias_G[:, None]
+    return torch.sigmoid(logit_BSGN.clamp(min=SMALLEST_INPUT))
+
+
 def scan(
     sk_BSGNK: torch.Tensor,
     v_BSGNV: torch.Tensor,
@@ -199,7 +217,8 @@ def scan(
     **options: Any,
 ) -> tuple[Memory, Memory]:
     """scan_sums of these keys and values. weight_BSN multiplies each token's contribution to M and z."""
-    return scan_sums(TokenSums(sk_BSGNK, v_BSGNV, weight_BSN), memory, **options)
+    weight = None if weight_BSN is None else weight_BSN[:, :, None]
+    return scan_sums(TokenSums(sk_BSGNK, v_BSGNV, weight), memory, **options)
 
 
 def scan_sums(

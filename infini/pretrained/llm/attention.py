@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ from infini.nn.state import map_state, place_rows, select_rows, state_class
 from infini.pretrained.llm.plan import Columns, Group, Piece, SingleTokens, pieces
 from infini.pretrained.llm.settings import InfiniSettings
 
+Wanted = Literal["reads", "remains", "writes"]
+"""What a layer asks of its InfiniGate."""
 NAME = "infini"
 """Under which the attention is registered with transformers."""
 
@@ -175,7 +177,9 @@ class Layer:
         rule = self.settings.update_rule
         with without_autocast(k_BSGNK):
             decay_BSG = self._remains(before) if complete else None
-            return ops.scan(ops.sigma(_exact(k_BSGNK)), _exact(v_BSGNV), before, rule=rule, decay_BSG=decay_BSG)
+            k = _exact(k_BSGNK)
+            sums = ops.TokenSums(ops.sigma(k), _exact(v_BSGNV), self._write_weights(k))
+            return ops.scan_sums(sums, before, rule=rule, decay_BSG=decay_BSG)
 
     def end_segment(self, pending: Memory) -> Memory:
         """The memory behind a finished segment, of which `pending` holds all tokens."""
@@ -190,19 +194,27 @@ class Layer:
         """What remains of each head's memory after a segment [1, 1, G]; None: all of it (the paper)."""
         if self.settings.memory_decay is None:
             return None
-        remains: torch.Tensor = self.module.infini_gate(like.z_BGK, remains=True)
+        remains: torch.Tensor = self.module.infini_gate(like.z_BGK, "remains")
         return remains
+
+    def _write_weights(self, k_BSGNK: torch.Tensor) -> torch.Tensor | None:
+        """Factors on what the tokens add to the memory [B, S, G, N]; None: 1 (the paper)."""
+        if not self.settings.input_gate:
+            return None
+        weights: torch.Tensor = self.module.infini_gate(k_BSGNK, "writes")
+        return weights
 
     def add(self, k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, began: Memory, pending: Memory) -> Memory:
         """`pending` with further tokens of a segment that began with the memory `began`: Eq. 4 or 5, token by token."""
         with without_autocast(k_BGTK):
-            sk, v = ops.sigma(_exact(k_BGTK))[:, None], _exact(v_BGTV)[:, None]
+            k, v = _exact(k_BGTK)[:, None], _exact(v_BGTV)[:, None]
+            sk = ops.sigma(k)
             if self.settings.update_rule == "delta":
                 numerator, denominator = ops.retrieve(sk, began.m_BGKV[:, None], began.z_BGK[:, None])
                 # From an empty memory 0 / 0 is read, which counts as 0.
                 empty = (began.z_BGK.sum(-1) <= 0)[:, None, :, None, None]
                 v = v - numerator / denominator.masked_fill(empty, 1.0)
-            return ops.scan(sk, v, pending, rule="linear")[1]
+            return ops.scan_sums(ops.TokenSums(sk, v, self._write_weights(k)), pending, rule="linear")[1]
 
 
 def _exact(x: torch.Tensor) -> torch.Tensor:
@@ -511,14 +523,17 @@ def attend(
 class InfiniGate(nn.Module):
     """What a layer learns for its memory, in float32.
 
-    beta [H]: sigmoid(beta) is the weight of the memory, one a query head (Eq. 6). decay [G], with settings.memory_decay
-    (an addition to the paper): sigmoid(decay) is what remains of a key-value head's memory after a segment.
+    beta [H]: sigmoid(beta) is the weight of the memory, one a query head (Eq. 6). Additions to the paper: decay [G],
+    with settings.memory_decay: sigmoid(decay) is what remains of a key-value head's memory after a segment; input_weight
+    [G, K] and input_bias [G], with settings.input_gate: see infini.nn.ops.memory.input_gate.
 
     It is a module, not bare parameters, so that peft's modules_to_save can name it. Casting the model leaves it in
     float32, because in bfloat16 rounding would remove an optimizer's steps.
     """
 
-    def __init__(self, n_heads: int, n_kv_heads: int, settings: InfiniSettings, device: torch.device) -> None:
+    def __init__(
+        self, n_heads: int, n_kv_heads: int, d_key: int, settings: InfiniSettings, device: torch.device
+    ) -> None:
         super().__init__()
         self.settings = settings
         self.watchers: dict[Projection, list[Keep]] = {"queries": [], "keys": []}
@@ -526,6 +541,9 @@ class InfiniGate(nn.Module):
         self.beta = nn.Parameter(torch.empty(n_heads, dtype=torch.float32, device=device))
         if settings.memory_decay is not None:
             self.decay = nn.Parameter(torch.empty(n_kv_heads, dtype=torch.float32, device=device))
+        if settings.input_gate:
+            self.input_weight = nn.Parameter(torch.empty(n_kv_heads, d_key, dtype=torch.float32, device=device))
+            self.input_bias = nn.Parameter(torch.empty(n_kv_heads, dtype=torch.float32, device=device))
         for parameter, value in self.initial():
             parameter.data.copy_(value)
 
@@ -534,14 +552,21 @@ class InfiniGate(nn.Module):
         values = [(self.beta, torch.full(self.beta.shape, float(self.settings.gate_init)))]
         if self.settings.memory_decay is not None:
             values.append((self.decay, ops.decay_logits(len(self.decay), self.settings.memory_decay).float()))
+        if self.settings.input_gate:
+            # All tokens alike. A common factor of all writes changes no read.
+            values += [(each, torch.zeros(each.shape)) for each in (self.input_weight, self.input_bias)]
         return values
 
-    def forward(self, like: torch.Tensor, remains: bool = False) -> torch.Tensor:
-        """sigmoid(beta) [H, 1, 1] or, with `remains`, sigmoid(decay) [1, 1, G]; device and dtype are those of `like`.
+    def forward(self, like: torch.Tensor, wanted: Wanted = "reads") -> torch.Tensor:
+        """What is wanted, on the device and in the dtype of `like`: of "reads" sigmoid(beta) [H, 1, 1], "remains"
+        sigmoid(decay) [1, 1, G], or "writes" the factors [B, S, G, N] of keys `like` [B, S, G, N, K].
 
-        One method for both: hooks, as accelerate's that fetch weights, run before `forward` alone.
+        One method for all: hooks, as accelerate's that fetch weights, run before `forward` alone.
         """
-        if remains:
+        if wanted == "writes":
+            weight, bias = (x.to(like.device, like.dtype) for x in (self.input_weight, self.input_bias))
+            return ops.input_gate(like, weight, bias)
+        if wanted == "remains":
             return torch.sigmoid(self.decay.to(like.device, like.dtype))[None, None]
         return torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None]
 

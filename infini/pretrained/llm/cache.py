@@ -453,6 +453,7 @@ class InfiniCache(Cache):
             "window": s.window,
             "sinks": s.sinks,
             "memory_decay": s.memory_decay,
+            "input_gate": s.input_gate,
             "base": s.base,
         }
 

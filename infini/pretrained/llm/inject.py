@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from infini.errors import InputError
-from infini.nn.ops.memory import FirstSegment, UpdateRule
+from infini.nn.ops.memory import FirstSegment, InputGate, UpdateRule
 from infini.pretrained.llm import saving
 from infini.pretrained.llm.attention import layer_types
 from infini.pretrained.llm.families import classes_for
@@ -30,14 +30,16 @@ def inject(
     window: Window = "segment",
     sinks: int = 0,
     memory_decay: float | None = None,
+    input_gate: InputGate | None = None,
     local_attention: Kernel | None = None,
     base: str | None = None,
 ) -> Model:
     """Put Infini-attention into a ...ForCausalLM of transformers, in place. Returns the same object.
 
-    The weights stay the base's; one float32 beta a query head is added and nothing else (with memory_decay, one number
-    a key-value head, too). On any input of at most one segment the model equals its base (with first_segment="local").
-    Gates start nearly shut, so a longer input is first read by segment-local attention; training opens them.
+    The weights stay the base's; one float32 beta a query head is added and nothing else (with memory_decay and
+    input_gate a few numbers a key-value head, too). On any input of at most one segment the model equals its base (with
+    first_segment="local"). Gates start nearly shut, so a longer input is first read by segment-local attention;
+    training opens them.
 
     segment_length: tokens of a segment, N. update_rule: "linear" (Eq. 4) or "delta" (Eq. 5).
     layers: which have a memory; None: all layers with global attention, or, where none has, all. Layers with a sliding
@@ -49,7 +51,8 @@ def inject(
     rest on the first token that they see: with window="previous" no segment but the first has such a token of its own,
     so give it sinks=1 (results/LOG.md, 146). memory_decay=x: at the end of every segment the memory of each key-value
     head is multiplied by a learned number; half-lives begin between 1 and x segments. Without it the memory is a sum,
-    which does not record what came last (results/LOG.md, 162).
+    which does not record what came last (results/LOG.md, 162). input_gate="sigmoid": each key-value head learns how
+    much of a token it writes, from the token's key; untrained, it writes all tokens alike, as the paper's memory does.
     local_attention: the kernel, "sdpa" or "eager"; None: the model's, "eager" where it caps its scores.
     base: the base's name for the model card and for caches on disk; None: the hub's, or the name of its folder.
 
@@ -70,6 +73,7 @@ def inject(
         window=window,
         sinks=sinks,
         memory_decay=memory_decay,
+        input_gate=input_gate,
         local_attention=_kernel(config, local_attention),
         base=_name(config) if base is None else base,
     )

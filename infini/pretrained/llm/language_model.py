@@ -29,10 +29,10 @@ from infini.nn.ops.memory import Memory
 from infini.nn.projections import Keep, Projection
 from infini.nn.protocols import ModelOutput
 from infini.nn.state import Clock, State, fork, map_state, reset_rows, state_class
-from infini.pretrained.llm.attention import LayerState, empty_state, layer_types
+from infini.pretrained.llm.attention import LayerState, Wanted, empty_state, layer_types
 from infini.pretrained.llm.cache import InfiniCache, stock_layer
 from infini.pretrained.llm.inject import inject, resize_segments
-from infini.pretrained.llm.modeling import CausalLMMixin
+from infini.pretrained.llm.modeling import CausalLMMixin, heads_of
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
 MemoryKind = Literal["infini", "none", "full"]
@@ -44,9 +44,9 @@ class ShutGate(nn.Module):
     watchers: Mapping[Projection, Sequence[Keep]] = {"queries": (), "keys": ()}
     """As InfiniGate's; nobody records a memory that is not read."""
 
-    def forward(self, like: torch.Tensor, remains: bool = False) -> torch.Tensor:
-        """0 [1, 1, 1], on the device and in the dtype of `like`; 1 for what remains of a memory (see InfiniGate)."""
-        return like.new_full((1, 1, 1), float(remains))
+    def forward(self, like: torch.Tensor, wanted: Wanted = "reads") -> torch.Tensor:
+        """0 [1, 1, 1] for what is read, 1 for what remains (see InfiniGate); device and dtype are those of `like`."""
+        return like.new_full((1, 1, 1), float(wanted != "reads"))
 
 
 @state_class
@@ -73,6 +73,13 @@ class MemoryOf:
         """Gates [H] before the sigmoid (Eq. 6)."""
         beta: torch.Tensor = self.attention.infini_gate.beta
         return beta
+
+    def write_weights(self, k_BTGK: torch.Tensor) -> torch.Tensor | None:
+        """The factors [B, T, G] on what tokens with these keys add to the memory; None: 1."""
+        gate = self.attention.infini_gate
+        if not gate.settings.input_gate:
+            return None
+        return gate(k_BTGK.transpose(1, 2)[:, None], "writes")[:, 0].transpose(1, 2)
 
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
         """Pass the queries or keys of every call to `keep`, 0 at padding."""
@@ -115,8 +122,7 @@ class PretrainedLM(nn.Module):
                 if hasattr(block.self_attn, "infini_gate"):
                     block.self_attn.infini_gate = ShutGate()
         config, kinds = llm.config, layer_types(llm.config)
-        self._n_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self._d_key = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._n_heads, self._n_kv_heads, self._d_key = heads_of(config)
         with_memory = () if self.settings is None else self.settings.layers
         self._stock = [i for i in range(len(kinds)) if i not in with_memory]
         slides = bool(self._stock) and all(kinds[i] == "sliding_attention" for i in self._stock)
@@ -130,7 +136,7 @@ class PretrainedLM(nn.Module):
             return []
         layers = (block.self_attn for block in self.llm.model.layers)
         return [
-            MemoryOf(self, layer, self.llm.config.num_attention_heads, self._n_kv_heads, self._d_key)
+            MemoryOf(self, layer, self._n_heads, self._n_kv_heads, self._d_key)
             for layer in layers
             if hasattr(layer, "infini_gate")
         ]
@@ -418,6 +424,7 @@ def build(
     window: Any,
     sinks: int,
     memory_decay: float | None,
+    input_gate: Any,
     layers: list[int] | None,
     dtype: str,
     train: str,
@@ -426,11 +433,11 @@ def build(
     """The model of these options; base: an infini.pretrained.llm.bases.Base. Raises InputError for what cannot be."""
     llm = base.load(getattr(torch, dtype))
     options = {"update_rule": update_rule, "window": window, "sinks": sinks, "layers": layers}
-    if memory_decay is not None:
-        if memory != "infini":
-            without = f"has no effect with model.memory={memory}; leave it out"
-            raise InputError(f"model.memory_decay={memory_decay!r}: {without}")
-        options["memory_decay"] = memory_decay
+    for name, value in (("memory_decay", memory_decay), ("input_gate", input_gate)):
+        if value is not None:
+            if memory != "infini":
+                raise InputError(f"model.{name}={value!r}: has no effect with model.memory={memory}; leave it out")
+            options[name] = value
     if isinstance(llm, CausalLMMixin):
         _check_injected(base, llm, memory, options)
         if gate_init != USUAL["gate_init"] and any((beta != gate_init).any() for beta in _gates(llm)):

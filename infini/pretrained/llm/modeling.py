@@ -311,14 +311,15 @@ def convert(model: Any, settings: InfiniSettings) -> None:
         if i in settings.layers:
             device = _device(block.self_attn)
             _turn_into(block.self_attn, AttentionMixin)
-            block.self_attn.infini_gate = InfiniGate(*_heads(model.config), settings, device)
+            block.self_attn.infini_gate = InfiniGate(*heads_of(model.config), settings, device)
     model.config._attn_implementation = NAME
 
 
-def _heads(config: Any) -> tuple[int, int]:
-    """Query heads, and key-value heads."""
+def heads_of(config: Any) -> tuple[int, int, int]:
+    """Query heads, key-value heads, and d_key."""
     heads = config.num_attention_heads
-    return heads, getattr(config, "num_key_value_heads", None) or heads
+    d_key = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, d_key
 
 
 def apply_settings(model: Any, settings: InfiniSettings) -> None:

@@ -58,6 +58,7 @@ def model_card(model: Any) -> str:
         "window (an addition to the paper unless `segment`)": settings.window,
         "sinks (an addition to the paper unless 0)": str(settings.sinks),
         **({"memory decay (an addition to the paper)": "learned"} if settings.memory_decay is not None else {}),
+        **({"input gate (an addition to the paper)": "learned"} if settings.input_gate else {}),
         "training": settings.training or "none since the memory was put in",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())

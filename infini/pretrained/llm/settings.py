@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from infini.errors import InputError, one_of, require
-from infini.nn.ops.memory import FirstSegment, UpdateRule
+from infini.nn.ops.memory import FirstSegment, InputGate, UpdateRule
 
 Window = Literal["segment", "previous"]
 Kernel = Literal["sdpa", "eager"]
@@ -36,6 +36,8 @@ class InfiniSettings:
     """The document's first tokens that stay visible to every segment's local attention (an addition; the paper: 0)."""
     memory_decay: float | None = None
     """Longest initial half-life, in segments, of a learned decay of the memory (an addition; the paper: None)."""
+    input_gate: InputGate | None = None
+    """A learned gate that says how much of each token is written (an addition; the paper: None, all alike)."""
     local_attention: Kernel = "sdpa"
     """The kernel of local attention."""
     base: str = field(default="", compare=False)
@@ -60,6 +62,8 @@ class InfiniSettings:
         decay = self.memory_decay
         lasts = decay is None or (type(decay) in (int, float) and 1 <= decay < math.inf)
         require(lasts, "memory_decay", decay, "must be a finite number of segments from 1 on, or None")
+        if self.input_gate is not None:
+            one_of("input_gate", self.input_gate, get_args(InputGate))
         most = f"must be from 0 to segment_length={self.segment_length}"
         require(0 <= self.sinks <= self.segment_length, "sinks", self.sinks, most)
 

@@ -32,7 +32,7 @@ much as a sixth of one token that writes 1."""
 def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> torch.Tensor:
     """Mean over tokens and heads of the logarithm of a token's write, in nats; heads are weighted by their gates.
 
-    A write is the mean of sigma(k) over d_key.
+    A write is the mean of sigma(k) over d_key, times the token's write weight if the memory has such weights.
 
     keys: what model.memory_layers were written with [B, T, G K] (infini.nn.projections.recorded). mask_BT: False is
     padding; best on the host, because it is read. Gates are detached here: closing them would be the easiest way to
@@ -46,7 +46,9 @@ def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> 
     place_P = to_device(np.flatnonzero(written), device)
     for attention, k_BTX in zip(optional(model, "memory_layers"), keys, strict=True):
         k_BTGK = k_BTX.to(torch.promote_types(k_BTX.dtype, torch.float32)).unflatten(-1, (attention.n_kv_heads, -1))
-        written_BTG = sigma(k_BTGK).mean(-1).clamp(min=FLOOR).log()
+        written_BTG = sigma(k_BTGK).mean(-1)
+        weight_BTG = attention.write_weights(k_BTGK)
+        written_BTG = (written_BTG if weight_BTG is None else weight_BTG * written_BTG).clamp(min=FLOOR).log()
         # A key-value head is read by all query heads that share it.
         beta = attention.beta.detach()
         # Outside its call a layer has its shard alone (parallel=fsdp2).

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import TOLERANCE, assert_close
-from tiny_llms import N, padded, prompt, tiny_llm
+from tiny_llms import ADDITIONS, N, padded, prompt, tiny_llm
 
 from infini.nn.ops import reference
 from infini.pretrained.llm import InfiniCache
@@ -27,6 +27,11 @@ def exact_model(rule: str, **options: Any) -> Any:
             gate.copy_(torch.linspace(-1, 1, H))
         for decay in (p for n, p in model.named_parameters() if n.endswith("decay")):
             decay.copy_(torch.linspace(-0.5, 1.5, G))
+        # Logits on both sides of 0; the last lies below the bound of -20 for half of the keys.
+        for weight in (p for n, p in model.named_parameters() if n.endswith("input_weight")):
+            weight.copy_(torch.linspace(-2, 3, G * K).view(G, K) * torch.tensor([[1.0], [9.0]]))
+        for bias in (p for n, p in model.named_parameters() if n.endswith("input_bias")):
+            bias.copy_(torch.linspace(-0.5, 0.5, G))
     positions = model.model.infini_settings.positions
     angle = torch.outer(torch.arange(positions).double(), THETA ** (-torch.arange(0, K, 2).double() / K))
     tables = {None: (angle.cos().repeat(1, 2), angle.sin().repeat(1, 2))}
@@ -40,6 +45,7 @@ def oracle(
     v_TV: torch.Tensor,
     beta: torch.Tensor,
     remains: torch.Tensor,
+    writes_T: torch.Tensor,
     rule: str,
     depth: int,
     sinks: int,
@@ -64,14 +70,23 @@ def oracle(
             a = share * reference.retrieve(q_TK[start:stop], *past[s - depth]) + (1 - share) * a
         outputs.append(a)
         if stop - start == N:
-            k_NK, v_NV, one = k_TK[start:stop], v_TV[start:stop], q_TK.new_ones(N)
+            k_NK, v_NV, weight_N = k_TK[start:stop], v_TV[start:stop], writes_T[start:stop]
             if rule == "linear":
-                m, z = reference.update_linear(m, z, k_NK, v_NV, one)
+                m, z = reference.update_linear(m, z, k_NK, v_NV, weight_N)
             else:
-                m, z = reference.update_delta(m, z, k_NK, v_NV, one, s == 0)
+                m, z = reference.update_delta(m, z, k_NK, v_NV, weight_N, s == 0)
             m, z = remains * m, remains * z
             past.append((m, z))
     return torch.cat(outputs), m, z
+
+
+def writes_by_oracle(gate: Any, k_TK: torch.Tensor, g: int) -> torch.Tensor:
+    """Of each token of key-value head g, the factor on what it writes."""
+    if not gate.settings.input_gate:
+        return k_TK.new_ones(len(k_TK))
+    weight, bias = gate.input_weight[g].double(), gate.input_bias[g].double()
+    logits = [torch.dot(weight, k / k.square().sum().sqrt()) + bias for k in k_TK]
+    return torch.stack([1 / (1 + torch.exp(-x if x > -20 else k_TK.new_tensor(20.0))) for x in logits])
 
 
 def layer_by_oracle(model: Any, embeds_BTD: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -87,7 +102,7 @@ def layer_by_oracle(model: Any, embeds_BTD: torch.Tensor, rule: str) -> tuple[to
         heads = []
         for h in range(H):
             g = h // (H // G)
-            of_head = (q[b, :, h], k[b, :, g], v[b, :, g], beta[h], remains[g])
+            of_head = (q[b, :, h], k[b, :, g], v[b, :, g], beta[h], remains[g], writes_by_oracle(attention.infini_gate, k[b, :, g], g))
             heads.append(oracle(*of_head, rule, settings.depth, settings.sinks))
         rows.append(torch.cat([a for a, _, _ in heads], 1))
         ms.append(torch.stack([m for _, m, _ in heads[:: H // G]]))
@@ -105,8 +120,8 @@ def layer_by_model(model: Any, embeds_BTD: torch.Tensor, **options: Any) -> torc
 
 OPTIONS = pytest.mark.parametrize(
     "options", [{}, {"window": "previous"}, {"sinks": 3}, {"window": "previous", "sinks": 2}, {"memory_decay": 4},
-                {"memory_decay": 4, "window": "previous", "sinks": 2}],
-    ids=["paper", "previous", "sinks", "both", "decay", "all"],
+                {"input_gate": "sigmoid"}, ADDITIONS],
+    ids=["paper", "previous", "sinks", "both", "decay", "input", "all"],
 )  # fmt: skip
 
 
