@@ -110,7 +110,14 @@ def _ways(setting: Setting) -> dict[str, Any]:
             "leave it out"
         )
     segments = sorted(set(cfg.suite.prompt_segments), reverse=True)
-    without = {"memory": "full", "window": "segment", "sinks": 0, "memory_decay": None, "input_gate": None, "layers": None}
+    without = {
+        "memory": "full",
+        "window": "segment",
+        "sinks": 0,
+        "memory_decay": None,
+        "input_gate": None,
+        "layers": None,
+    }
     stock = {**options, **without}
 
     def build(chosen: dict[str, Any]) -> Any:

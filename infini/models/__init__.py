@@ -6,6 +6,7 @@ A model file decorates its builder with `@register("name", Config)`; the builder
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import pkgutil
 import traceback
@@ -80,6 +81,14 @@ def base_of(options: Mapping[str, Any]) -> Any:
     return _BASES[name](str(options["base"])) if name in registered() and name in _BASES else None
 
 
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The values of a Literal, with None where it is optional; empty for other types."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    each = [(None,) if part is type(None) else _choices(part) for part in typing.get_args(hint)]
+    return tuple(itertools.chain(*each)) if each and all(each) else ()
+
+
 def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
     """Build the model options["name"] with the other options, at the sizes of `dims`.
 
@@ -104,9 +113,10 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
     for key, value in options.items():
         if key not in hints:
             raise InputError(f"model.{key}={value!r}: {name} has only {', '.join(sorted(hints))}")
-        allowed = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is typing.Literal else None
+        allowed = _choices(hints[key])
         if allowed and value not in allowed:
-            raise InputError(f"model.{key}={value!r}: must be one of {', '.join(map(str, allowed))}")
+            named = ", ".join("null" if each is None else str(each) for each in allowed)
+            raise InputError(f"model.{key}={value!r}: must be one of {named}")
         if hints[key] in _NOUNS:
             # A truth value is an int of Python, and an int may stand for a float.
             kinds = (int, float) if hints[key] is float else hints[key]

@@ -329,8 +329,9 @@ def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) 
         ("generate parallel=ddp", "parallel=ddp: infini generate takes one device; leave it out"),
         (
             "inject base=a out=b segmentlength=5",
-            "segmentlength=5: no such key; allowed: base, checkpoint, dtype, gate_init, layers, memory_decay, out, "
-            "results_dir, segment_length, sinks, update_rule, window; did you mean 'segment_length'?",
+            "segmentlength=5: no such key; allowed: base, checkpoint, dtype, gate_init, input_gate, layers, "
+            "memory_decay, out, results_dir, segment_length, sinks, update_rule, window; "
+            "did you mean 'segment_length'?",
         ),
         ("train --steps 10", "'--steps': no such option; allowed: -m, --multirun, -h, --help; write recipe.steps=10"),
         (
@@ -361,7 +362,7 @@ def test_the_help_of_inject_has_what_it_takes(capsys: pytest.CaptureFixture[str]
             "gate_init=-4.0",
             "window=segment",
         ),
-        *("sinks=0", "memory_decay=null", "layers=null", "dtype=null"),
+        *("sinks=0", "memory_decay=null", "input_gate=null", "layers=null", "dtype=null"),
     ]
     assert "Also:" not in shown and "model." not in shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.errors import InputError
+from infini.evaluation.dilution import half_dilution
 from infini.models.llm import LLMConfig, base_model
 from infini.nn.ops import memory as ops
 from infini.nn.ops.reference import sigma
@@ -363,6 +365,11 @@ def test_prompts_are_asked_of_the_base_and_after_continual_pre_training(tiny_smo
             ["model.memory=none", "model.memory_decay=4"],
             "model.memory_decay=4: has no effect with model.memory=none; leave it out",
         ),
+        (["model.input_gate=exp"], "model.input_gate='exp': must be one of sigmoid, null"),
+        (
+            ["model.memory=none", "model.input_gate=sigmoid"],
+            "model.input_gate='sigmoid': has no effect with model.memory=none; leave it out",
+        ),
         (["model.layers=[5]"], "layers=[5]: name at least one of 0 to 1"),
         (["model.memory=full", "model.update_rule=linear"], "model.update_rule='linear': has no effect with"),
         (["model.memory=full", "model.gate_init=3"], "model.gate_init=3: has no effect with model.memory=full"),
@@ -529,6 +536,44 @@ def test_what_is_recorded_is_what_the_memory_was_read_and_written_with(
     )
 
 
+def with_input_gate() -> PretrainedLM:
+    """A model whose heads write tokens with weights from 0.02 to 0.98."""
+    model = PretrainedLM(tiny_llm("llama", dtype=torch.float64, input_gate="sigmoid"), 8)
+    with torch.no_grad():
+        for layer in model.memory_layers:
+            gate = layer.attention.infini_gate
+            gate.input_weight.copy_(torch.linspace(-4, 4, gate.input_weight.numel()).view_as(gate.input_weight))
+    return model
+
+
+def test_the_penalty_and_half_dilution_count_what_an_input_gate_lets_through() -> None:
+    model = with_input_gate()
+    ids, mask = prompt(1, 24), torch.ones(1, 24, dtype=torch.bool)
+    with recorded(model, "keys") as keys, recorded(model, "queries") as queries:
+        state = model(ids).state
+    total = heads = 0.0
+    lengths = []
+    needle, filler, query = (torch.zeros(1, 24, dtype=torch.bool) for _ in range(3))
+    needle[:, 3], filler[:, 8:16], query[:, 23] = True, True, True
+    for layer, k_BTX, q_BTX, at in zip(model.memory_layers, keys, queries, state.layers, strict=True):
+        gate = layer.attention.infini_gate
+        k_TGK, q_HK = k_BTX[0].unflatten(-1, (layer.n_kv_heads, -1)), q_BTX[0, -1].unflatten(-1, (layer.n_heads, -1))
+        written = torch.zeros_like(k_TGK)
+        for t, g in itertools.product(range(24), range(layer.n_kv_heads)):
+            logit = torch.dot(k_TGK[t, g] / k_TGK[t, g].norm(), gate.input_weight[g].double())
+            written[t, g] = sigma(k_TGK[t, g]) / (1 + torch.exp(-logit))
+        assert_close(written.sum(0), at.memory.z_BGK[0], 1e-12, "what the memory was written with")
+        for h in range(layer.n_heads):
+            share, g = torch.sigmoid(gate.beta[h]).item(), h // (layer.n_heads // layer.n_kv_heads)
+            total += share * written[:, g].mean(-1).log().mean().item()
+            heads += share
+            weight_T = written[:, g] @ sigma(q_HK[h])
+            lengths.append((weight_T[3] / weight_T[8:16].mean()).item())
+    assert penalty(model, keys, mask).item() == pytest.approx(total / heads, rel=1e-6)
+    found = half_dilution(model, ids, needle, filler, query)
+    assert [x for layer in found for x in layer] == pytest.approx(lengths, rel=1e-4)
+
+
 def test_what_is_recorded_stands_in_the_columns_of_its_call() -> None:
     """Where a document ends inside a call its last segment is padded, and a reset cuts the call behind it."""
     model = PretrainedLM(tiny_llm("llama", dtype=torch.float64), 8)
@@ -681,7 +726,7 @@ def test_inject_writes_a_folder(llm: Llm, tmp_path: Path, capfd: pytest.CaptureF
     out = tmp_path / "a folder"
     words = ["inject", f"base={llm.base}", f"out={out}"]
     options = ["segment_length=16", "update_rule=linear", "gate_init=-1", "window=previous", "sinks=2", "layers=[1]"]
-    assert cli.main([*words, *options, "memory_decay=4"]) == 0
+    assert cli.main([*words, *options, "memory_decay=4", "input_gate=sigmoid"]) == 0
     said = capfd.readouterr().out
     assert "InfiniLlamaForCausalLM with a memory in 1 of 2 layers (linear, segments of 16 tokens)" in said
     assert {"README.md", "config.json", "model.safetensors", "modeling_infini.py", "tokenizer.json"} <= {
@@ -697,6 +742,7 @@ def test_inject_writes_a_folder(llm: Llm, tmp_path: Path, capfd: pytest.CaptureF
         window="previous",
         sinks=2,
         memory_decay=4,
+        input_gate="sigmoid",
     ).eval()
     ids = torch.tensor([AutoTokenizer.from_pretrained(out)("it was a dark and stormy night, and so on").input_ids])
     assert torch.equal(found(ids).logits, made(ids).logits)

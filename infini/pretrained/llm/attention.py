@@ -523,9 +523,9 @@ def attend(
 class InfiniGate(nn.Module):
     """What a layer learns for its memory, in float32.
 
-    beta [H]: sigmoid(beta) is the weight of the memory, one a query head (Eq. 6). Additions to the paper: decay [G],
-    with settings.memory_decay: sigmoid(decay) is what remains of a key-value head's memory after a segment; input_weight
-    [G, K] and input_bias [G], with settings.input_gate: see infini.nn.ops.memory.input_gate.
+    beta [H]: sigmoid(beta) is the weight of the memory, one a query head (Eq. 6). Two additions to the paper:
+    decay [G], with settings.memory_decay: sigmoid(decay) is what remains of a key-value head's memory after a segment.
+    input_weight [G, K] and input_bias [G], with settings.input_gate: see infini.nn.ops.memory.input_gate.
 
     It is a module, not bare parameters, so that peft's modules_to_save can name it. Casting the model leaves it in
     float32, because in bfloat16 rounding would remove an optimizer's steps.

@@ -102,7 +102,8 @@ def layer_by_oracle(model: Any, embeds_BTD: torch.Tensor, rule: str) -> tuple[to
         heads = []
         for h in range(H):
             g = h // (H // G)
-            of_head = (q[b, :, h], k[b, :, g], v[b, :, g], beta[h], remains[g], writes_by_oracle(attention.infini_gate, k[b, :, g], g))
+            writes = writes_by_oracle(attention.infini_gate, k[b, :, g], g)
+            of_head = (q[b, :, h], k[b, :, g], v[b, :, g], beta[h], remains[g], writes)
             heads.append(oracle(*of_head, rule, settings.depth, settings.sinks))
         rows.append(torch.cat([a for a, _, _ in heads], 1))
         ms.append(torch.stack([m for _, m, _ in heads[:: H // G]]))

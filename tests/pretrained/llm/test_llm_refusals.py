@@ -79,6 +79,8 @@ def test_a_bidirectional_model_is_refused() -> None:
         ("llama", {"sinks": 9}, "sinks=9: must be from 0 to segment_length=8"),
         ("llama", {"memory_decay": 0.5}, "memory_decay=0.5: must be a finite number of segments from 1 on"),
         ("llama", {"memory_decay": True}, "memory_decay=True: must be a finite number of segments"),
+        ("llama", {"input_gate": "exp"}, "input_gate='exp': must be one of sigmoid"),
+        ("llama", {"input_gate": True}, "input_gate=True: must be one of sigmoid"),
         ("llama", {"gate_init": float("-inf")}, "gate_init=-inf: must be a finite number"),
         ("llama", {"layers": [2]}, r"layers=\[2\]: name at least one of 0 to 1"),
         ("llama", {"layers": "all"}, "layers='all': must be a list of numbers, or None"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import assert_close
 from safetensors.torch import load_file, save_file
 from tiny_llms import N, logits, logits_in_calls, prompt, tiny_base, tiny_llm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
@@ -35,6 +36,27 @@ def test_inject_adds_one_float32_beta_a_query_head_and_nothing_else() -> None:
     }
     assert names.items() <= {name: tuple(p.shape) for name, p in model.named_parameters()}.items()
     assert not [name for name, _ in model.named_buffers() if "infini" in name]
+
+
+def test_an_input_gate_has_a_vector_and_a_number_a_key_value_head(tmp_path: Path) -> None:
+    """In float32, trained with the gates; a folder keeps it. Untrained it changes no output, however calls are cut."""
+    plain, model = (tiny_llm(dtype=torch.float32, **options) for options in ({}, {"input_gate": "sigmoid"}))
+    ids = prompt(2, 3 * N + 2)
+    assert_close(model(ids).logits, plain(ids).logits, 1e-4, "untrained")
+    model = model.to(torch.bfloat16)
+    added = {name: p for name, p in model.named_parameters() if ".infini_gate.input" in name}
+    assert sorted((tuple(p.shape), p.dtype) for p in added.values()) == 2 * [((2,), torch.float32)] + 2 * [
+        ((2, 8), torch.float32)
+    ]
+    gates = next(group for group in parameter_groups(model, lr=1e-5, gate_lr=1e-2) if group["name"] == "gates")
+    assert gates["lr"] == 1e-2 and set(added.values()) < set(gates["params"])
+    assert "input gate" in model_card(model) and "input gate" not in model_card(plain)
+    with torch.no_grad():
+        for p in added.values():
+            p.copy_(torch.arange(p.numel()).view(p.shape))
+    model.save_pretrained(tmp_path)
+    loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters())
+    assert all(torch.equal(loaded[name], p) for name, p in added.items())
 
 
 def test_a_memory_that_decays_has_one_more_number_a_key_value_head(tmp_path: Path) -> None:
