@@ -62,20 +62,25 @@ def parse_lengths(values: Sequence[str | int], key: str = "length") -> list[int]
 
 
 def parse_depths(values: Sequence[str | float]) -> dict[str, float]:
-    """Name -> fraction of the filler before the key, in the order given; InputError for anything else."""
-    depths: dict[str, float] = {}
+    """Name -> fraction of the filler before the key, in the order given; InputError for anything else.
+
+    Of two names of one place, as start and 0, the first one counts.
+    """
+    names: dict[float, str] = {}
     for value in values:
         if value == "grid":
-            depths |= {f"{depth:g}": depth for depth in GRID}
+            found = {depth: f"{depth:g}" for depth in GRID}
         elif value in NAMED_DEPTHS:
-            depths[str(value)] = NAMED_DEPTHS[str(value)]
+            found = {NAMED_DEPTHS[str(value)]: str(value)}
         elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-            depths[f"{value:g}"] = float(value)
+            found = {float(value): f"{value:g}"}
         else:
             raise InputError(f"depth={value!r}: must be start, middle, end, a number from 0 to 1, or grid")
-    if not depths:
+        for depth, name in found.items():
+            names.setdefault(depth, name)
+    if not names:
         raise InputError("depth=[]: must name at least one place, as start")
-    return depths
+    return {name: depth for depth, name in names.items()}
 
 
 def parse_part(text: object) -> tuple[int, int] | None:

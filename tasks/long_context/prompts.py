@@ -150,6 +150,12 @@ def _needles(subtask: str, length: int, count: int, tokenizer: TextTokenizer) ->
         prompt = f"{sample['input']} {sample['gen_prefix']}"
         needle = len(tokenizer.encode(prompt[: prompt.index(answers[0]) + len(answers[0])])) - 1
         ids = tokenizer.encode(prompt)
+        if 2 * (len(ids) + RULER_TOKENS) < length:
+            # lm-eval takes all essays that there are, and steps of 500 words.
+            raise InputError(
+                f"length={format_length(length)}: the prompts of task.subtasks={subtask} would have only {len(ids):,} "
+                "tokens; ask for a length near that"
+            )
         yield Prompt(subtask, length, index, ids, answers, needle, RULER_TOKENS, partial(score, answers))
 
 

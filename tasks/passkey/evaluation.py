@@ -52,7 +52,9 @@ def evaluate(
     N = cfg.dims.segment_length
     # Measured first: an error in them must not follow hours of answers.
     state_floats = model.state_floats(max(lengths) // N)
-    diluted = task.knockout == "none" and cfg.part is None
+    # In a memory that decays, a token's weight depends on how long ago it was written.
+    lasting = cfg.model.get("memory_decay") is None
+    diluted = task.knockout == "none" and cfg.part is None and lasting
     dilution = measure_dilution(template, model, tokenizer.bos_id, cfg.seed) if diluted else []
     # What decides the answers: model and prompts.
     prompts = {key: value for key, value in asdict(task).items() if key not in ("examples", "rows_per_call")}
@@ -113,7 +115,9 @@ def evaluate(
             "unit": "tokens, the longest of the heads",
             "higher_is_better": True,
         }
-    record.cost = {"tokens_seen": total, "state_floats": state_floats, "resumed": len(missing) < len(questions)}
+    # Of all questions, however many were answered by an earlier process or in parts.
+    seen = tokens_to_read(questions, task.rows_per_call)
+    record.cost = {"tokens_seen": seen, "state_floats": state_floats, "resumed": len(missing) < len(questions)}
     cache.record_commits(record, [entry["name"] for entry in entries])
     return {".jsonl": b"".join(map(to_line, entries))}, lambda: cache.drop(entry["name"] for entry in entries)
 

@@ -172,7 +172,9 @@ class PasskeyTemplate:
         # With up to four blocks there may be no key position that the evaluation set allows.
         blocks = 2 if training else 6
         sentences = (1 + self.distractors) * (len(self.key_tokens("0" * self.digits)) + 2 * self.digits)
-        return len(self.head) + sentences + len(self.question) + self.digits + blocks * len(self.block[:64])
+        # A book has no blocks: 64 of its tokens count as one.
+        block = len(self.block) if self.book is None else 64
+        return len(self.head) + sentences + len(self.question) + self.digits + blocks * block
 
     def _added(self, text: str, after: str = BLOCK) -> np.ndarray:
         """The tokens that `text` adds after `after`."""

@@ -280,6 +280,10 @@ def test_a_key_of_another_place_is_found_there() -> None:
 def test_a_depth_may_be_a_whole_number() -> None:
     assert parse_depths(compose(["task=passkey", "depth=[0,0.5,1]"]).depth) == {"0": 0.0, "0.5": 0.5, "1": 1.0}
     assert parse_depths(compose(["task=passkey", "depth=1"]).depth) == {"1": 1.0}
+    # A place has one name: its prompts would count twice.
+    assert parse_depths(["start", 0, "middle", 0.5, 1, "end"]) == {"start": 0.0, "middle": 0.5, "1": 1.0}
+    grid = parse_depths(["end", "grid"])
+    assert grid["end"] == 1.0 and "1" not in grid and len(set(grid.values())) == len(grid)
     assert message("depth=true").startswith("depth=True: must be a string or a finite number")
 
 

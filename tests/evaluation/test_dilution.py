@@ -4,6 +4,7 @@ import statistics
 
 import pytest
 import torch
+from command_runner import Runner, read_by
 from helpers import SEGMENT, make_model, random_ids, tiny_dims
 
 from infini.evaluation import dilution
@@ -14,6 +15,8 @@ from infini.tasks.passkey import evaluation
 from infini.tasks.passkey.evaluation import measure_dilution
 from infini.tasks.passkey.prompt import PasskeyTemplate
 from infini.tasks.passkey.tokenizer import word_tokenizer
+
+PROMPTS = ["dims.segment_length=32", "recipe.segments_per_sequence=8", "recipe.curriculum=null", "task.examples=1"]
 
 
 @pytest.mark.parametrize("n_kv_heads", [None, 1])
@@ -83,3 +86,12 @@ def test_rows_may_be_read_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> N
     in_parts = half_dilution(model, ids, *masks, shown.append)
     assert calls == shown == [2, 1]
     assert [x for layer in in_parts for x in layer] == pytest.approx([x for layer in whole for x in layer], rel=1e-5)
+
+
+def test_a_memory_that_decays_has_no_half_dilution(infini: Runner) -> None:
+    """There a token's weight depends on how long ago it was written, and old filler weighs nothing."""
+    for decay, known in (("null", True), ("4", False)):
+        asked = ["task=passkey", *PROMPTS, f"model.memory_decay={decay}"]
+        infini("train", *read_by(["train"], asked))
+        infini("eval", *asked, "length=256", "depth=start")
+        assert ("half_dilution" in infini.records("eval")[-1].results) is known

@@ -12,9 +12,9 @@ from tiny_runs import SUMMARIES
 
 from infini import records
 from infini.cli import main as cli
+from infini.evaluation import perplexity
 from infini.evaluation.result_cache import ResultCache
 from infini.records import RunRecord
-from infini.tasks.text import document_evaluation
 
 PARTS = ["part=3/4", "part=1/4", "part=4/4", "part=2/4"]
 PROMPTS = ["dims.segment_length=32", "recipe.segments_per_sequence=8", "recipe.curriculum=null", "task.examples=3"]
@@ -39,7 +39,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ResultCache, "add", add)
     # Of three documents: four passes, three of them in three batches.
-    monkeypatch.setattr(document_evaluation, "DOCS_PER_BATCH", 1)
+    monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", 1)
     return found
 
 
@@ -57,7 +57,7 @@ def numbers(run: RunRecord) -> tuple[Any, ...]:
     """What a record says, without the seconds and bytes that it took."""
     timed = ("seconds", "tokens_per_second", "generator_share", "peak_memory_bytes")
     cells = [{key: value for key, value in cell.items() if key not in timed} for cell in run.series.get("cells", ())]
-    return run.results, run.documents, run.series | {"cells": cells}, run.data.keys()
+    return run.results, run.documents, run.series | {"cells": cells}, run.data.keys(), run.cost["tokens_seen"]
 
 
 @pytest.mark.parametrize("words", WORDS, indirect=True)

@@ -239,6 +239,18 @@ def test_a_stopped_evaluation_resumes_and_parts_add_up(
     assert answers(tmp_path / "parts") == whole
 
 
+def test_prompts_far_shorter_than_asked_are_refused(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Essays end somewhere; a cell for a million tokens must not hold answers to prompts of a few thousand."""
+    from lm_eval.tasks.ruler import prepare_niah
+
+    monkeypatch.setattr(prepare_niah, "get_haystack", lambda type_haystack: ["word"] * 200)
+    # The rules of nltk need a network.
+    monkeypatch.setattr(prepare_niah, "sent_tokenize", lambda text: [text])
+    assert len(make_prompts("niah_single_2", 1500, 1, tokenizer, seed=1)[0].ids) > 750
+    with pytest.raises(InputError, match=r"length=16K: the prompts of task.subtasks=niah_single_2 would have only "):
+        make_prompts("niah_single_2", 16384, 1, tokenizer, seed=1)
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

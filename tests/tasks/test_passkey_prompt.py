@@ -211,11 +211,18 @@ def test_too_short_a_length_is_one_line(encoders):
         template.example(40, 0.5, np.random.default_rng(0), False)
 
 
+def in_bytes(text: str) -> list[int]:
+    """A tokenizer of whose tokens a block of filler has 90, as those of languages that a vocabulary hardly knows."""
+    return list(text.encode())
+
+
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
-def test_the_length_that_is_called_enough_is_enough(encoders, depth):
-    template = PasskeyTemplate(encoders["words"].encode)
+@pytest.mark.parametrize("tokenizer", ["words", "bytes"])
+def test_the_length_that_is_called_enough_is_enough(encoders, tokenizer, depth):
+    template = PasskeyTemplate(encoders["words"].encode if tokenizer == "words" else in_bytes)
     named = set()
-    for length in range(100, 300):
+    first = 100 if tokenizer == "words" else 400
+    for length in range(first, first + 200):
         try:
             template.example(length, depth, np.random.default_rng(0), False)
         except InputError as error:
