@@ -6,7 +6,7 @@ Shared by all tasks of running text. Works with any infini.nn.protocols.Language
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -198,6 +198,45 @@ def stream_documents(
         if advance is not None:
             advance(int(mask.numpy().sum()))
     return rows.result()
+
+
+DOCS_PER_BATCH = 16
+"""Documents read in one batch, so that memory does not grow with their number. A stopped evaluation resumes after the
+last batch that was read to its end. Parts of an evaluation share batches: others would change the last bits."""
+
+
+def document_batches(lengths: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The documents of each batch after the place of its first. The longest come first, so that those of a batch have
+    similar lengths."""
+    order = np.argsort(-lengths, kind="stable")
+    for first in range(0, len(order), DOCS_PER_BATCH):
+        yield first, order[first : first + DOCS_PER_BATCH]
+
+
+def stream_in_batches(
+    documents: Documents,
+    max_tokens: int | None,
+    segment_length: int,
+    read: Callable[[int, DocumentSubset, list[int]], Sequence[Streamed]],
+) -> Streamed:
+    """What `read` makes of each batch of documents, together.
+
+    read is called with the place of the batch's first document, its documents and the position bins of all; it returns
+    stream_documents of them, or nothing for a batch that is left out. segment_length: of the place bins.
+    """
+    lengths = np.minimum(documents.n_tokens, max_tokens or max(documents.n_tokens))
+    edges = position_edges(int(lengths.max()))
+    whole = Streamed(_zeros(len(lengths), edges), _zeros(len(lengths), place_edges(segment_length)))
+    for first, batch in document_batches(lengths):
+        for made in read(first, DocumentSubset(documents, batch.tolist()), edges):
+            for target, source in ((whole.by_position, made.by_position), (whole.by_place, made.by_place)):
+                target.nll[batch], target.tokens[batch] = source.nll, source.tokens
+    return whole
+
+
+def _zeros(n_documents: int, edges: list[int]) -> Binned:
+    shape = (n_documents, len(edges) - 1)
+    return Binned(edges, np.zeros(shape), np.zeros(shape, dtype=np.int64))
 
 
 def exchange_memory(state: State, donor_B: torch.Tensor) -> State:

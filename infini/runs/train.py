@@ -37,6 +37,7 @@ from infini.runs.common import (
     diverged_before,
     find_training,
     keep_large_buffers,
+    keys_of,
     load_data_module,
     settings_of,
     start_record,
@@ -154,6 +155,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
             f"model.dtype='bfloat16': its rounding removes most steps of model.train={cfg.model['train']}; set "
             "model.dtype=float32 (parallel.precision=bf16 still multiplies in bfloat16), or model.train=lora or gates"
         )
+    _refuse_keys_without_effect(cfg, overrides, model)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
     if isinstance(model, Seq2Seq) and (summary_tokens := getattr(cfg.task, "summary_tokens", None)) is not None:
         model.check_target("task.summary_tokens", summary_tokens)
@@ -162,8 +164,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
             console,
             f"recipe={cfg.recipe.name} is made for a trained model, and init_from is not set: training from scratch",
         )
-    if cfg.init_from is not None:
-        _start_from(cfg, model, data.tokenizer.hash)
+    begun_with = None if cfg.init_from is None else _start_from(cfg, model, data.tokenizer.hash)
     record = start_record("train", cfg, overrides)
     if ranks.size > 1:
         record.environment["ranks"] = ranks.size
@@ -191,8 +192,10 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
         module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed, *parallel)
     except ValueError as error:
         raise InputError(f"parallel.sequence={ranks.sequence}: {error}") from error
-    # The corpus is part of the name: a training never resumes with other books or another vocabulary.
-    unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / f"{config_hash(cfg)}-{data.identity}")
+    # The corpus and the weights that the training begins with are part of the name: a training never resumes with other
+    # books or another vocabulary, or where another model led.
+    named = [config_hash(cfg), data.identity, *([] if begun_with is None else [begun_with[:8]])]
+    unfinished = UnfinishedRun(Path(cfg.results_dir) / "unfinished" / "-".join(named))
     return _Training(cfg, module, data, device, ranks, unfinished, record, console)
 
 
@@ -367,12 +370,33 @@ def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
             raise DivergedError(f"after the last step, {step}, the {shown}, whose perplexity is not finite", step)
 
 
-def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> None:
+def _refuse_keys_without_effect(cfg: Config, overrides: list[str], model: Any) -> None:
+    """Raise InputError for a key on the command line that changes nothing for this model or task.
+
+    A recipe may have such keys, because models are compared with one recipe.
+    """
+    task, name = f"task={cfg.task.name}", f"model={cfg.model['name']}"
+    used = {
+        "recipe.excerpt_tokens": (cfg.task.has_documents, task),
+        "recipe.length_extension": (optional(model, "memory_is_a_sum"), name),
+        "recipe.sparse_writes": (bool(optional(model, "memory_layers")), name),
+    }
+    for key in keys_of(overrides):
+        has_effect, other = used.get(key, (True, ""))
+        value = records.value_at(asdict(cfg), key)
+        if value is not None and not has_effect:
+            raise InputError(f"{key}={value}: has no effect with {other}; leave it out")
+
+
+def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> str:
+    """Fill the model with the weights that cfg.init_from names -> their SHA-256."""
     assert cfg.init_from is not None
     folder = named_folder("init_from", cfg.init_from, cfg.results_dir)
-    if read_description(folder, "init_from").get("tokenizer_hash") != tokenizer_hash:
+    description = read_description(folder, "init_from")
+    if description.get("tokenizer_hash") != tokenizer_hash:
         raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
     load_weights_into(model, folder)
+    return str(description["weights_sha256"])
 
 
 def _place(cfg: Config, device: torch.device, ranks: Ranks = ALONE) -> dict[str, Any]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from infini.errors import InputError
@@ -47,3 +51,22 @@ def check_name(key: str, path: Path) -> None:
     sizes = [*(len(os.fsencode(folder)) for folder in folders), len(os.fsencode(name)) + _BESIDE]
     if max(sizes) > LONGEST_NAME:
         raise InputError(f"{key}={str(path)!r}: a name in it is too long ({LONGEST_NAME - _BESIDE} bytes at most)")
+
+
+DAY = 24 * 3600
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """A new folder in `parent`, removed at the end, for a file that is moved to `parent` once it is complete.
+
+    What killed processes left is removed: such folders in which nothing was written for a day.
+    """
+    prefix = ".incomplete-"
+    for left in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            newest = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if newest < time.time() - DAY:
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as made:
+        yield Path(made)

@@ -242,10 +242,10 @@ class LanguageModelModule(lightning.LightningModule):
         weight, scale = self.recipe.sparse_writes or 0.0, self.recipe.sparse_loss_scale
         if scale is None or not (self._pending or self.loss_curve):
             return weight
-        if self._pending:
-            # Not read here: a GPU would have to finish the step before.
-            return weight * (self._pending[-1][1] / scale).clamp(max=1.0)
-        return weight * min(self.loss_curve[-1][1] / scale, 1.0)
+        # Float32 whether the loss was read or not, because that depends on when a checkpoint was written. It is not
+        # read here: a GPU would have to finish the step before.
+        loss = self._pending[-1][1] if self._pending else torch.tensor(self.loss_curve[-1][1])
+        return weight * (loss.float() / scale).clamp(max=1.0).to(self.device)
 
     def _after_history(self, batch: dict[str, Any], whole: Whole | None = None) -> State | None:
         """The initial state of rows of a batch: with a history in it, some rows start after that."""

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from infini.config.compose import cache_folder
 from infini.errors import require
-from infini.evaluation.perplexity import metrics, stream_documents
+from infini.evaluation.perplexity import DocumentSubset, Streamed, metrics, stream_documents, stream_in_batches
 from infini.system.devices import autocast
 from infini.system.progress import progress_bar
 from infini.tasks.text.data_module import ResumableDataModule
@@ -94,14 +94,21 @@ class DocumentDataModule(ResumableDataModule):
         total = int(np.minimum(self.validation.n_tokens, self.validation_tokens).sum())
         bar = progress_bar("validating", total, sys.stderr.isatty())
         with autocast(cfg.parallel.precision, device), bar as advance:
-            streamed = stream_documents(
-                model,
-                self.validation,
-                self.tokenizer.bos_id,
-                tokens_per_call=cfg.scale.eval_segments_per_call * cfg.dims.segment_length,
-                max_tokens=self.validation_tokens,
-                advance=advance,
-            )
+
+            def read(first: int, documents: DocumentSubset, edges: list[int]) -> list[Streamed]:
+                streamed = stream_documents(
+                    model,
+                    documents,
+                    self.tokenizer.bos_id,
+                    tokens_per_call=cfg.scale.eval_segments_per_call * cfg.dims.segment_length,
+                    max_tokens=self.validation_tokens,
+                    edges=edges,
+                    segment_length=cfg.dims.segment_length,
+                    advance=advance,
+                )
+                return [streamed]
+
+            streamed = stream_in_batches(self.validation, self.validation_tokens, cfg.dims.segment_length, read)
         found = metrics(streamed, self.validation.n_words, self.validation.n_bytes)["nll_per_token"]
         return {"validation_nll_per_token": found}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,10 +20,10 @@ from infini.evaluation.perplexity import (
     Binned,
     DocumentSubset,
     Streamed,
+    document_batches,
     metrics,
-    place_edges,
-    position_edges,
     stream_documents,
+    stream_in_batches,
     stream_with_foreign_memory,
 )
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
@@ -34,10 +34,6 @@ from infini.system.devices import autocast
 from infini.system.progress import progress_bar
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import documents_of, extents, tokenise
-
-DOCS_PER_BATCH = 16
-"""Documents read in one batch. A stopped evaluation resumes after the last batch that was read to its end. Parts of an
-evaluation share batches: others would change the last bits."""
 
 
 def evaluate(
@@ -128,14 +124,6 @@ def _split(cfg: Config) -> str:
     return str(cfg.report["split"])
 
 
-def _batches(lengths: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """The documents of each batch after the place of its first. The longest come first, so that those of a batch have
-    similar lengths."""
-    order = np.argsort(-lengths, kind="stable")
-    for first in range(0, len(order), DOCS_PER_BATCH):
-        yield first, order[first : first + DOCS_PER_BATCH]
-
-
 def _foreign_lengths(n_tokens: np.ndarray, max_tokens: int) -> np.ndarray:
     """Tokens that a document is read with another's memory. The longest is read as far as the second longest."""
     lengths = np.minimum(n_tokens, max_tokens)
@@ -149,7 +137,7 @@ def _work(n_tokens: np.ndarray, limit: int | None, knock_limit: int | None) -> d
 
     def of_pass(name: str, most: int | None) -> dict[str, int]:
         lengths = np.minimum(n_tokens, most or n_tokens.max())
-        return {f"{name}/{first}": int(lengths[batch].sum()) for first, batch in _batches(lengths)}
+        return {f"{name}/{first}": int(lengths[batch].sum()) for first, batch in document_batches(lengths)}
 
     work = of_pass("read", limit)
     if knock_limit is not None:
@@ -174,15 +162,12 @@ class _Passes:
 
     def read(self, name: str, max_tokens: int | None, reset_every: int | None = None) -> Streamed:
         """stream_documents over all documents."""
-        n_tokens = np.minimum(self.split.n_tokens, max_tokens or self.split.n_tokens.max())
-        edges = position_edges(int(n_tokens.max()))
-        n_documents = len(n_tokens)
-        whole = Streamed(_zeros(n_documents, edges), _zeros(n_documents, place_edges(self.segment_length)))
-        for first, batch in _batches(n_tokens):
-            read = partial(
+
+        def read(first: int, documents: DocumentSubset, edges: list[int]) -> tuple[Streamed, ...]:
+            made = partial(
                 stream_documents,
                 self.model,
-                DocumentSubset(self.split, batch.tolist()),
+                documents,
                 self.bos_id,
                 tokens_per_call=self.tokens_per_call,
                 max_tokens=max_tokens,
@@ -191,10 +176,9 @@ class _Passes:
                 segment_length=self.segment_length,
                 advance=self.advance,
             )
-            for made in self._once(f"{name}/{first}", read):
-                for target, source in ((whole.by_position, made.by_position), (whole.by_place, made.by_place)):
-                    target.nll[batch], target.tokens[batch] = source.nll, source.tokens
-        return whole
+            return self._once(f"{name}/{first}", made)
+
+        return stream_in_batches(self.split, max_tokens, self.segment_length, read)
 
     def read_with_foreign_memory(self, max_tokens: int) -> tuple[Streamed, ...]:
         """stream_with_foreign_memory over all documents at once: every document reads another's memory."""
@@ -233,11 +217,6 @@ class _Passes:
             Streamed(_from_json(positions), _from_json(places), entry["growth"])
             for positions, places in zip(entry["by_position"], entry["by_place"], strict=True)
         )
-
-
-def _zeros(n_documents: int, edges: list[int]) -> Binned:
-    shape = (n_documents, len(edges) - 1)
-    return Binned(edges, np.zeros(shape), np.zeros(shape, dtype=np.int64))
 
 
 def _to_json(binned: Binned) -> list[Any]:

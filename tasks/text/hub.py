@@ -6,7 +6,6 @@ Only the used part of a data set is downloaded: it is streamed once and stored a
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from infini.errors import InputError, lone_surrogate
 from infini.system.network import reachable
+from infini.system.paths import scratch_folder
 from infini.system.progress import progress_bar
 from infini.tasks.text.documents import TextTokenizer
 
@@ -200,8 +200,8 @@ def _keep(hub_id: str, split: str, limit: int | None, folder: Path, key: str) ->
 
     features = Features({"name": Value("string"), "text": Value("large_string")})
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{key}.") as temporary:
-        path = Path(temporary) / f"{key}.arrow"
+    with scratch_folder(folder) as temporary:
+        path = temporary / f"{key}.arrow"
         with ArrowWriter(features=features, path=str(path), writer_batch_size=16) as writer:
 
             def written() -> Iterator[tuple[str, str]]:

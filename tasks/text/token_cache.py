@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from infini.config.compose import cache_folder
 from infini.config.schema import Config
 from infini.models import base_of
 from infini.records import naming
+from infini.system.paths import scratch_folder
 from infini.system.progress import progress_bar
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents
 from infini.tasks.text.hub import hub_tokenizer
@@ -142,8 +142,8 @@ def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress:
         }
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
-        temporary = Path(folder) / path.name
+    with naming(path), scratch_folder(path.parent) as folder:
+        temporary = folder / path.name
         title = f"tokenizing {documents.name}/{documents.split} ({len(documents)} documents)"
         bar = progress_bar(title, documents.total_bytes or len(documents), progress)
         with ArrowWriter(features=features, path=str(temporary)) as writer, bar as advance:

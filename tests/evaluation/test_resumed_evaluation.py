@@ -8,6 +8,7 @@ import pytest
 from command_runner import Runner
 
 from infini.cli import main as cli
+from infini.evaluation import perplexity
 from infini.evaluation.result_cache import ResultCache
 from infini.system import devices
 from infini.tasks.text import document_evaluation
@@ -18,7 +19,7 @@ from infini.tasks.text import document_evaluation
 def test_an_evaluation_stopped_in_every_pass_gives_the_same_record(
     with_model: Runner, monkeypatch: pytest.MonkeyPatch, documents_per_batch: int
 ) -> None:
-    monkeypatch.setattr(document_evaluation, "DOCS_PER_BATCH", documents_per_batch)
+    monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", documents_per_batch)
     short_calls = "scale.eval_segments_per_call=8"
     with_model("eval", short_calls)
     (straight,) = with_model.records("eval")

@@ -16,10 +16,11 @@ from tiny_runs import DOCUMENTS
 from infini import records
 from infini.cli import main as cli
 from infini.config.compose import compose
+from infini.evaluation import perplexity
 from infini.models import registered
 from infini.report.tables import DASH, commit_of
 from infini.runs import bench, evaluate, figure
-from infini.tasks.text import document_evaluation
+from infini.tasks.text import document_data, document_evaluation
 from infini.tasks.text import documents as text_module
 from infini.tasks.text.documents import TextTokenizer, bpe_tokenizer
 
@@ -41,6 +42,26 @@ def test_train_writes_record_and_checkpoint(with_model: Runner, corpus: Path) ->
     names = sorted(path.name for path in with_model.checkpoint(run).iterdir())
     assert names == ["config.json", "model.safetensors", "tokenizer.json"]
     assert not list(with_model.results.glob("unfinished/*/*"))
+
+
+def test_the_validation_of_a_training_reads_documents_in_batches(
+    infini: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory must not grow with the number of documents: it would end a training after its last step."""
+    rows: list[int] = []
+    real = document_data.stream_documents
+
+    def reading(model: Any, documents: Any, *args: Any, **options: Any) -> Any:
+        rows.append(len(documents.n_tokens))
+        return real(model, documents, *args, **options)
+
+    monkeypatch.setattr(document_data, "stream_documents", reading)
+    infini("train")
+    monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", 1)
+    infini("train")
+    assert rows == [DOCUMENTS["validation"]] + [1] * DOCUMENTS["validation"]
+    together, alone = (run.metric("validation_nll_per_token") for run in infini.records())
+    assert alone == pytest.approx(together, rel=1e-6)
 
 
 def test_a_record_tells_what_was_typed_and_no_place_of_the_source(with_model: Runner, project_root: Path) -> None:
@@ -108,7 +129,7 @@ def test_an_evaluation_scores_the_test_split(with_model: Runner, corpus: Path) -
 def test_an_evaluation_of_books_that_was_stopped_reads_only_what_is_missing(
     with_model: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_evaluation, "DOCS_PER_BATCH", 2)
+    monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", 2)
     with_model("eval")
     (straight,) = with_model.records("eval")
     read: list[Any] = []
@@ -136,7 +157,7 @@ def test_an_evaluation_of_books_that_was_stopped_reads_only_what_is_missing(
 
 def test_books_read_in_groups_are_the_books_read_together(with_model: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     with_model("eval")
-    monkeypatch.setattr(document_evaluation, "DOCS_PER_BATCH", 1)
+    monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", 1)
     with_model("eval")
     together, alone = with_model.records("eval")
     for name, result in together.results.items():
@@ -402,7 +423,7 @@ def test_an_evaluation_has_the_tokenizer_of_its_checkpoint(infini: Runner) -> No
 def test_an_evaluation_that_went_on_at_another_commit_says_so(
     with_model: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_evaluation, "DOCS_PER_BATCH", 2)
+    monkeypatch.setattr(perplexity, "DOCS_PER_BATCH", 2)
     real = document_evaluation.stream_documents
     state = ("a" * 40, False)
     monkeypatch.setattr(records, "git_state", lambda root: state)

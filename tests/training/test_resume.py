@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,6 +163,29 @@ def test_a_damaged_checkpoint_is_skipped(
     assert err.count("damaged, skipped") == how_many
     assert record.cost["resumed"] is (how_many == 1)
     assert outcome(tmp_path) == straight
+
+
+def test_a_training_does_not_resume_where_another_model_led(corpus: Path, tmp_path: Path) -> None:
+    """The folder that init_from names holds other weights by now."""
+    overrides = words(corpus, tmp_path)
+    folders = []
+    for seed in (1, 2):
+        mine = [*words(corpus, tmp_path / str(seed)), f"seed={seed}"]
+        train_command.train(compose(mine), mine)
+        folders += list((tmp_path / str(seed) / "checkpoints").iterdir())
+    start = tmp_path / "start"
+    shutil.copytree(folders[0], start)
+    overrides = [*words(corpus, tmp_path / "r"), f"init_from={start}"]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_in(patch, STEPS)
+        train_command.train(compose(overrides), overrides)
+    assert list(tmp_path.glob("r/unfinished/*/step-*.ckpt"))
+    shutil.rmtree(start)
+    shutil.copytree(folders[1], start)
+    run = train_command.train(compose(overrides), overrides)
+    assert not run.cost["resumed"]
+    straight = [*words(corpus, tmp_path / "s"), f"init_from={start}"]
+    assert train_command.train(compose(straight), straight).series["loss_curve"] == run.series["loss_curve"]
 
 
 def test_new_points_are_kept_after_a_restart_past_damaged_ones(

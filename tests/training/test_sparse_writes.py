@@ -7,10 +7,12 @@ import pytest
 import torch
 from helpers import SEGMENT, make_model, random_ids
 
+from infini.config.compose import compose
 from infini.nn.ops.reference import sigma
 from infini.nn.projections import recorded
 from infini.training.additions.length_extension import extended_call, extended_in_two_calls
 from infini.training.additions.sparse_writes import FLOOR, penalty
+from infini.training.module import LanguageModelModule
 
 
 def recorded_penalty(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -114,3 +116,14 @@ def test_a_carried_length_extension_pays_once_for_every_token() -> None:
         extended_call(model, ids, None, None, None, SEGMENT, factor)
     assert penalty(model, keys, mask).item() == pytest.approx(penalty(model, expected, mask).item(), rel=1e-12)
     assert penalty(model, keys, mask).requires_grad
+
+
+def test_the_weight_of_the_penalty_is_one_number_whether_the_loss_was_read_or_not() -> None:
+    """On a GPU a checkpoint reads it early; the steps after that are those of a training without the checkpoint."""
+    cfg = compose(["task=passkey", "recipe.sparse_writes=0.03", "recipe.sparse_loss_scale=0.7"])
+    module = LanguageModelModule(make_model({"name": "infini_linear"}), cfg.optimizer, cfg.recipe, False, cfg.seed)
+    for loss in torch.linspace(0.01, 0.9, 50):
+        module._pending = [(1, loss)]
+        pending = module._penalty_weight
+        module.read_losses()
+        assert torch.equal(torch.as_tensor(module._penalty_weight), torch.as_tensor(pending))
