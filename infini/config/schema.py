@@ -41,7 +41,14 @@ OPTIONAL_GROUPS = ("tuned", "experiment")
 class TaskConfig:
     """What is learned and measured. The class variables declare what commands need to know of a task."""
 
-    evaluation_reads: ClassVar[tuple[str, ...]] = ("scale.eval_max_tokens", "part")
+    evaluation_reads: ClassVar[tuple[str, ...]] = (
+        "scale.eval_max_tokens",
+        "scale.eval_segments_per_call",
+        "scale.knockouts",
+        "scale.knockout_max_tokens",
+        "report.split",
+        "part",
+    )
     """Keys and groups outside `task` that its evaluation reads and those of some other tasks do not."""
     evaluation_changes: ClassVar[tuple[str, ...]] = ()
     """Keys that a training reads and an evaluation may still change: no weight depends on their value."""
@@ -53,6 +60,8 @@ class TaskConfig:
     """Whether other tasks evaluate models that were trained on this one."""
     is_trained_on: ClassVar[bool] = True
     """Whether it has training data. A task without is a benchmark for models that were trained on others."""
+    has_documents: ClassVar[bool] = True
+    """Whether its training batches are documents, which recipe.excerpt_tokens cuts."""
     has_prompts: ClassVar[bool] = False
     """Whether its training batches are prompts, which can follow a history (recipe.long_history) and differ in length
     (recipe.short_sequences)."""
@@ -66,9 +75,12 @@ class TaskConfig:
     )
     hub_id: str = setting("Data set on the Hugging Face hub, used where there is no folder.")
     carry_state: bool = setting(
-        "Whether a row's state is carried into its next training sequence, as long as the document lasts."
+        "Whether a row's state is carried into its next training sequence, as long as the document lasts.",
+        training=True,
     )
-    positions: str = setting("Position encoding of models that have both (model.positions): rotary or t5.")
+    positions: str = setting(
+        "Position encoding of models that have both (model.positions): rotary or t5.", training=True
+    )
 
     @property
     def corpus(self) -> str:

@@ -36,8 +36,10 @@ from infini.system.devices import pick_device
 from infini.system.memory_use import peak_memory_bytes
 from infini.training.checkpoint import load_model, read_description
 
-OF_A_MODEL = ("model", "checkpoint", "part")
+OF_A_MODEL = ("model", "checkpoint", "part", "length", "decoding", "tuned", "init_from")
 """Keys and groups that evaluations without a model do not read."""
+GIVEN_TO_A_MODEL = ("task.input_length", "task.chat")
+"""Keys of a task that say what a model is given; an evaluation without a model does not read them either."""
 MEANINGS = {
     "half_dilution": "as many tokens of filler together weigh as much as the key's sentence",
     "reset_delta": "how much the loss rises when the memory is emptied before every segment",
@@ -49,9 +51,15 @@ MEANINGS = {
 def run(cfg: Config, overrides: list[str]) -> int:
     """Evaluate and print the metrics; of a part (cfg.part), how many of all results are there."""
     _refuse_keys_of_other_tasks(cfg, overrides)
-    if (reference := getattr(cfg.task, "reference", None)) is not None:
+    reference = getattr(cfg.task, "reference", None)
+    if reference is None and "task.reference_words" in keys_of(overrides):
+        words = value_at(asdict(cfg), "task.reference_words")
+        raise InputError(
+            f"task.reference_words={words}: has no effect without task.reference; set both, or leave it out"
+        )
+    if reference is not None:
         for key in keys_of(overrides):
-            if key.partition(".")[0] in OF_A_MODEL:
+            if key.partition(".")[0] in OF_A_MODEL or key in GIVEN_TO_A_MODEL:
                 raise InputError(f"{key}: task.reference={reference} evaluates no model, so this key has no effect")
         record = evaluate_reference(cfg, overrides, reference)
     else:
@@ -203,13 +211,16 @@ def _as_trained(
     keys = keys_of(overrides)
     own = set(cfg.task.evaluation_changes) & set(keys)
     allowed = own | {f"model.{key}" for key in changes}
+    trained_task = {f"task.{field.name}" for field in fields(cfg.task) if field.metadata.get("training")}
     for key in keys:
         if key in allowed:
             continue
         # A group is chosen by its name; its other keys may have been set one by one.
         chosen = f"{key}.name" if isinstance(value_at(held, key), dict) else key
         was, now = value_at(held, chosen), value_at(values, chosen)
-        if (key.partition(".")[0] in _TRAINED or key in _TOKENIZER) and now != was:
+        # Older checkpoints lack newer keys.
+        of_training = same_task and key in trained_task and key.partition(".")[2] in held["task"]
+        if (key.partition(".")[0] in _TRAINED or key in _TOKENIZER or of_training) and now != was:
             raise InputError(f"{key}={now!r}: the checkpoint was trained with {was!r}")
     groups = {"dims": DimsConfig, "optimizer": OptimizerConfig, "recipe": RecipeConfig}
     try:

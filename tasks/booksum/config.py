@@ -21,6 +21,7 @@ class BooksumConfig(TaskConfig):
 
     evaluation_reads = ("length", "decoding", "part")
     evaluation_inherits = ("chat",)
+    has_documents = False
     data_layout = BOOK_LAYOUT
 
     split: str = setting(
@@ -31,7 +32,7 @@ class BooksumConfig(TaskConfig):
         "Tokens of a book that an evaluation reads, as 500K, where `length` is not set; the rest is left out.",
         evaluation=True,
     )
-    summary_tokens: int = setting("Most tokens of a training summary; longer ones are cut.")
+    summary_tokens: int = setting("Most tokens of a training summary; longer ones are cut.", training=True)
     chat: bool | None = setting(
         "true: a pretrained language model gets the book as a message in its tokenizer's chat template, and answers "
         "with the summary; null: a line of text stands between book and summary."

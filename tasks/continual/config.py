@@ -21,8 +21,10 @@ class ContinualConfig(TaskConfig):
     sources: list[str] = setting(
         "Corpora. One whose folder is missing is left out, and a line says so; the hub has all of them."
     )
-    shares: list[float] | None = setting("Share of each source in the tokens of a training; null: equal shares.")
-    min_tokens: int = setting("Tokens of the shortest document to train on.")
+    shares: list[float] | None = setting(
+        "Share of each source in the tokens of a training; null: equal shares.", training=True
+    )
+    min_tokens: int = setting("Tokens of the shortest document to train on.", training=True)
 
     @property
     def corpus(self) -> str:

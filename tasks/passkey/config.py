@@ -20,11 +20,13 @@ class PasskeyConfig(TaskConfig):
     evaluation_inherits = ("digits",)
     # Any language model can answer a prompt; a model of prompts cannot read books.
     evaluates_any_model = True
+    has_documents = False
     has_prompts = True
 
     tokenizer: str = setting(
         "`words`, the word-level tokenizer of the prompt, or `scale`, the tokenizer of the scale. A training that "
-        "starts from another model uses that model's."
+        "starts from another model uses that model's.",
+        training=True,
     )
     digits: int = setting("Digits of the key.")
     fill: str = setting(
@@ -35,11 +37,13 @@ class PasskeyConfig(TaskConfig):
     distractors: int = setting('Other keys ("The green key is ...") in the filler of a prompt.')
     filler: str = setting("block, the paper's five sentences repeated; or book, text of PG19 books of the same split.")
     lm_loss_weight: float = setting(
-        "Weight of the loss on all other tokens, added to the loss on the key; 0: the key only."
+        "Weight of the loss on all other tokens, added to the loss on the key; 0: the key only.",
+        training=True,
     )
     few_digit_share: float = setting(
         "Fraction of the last stage's training keys with at most two, three or four distinct digits, for which it is "
-        "not enough to look up what follows a digit. Evaluation keys are always uniform."
+        "not enough to look up what follows a digit. Evaluation keys are always uniform.",
+        training=True,
     )
     knockout: str = setting(
         "none, or reset: the evaluation empties the memory before every segment. Accuracy must then be at chance where "

@@ -114,9 +114,55 @@ def test_summaries_without_a_model_take_none(capfd: pytest.CaptureFixture[str]) 
     words = ["eval", "task=booksum", "task.reference=lead"]
     assert error(capfd, *words, "model=bart").startswith("model: task.reference=lead evaluates no model")
     assert error(capfd, *words, "checkpoint=x").startswith("checkpoint: task.reference=lead evaluates no model")
+    # Nor what a model is given and answers.
+    for word in ("length=1K", "task.input_length=7", "task.chat=true", "decoding.temperature=0"):
+        key = word.partition("=")[0]
+        assert error(capfd, *words, word) == f"{key}: task.reference=lead evaluates no model, so this key has no effect"
+    assert error(capfd, "eval", "task=booksum", "task.reference_words=5") == (
+        "task.reference_words=5: has no effect without task.reference; set both, or leave it out"
+    )
     assert error(capfd, "eval", "decoding.top_p=0.5") == (
         "decoding.top_p=0.5: task=pg19 does not read it; add task=booksum"
     )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "task=passkey report.split=train",
+        "task=booksum report.split=validation",
+        "task=passkey scale.knockouts=true",
+        "task=booksum scale.knockout_max_tokens=5",
+        "task=long_context scale.eval_segments_per_call=2",
+    ],
+)
+def test_a_key_of_evaluations_of_other_tasks_is_refused(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The record would say that another split was measured, or another measure taken."""
+    task, word = line.split()
+    said = error(capfd, "eval", task, word)
+    key, _, value = word.partition("=")
+    assert said.lower().startswith(f"{key}={value}: {task} does not read it; add task=arxiv_math or ")
+
+
+def test_an_evaluation_takes_no_other_setting_of_its_training(with_model: Runner) -> None:
+    assert with_model.error("eval", "task.carry_state=false") == (
+        "task.carry_state=False: the checkpoint was trained with True"
+    )
+    with_model("eval", "task.carry_state=true", code=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task=passkey", "recipe.excerpt_tokens=77"], "recipe.excerpt_tokens=77: has no effect with task=passkey"),
+        (["model=rmt", "recipe.length_extension=8"], "recipe.length_extension=8.0: has no effect with model=rmt"),
+        (["model=transformer_xl", "recipe.sparse_writes=0.5"], "recipe.sparse_writes=0.5: has no effect with model=tr"),
+    ],
+)
+def test_a_training_refuses_a_key_that_changes_nothing(words: list[str], said: str, infini: Runner) -> None:
+    """On the command line; a recipe may have it, because models are compared with one recipe."""
+    more = ["recipe.curriculum=null", "recipe.short_sequences=null"]
+    assert infini.error("train", "recipe.segments_per_sequence=20", *words, *more).startswith(said)
 
 
 @pytest.mark.parametrize(
