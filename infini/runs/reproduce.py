@@ -6,18 +6,29 @@ The same command may be started several times with one results folder: the proce
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from infini import records
+from infini.config.compose import config_identity
 from infini.config.schema import Config
 from infini.errors import BusyError, DivergedError, InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
 from infini.runs import table
-from infini.runs.common import catch_divergence, find_training, name_diverged
+from infini.runs.common import (
+    catch_divergence,
+    eval_overrides,
+    find_training,
+    fits_variant,
+    keys_of,
+    name_diverged,
+    on_the_data,
+)
 from infini.runs.plan import describe
-from infini.runs.preflight import check_base, check_data
+from infini.runs.preflight import check_base, check_data, segment_length
 from infini.runs.workers import Worker
 from infini.system.console import plain_console
 from infini.training.loggers import check_logger
@@ -101,3 +112,30 @@ def trained(cfg: Config, overrides: list[str], worker: Worker, known: RunRecord 
     if not worker.planning:
         worker.console.print(f"trained before: {found.run_id}")
     return found
+
+
+def evaluations(cfg: Config, overrides: list[str], training: RunRecord | None, split: str) -> list[RunRecord]:
+    """Evaluations on record of this training, or without one of the pretrained model as it is, on the current texts of
+    a split, newest first.
+
+    They are of the task, seed, scale, precision, sizes and options of the model that an evaluation of `cfg` would have.
+    Keys that only evaluations read are for the caller to compare. overrides: composed to `cfg`.
+    """
+    parent, made = (None if training is None else training.run_id), asdict(cfg)
+    runs = [run for run in records.load_records(cfg.results_dir) if run.verb == "eval" and run.parent == parent]
+    if runs and training is not None:
+        changes = eval_overrides(cfg, overrides, training.config["model"])
+        made |= {"model": training.config["model"] | changes, "seed": training.seed}
+        own = {"segment_length"} if "dims.segment_length" in keys_of(overrides) else set()
+        made["dims"] = training.config["dims"] | {key: made["dims"][key] for key in own}
+    elif runs:
+        made["dims"]["segment_length"] = segment_length(cfg, keys_of(overrides))
+    wanted, model = _question(made), made["model"]["name"]
+    fitting = [run for run in runs if run.model == model and _question(run.config) == wanted and fits_variant(cfg, run)]
+    return list(on_the_data(cfg, fitting, split))
+
+
+def _question(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration asks, and of which model. Recipe and optimizer belong to the training."""
+    identity = config_identity(config)
+    return {key: identity.get(key) for key in ("task", "model", "dims", "scale", "parallel", "seed")}

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from infini import records
 from infini.config.compose import compose
 from infini.config.lengths import parse_depths, parse_lengths
 from infini.config.schema import Config
-from infini.records import RunRecord
+from infini.records import RunRecord, value_at
 from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow
 from infini.report.selection import rows_of_models
-from infini.runs.common import find_training, newest_on_the_data, settle_contradictions
+from infini.runs.common import find_training, settle_contradictions
 from infini.runs.estimate import describe_time
 from infini.runs.evaluate import evaluate
 from infini.runs.preflight import check_data
-from infini.runs.reproduce import run_jobs, trained
+from infini.runs.reproduce import evaluations, run_jobs, trained
 from infini.runs.workers import Worker
 from infini.system.devices import pick_device
 from infini.training.checkpoint import checkpoint_folder
@@ -112,71 +111,65 @@ def reproduce(
 
 def _time_left(jobs: Sequence[_Job]) -> str | None:
     """One line on how long the rows from scratch will take, by published records and the speed of this processor."""
-    trainings, evaluations = [], []
+    trainings, asked = [], []
     for job in jobs:
-        cfg = compose(job.overrides(None))
+        words = job.overrides(None)
+        cfg = compose(words)
         if job.row.start or job.row.questions or pick_device(cfg.parallel.accelerator).type != "cpu":
             continue
         known = find_training(cfg)
         if known is None:
             trainings.append(cfg)
-        if known is None or _evaluated(records.load_records(cfg.results_dir), known.run_id, cfg) is None:
-            evaluations.append(cfg)
-    return describe_time(trainings, evaluations)
+        if known is None or _evaluated(cfg, words, known) is None:
+            asked.append(cfg)
+    return describe_time(trainings, asked)
 
 
-def _model(report: PasskeyReport, job: _Job, worker: Worker) -> str | None:
-    """The run id of the training of a row's model, None for a pretrained model as it is. The training it starts from is
-    run first."""
-    start: str | None = None
+def _model(report: PasskeyReport, job: _Job, worker: Worker) -> RunRecord | None:
+    """The training of a row's model, None for a pretrained model as it is. The training it starts from is run first."""
+    start: RunRecord | None = None
     if job.row.start in PRETRAINING:
-        start = trained(compose(job.pretraining()), job.pretraining(), worker).run_id
+        start = trained(compose(job.pretraining()), job.pretraining(), worker)
     elif job.row.start:
         start = _model(report, replace(job, row=report.rows[job.row.start]), worker)
     if job.row.recipe:
-        return trained(compose(job.overrides(start)), job.overrides(start), worker).run_id
+        words = job.overrides(None if start is None else start.run_id)
+        return trained(compose(words), words, worker)
     return start
 
 
-def _fill(report: PasskeyReport, job: _Job, worker: Worker) -> str:
-    training = _model(report, job, worker)
-    overrides = [*job.overrides(None), *(f"task.{key}={value}" for key, value in job.row.questions.items())]
+def _questions(job: _Job) -> list[str]:
+    """Overrides of the evaluation of a row's model."""
+    words = [*job.overrides(None), *(f"task.{key}={value}" for key, value in job.row.questions.items())]
     if job.row.start and not job.row.recipe:
         # The model was trained for another task, with its recipe and sizes.
-        overrides = [text for text in overrides if not text.startswith(("recipe", "dims", "optimizer"))]
-    cfg = compose(overrides)
+        words = [text for text in words if not text.startswith(("recipe", "dims", "optimizer"))]
+    return words
+
+
+def _fill(report: PasskeyReport, job: _Job, worker: Worker) -> str:
+    training, words = _model(report, job, worker), _questions(job)
+    cfg = compose(words)
+    parent = None if training is None else training.run_id
 
     def find() -> RunRecord | None:
-        return _evaluated(records.load_records(cfg.results_dir), training, cfg)
+        return _evaluated(cfg, words, training)
 
     def make() -> RunRecord:
-        folder = None if training is None else checkpoint_folder(cfg.results_dir, training)
-        return evaluate(cfg, overrides, folder)
+        folder = None if parent is None else checkpoint_folder(cfg.results_dir, parent)
+        return evaluate(cfg, words, folder)
 
-    record = find() or worker.make("eval", cfg, training, find, make)
+    record = find() or worker.make("eval", cfg, parent, find, make)
     accuracy = 100 * (record.metric("token_accuracy") or 0.0)
     return f"{record.run_id}: token accuracy {accuracy:.1f} % over all cells"
 
 
-def _evaluated(known: list[RunRecord], parent: str | None, cfg: Config) -> RunRecord | None:
-    """The newest evaluation of this training run with the same questions."""
+def _evaluated(cfg: Config, overrides: list[str], training: RunRecord | None) -> RunRecord | None:
+    """The newest evaluation of this model that asked the same questions, and no others."""
 
-    def asked(task: dict[str, Any], length: Any, depth: Any) -> Any:
-        kept = {key: value for key, value in task.items() if key != "rows_per_call"}
-        return kept, parse_lengths(length or []), parse_depths(depth or [])
+    def asked(config: Mapping[str, Any]) -> Any:
+        places = parse_lengths(config.get("length") or []), parse_depths(config.get("depth") or [])
+        return places, [value_at(config, f"task.{key}") for key in ("knockout", "examples")]
 
-    wanted = asked(asdict(cfg.task), cfg.length, cfg.depth)
-    trained = next((run for run in known if run.run_id == parent), None)
-    segment_length = (trained.config if trained else asdict(cfg))["dims"]["segment_length"]
-    fitting = [
-        run
-        for run in known
-        if run.verb == "eval"
-        and run.task == cfg.task.name
-        and run.parent == parent
-        # Without a training the configuration says which model it is.
-        and (parent is not None or {**run.config["model"], **cfg.model} == run.config["model"])
-        and run.config["dims"]["segment_length"] == segment_length
-        and asked(run.config.get("task", {}), run.config.get("length"), run.config.get("depth")) == wanted
-    ]
-    return newest_on_the_data(cfg, fitting, "test")
+    known = evaluations(cfg, overrides, training, "test")
+    return next((run for run in known if asked(run.config) == asked(asdict(cfg))), None)

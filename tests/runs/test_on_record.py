@@ -1,0 +1,63 @@
+"""Which evaluations on record fill a cell of a reproduction: those that asked the same of the same model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import make_train
+
+from infini import records
+from infini.config.compose import compose
+from infini.config.schema import Config
+from infini.records import RunRecord
+from infini.runs import reproduce, reproduce_passkey
+
+UNTRAINED = ["task=passkey", "model=llm", "parallel.precision=bf16", "length=[1K]", "depth=[start]"]
+
+
+@pytest.fixture(autouse=True)
+def same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records are of the current texts."""
+    monkeypatch.setattr(reproduce, "on_the_data", lambda cfg, runs, split: reversed(runs))
+
+
+def recorded(cfg: Config, verb: str = "eval", parent: str | None = None, **changes: Any) -> RunRecord:
+    """A record of a run of this configuration."""
+    model = str(cfg.model["name"])
+    stated = {"task": cfg.task.name, "scale": cfg.scale.name, "parent": parent, "config": asdict(cfg)}
+    run = make_train(model, cfg.seed, run_id=f"{verb}-{cfg.seed}", verb=verb, **{**stated, **changes})
+    records.write_record(run, cfg.results_dir)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        ("seed=1", True),
+        # How fast it is read.
+        ("task.rows_per_call=1", True),
+        # It has an effect through the model's positions alone.
+        ("task.positions=t5", True),
+        # No training, no recipe.
+        ("recipe.steps=7", True),
+        ("seed=2", False),
+        ("scale=gpu", False),
+        ("parallel.precision=fp32", False),
+        ("model.memory=none", False),
+        ("dims.segment_length=64", False),
+        ("task.examples=3", False),
+        ("task.knockout=reset", False),
+        ("length=[1K,2K]", False),
+    ],
+)
+def test_an_untrained_models_answers_are_those_of_its_seed_scale_and_precision(
+    other: str, found: bool, tmp_path: Path
+) -> None:
+    words = [*UNTRAINED, f"results_dir={tmp_path}"]
+    run = recorded(compose([*words, "dims.segment_length=512"]))
+    asked = [*words, "dims.segment_length=512", other]
+    known = reproduce_passkey._evaluated(compose(asked), asked, None)
+    assert (known is not None and known.run_id == run.run_id) == found
