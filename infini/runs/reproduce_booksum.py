@@ -7,7 +7,7 @@ from functools import partial
 from typing import cast
 
 from infini import records
-from infini.config.compose import compose, config_identity
+from infini.config.compose import compose
 from infini.config.lengths import format_length, parse_lengths
 from infini.config.schema import Config
 from infini.errors import InputError
@@ -15,9 +15,9 @@ from infini.records import RunRecord, value_at
 from infini.report.selection import rows_of_models
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
-from infini.runs.common import newest_on_the_data, on_the_data, own_setting
+from infini.runs.common import newest_on_the_data, own_setting
 from infini.runs.evaluate import evaluate, evaluate_reference
-from infini.runs.reproduce import run_jobs, trained
+from infini.runs.reproduce import evaluations, run_jobs, trained
 from infini.runs.workers import Worker
 from infini.tasks.booksum.config import REFERENCES, BooksumConfig
 from infini.training.checkpoint import checkpoint_folder
@@ -78,8 +78,8 @@ def _reference(overrides: list[str], name: str, worker: Worker) -> RunRecord:
         known = [
             run
             for run in records.load_records(cfg.results_dir)
-            if run.model == name
-            and _is_evaluation(run, cfg)
+            if (run.verb, run.task, run.model) == ("eval", cfg.task.name, name)
+            and (run.seed, run.scale) == (cfg.seed, cfg.scale.name)
             and all(value_at(run.config, f"task.{key}") == getattr(cfg.task, key) for key in decides)
         ]
         return newest_on_the_data(cfg, known, cast(BooksumConfig, cfg.task).split)
@@ -89,19 +89,13 @@ def _reference(overrides: list[str], name: str, worker: Worker) -> RunRecord:
 
 def _system(overrides: list[str], worker: Worker, untrained: bool) -> RunRecord:
     cfg = compose(overrides)
-    training = None if untrained else trained(cfg, overrides, worker).run_id
+    training = None if untrained else trained(cfg, overrides, worker)
+    parent = None if training is None else training.run_id
 
     def known() -> tuple[list[RunRecord], list[int]]:
         """Evaluations on record, newest first, and the lengths that none of them has."""
-        runs = [
-            run
-            for run in records.load_records(cfg.results_dir)
-            if run.parent == training
-            and _same_question(run, cfg)
-            # Without a training the configuration alone says which model it is.
-            and (training or run.config["dims"]["segment_length"] == cfg.dims.segment_length)
-        ]
-        runs = list(on_the_data(cfg, runs, cast(BooksumConfig, cfg.task).split))
+        found = evaluations(cfg, overrides, training, cast(BooksumConfig, cfg.task).split)
+        runs = [run for run in found if _asked_alike(run, cfg)]
         measured = {cell.get("length") for run in runs for cell in run.series.get("cells", ())}
         return runs, [length for length in parse_lengths(cfg.length) if length not in measured]
 
@@ -112,23 +106,14 @@ def _system(overrides: list[str], worker: Worker, untrained: bool) -> RunRecord:
     def make() -> RunRecord:
         lengths = ",".join(map(format_length, known()[1]))
         words = [*(text for text in overrides if not text.startswith("length=")), f"length=[{lengths}]"]
-        folder = None if training is None else checkpoint_folder(cfg.results_dir, training)
+        folder = None if parent is None else checkpoint_folder(cfg.results_dir, parent)
         return evaluate(compose(words), words, folder)
 
-    return find() or worker.make("eval", cfg, training, find, make)
+    return find() or worker.make("eval", cfg, parent, find, make)
 
 
-def _is_evaluation(run: RunRecord, cfg: Config) -> bool:
-    return (run.verb, run.task, run.seed, run.scale) == ("eval", cfg.task.name, cfg.seed, cfg.scale.name)
-
-
-def _same_question(run: RunRecord, cfg: Config) -> bool:
-    """Whether an evaluation asked what `cfg` asks, at any length: the same books and references, the same
-    options of the model, precision and decoding."""
-    read_alike = run.config["model"] == cfg.model and run.config["parallel"]["precision"] == cfg.parallel.precision
-    same_task = config_identity(run.config)["task"] == config_identity(cfg)["task"]
-    compared_alike = all(
-        value_at(run.config, f"task.{key}") == getattr(cfg.task, key) for key in ("split", "references")
-    )
-    drawn_alike = run.config["decoding"] == vars(cfg.decoding)
-    return _is_evaluation(run, cfg) and read_alike and same_task and compared_alike and drawn_alike
+def _asked_alike(run: RunRecord, cfg: Config) -> bool:
+    """Whether an evaluation chose books, scored and decoded as `cfg` says, at any length."""
+    keys = ("split", "references")
+    scored_alike = all(value_at(run.config, f"task.{key}") == getattr(cfg.task, key) for key in keys)
+    return scored_alike and run.config.get("decoding") == vars(cfg.decoding)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from infini import records
 from infini.config.compose import compose
 from infini.config.lengths import parse_lengths
 from infini.config.schema import Config
 from infini.records import RunRecord
 from infini.report.long_context import LongContextReport, LongContextRow
 from infini.report.selection import rows_of_models
-from infini.runs.common import newest_on_the_data, settle_contradictions
+from infini.runs.common import settle_contradictions
 from infini.runs.evaluate import evaluate
-from infini.runs.reproduce import run_jobs, trained
+from infini.runs.reproduce import evaluations, run_jobs, trained
 from infini.runs.workers import Worker
 from infini.tasks.long_context.config import LongContextConfig
 from infini.training.checkpoint import checkpoint_folder
@@ -53,29 +52,29 @@ def reproduce(
 
 def _fill(report: LongContextReport, row: LongContextRow, asked: list[str], seed: int, worker: Worker) -> str:
     own = [f"model={row.model}", *row.settings, f"seed={seed}"]
-    training = None
+    training: RunRecord | None = None
     if row.trained_on:
         kept = [text for text in asked if text.partition("=")[0] not in _OF_QUESTIONS]
         words = [*kept, f"task={row.trained_on}", *own, *row.training]
-        training = trained(compose(words), words, worker).run_id
+        training = trained(compose(words), words, worker)
     words = [text for text in asked if text.partition("=")[0].partition(".")[0] not in _OF_TRAININGS]
     if not any(text.startswith("length=") for text in words):
         words.append(f"length=[{','.join(map(str, row.lengths or report.lengths))}]")
     words += [f"task={report.task}", *own]
-    cfg = compose(words)
+    cfg, parent = compose(words), None if training is None else training.run_id
 
     def find() -> RunRecord | None:
-        return _evaluated(cfg, training)
+        return _evaluated(cfg, words, training)
 
     def make() -> RunRecord:
-        folder = None if training is None else checkpoint_folder(cfg.results_dir, training)
+        folder = None if parent is None else checkpoint_folder(cfg.results_dir, parent)
         return evaluate(cfg, words, folder)
 
-    record = find() or worker.make("eval", cfg, training, find, make)
+    record = find() or worker.make("eval", cfg, parent, find, make)
     return f"{record.run_id}: accuracy {100 * (record.metric('accuracy') or 0.0):.1f} % over all cells"
 
 
-def _evaluated(cfg: Config, parent: str | None) -> RunRecord | None:
+def _evaluated(cfg: Config, overrides: list[str], training: RunRecord | None) -> RunRecord | None:
     """The newest evaluation of this model that asked at least these questions."""
     task = cfg.task
     assert isinstance(task, LongContextConfig)
@@ -85,14 +84,4 @@ def _evaluated(cfg: Config, parent: str | None) -> RunRecord | None:
         found = {(cell["subtask"], cell["length"]) for cell in run.series["cells"] if cell["examples"] >= task.examples}
         return found >= wanted
 
-    fitting = [
-        run
-        for run in records.load_records(cfg.results_dir)
-        if (run.verb, run.task, run.seed, run.scale) == ("eval", task.name, cfg.seed, cfg.scale.name)
-        and run.parent == parent
-        # Without a training the configuration says which model it is.
-        and (parent is not None or {**run.config["model"], **cfg.model} == run.config["model"])
-        and run.config["dims"]["segment_length"] == cfg.dims.segment_length
-        and has_asked(run)
-    ]
-    return newest_on_the_data(cfg, fitting, "test")
+    return next(filter(has_asked, evaluations(cfg, overrides, training, "test")), None)

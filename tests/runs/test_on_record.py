@@ -13,7 +13,7 @@ from infini import records
 from infini.config.compose import compose
 from infini.config.schema import Config
 from infini.records import RunRecord
-from infini.runs import reproduce, reproduce_passkey
+from infini.runs import reproduce, reproduce_long_context, reproduce_passkey
 
 UNTRAINED = ["task=passkey", "model=llm", "parallel.precision=bf16", "length=[1K]", "depth=[start]"]
 
@@ -61,3 +61,35 @@ def test_an_untrained_models_answers_are_those_of_its_seed_scale_and_precision(
     asked = [*words, "dims.segment_length=512", other]
     known = reproduce_passkey._evaluated(compose(asked), asked, None)
     assert (known is not None and known.run_id == run.run_id) == found
+
+
+def test_an_option_that_did_not_exist_yet_equals_one_that_is_off(tmp_path: Path) -> None:
+    """The model, the task and the sizes got options since that run."""
+    words = ["task=booksum", "model=infini_linear", f"results_dir={tmp_path}"]
+    cfg = compose(words)
+    assert cfg.dims.n_kv_heads is None and getattr(cfg.task, "chat", "") is None
+    new = {key for key, value in cfg.model.items() if value is None}
+    assert new
+    training = recorded(cfg, "train")
+    run = recorded(cfg, parent=training.run_id)
+    for key in new:
+        del run.config["model"][key]
+    del run.config["dims"]["n_kv_heads"], run.config["task"]["chat"], run.config["task"]["positions"]
+    records.write_record(run, tmp_path)
+    assert reproduce.evaluations(cfg, words, training, "test") == [run]
+    run.config["model"]["gate_init"] = "zeros"
+    records.write_record(run, tmp_path)
+    assert reproduce.evaluations(cfg, words, training, "test") == []
+
+
+def test_of_an_untrained_model_too(tmp_path: Path) -> None:
+    words = ["task=long_context", "model=llm", "length=[1K]", "dims.segment_length=512", f"results_dir={tmp_path}"]
+    cfg = compose(words)
+    cells = [{"subtask": name, "length": 1024, "examples": 100} for name in cfg.task.subtasks]  # type: ignore[attr-defined]
+    run = recorded(cfg, series={"cells": cells})
+    for key in [key for key, value in cfg.model.items() if value is None]:
+        del run.config["model"][key]
+    records.write_record(run, tmp_path)
+    for other, found in (("seed=1", True), ("seed=2", False), ("parallel.precision=fp32", False)):
+        asked = [*words, other]
+        assert (reproduce_long_context._evaluated(compose(asked), asked, None) is not None) == found, other
