@@ -8,23 +8,16 @@ from functools import partial
 
 from rich.console import Console
 
-from infini import records
-from infini.config.compose import cache_folder, compose, config_hash, data_root
-from infini.config.schema import Config, evaluation_keys, groups
+from infini.config.compose import cache_folder, compose, data_root
+from infini.config.schema import Config, groups
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.selection import rows_of_models
 from infini.report.tables import DASH
 from infini.report.text_report import Report
-from infini.runs.common import (
-    find_training,
-    fits_variant,
-    names_a_task,
-    newest_on_the_data,
-    settle_contradictions,
-)
+from infini.runs.common import find_training, names_a_task, settle_contradictions
 from infini.runs.evaluate import evaluate
-from infini.runs.reproduce import run_jobs, trained
+from infini.runs.reproduce import evaluations, run_jobs, trained
 from infini.runs.workers import Worker
 from infini.training.checkpoint import checkpoint_folder
 
@@ -93,7 +86,7 @@ def reproduce(
 
 def _fill_untrained(cfg: Config, overrides: list[str], worker: Worker) -> str:
     def find() -> RunRecord | None:
-        return _evaluated(cfg, None)
+        return _evaluated(cfg, overrides, None)
 
     return _line(find() or worker.make("eval", cfg, None, find, lambda: evaluate(cfg, overrides, None)))
 
@@ -103,16 +96,16 @@ def _fill(cfg: Config, overrides: list[str], worker: Worker, learned: tuple[Conf
     learning, words = learned or (cfg, overrides)
     # A cell that is filled does not need the model any more.
     training = find_training(learning, with_model=False)
-    evaluated = None if training is None else _evaluated(cfg, training)
+    evaluated = None if training is None else _evaluated(cfg, overrides, training)
     if evaluated is None:
         training = find_training(learning)
-        evaluated = None if training is None else _evaluated(cfg, training)
+        evaluated = None if training is None else _evaluated(cfg, overrides, training)
     made = trained(learning, words, worker, training)
 
     def make() -> RunRecord:
         return evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, made.run_id))
 
-    return _line(evaluated or worker.make("eval", cfg, made.run_id, lambda: _evaluated(cfg, made), make))
+    return _line(evaluated or worker.make("eval", cfg, made.run_id, lambda: _evaluated(cfg, overrides, made), make))
 
 
 def _line(evaluated: RunRecord) -> str:
@@ -120,21 +113,16 @@ def _line(evaluated: RunRecord) -> str:
     return f"{evaluated.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
 
 
-def _evaluated(cfg: Config, trained: RunRecord | None) -> RunRecord | None:
-    """The newest evaluation of this training run, or without one of the pretrained model as it is, on the current
-    content of the report's split; or None."""
-    asked = {key: getattr(cfg.scale, key) for key in evaluation_keys("scale")}
-    fitting = [
-        run
-        for run in records.load_records(cfg.results_dir)
-        if run.verb == "eval"
-        and config_hash(run.config) == config_hash(cfg)
-        and run.parent == (None if trained is None else trained.run_id)
-        and run.data.get("split") == cfg.report["split"]
-        and asked == {key: run.config["scale"].get(key) for key in asked}
-        and fits_variant(cfg, run)
-    ]
-    return newest_on_the_data(cfg, fitting, cfg.report["split"])
+def _evaluated(cfg: Config, overrides: list[str], training: RunRecord | None) -> RunRecord | None:
+    """The newest evaluation of this model on the report's split that read as much of every document and measured at
+    least what is asked."""
+
+    def measures(run: RunRecord) -> bool:
+        asked, was = cfg.scale, run.config["scale"]
+        knocked_out = was.get("knockouts") and was.get("knockout_max_tokens") == asked.knockout_max_tokens
+        return was.get("eval_max_tokens") == asked.eval_max_tokens and bool(knocked_out or not asked.knockouts)
+
+    return next(filter(measures, evaluations(cfg, overrides, training, cfg.report["split"])), None)
 
 
 def _corpus_override(cfg: Config, console: Console) -> list[str]:

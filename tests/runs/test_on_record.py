@@ -13,7 +13,7 @@ from infini import records
 from infini.config.compose import compose
 from infini.config.schema import Config
 from infini.records import RunRecord
-from infini.runs import reproduce, reproduce_long_context, reproduce_passkey
+from infini.runs import reproduce, reproduce_long_context, reproduce_passkey, reproduce_text
 
 UNTRAINED = ["task=passkey", "model=llm", "parallel.precision=bf16", "length=[1K]", "depth=[start]"]
 
@@ -93,3 +93,26 @@ def test_of_an_untrained_model_too(tmp_path: Path) -> None:
     for other, found in (("seed=1", True), ("seed=2", False), ("parallel.precision=fp32", False)):
         asked = [*words, other]
         assert (reproduce_long_context._evaluated(compose(asked), asked, None) is not None) == found, other
+
+
+@pytest.mark.parametrize(
+    ("was", "asked", "found"),
+    [
+        ([], "scale.eval_segments_per_call=2", True),
+        ([], "scale.knockouts=false", True),
+        ([], "scale.knockout_max_tokens=9", False),
+        (["scale.knockouts=false"], "scale.knockouts=false", True),
+        (["scale.knockouts=false"], "scale.knockouts=true", False),
+        ([], "scale.eval_max_tokens=9", False),
+        (["scale.eval_max_tokens=9"], "seed=1", False),
+        ([], "scale.vocab_size=300", False),
+    ],
+)
+def test_a_record_with_all_that_is_asked_fills_a_cell_of_a_text_table(
+    was: list[str], asked: str, found: bool, tmp_path: Path
+) -> None:
+    words = ["report=table2_lm", "task=pg19", "model=local", f"results_dir={tmp_path}"]
+    training = recorded(compose(words), "train")
+    recorded(compose([*words, *was]), parent=training.run_id)
+    cell = [*words, asked]
+    assert (reproduce_text._evaluated(compose(cell), cell, training) is not None) == found
