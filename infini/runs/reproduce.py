@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from infini import records
@@ -31,6 +32,7 @@ from infini.runs.plan import describe
 from infini.runs.preflight import check_base, check_data, segment_length
 from infini.runs.workers import Worker
 from infini.system.console import plain_console
+from infini.training.checkpoint import checkpoint_folder
 from infini.training.loggers import check_logger
 
 
@@ -98,20 +100,56 @@ def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> l
     return [where for (where, _), diverged in zip(jobs, worker.do_all(numbered), strict=True) if diverged]
 
 
-def trained(cfg: Config, overrides: list[str], worker: Worker, known: RunRecord | None = None) -> RunRecord:
-    """A training of this configuration: `known`, the newest on record, or a new one. overrides: composed to `cfg`."""
+def trained(cfg: Config, overrides: list[str], worker: Worker) -> RunRecord:
+    """A training of this configuration: the newest on record whose model still exists, or a new one. overrides:
+    composed to `cfg`."""
 
     def make() -> RunRecord:
         from infini.runs.train import train
 
         return train(cfg, overrides)
 
-    found = known or find_training(cfg)
+    found = find_training(cfg)
     if found is None:
         return worker.make("train", cfg, cfg.init_from, lambda: find_training(cfg), make)
-    if not worker.planning:
-        worker.console.print(f"trained before: {found.run_id}")
+    say_trained(found, worker)
     return found
+
+
+def say_trained(training: RunRecord, worker: Worker) -> None:
+    if not worker.planning:
+        worker.console.print(f"trained before: {training.run_id}")
+
+
+def fill(
+    cfg: Config,
+    worker: Worker,
+    find: Callable[[RunRecord | None], RunRecord | None],
+    make: Callable[[RunRecord | None], RunRecord],
+    on_record: RunRecord | None = None,
+    train: Callable[[], RunRecord | None] = lambda: None,
+) -> RunRecord:
+    """The evaluation that fills a cell: one on record, or a new one.
+
+    Args:
+        cfg: of the evaluation.
+        worker: makes what is missing, or plans it.
+        find: the evaluation on record of a training's model; of None: of the pretrained model as it is.
+        make: a new evaluation of the model of a training; see folder_of.
+        on_record: the newest training of the cell's model. A cell that is filled does not need the model any more.
+        train: finds a training whose model still exists, or makes one; None for the pretrained model as it is.
+    """
+    if on_record is not None and (found := find(on_record)) is not None:
+        say_trained(on_record, worker)
+        return found
+    training = train()
+    parent = None if training is None else training.run_id
+    return find(training) or worker.make("eval", cfg, parent, lambda: find(training), lambda: make(training))
+
+
+def folder_of(training: RunRecord | None, cfg: Config) -> Path | None:
+    """The model of a training; None for a pretrained model as it is."""
+    return None if training is None else checkpoint_folder(cfg.results_dir, training.run_id)
 
 
 def evaluations(cfg: Config, overrides: list[str], training: RunRecord | None, split: str) -> list[RunRecord]:

@@ -15,12 +15,11 @@ from infini.records import RunRecord, value_at
 from infini.report.selection import rows_of_models
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
-from infini.runs.common import newest_on_the_data, own_setting
+from infini.runs.common import find_training, newest_on_the_data, own_setting
 from infini.runs.evaluate import evaluate, evaluate_reference
-from infini.runs.reproduce import evaluations, run_jobs, trained
+from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, trained
 from infini.runs.workers import Worker
 from infini.tasks.booksum.config import REFERENCES, BooksumConfig
-from infini.training.checkpoint import checkpoint_folder
 
 
 def reproduce(
@@ -52,7 +51,7 @@ def reproduce(
         if known[name] not in REFERENCES:
             compose([*asked, f"model={known[name]}", *settings])
 
-    def fill(name: str, seed: int) -> str:
+    def one_cell(name: str, seed: int) -> str:
         model, row, words = known[name], report.systems[name], [*asked, f"seed={seed}"]
         if not names_lengths:
             words.append(f"length=[{','.join(map(str, row.lengths or report.input_lengths))}]")
@@ -64,7 +63,7 @@ def reproduce(
         return f"{record.run_id}: overall {DASH if overall is None else f'{overall:.1f}'}"
 
     jobs = [
-        (f"{report.systems[name].title}, seed {seed}", partial(fill, name, seed)) for seed in seeds for name in rows
+        (f"{report.systems[name].title}, seed {seed}", partial(one_cell, name, seed)) for seed in seeds for name in rows
     ]
     return run_jobs(jobs, worker)
 
@@ -89,27 +88,26 @@ def _reference(overrides: list[str], name: str, worker: Worker) -> RunRecord:
 
 def _system(overrides: list[str], worker: Worker, untrained: bool) -> RunRecord:
     cfg = compose(overrides)
-    training = None if untrained else trained(cfg, overrides, worker)
-    parent = None if training is None else training.run_id
 
-    def known() -> tuple[list[RunRecord], list[int]]:
+    def known(training: RunRecord | None) -> tuple[list[RunRecord], list[int]]:
         """Evaluations on record, newest first, and the lengths that none of them has."""
         found = evaluations(cfg, overrides, training, cast(BooksumConfig, cfg.task).split)
         runs = [run for run in found if _asked_alike(run, cfg)]
         measured = {cell.get("length") for run in runs for cell in run.series.get("cells", ())}
         return runs, [length for length in parse_lengths(cfg.length) if length not in measured]
 
-    def find() -> RunRecord | None:
-        runs, missing = known()
+    def find(training: RunRecord | None) -> RunRecord | None:
+        runs, missing = known(training)
         return None if missing else runs[0]
 
-    def make() -> RunRecord:
-        lengths = ",".join(map(format_length, known()[1]))
+    def make(training: RunRecord | None) -> RunRecord:
+        lengths = ",".join(map(format_length, known(training)[1]))
         words = [*(text for text in overrides if not text.startswith("length=")), f"length=[{lengths}]"]
-        folder = None if parent is None else checkpoint_folder(cfg.results_dir, parent)
-        return evaluate(compose(words), words, folder)
+        return evaluate(compose(words), words, folder_of(training, cfg))
 
-    return find() or worker.make("eval", cfg, parent, find, make)
+    if untrained:
+        return fill(cfg, worker, find, make)
+    return fill(cfg, worker, find, make, find_training(cfg, with_model=False), lambda: trained(cfg, overrides, worker))
 
 
 def _asked_alike(run: RunRecord, cfg: Config) -> bool:

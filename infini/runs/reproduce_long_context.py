@@ -11,12 +11,11 @@ from infini.config.schema import Config
 from infini.records import RunRecord
 from infini.report.long_context import LongContextReport, LongContextRow
 from infini.report.selection import rows_of_models
-from infini.runs.common import settle_contradictions
+from infini.runs.common import find_training, settle_contradictions
 from infini.runs.evaluate import evaluate
-from infini.runs.reproduce import evaluations, run_jobs, trained
+from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, trained
 from infini.runs.workers import Worker
 from infini.tasks.long_context.config import LongContextConfig
-from infini.training.checkpoint import checkpoint_folder
 
 _OF_TRAININGS = ("optimizer", "recipe")
 _OF_QUESTIONS = ("length", "task.subtasks", "task.examples")
@@ -52,25 +51,26 @@ def reproduce(
 
 def _fill(report: LongContextReport, row: LongContextRow, asked: list[str], seed: int, worker: Worker) -> str:
     own = [f"model={row.model}", *row.settings, f"seed={seed}"]
-    training: RunRecord | None = None
-    if row.trained_on:
-        kept = [text for text in asked if text.partition("=")[0] not in _OF_QUESTIONS]
-        words = [*kept, f"task={row.trained_on}", *own, *row.training]
-        training = trained(compose(words), words, worker)
     words = [text for text in asked if text.partition("=")[0].partition(".")[0] not in _OF_TRAININGS]
     if not any(text.startswith("length=") for text in words):
         words.append(f"length=[{','.join(map(str, row.lengths or report.lengths))}]")
     words += [f"task={report.task}", *own]
-    cfg, parent = compose(words), None if training is None else training.run_id
+    cfg = compose(words)
 
-    def find() -> RunRecord | None:
+    def find(training: RunRecord | None) -> RunRecord | None:
         return _evaluated(cfg, words, training)
 
-    def make() -> RunRecord:
-        folder = None if parent is None else checkpoint_folder(cfg.results_dir, parent)
-        return evaluate(cfg, words, folder)
+    def make(training: RunRecord | None) -> RunRecord:
+        return evaluate(cfg, words, folder_of(training, cfg))
 
-    record = find() or worker.make("eval", cfg, parent, find, make)
+    if row.trained_on:
+        kept = [text for text in asked if text.partition("=")[0] not in _OF_QUESTIONS]
+        learned = [*kept, f"task={row.trained_on}", *own, *row.training]
+        learning = compose(learned)
+        known = find_training(learning, with_model=False)
+        record = fill(cfg, worker, find, make, known, lambda: trained(learning, learned, worker))
+    else:
+        record = fill(cfg, worker, find, make)
     return f"{record.run_id}: accuracy {100 * (record.metric('accuracy') or 0.0):.1f} % over all cells"
 
 

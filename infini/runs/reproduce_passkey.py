@@ -17,10 +17,9 @@ from infini.runs.common import find_training, settle_contradictions
 from infini.runs.estimate import describe_time
 from infini.runs.evaluate import evaluate
 from infini.runs.preflight import check_data
-from infini.runs.reproduce import evaluations, run_jobs, trained
+from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, say_trained, trained
 from infini.runs.workers import Worker
 from infini.system.devices import pick_device
-from infini.training.checkpoint import checkpoint_folder
 
 
 @dataclass(frozen=True)
@@ -117,21 +116,44 @@ def _time_left(jobs: Sequence[_Job]) -> str | None:
         cfg = compose(words)
         if job.row.start or job.row.questions or pick_device(cfg.parallel.accelerator).type != "cpu":
             continue
-        known = find_training(cfg)
-        if known is None:
+        known = find_training(cfg, with_model=False)
+        if known is not None and _evaluated(cfg, words, known) is not None:
+            continue
+        if find_training(cfg) is None:
             trainings.append(cfg)
-        if known is None or _evaluated(cfg, words, known) is None:
-            asked.append(cfg)
+        asked.append(cfg)
     return describe_time(trainings, asked)
 
 
+def _on_record(report: PasskeyReport, job: _Job, with_model: bool) -> RunRecord | None:
+    """The newest training of a row's model on record. with_model: only if the model still exists; those of the
+    trainings before it are not needed."""
+    start: RunRecord | None = None
+    if job.row.start in PRETRAINING:
+        start = find_training(compose(job.pretraining()), with_model and not job.row.recipe)
+    elif job.row.start:
+        start = _on_record(report, _before(report, job), with_model and not job.row.recipe)
+    if not job.row.recipe or (job.row.start and start is None):
+        return start
+    return find_training(compose(job.overrides(None if start is None else start.run_id)), with_model)
+
+
+def _before(report: PasskeyReport, job: _Job) -> _Job:
+    """The row that a row starts from."""
+    return replace(job, row=report.rows[job.row.start])
+
+
 def _model(report: PasskeyReport, job: _Job, worker: Worker) -> RunRecord | None:
-    """The training of a row's model, None for a pretrained model as it is. The training it starts from is run first."""
+    """The training of a row's model, None for a pretrained model as it is. If its model is not there, it is trained,
+    after the training it starts from."""
+    if job.row.recipe and (known := _on_record(report, job, with_model=True)) is not None:
+        say_trained(known, worker)
+        return known
     start: RunRecord | None = None
     if job.row.start in PRETRAINING:
         start = trained(compose(job.pretraining()), job.pretraining(), worker)
     elif job.row.start:
-        start = _model(report, replace(job, row=report.rows[job.row.start]), worker)
+        start = _model(report, _before(report, job), worker)
     if job.row.recipe:
         words = job.overrides(None if start is None else start.run_id)
         return trained(compose(words), words, worker)
@@ -148,18 +170,17 @@ def _questions(job: _Job) -> list[str]:
 
 
 def _fill(report: PasskeyReport, job: _Job, worker: Worker) -> str:
-    training, words = _model(report, job, worker), _questions(job)
+    words = _questions(job)
     cfg = compose(words)
-    parent = None if training is None else training.run_id
 
-    def find() -> RunRecord | None:
+    def find(training: RunRecord | None) -> RunRecord | None:
         return _evaluated(cfg, words, training)
 
-    def make() -> RunRecord:
-        folder = None if parent is None else checkpoint_folder(cfg.results_dir, parent)
-        return evaluate(cfg, words, folder)
+    def make(training: RunRecord | None) -> RunRecord:
+        return evaluate(cfg, words, folder_of(training, cfg))
 
-    record = find() or worker.make("eval", cfg, parent, find, make)
+    known = _on_record(report, job, with_model=False)
+    record = fill(cfg, worker, find, make, known, lambda: _model(report, job, worker))
     accuracy = 100 * (record.metric("token_accuracy") or 0.0)
     return f"{record.run_id}: token accuracy {accuracy:.1f} % over all cells"
 

@@ -17,9 +17,8 @@ from infini.report.tables import DASH
 from infini.report.text_report import Report
 from infini.runs.common import find_training, names_a_task, settle_contradictions
 from infini.runs.evaluate import evaluate
-from infini.runs.reproduce import evaluations, run_jobs, trained
+from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, trained
 from infini.runs.workers import Worker
-from infini.training.checkpoint import checkpoint_folder
 
 
 def reproduce(
@@ -64,10 +63,10 @@ def reproduce(
         base = [*of_task[task], f"model={report.model_of(row)}", *made[task, row]]
         return [*base, *own, *report.evaluation_settings()]
 
-    def fill(task: str, row: str, seed: int) -> str:
+    def one_cell(task: str, row: str, seed: int) -> str:
         cell = words(task, row, f"seed={seed}")
         if report.is_untrained(row):
-            return _fill_untrained(compose(cell), cell, worker)
+            return _fill(compose(cell), cell, worker, untrained=True)
         if report.trained_on is None:
             return _fill(compose(cell), cell, worker)
         # The documents of the evaluation are not those of the training.
@@ -80,37 +79,35 @@ def reproduce(
     for task, row in made:
         compose(words(task, row))
     cells = [(task, row, seed) for seed in seeds for task, row in made]
-    jobs = [(f"{task}, {report.models[row]}, seed {seed}", partial(fill, task, row, seed)) for task, row, seed in cells]
+    jobs = [
+        (f"{task}, {report.models[row]}, seed {seed}", partial(one_cell, task, row, seed)) for task, row, seed in cells
+    ]
     return run_jobs(jobs, worker)
 
 
-def _fill_untrained(cfg: Config, overrides: list[str], worker: Worker) -> str:
-    def find() -> RunRecord | None:
-        return _evaluated(cfg, overrides, None)
-
-    return _line(find() or worker.make("eval", cfg, None, find, lambda: evaluate(cfg, overrides, None)))
-
-
-def _fill(cfg: Config, overrides: list[str], worker: Worker, learned: tuple[Config, list[str]] | None = None) -> str:
+def _fill(
+    cfg: Config,
+    overrides: list[str],
+    worker: Worker,
+    learned: tuple[Config, list[str]] | None = None,
+    untrained: bool = False,
+) -> str:
     """Fill a cell. learned: configuration and overrides of the training; None: those of the evaluation."""
     learning, words = learned or (cfg, overrides)
-    # A cell that is filled does not need the model any more.
-    training = find_training(learning, with_model=False)
-    evaluated = None if training is None else _evaluated(cfg, overrides, training)
-    if evaluated is None:
-        training = find_training(learning)
-        evaluated = None if training is None else _evaluated(cfg, overrides, training)
-    made = trained(learning, words, worker, training)
 
-    def make() -> RunRecord:
-        return evaluate(cfg, overrides, checkpoint_folder(cfg.results_dir, made.run_id))
+    def find(training: RunRecord | None) -> RunRecord | None:
+        return _evaluated(cfg, overrides, training)
 
-    return _line(evaluated or worker.make("eval", cfg, made.run_id, lambda: _evaluated(cfg, overrides, made), make))
+    def make(training: RunRecord | None) -> RunRecord:
+        return evaluate(cfg, overrides, folder_of(training, cfg))
 
-
-def _line(evaluated: RunRecord) -> str:
-    perplexity = evaluated.metric("perplexity")
-    return f"{evaluated.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
+    if untrained:
+        run = fill(cfg, worker, find, make)
+    else:
+        known = find_training(learning, with_model=False)
+        run = fill(cfg, worker, find, make, known, lambda: trained(learning, words, worker))
+    perplexity = run.metric("perplexity")
+    return f"{run.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
 
 
 def _evaluated(cfg: Config, overrides: list[str], training: RunRecord | None) -> RunRecord | None:

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 from report_runs import make_train
+from rich.console import Console
 
 from infini import records
 from infini.config.compose import compose
 from infini.config.schema import Config
 from infini.records import RunRecord
-from infini.runs import reproduce, reproduce_long_context, reproduce_passkey, reproduce_text
+from infini.report.load import load_report
+from infini.runs import (
+    common,
+    reproduce,
+    reproduce_booksum,
+    reproduce_long_context,
+    reproduce_passkey,
+    reproduce_text,
+)
+from infini.runs.workers import Worker
 
 UNTRAINED = ["task=passkey", "model=llm", "parallel.precision=bf16", "length=[1K]", "depth=[start]"]
 
@@ -21,14 +31,15 @@ UNTRAINED = ["task=passkey", "model=llm", "parallel.precision=bf16", "length=[1K
 @pytest.fixture(autouse=True)
 def same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """All records are of the current texts."""
-    monkeypatch.setattr(reproduce, "on_the_data", lambda cfg, runs, split: reversed(runs))
+    for module in (common, reproduce):
+        monkeypatch.setattr(module, "on_the_data", lambda cfg, runs, split: reversed(runs))
 
 
 def recorded(cfg: Config, verb: str = "eval", parent: str | None = None, **changes: Any) -> RunRecord:
     """A record of a run of this configuration."""
     model = str(cfg.model["name"])
-    stated = {"task": cfg.task.name, "scale": cfg.scale.name, "parent": parent, "config": asdict(cfg)}
-    run = make_train(model, cfg.seed, run_id=f"{verb}-{cfg.seed}", verb=verb, **{**stated, **changes})
+    stated = {"run_id": f"{verb}-{cfg.seed}", "task": cfg.task.name, "scale": cfg.scale.name, "config": asdict(cfg)}
+    run = make_train(model, cfg.seed, **{**stated, "verb": verb, "parent": parent, **changes})
     records.write_record(run, cfg.results_dir)
     return run
 
@@ -116,3 +127,66 @@ def test_a_record_with_all_that_is_asked_fills_a_cell_of_a_text_table(
     recorded(compose([*words, *was]), parent=training.run_id)
     cell = [*words, asked]
     assert (reproduce_text._evaluated(compose(cell), cell, training) is not None) == found
+
+
+def planned(words: list[str], fill: str, tmp_path: Path) -> list[tuple[str, str]]:
+    """Verb and task of the runs that a cell of a passkey table misses."""
+    cfg = compose([*words, f"results_dir={tmp_path}"])
+    report: Any = load_report(cfg.report)
+    worker = Worker(Console(quiet=True), planning=True)
+    job = reproduce_passkey._Job("passkey", report.rows[fill], "laptop", (f"results_dir={tmp_path}",), 1)
+    reproduce_passkey._fill(report, job, worker)
+    return [(run.record.verb, run.record.task) for run in worker.planned.values()]
+
+
+@pytest.mark.parametrize("row", ["linear", "linear_finetuned", "linear_zero_shot"])
+def test_a_filled_cell_of_prompts_needs_no_model(row: str, tmp_path: Path) -> None:
+    words = ["report=table3_passkey"]
+    report: Any = load_report(compose(words).report)
+    job = reproduce_passkey._Job("passkey", report.rows[row], "laptop", (f"results_dir={tmp_path}",), 1)
+    parent = None
+    if job.row.start:
+        parent = recorded(compose(job.pretraining()), "train", run_id="train-start").run_id
+        assert planned(words, row, tmp_path)[0] == ("train", "pg19")
+    if job.row.recipe:
+        parent = recorded(compose(job.overrides(parent)), "train").run_id
+    trained = records.read_record(records.record_path(tmp_path, str(parent))).config
+    questions = asdict(compose(reproduce_passkey._questions(job)))
+    held = {group: trained[group] for group in ("model", "dims", "recipe", "optimizer", "init_from")}
+    recorded(compose(reproduce_passkey._questions(job)), parent=parent, config={**questions, **held})
+    assert planned(words, row, tmp_path) == []
+
+
+def test_a_model_that_is_there_is_asked_without_what_it_started_from(tmp_path: Path) -> None:
+    words = ["report=table3_passkey"]
+    report: Any = load_report(compose(words).report)
+    row = report.rows["linear_finetuned"]
+    job = reproduce_passkey._Job("passkey", row, "laptop", (f"results_dir={tmp_path}",), 1)
+    start = recorded(compose(job.pretraining()), "train", run_id="train-start")
+    tuned = recorded(compose(job.overrides(start.run_id)), "train")
+    (tmp_path / "checkpoints" / tuned.run_id).mkdir(parents=True)
+    assert planned(words, "linear_finetuned", tmp_path) == [("eval", "passkey")]
+
+
+def test_a_filled_cell_of_summaries_needs_no_model(tmp_path: Path) -> None:
+    words = ["task=booksum", "model=infini_linear", "length=[1K]", f"results_dir={tmp_path}"]
+    training = recorded(compose(words), "train")
+    run = recorded(compose(words), parent=training.run_id, series={"cells": [{"length": 1024}]})
+    worker = Worker(Console(quiet=True), planning=True)
+    assert reproduce_booksum._system(words, worker, untrained=False) == run and not worker.planned
+    longer = [text.replace("1K", "1K,2K") for text in words]
+    reproduce_booksum._system(longer, worker, untrained=False)
+    assert [made.record.verb for made in worker.planned.values()] == ["train", "eval"]
+
+
+def test_a_filled_cell_of_long_contexts_needs_no_model(tmp_path: Path) -> None:
+    rows = {"tried": {"title": "Tried", "model": "llm", "trained_on": "pg19", "settings": ["dims.segment_length=64"]}}
+    report: Any = load_report({**compose(["report=long_context"]).report, "rows": rows, "run": "all"})
+    worker = Worker(Console(quiet=True), planning=True)
+    asked = [f"results_dir={tmp_path}", "length=[1K]", "task.subtasks=[niah_single_1]"]
+    own = ["model=llm", "dims.segment_length=64", "seed=1"]
+    training = recorded(compose([asked[0], "task=pg19", *own]), "train")
+    cells = [{"subtask": "niah_single_1", "length": 1024, "examples": 500}]
+    run = recorded(compose([*asked, "task=long_context", *own]), parent=training.run_id, series={"cells": cells})
+    line = reproduce_long_context._fill(report, report.rows["tried"], asked, 1, worker)
+    assert line.startswith(f"{run.run_id}:") and not worker.planned
