@@ -15,7 +15,8 @@ PUBLISHED_MARK = "*"
 
 
 def describe(worker: Worker, results_dir: str) -> Iterator[str]:
-    """Lines on the runs of a worker that plans: number, time, run, cell.
+    """Lines on the runs of a worker that plans: number, time, run, cell. Cells whose training diverged have none: it is
+    not repeated.
 
     A time is that of the quickest such run in results_dir. Where there is none it is that of a published run, on its
     machine, and marked.
@@ -37,9 +38,12 @@ def describe(worker: Worker, results_dir: str) -> Iterator[str]:
         what = f"{made.verb} {made.task}, {made.model}, seed {made.seed}{after}"
         made_up = ", made-up text" if run.cfg.task.data_dir == "synthetic" else ""
         yield f"{run.number:>3}  {takes:>11}  {what} ({run.cell}{made_up})"
+    for cell, how in worker.diverged.items():
+        yield f"     diverged  {cell}: {how}"
+    failed = f"; {counted(len(worker.diverged), 'cell')} diverged" if worker.diverged else ""
     yield (
         f"{counted(counts['train'], 'training')} and {counted(counts['eval'], 'evaluation')} to run; "
-        f"{counted(len(worker.filled), 'cell')} filled"
+        f"{counted(len(worker.filled), 'cell')} filled{failed}"
     )
     if any(run.cfg.task.data_dir == "synthetic" for run in worker.planned.values()):
         yield "made-up text says nothing about the models: set INFINI_DATA_DIR or task.data_dir for the real table"

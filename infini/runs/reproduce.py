@@ -21,6 +21,8 @@ from infini.report.load import load_report, report_of_runs
 from infini.runs import table
 from infini.runs.common import (
     catch_divergence,
+    describe_divergence,
+    diverged_before,
     eval_overrides,
     find_training,
     fits_variant,
@@ -82,8 +84,10 @@ def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> l
     def do(number: int, where: str, make: Callable[[], str]) -> bool:
         """Whether its training diverged."""
         if worker.planning:
-            make()
-            return False
+            made = catch_divergence(make)
+            if isinstance(made, DivergedError):
+                worker.diverged[where] = str(made)
+            return isinstance(made, DivergedError)
         console.rule(f"{number} of {len(jobs)}: {where}")
         try:
             line = catch_divergence(make)
@@ -102,7 +106,10 @@ def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> l
 
 def trained(cfg: Config, overrides: list[str], worker: Worker) -> RunRecord:
     """A training of this configuration: the newest on record whose model still exists, or a new one. overrides:
-    composed to `cfg`."""
+    composed to `cfg`.
+
+    Raises DivergedError where the training diverges, or a record says that it did.
+    """
 
     def make() -> RunRecord:
         from infini.runs.train import train
@@ -111,6 +118,9 @@ def trained(cfg: Config, overrides: list[str], worker: Worker) -> RunRecord:
 
     found = find_training(cfg)
     if found is None:
+        if worker.planning and (before := diverged_before(cfg)) is not None:
+            # A training is not repeated, and says so itself.
+            raise DivergedError(describe_divergence(before, cfg.results_dir), record=before)
         return worker.make("train", cfg, cfg.init_from, lambda: find_training(cfg), make)
     say_trained(found, worker)
     return found

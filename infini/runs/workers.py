@@ -52,6 +52,8 @@ class Worker:
         self.planned: dict[Path, PlannedRun] = {}
         self.filled: list[str] = []
         """Cells of a plan that need no run."""
+        self.diverged: dict[str, str] = {}
+        """Cells of a plan whose training diverged and is not repeated -> how it did."""
         self._cell = ""
 
     def make(
@@ -114,7 +116,7 @@ class Worker:
                     busy[number] = error.path
                     continue
                 busy.pop(number, None)
-                if len(self.planned) == before:
+                if len(self.planned) == before and self._cell not in self.diverged:
                     self.filled.append(self._cell)
             left = [number for number, path in busy.items() if not is_locked(path)]
             if left and len(done) > found:

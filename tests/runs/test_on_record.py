@@ -11,6 +11,7 @@ from report_runs import make_train
 from rich.console import Console
 
 from infini import records
+from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.config.schema import Config
 from infini.records import RunRecord
@@ -42,6 +43,12 @@ def recorded(cfg: Config, verb: str = "eval", parent: str | None = None, **chang
     run = make_train(model, cfg.seed, **{**stated, "verb": verb, "parent": parent, **changes})
     records.write_record(run, cfg.results_dir)
     return run
+
+
+def rows_of(report: str) -> Any:
+    """The rows that a report declares."""
+    declared: Any = load_report(compose([f"report={report}"]).report)
+    return declared.rows
 
 
 @pytest.mark.parametrize(
@@ -190,3 +197,18 @@ def test_a_filled_cell_of_long_contexts_needs_no_model(tmp_path: Path) -> None:
     run = recorded(compose([*asked, "task=long_context", *own]), parent=training.run_id, series={"cells": cells})
     line = reproduce_long_context._fill(report, report.rows["tried"], asked, 1, worker)
     assert line.startswith(f"{run.run_id}:") and not worker.planned
+
+
+def test_a_plan_does_not_repeat_what_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = reproduce_passkey._Job("passkey", rows_of("table3_passkey")["linear"], "laptop", (), 1)
+    words = [*job.overrides(None), f"results_dir={tmp_path}"]
+    how = {"step": 5, "reason": "the loss at step 5 is nan"}
+    run = recorded(compose(words), "train", run_id="2026-train-1", diverged=how)
+    asked = ["reproduce", "report=table3_passkey", "report.run=[linear,delta]", f"results_dir={tmp_path}", "plan=true"]
+    assert cli.main(asked) == 0
+    *runs, failed, last = capsys.readouterr().out.splitlines()[:4]
+    assert [line.split("  ")[-1].split(",")[0] for line in runs] == ["train passkey", "eval passkey"]
+    assert all("infini_delta" in line for line in runs)
+    assert failed.lstrip().startswith("diverged  Linear, scratch, penalty on writes, seed 1: optimizer.lr=")
+    assert "the loss at step 5 is nan" in failed and str(records.record_path(tmp_path, run.run_id)) in failed
+    assert last == "1 training and 1 evaluation to run; 0 cells filled; 1 cell diverged"
