@@ -85,7 +85,11 @@ class Selection:
 
 
 class DisputedError(InputError):
-    """Two runs compete for a cell."""
+    """Two runs compete for a cell. problem: which, without how a reader may choose."""
+
+    def __init__(self, problem: str, choose: str) -> None:
+        super().__init__(f"{problem}; {choose}")
+        self.problem = problem
 
 
 class RunReport(ReportKind, ABC):
@@ -351,8 +355,8 @@ def _of_seed(report: RunReport, runs: list[RunRecord], where: str) -> list[RunRe
         rivals = [other for other in chosen if report.cells_of(other) & report.cells_of(run)]
         if rivals and report.aggregate is None and not all(_made_again(run, rival) for rival in rivals):
             raise DisputedError(
-                f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}; "
-                f"choose with {' or '.join(f'report.aggregate={name}' for name in report.choices)}"
+                f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}",
+                f"choose with {' or '.join(f'report.aggregate={name}' for name in report.choices)}",
             )
         if not rivals:
             chosen.append(run)
@@ -391,7 +395,7 @@ def _agreeing(
     takes = (
         "take the newest with report.aggregate=newest" if "newest" in report.choices else "move one of them elsewhere"
     )
-    raise DisputedError(f"{problem}: {other.run_id} and {last.run_id} ({detail}); {takes}")
+    raise DisputedError(f"{problem}: {other.run_id} and {last.run_id} ({detail})", takes)
 
 
 def _corpus(run: RunRecord) -> dict[str, str]:

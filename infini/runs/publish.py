@@ -96,6 +96,7 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         check_publishable(record, results_dir, before)
     after = list({**before, **chosen}.values())
     scales = sorted({record.scale for record in after if record.verb == "eval" and record.task in tasks})
+    _check_declared(report, scales, after)
     shown = [(report, scale) for scale in scales] + _others(report, set(ids), after, published_dir)
     with progress_bar("making tables", len(shown) + 1, sys.stderr.isatty()) as advance:
         rendered = []
@@ -123,6 +124,24 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         if run_id not in behind:
             print(f"{run_id}: published, but it fills no cell of report={report.name}", file=sys.stderr)
     return [*written, published_dir / CLAIMS_FILE]
+
+
+def _check_declared(report: RunReport, scales: Iterable[str], after: Sequence[RunRecord]) -> None:
+    """Raise InputError if runs compete for a cell of the report as the project declares it.
+
+    A choice on the command line (report.aggregate) settles this table alone. Everybody else makes the published table
+    again by the declaration, which would refuse these runs.
+    """
+    declared = declared_report(report.name)
+    assert isinstance(declared, RunReport)
+    for scale in scales:
+        for part in declared.parts:
+            try:
+                select_runs(part, scale, after)
+            except DisputedError as error:
+                choice = f"report.aggregate={declared.aggregate or 'null'}"
+                what = f"report={report.name}: its published table is made with {choice}, which cannot choose here"
+                raise InputError(f"{what}: {error.problem}; publish one of the two") from error
 
 
 def _tasks_of(report: str) -> set[str]:
@@ -172,7 +191,7 @@ def _others(
                     selections = [select_runs(part, scale, after) for part in other.parts]
                 except DisputedError as error:
                     what = f"report={name} has rows of the same models, and its published table could not be made again"
-                    raise InputError(f"{what}: {error}; or move the runs to another results_dir") from error
+                    raise InputError(f"{what}: {error.problem}; publish one of the two") from error
                 if any(run.run_id in ids for selection in selections for run in selection.all_runs):
                     found.append((other, scale))
     return found

@@ -253,6 +253,23 @@ def test_publish_refuses_a_second_run_for_a_published_cell_before_copying(cfg: A
     assert files(published) == before
 
 
+@pytest.mark.parametrize("choice", ["newest", "mean"])
+def test_a_choice_on_the_command_line_publishes_no_rival_of_a_published_run(
+    cfg: Any, published: Path, choice: str
+) -> None:
+    """Everybody makes the published table again without the choice."""
+    mine = Path(cfg.results_dir)
+    fill(mine, make_eval("local", 1))
+    publish.run(cfg, [], ["eval-local-1"])
+    before = files(published)
+    fill(mine, make_eval("local", 1, 4.5, run_id="again", started="2025-01-01T00:00:00+00:00"))
+    cfg.report["aggregate"] = choice
+    for words, ids in (([], ["again"]), (["report=table2_lm"], [])):
+        with pytest.raises(InputError, match="table2_lm: its published table is made with .*=null.*again"):
+            publish.run(cfg, words, ids)
+    assert files(published) == before
+
+
 def test_damaged_record_stops_the_table_with_its_name(cfg: Any, published: Path) -> None:
     records.write_atomically(Path(cfg.results_dir) / "runs" / "half.json", b'{"schema": 1,')
     with pytest.raises(InputError, match=r"half\.json"):
