@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -44,7 +45,8 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     # Check every job before the first one starts: otherwise the last could fail after hours.
     jobs_of_sweep = expand_sweep(overrides)
     if not jobs_of_sweep and not any(word.startswith("hydra/sweeper=") for word in words):
-        sampled = next(word for word in words if "interval(" in word)
+        # Hydra allows a space before the bracket, and other ways of sampling may come.
+        sampled = next((word for word in words if re.search(r"interval\s*\(", word)), " ".join(words))
         raise InputError(f"{sampled}: an interval takes a hydra/sweeper that samples; give values, as 1,2,3 or range()")
     with naming_keys_of(verb):
         checked = [compose(job) for job in jobs_of_sweep]

@@ -61,8 +61,9 @@ def parse_lengths(values: Sequence[str | int], key: str = "length") -> list[int]
     return list(dict.fromkeys(parse_length(value, key) for value in values))
 
 
-def parse_depths(values: Sequence[str | float]) -> dict[str, float]:
-    """Name -> fraction of the filler before the key, in the order given; InputError for anything else.
+def parse_depths(values: Sequence[str | float], key: str = "depth") -> dict[str, float]:
+    """Name -> fraction of the filler before the key, in the order given; InputError, naming the setting `key`, for
+    anything else.
 
     Of two names of one place, as start and 0, the first one counts.
     """
@@ -70,16 +71,16 @@ def parse_depths(values: Sequence[str | float]) -> dict[str, float]:
     for value in values:
         if value == "grid":
             found = {depth: f"{depth:g}" for depth in GRID}
-        elif value in NAMED_DEPTHS:
-            found = {NAMED_DEPTHS[str(value)]: str(value)}
+        elif isinstance(value, str) and value in NAMED_DEPTHS:
+            found = {NAMED_DEPTHS[value]: value}
         elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
             found = {float(value): f"{value:g}"}
         else:
-            raise InputError(f"depth={value!r}: must be start, middle, end, a number from 0 to 1, or grid")
+            raise InputError(f"{key}={value!r}: must be start, middle, end, a number from 0 to 1, or grid")
         for depth, name in found.items():
             names.setdefault(depth, name)
     if not names:
-        raise InputError("depth=[]: must name at least one place, as start")
+        raise InputError(f"{key}=[]: must name at least one place, as start")
     return {name: depth for depth, name in names.items()}
 
 

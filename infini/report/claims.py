@@ -58,8 +58,6 @@ class ClaimsReport(ReportKind):
         return replace(self, claims=tuple(claim for claim in self.claims if claim.report == report))
 
     def __post_init__(self) -> None:
-        if not isinstance(self.claims, Sequence):
-            raise InputError(f"report.claims={self.claims!r}: must be a list of claims")
         claims = tuple(Claim.from_config(values, MEASURES) for values in self.claims)
         if twice := [name for name, count in Counter(claim.name for claim in claims).items() if count > 1]:
             raise InputError(f"report.claims: two claims are called {twice[0]!r}")

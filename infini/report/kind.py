@@ -16,6 +16,7 @@ import yaml
 from infini.config.keys import OF_REPORTS, PLACES, SHOWN, TRAINED
 from infini.config.schema import groups
 from infini.errors import InputError, did_you_mean
+from infini.report.typed import check_types
 
 FINISHED_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir", *SHOWN)
 """Keys of verbs that use finished runs only."""
@@ -78,7 +79,7 @@ class ReportKind:
         """A report from the `report` group of a configuration.
 
         Raises:
-            InputError: a key is missing, unknown or has a value that is not allowed.
+            InputError: a key is missing, unknown or has a value of another type or that is not allowed.
         """
         known = {entry.name: entry for entry in dataclasses.fields(cls)}
         for key in config:
@@ -91,4 +92,5 @@ class ReportKind:
         }
         if missing := sorted(required - set(config)):
             raise InputError(f"report: missing {', '.join(missing)}")
+        check_types(cls, "report", config)
         return cls(**config)

@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from infini.config.lengths import format_length, parse_lengths
-from infini.errors import require
 from infini.records import RunRecord, value_at
 from infini.report.intervals import proportion_interval
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.selection import MAPPING, Drawings, RowsOfOneTask, Selection, make_row, select_sources
+from infini.report.selection import Drawings, RowsOfOneTask, Selection, make_row, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -60,12 +59,11 @@ class LongContextReport(RowsOfOneTask):
     rows: dict[str, LongContextRow]
 
     def __post_init__(self) -> None:
-        for key in ("subtasks", "rows"):
-            require(isinstance(getattr(self, key), Mapping), f"report.{key}", getattr(self, key), MAPPING)
         rows = {name: make_row(LongContextRow, f"report.rows.{name}", row) for name, row in self.rows.items()}
         object.__setattr__(self, "rows", rows)
-        for row in (self, *rows.values()):
-            parse_lengths(row.lengths or self.lengths)
+        parse_lengths(self.lengths, "report.lengths")
+        for name, row in rows.items():
+            parse_lengths(row.lengths or self.lengths, f"report.rows.{name}.lengths")
         self.check_rows()
 
     @property

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
-from infini.errors import InputError, did_you_mean, require
+from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
@@ -111,18 +111,15 @@ class PasskeyReport(RowsOfOneTask):
     rows: dict[str, PasskeyRow]
 
     def __post_init__(self) -> None:
-        for key in ("lengths", "depths"):
-            require(isinstance(getattr(self, key), list), f"report.{key}", getattr(self, key), "must be a list")
-        parse_lengths(self.lengths)
-        parse_depths(self.depths)
-        require(isinstance(self.rows, Mapping), "report.rows", self.rows, "must be a group of keys")
+        parse_lengths(self.lengths, "report.lengths")
+        parse_depths(self.depths, "report.depths")
         rows = {name: make_row(PasskeyRow, f"report.rows.{name}", row) for name, row in self.rows.items()}
         object.__setattr__(self, "rows", rows)
         self.check_rows()
         for name, row in rows.items():
             # A row may start from a row that has a start itself. The chain ends at fresh or pretrained weights.
             seen = [name]
-            parse_lengths(row.lengths or self.lengths)
+            parse_lengths(row.lengths or self.lengths, f"report.rows.{name}.lengths")
             while row.start not in ("", *PRETRAINING):
                 if row.start not in rows or row.start in seen:
                     raise InputError(

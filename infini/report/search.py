@@ -13,10 +13,15 @@ from infini.records import RunRecord
 from infini.report.kind import REPRODUCED, OwnVerb, ReportKind
 from infini.report.selection import rows_of_models
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table
+from infini.report.typed import allowed
 
 LEARNING_RATE = "optimizer.lr"
 METRICS = ("validation_nll_per_token", "validation_summary_nll")
 """The loss that decides: on the validation documents, or on the summaries of the validation books."""
+
+
+def _listed(of: str) -> dict[str, str]:
+    return allowed(f"must be {{{of}: [key=value, ...]}}")
 
 
 @dataclass(frozen=True)
@@ -34,39 +39,33 @@ class SearchReport(ReportKind):
     models: list[str]
     benchmarks: dict[str, str]
     """Task name -> title of its table."""
-    rates: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list, metadata=allowed("must be two rates above 0, or more"))
     """Rates at which every model is trained first, ascending. The grid then grows, to as many rates for each model."""
     rates_at: dict[str, list[float]] = field(default_factory=dict)
     """Scale -> its rates; `rates` refers to those of the chosen scale."""
-    factor: float = 2.0
+    factor: float = field(default=2.0, metadata=allowed("must be above 1"))
     """Ratio of a new rate to its neighbour. A grid grows while its best rate is at its edge."""
     most: int = 9
     """Maximum number of rates."""
-    settings: dict[str, list[str]] = field(default_factory=dict)
+    settings: dict[str, list[str]] = field(default_factory=dict, metadata=_listed("scale"))
     """Scale -> settings of every training, if they differ from the task's defaults. Then there are no other scales."""
-    model_settings: dict[str, list[str]] = field(default_factory=dict)
+    model_settings: dict[str, list[str]] = field(default_factory=dict, metadata=_listed("model"))
     """Model -> further settings of its trainings."""
 
     def __post_init__(self) -> None:
         rates = self.rates
-        several = isinstance(rates, list) and len(rates) > 1 and all(_number(rate) and rate > 0 for rate in rates)
+        several = len(rates) > 1 and min(rates) > 0
         require(several, "report.rates", rates, "must be two rates above 0, or more")
         require(sorted(set(rates)) == list(rates), "report.rates", rates, "must ascend")
-        require(_number(self.factor) and self.factor > 1, "report.factor", self.factor, "must be above 1")
-        enough = isinstance(self.most, int) and self.most >= len(rates)
-        require(enough, "report.most", self.most, f"must be at least the {len(rates)} rates")
+        require(self.factor > 1, "report.factor", self.factor, "must be above 1")
+        require(self.most >= len(rates), "report.most", self.most, f"must be at least the {len(rates)} rates")
         for key, of in (("settings", "scale"), ("model_settings", "model")):
             found = getattr(self, key)
-            texts = found.values() if isinstance(found, dict) else [None]
-            right = all(isinstance(listed, list) and all("=" in str(text) for text in listed) for listed in texts)
-            require(right, f"report.{key}", found, f"must be {{{of}: [key=value, ...]}}")
+            right = all("=" in text for listed in found.values() for text in listed)
+            require(right, f"report.{key}", found, _listed(of)["allowed"])
 
     def limited_to(self, models: Sequence[str]) -> SearchReport:
         return replace(self, models=rows_of_models(self.name, {model: model for model in self.models}, models))
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 Outcome = RunRecord | None

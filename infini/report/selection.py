@@ -14,6 +14,7 @@ from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
 from infini.report.kind import ReportKind
 from infini.report.tables import RenderedReport
+from infini.report.typed import check_types
 
 IRRELEVANT_SETTINGS = {
     "task.data_dir",
@@ -182,9 +183,6 @@ class RunReport(ReportKind, ABC):
         """Kind of figure -> what draws it. known: all records beside the selection."""
 
 
-MAPPING = "names with what belongs to each, {a: ..., b: ...}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class RowsOfOneTask(RunReport):
     """For a frozen dataclass, which calls `check_rows` when it is made."""
@@ -222,9 +220,14 @@ class RowsOfOneTask(RunReport):
 
 
 def make_row(cls: Any, where: str, values: Any) -> Any:
-    """A row of a dataclass from its mapping in the YAML; InputError for a key that is missing or unknown."""
+    """A row of a dataclass from its mapping in the YAML; InputError for a key that is missing or unknown, or a value of
+    another type."""
+    if isinstance(values, cls):
+        return values
+    require(isinstance(values, Mapping), where, values, "must be a group of keys")
+    check_types(cls, where, values)
     try:
-        return values if isinstance(values, cls) else cls(**values)
+        return cls(**values)
     except TypeError as error:
         raise InputError(f"{where}: {error}") from error
 

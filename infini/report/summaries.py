@@ -15,7 +15,7 @@ from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
 from infini.report.declared import declared_at, find_mismatches, report_mismatches
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.selection import MAPPING, Drawings, RowsOfOneTask, Selection, make_row, select_sources
+from infini.report.selection import Drawings, RowsOfOneTask, Selection, make_row, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -30,6 +30,7 @@ from infini.report.tables import (
     quoted,
     rows_by_source,
 )
+from infini.report.typed import allowed
 
 COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
 """Metric -> heading."""
@@ -47,7 +48,9 @@ class SummaryRow:
     """R-1, R-2, R-L and Overall as printed."""
     settings: tuple[str, ...] = ()
     """Settings of the model, as the command line takes them."""
-    at_scale: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    at_scale: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict, metadata=allowed("must be {scale: [key=value, ...]}")
+    )
     """Scale -> further settings there; they override `settings`."""
     untrained: bool = False
     """Whether the model is a pretrained one that is evaluated as it is."""
@@ -96,8 +99,7 @@ class SummaryReport(RowsOfOneTask):
     """Row name -> the system, in the order of the rows."""
 
     def __post_init__(self) -> None:
-        parse_lengths(self.input_lengths)
-        require(isinstance(self.systems, Mapping), "report.systems", self.systems, MAPPING)
+        parse_lengths(self.input_lengths, "report.input_lengths")
         self.check_rows()
         object.__setattr__(self, "systems", {name: _row(name, row) for name, row in self.systems.items()})
 
@@ -161,12 +163,7 @@ def _row(name: str, values: Any) -> SummaryRow:
     made: SummaryRow = make_row(SummaryRow, f"report.systems.{name}", values)
     where = f"report.systems.{name}"
     require(len(made.paper) in (0, 4), f"{where}.paper", made.paper, "must be R-1, R-2, R-L and Overall, or empty")
-    by_scale = isinstance(made.at_scale, Mapping) and all(
-        isinstance(texts, list | tuple) for texts in made.at_scale.values()
-    )
-    require(by_scale, f"{where}.at_scale", made.at_scale, "must be {scale: [key=value, ...]}")
     at_scale = {scale: tuple(texts) for scale, texts in made.at_scale.items()}
-    require(isinstance(made.untrained, bool), f"{where}.untrained", made.untrained, "true or false")
     if made.lengths:
         parse_lengths(made.lengths, f"{where}.lengths")
     listed = {"paper": tuple(made.paper), "settings": tuple(made.settings), "lengths": tuple(made.lengths)}

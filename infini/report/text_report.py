@@ -13,8 +13,9 @@ from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.positions import BY_PLACE, BY_POSITION
-from infini.report.selection import IRRELEVANT_SETTINGS, MAPPING, Drawings, RunReport, Selection
+from infini.report.selection import IRRELEVANT_SETTINGS, Drawings, RunReport, Selection
 from infini.report.tables import RenderedReport
+from infini.report.typed import allowed
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Report(RunReport):
     compared_in_paper: dict[str, str] = field(default_factory=dict)
     """Row of a baseline -> the row with the tokens that the paper gave its own model. The figure of perplexity by
     training tokens marks the two."""
-    whole_documents: bool = False
+    whole_documents: bool = field(default=False, metadata=allowed("true or false"))
     """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
     published_figures: list[str] | None = None
@@ -90,14 +91,9 @@ class Report(RunReport):
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
-        for key in ("models", "benchmarks", "paper", "variants", "baselines", "compared_in_paper"):
-            value = getattr(self, key)
-            require(isinstance(value, Mapping), f"report.{key}", value, MAPPING)
         for name in self.variants:
             if name not in self.models:
                 raise InputError(f"report.variants: no row {name!r} in report.models{did_you_mean(name, self.models)}")
-        whole = self.whole_documents
-        require(isinstance(whole, bool), "report.whole_documents", whole, "true or false")
         if not isinstance(self.untrained, bool):
             rows = isinstance(self.untrained, list) and set(self.untrained) <= set(self.models)
             require(rows, "report.untrained", self.untrained, "true, false or a list of rows of report.models")

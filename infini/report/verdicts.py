@@ -9,12 +9,13 @@ All other claims are inconclusive, and the finding says what would decide them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError, did_you_mean, require
 from infini.report.intervals import LEVEL, holm, p_value
+from infini.report.typed import check_types
 
 Verdict = Literal["holds", "does not hold", "inconclusive", "not testable"]
 Direction = Literal["below", "above"]
@@ -63,17 +64,17 @@ class Claim:
         """A claim from a mapping; InputError for a key or value that is not allowed."""
         if isinstance(values, cls):
             return values
-        name = values.get("name") if isinstance(values, dict) else None
+        require(isinstance(values, Mapping), "report.claims", values, "must be a group of keys")
+        name = values.get("name")
+        check_types(cls, f"report.claims.{name}", values)
         try:
-            made = cls(**{**values, "rows": tuple(values.get("rows", ()))})
-        except (TypeError, AttributeError) as error:
+            made = cls(**values)
+        except TypeError as error:
             raise InputError(f"report.claims.{name}: {error}") from error
-        if made.direction not in ("below", "above"):
-            raise InputError(f"report.claims.{name}.direction={made.direction!r}: must be below or above")
         if made.measure not in measures:
             hint = did_you_mean(made.measure, measures)
             raise InputError(f"report.claims.{name}.measure={made.measure!r}: one of {', '.join(measures)}{hint}")
-        return made
+        return replace(made, rows=tuple(made.rows))
 
 
 @dataclass(frozen=True)

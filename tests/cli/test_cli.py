@@ -275,6 +275,10 @@ def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str])
         (["train", "~hydra/launcher=0"], "~hydra/launcher=0: takes the name of one of Hydra's configurations"),
         (["table", "-m", "seed=1,2"], "table -m: no sweeps over this verb"),
         (
+            ["train", "-m", "optimizer.lr=interval (0.1,0.2)"],
+            "optimizer.lr=interval \\(0.1,0.2\\): an interval takes a hydra/sweeper",
+        ),
+        (
             ["train", "-m", "seed=interval(1,3)"],
             "seed=interval\\(1,3\\): an interval takes a hydra/sweeper",
         ),

@@ -255,7 +255,7 @@ def test_the_figure_by_length_has_a_point_a_length(infini: Runner, tmp_path: Pat
         ({"report.run": "[none]"}, "report.run='none': all, or names of"),
         ({"report.run": "brt"}, "report.run='brt': all, or names of .* did you mean 'bart'"),
         ({"report.aggregate": "mean"}, "report.aggregate='mean': null or newest"),
-        ({"report.input_lengths": "[1X]"}, "length='1X'"),
+        ({"report.input_lengths": "[1X]"}, "^report.input_lengths='1X'"),
         ({"report.systems.bart.at_scale": "x"}, r"report.systems.bart.at_scale=.*must be \{scale"),
         ({"report.systems.bart.paper": "[1,2]"}, r"report.systems.bart.paper=\(?\[?1, 2"),
     ],
