@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from infini import records
+from infini.config.keys import key_of
 from infini.config.schema import groups
 from infini.errors import InputError
 from infini.report.bench_figures import DRAWN_BY, newest
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
-from infini.report.selection import RunReport, select_runs
+from infini.report.selection import DisputedError, RunReport, select_runs
 from infini.report.suites import SuiteReport
 from infini.system.progress import progress_bar
 
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
 def run(cfg: Config, overrides: list[str]) -> int:
     """Write the figures of the named report, or of every report, to `<results_dir>/figures` as PNG and SVG.
 
-    The runs are those of the results folder. A report without runs there is drawn from the published ones.
+    The runs are those of the results folder. A report without runs there is drawn from the published ones. Where every
+    report is drawn, one with runs that compete for a cell is left out, and the command ends with exit code 2.
 
     Raises:
-        InputError: no run of the reports at this scale has anything to draw.
+        InputError: no run of the reports at this scale has anything to draw, or runs of the named report compete for a
+            cell.
     """
     refuse_seed("figure", overrides)
     records.check_writable(cfg.results_dir)
@@ -41,10 +45,15 @@ def run(cfg: Config, overrides: list[str]) -> int:
     else:
         reports, suites = [report_of_runs(cfg.report, "draw")], []
     sources = _Sources([Path(cfg.results_dir), records.published_dir()])
-    drawn_by: list[Callable[[], list[str]]] = [partial(_draw, report, cfg, sources) for report in reports]
+    not_drawn: list[str] = []
+    draw_report = _draw if named else partial(_unless_disputed, not_drawn)
+    drawn_by: list[Callable[[], list[str]]] = [partial(draw_report, report, cfg, sources) for report in reports]
     drawn_by += [partial(_draw_bench, suite, cfg, sources) for suite in suites]
     said = _in_turn(drawn_by)
     print(*said, sep="\n", end="\n" * bool(said))
+    print(*not_drawn, sep="\n", end="\n" * bool(not_drawn), file=sys.stderr)
+    if not_drawn:
+        return 2
     if not said:
         which = f"report={cfg.report['name']} scale={cfg.scale.name}" if named else f"scale={cfg.scale.name}"
         how = f"bench suite={suites[0]}" if named and suites else f"reproduce {which}"
@@ -75,12 +84,24 @@ class _Sources:
 
 
 def every_report(overrides: Sequence[str]) -> list[RunReport]:
-    """Every report with figures, with these settings."""
+    """Every report with figures, with these settings. `report.aggregate` is that of the reports whose kind has this
+    choice; InputError for another key of a report, since each has its own."""
     from infini.config.compose import compose
 
-    others = [text for text in overrides if not text.startswith("report.")]
-    reports = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]
-    return [report for report in reports if isinstance(report, RunReport)]
+    own = [text for text in overrides if key_of(text).startswith("report.")]
+    for text in own:
+        if key_of(text) != "report.aggregate":
+            raise InputError(f"{text}: every report is drawn, and each has its own {key_of(text)}; add report=<name>")
+    others = [text for text in overrides if text not in own]
+    found = [load_report(compose([*others, f"report={name}"]).report) for name in groups()["report"]]
+    reports = [report for report in found if isinstance(report, RunReport)]
+    if not own:
+        return reports
+    choice = compose(own).report.get("aggregate")
+    return [
+        replace(cast(Any, report), aggregate=choice) if choice in (None, *report.choices) else report
+        for report in reports
+    ]
 
 
 def _in_turn(drawn_by: Sequence[Callable[[], list[str]]]) -> list[str]:
@@ -102,6 +123,15 @@ def _draw_bench(suite: str, cfg: Config, sources: _Sources) -> list[str]:
             paths = draw_one(run, results_dir / "figures")
             return _said(f"bench suite={suite}", paths, results_dir, published=folder != results_dir)
     return []
+
+
+def _unless_disputed(not_drawn: list[str], report: RunReport, cfg: Config, sources: _Sources) -> list[str]:
+    """_draw; where runs compete for a cell nothing is drawn, and a line that says so is added to `not_drawn`."""
+    try:
+        return _draw(report, cfg, sources)
+    except DisputedError as error:
+        not_drawn.append(f"not drawn: {error}")
+        return []
 
 
 def _draw(report: RunReport, cfg: Config, sources: _Sources, kinds: Collection[str] | None = None) -> list[str]:

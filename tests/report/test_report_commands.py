@@ -253,6 +253,46 @@ def test_publish_refuses_a_second_run_for_a_published_cell_before_copying(cfg: A
     assert files(published) == before
 
 
+def test_rivals_of_one_report_stop_no_figure_of_another(
+    cfg: Any, published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code and a line say that one is missing; the choice that the line names draws it."""
+    mine = Path(cfg.results_dir)
+    rival = make_eval("memorizing", 1, 4.5, run_id="again", started="2025-01-01T00:00:00+00:00")
+    fill(mine, make_eval("memorizing", 1), rival, make_eval("infini_linear", 2))
+    zeros = make_train("infini_linear", 2)
+    zeros.config["variant"], zeros.config["model"]["gate_init"] = "lm_gates", "zeros"
+    records.write_record(zeros, mine)
+    assert figure.run(cfg, []) == 2
+    printed = capsys.readouterr()
+    assert "lm_gates_laptop" in printed.out and "/table2_lm_laptop" not in printed.out
+    why = "not drawn: table2_lm at scale laptop, memorizing: two runs for seed 1: eval-memorizing-1 and again"
+    assert f"{why}; choose with report.aggregate=newest or" in printed.err
+    assert figure.run(cfg, ["report.aggregate=newest"]) == 0
+    printed = capsys.readouterr()
+    assert "table2_lm_laptop_gates" in printed.out and not printed.err
+    # Of the report that is named it is an error, as in its table.
+    with pytest.raises(InputError, match="two runs for seed 1"):
+        figure.run(cfg, ["report=table2_lm"])
+
+
+def test_a_choice_is_that_of_the_reports_which_have_it() -> None:
+    by_choice = {
+        choice: {report.name: report.aggregate for report in figure.every_report([f"report.aggregate={choice}"])}
+        for choice in ("newest", "mean")
+    }
+    declared = {report.name: report.aggregate for report in figure.every_report([])}
+    assert declared["table3_passkey"] == "largest" and declared["table2_lm"] is None
+    assert by_choice["newest"] == {name: value or "newest" for name, value in declared.items()}
+    assert by_choice["mean"]["table2_lm"] == "mean" and by_choice["mean"]["table4_booksum"] is None
+
+
+@pytest.mark.parametrize("text", ["report.baseline=null", "report.published_figures=[gates]", "+report.lengths=[1K]"])
+def test_other_keys_of_a_report_are_those_of_one(cfg: Any, published: Path, text: str) -> None:
+    with pytest.raises(InputError, match=r"report\..*: every report is drawn, .*add report=<name>"):
+        figure.run(cfg, [text])
+
+
 @pytest.mark.parametrize("choice", ["newest", "mean"])
 def test_a_choice_on_the_command_line_publishes_no_rival_of_a_published_run(
     cfg: Any, published: Path, choice: str
