@@ -152,6 +152,10 @@ class RunReport(ReportKind, ABC):
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         """The cells of its row that a run fills. Two runs of a row and seed compete only for cells that both fill."""
 
+    def limit_to_cells(self, run: RunRecord, cells: Collection[Any]) -> RunRecord:
+        """A run with some of its cells alone. Kinds whose runs fill one cell each do not need it."""
+        return run
+
     def find_mismatches(self, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:
         """Run id -> how the run differs from what its row declares. Runs that match are not in it.
 
@@ -275,7 +279,7 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
     only some of these differences, or none (see RunReport.one_match_is_enough). The remaining runs must agree: one
     corpus and tokenizer for the whole table, one setting for each row over all its seeds, one run for each seed. Of an
     evaluation that was repeated with the same outcome, the newest is kept. With `aggregate: newest` the newest run
-    decides each of these; with `mean` all runs of a seed are kept.
+    decides each of these, cell by cell where runs of one setting fill several; with `mean` all runs of a seed are kept.
 
     keep_disputes: leave out rows whose runs compete, and say so in Selection.disputed.
 
@@ -355,8 +359,14 @@ def _of_seed(report: RunReport, runs: list[RunRecord], where: str) -> list[RunRe
         return runs
     chosen: list[RunRecord] = []
     for run in reversed(runs):
+        if report.aggregate == "newest":
+            # A newer run that fills some of its cells leaves it the others.
+            cells = report.cells_of(run)
+            if left := cells.difference(*map(report.cells_of, chosen)):
+                chosen.append(run if left == cells else report.limit_to_cells(run, left))
+            continue
         rivals = [other for other in chosen if report.cells_of(other) & report.cells_of(run)]
-        if rivals and report.aggregate is None and not all(_made_again(run, rival) for rival in rivals):
+        if rivals and not all(_made_again(run, rival) for rival in rivals):
             raise DisputedError(
                 f"{where}: two runs for seed {run.seed}: {run.run_id} and {rivals[-1].run_id}",
                 f"choose with {' or '.join(f'report.aggregate={name}' for name in report.choices)}",

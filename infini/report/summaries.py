@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -141,6 +141,10 @@ class SummaryReport(RowsOfOneTask):
         # References read no input, so they have no length.
         known = {cell.get("length") for cell in run.series.get("cells", ())}
         return frozenset(known & {None, *parse_lengths(self.input_lengths)})
+
+    def limit_to_cells(self, run: RunRecord, cells: Collection[Any]) -> RunRecord:
+        kept = [cell for cell in run.series["cells"] if cell.get("length") in cells]
+        return replace(run, series={**run.series, "cells": kept})
 
     def render(
         self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None

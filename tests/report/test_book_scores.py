@@ -10,10 +10,13 @@ import pytest
 from summary_runs import on_the_logit, summaries
 
 from infini.config.compose import compose
+from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.book_scores import METRICS, interval_over_books
 from infini.report.load import load_report
+from infini.report.selection import select_runs
 from infini.report.summaries import SummaryReport, build_summary_report
+from infini.report.tables import DASH
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books
 
 
@@ -128,3 +131,28 @@ def test_beside_the_scores_stands_how_much_of_a_book_was_read_and_of_one_book_no
     assert cells["infini_linear/paper"]["Tokens read"].origin == "missing"
     assert cells["human/published"]["Tokens read"].origin == "missing"
     assert cells["human/published"]["R-1"].text == "3.0" and cells["human/published"]["Books"].text == "1"
+
+
+@pytest.mark.parametrize("newer_lengths", [(64,), (64, 128), (64, 256), (64, 128, 256)])
+def test_a_newer_run_takes_the_cells_that_it_fills_and_no_others(newer_lengths: Sequence[int]) -> None:
+    words = ["report=booksum_lengths", "report.input_lengths=[64,128,256]"]
+    parent, older = summaries("infini_linear", {64: [1, 1, 1], 128: [2, 2, 2]}, split="validation")
+    scores = {length: [length / 10] * 3 for length in newer_lengths}
+    _, newer = summaries(
+        "infini_linear", scores, split="validation", name="newer", started="2025", parent=parent.run_id
+    )
+    runs = [parent, older, newer]
+    disputed = load_report(compose(words).report)
+    assert isinstance(disputed, SummaryReport)
+    with pytest.raises(InputError, match="two runs for seed 1"):
+        select_runs(disputed, "laptop", runs)
+    report = load_report(compose([*words, "report.aggregate=newest"]).report)
+    assert isinstance(report, SummaryReport)
+    table = build_summary_report(report, "laptop", runs).tables[0]
+    (row,) = [row for row in table.rows if row.model.startswith("infini_linear")]
+    shown = {length: text.text.split()[0] for length, text in zip((64, 128, 256), row.cells[1:], strict=True)}
+    older_scores = {128: "2.0"} if 128 not in newer_lengths else {}
+    expected = older_scores | {length: f"{length / 10:.1f}" for length in newer_lengths}
+    assert shown == dict.fromkeys((64, 128, 256), DASH) | expected
+    # The records themselves stay as they are.
+    assert [cell["length"] for cell in older.series["cells"]] == [64, 128]
