@@ -83,10 +83,10 @@ def _evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None
 
 
 def _alike(cfg: Config, run: RunRecord) -> bool:
-    """Whether a run is of the same model, recipe and sizes."""
+    """Whether a run is of the same model, options, recipe and sizes."""
     was = run.config
-    return (was["model"]["name"], _work(was["recipe"]), _sizes(was["model"], was["dims"]), was["scale"]["name"]) == (
-        cfg.model["name"],
+    return (_options(was["model"]), _work(was["recipe"]), _sizes(was["model"], was["dims"]), was["scale"]["name"]) == (
+        _options(cfg.model),
         _work(vars(cfg.recipe)),
         _sizes(cfg.model, vars(cfg.dims)),
         cfg.scale.name,
@@ -95,18 +95,21 @@ def _alike(cfg: Config, run: RunRecord) -> bool:
 
 def _sizes(model: Mapping[str, Any], dims: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of a model. A configuration does not have those of a pretrained base before it is read."""
-    if "base" not in model:
-        return dict(dims)
-    named = {key: model[key] for key in ("base", "memory", "train", "dtype")}
-    return named | {"segment_length": dims["segment_length"]}
+    return {"segment_length": dims["segment_length"]} if "base" in model else dict(dims)
 
 
 _NO_WORK = {
-    *("steps", "warmup_steps", "schedule", "final_lr_fraction", "save_every", "advance_below", "sparse_loss_scale")
+    *("steps", "warmup_steps", "schedule", "final_lr_fraction", "save_every", "advance_below", "sparse_loss_scale"),
+    *("gate_init", "first_segment", "attention_scale", "rope_base"),
 }
-"""Numbers of a recipe that change no step's work."""
+"""Numbers of a recipe, and options of a model, that change no step's work."""
 
 
-def _work(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _work(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the seconds of a step. An option that is off equals one that did not exist yet."""
-    return {key: value for key, value in recipe.items() if value is not None and key not in _NO_WORK}
+    return {key: value for key, value in settings.items() if value is not None and key not in _NO_WORK}
+
+
+def _options(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a model that decide the seconds of a step. Positions were rotary before there was a choice."""
+    return {"positions": "rotary"} | _work(model)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from report_runs import make_train
 from rich.console import Console
 
 from infini import records
@@ -60,6 +62,47 @@ def test_the_time_of_a_pretrained_model_is_that_of_its_training() -> None:
     assert estimate.run_seconds("train", cfg, [trained]) == pytest.approx(trained.cost["wall_seconds"])
     for other in ("model.train=all", "model.memory=full", "dims.segment_length=256"):
         assert estimate.run_seconds("train", compose([*trained.overrides, other]), [trained]) is None, other
+
+
+def trained(*words: str, seconds: float) -> records.RunRecord:
+    """The record of a training of these settings."""
+    cfg = compose(["task=pg19", "recipe.steps=10", *words])
+    return make_train(cfg.model["name"], 1, config=asdict(cfg), cost={"wall_seconds": seconds})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("task=booksum", "model=bart", "model.unlimiformer=alternating"),
+        ("task=booksum", "model=primera", "model.k=512"),
+        ("model=rmt", "model.memory_tokens=3"),
+        ("model=infini_linear", "model.memory_decay=16"),
+        ("model=full", "model.window_segments=4"),
+        ("model=local", "model.positions=rotary"),
+        ("model=compressive", "model.compressed_segments=4"),
+        ("model=memorizing", "model.memory_segments=6"),
+        ("model=autocompressor", "model.accumulated=32"),
+    ],
+)
+def test_a_time_is_that_of_a_model_with_these_options(words: tuple[str, ...]) -> None:
+    """Without such a run nothing is said, however fast the model is without the option."""
+    *usual, option = words
+    known = [trained(*usual, seconds=1), trained(*words, seconds=20)]
+    seconds = [
+        estimate.run_seconds("train", compose(["task=pg19", "recipe.steps=20", *given]), known)
+        for given in (usual, words)
+    ]
+    assert seconds == [2, 40]
+    assert estimate.run_seconds("train", compose(["task=pg19", *words]), known[:1]) is None, option
+
+
+def test_an_option_that_is_off_or_changes_no_work_has_the_time_of_the_model() -> None:
+    """Records older than an option lack it."""
+    run = trained("model=infini_linear", "model.positions=rotary", seconds=1)
+    for key in ("memory_decay", "positions"):
+        del run.config["model"][key]
+    words = ["task=pg19", "recipe.steps=10", "model=infini_linear", "model.positions=rotary", "model.gate_init=zeros"]
+    assert estimate.run_seconds("train", compose(words), [run]) == 1
 
 
 @pytest.mark.parametrize("more", [(), ("recipe.sparse_loss_scale=null",), ("recipe.sparse_loss_scale=1",)])
