@@ -251,6 +251,16 @@ def _parsed(text: str) -> Override:
     return OverridesParser.create().parse_overrides([text])[0]
 
 
+def parse_setting(text: str) -> tuple[str, Any]:
+    """The key of `key=value` and the value that a composed configuration has for it.
+
+    Raises:
+        InputError: it does not parse, or has several values for a sweep.
+    """
+    (override,) = _check(normalise([text]))
+    return override.key_or_group, override.value()
+
+
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """The overrides of every job of a sweep over lists of values; empty for a sampled range.
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Self
-
-import yaml
 
 from infini.config.keys import OF_REPORTS, PLACES, SHOWN, TRAINED
 from infini.config.schema import groups
@@ -39,8 +38,17 @@ class OwnVerb:
 def values_of(settings: Iterable[str]) -> dict[str, Any]:
     """Dotted key -> value of settings, which are given as the command line takes them. The choice of a group is its
     name."""
-    pairs = (text.partition("=") for text in settings)
-    return {f"{key}.name" if key in groups() else key: yaml.safe_load(value) for key, _, value in pairs}
+    return dict(map(_value_of, settings))
+
+
+@cache
+def _value_of(setting: str) -> tuple[str, Any]:
+    """The key and the value of one setting, as Hydra reads it: in YAML, 5e-05 is a text."""
+    # It is imported late because Hydra takes a tenth of a second, which help does not need.
+    from infini.config.compose import parse_setting
+
+    key, value = parse_setting(setting)
+    return f"{key}.name" if key in groups() else key, value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from report_runs import make_eval, make_train, report_settings, variants_report
@@ -10,6 +10,7 @@ from report_runs import make_eval, make_train, report_settings, variants_report
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import load_records, published_dir
+from infini.report.kind import values_of
 from infini.report.load import load_report
 from infini.report.selection import select_runs
 from infini.report.text_report import Report
@@ -104,3 +105,37 @@ def test_a_report_may_show_the_runs_of_another_reports_rows() -> None:
         assert shown.settings_of(row, "laptop", "pg19") == made.settings_of(row, "laptop", "pg19")
     for report in (shown, made):
         assert "linear_16x" in select_runs(report, "laptop", load_records(published_dir())).runs
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("optimizer.lr=5e-05", "optimizer.lr=1e-3", "optimizer.lr=.5", "optimizer.lr=1", "optimizer.lr=1_0"),
+        *("model.gate_init=zeros", "model.gate_init='local'", "recipe.length_extension=1e4", "recipe.save_every=null"),
+        *("recipe.curriculum=[[128,256],[256,512]]", "scale.knockouts=False", "recipe.sparse_writes=null"),
+        *("dims.segment_length=128", "recipe.steps=1_000", "task.data_dir=010", "task.data_dir=yes"),
+    ],
+)
+def test_a_setting_of_a_row_has_the_value_that_its_run_has(text: str) -> None:
+    """A row whose own runs had another value would never show them."""
+    ((key, value),) = values_of([text]).items()
+    trained = asdict(compose(["task=passkey", "model=infini_linear", text]))
+    group, _, last = key.partition(".")
+    assert trained[group][last] == value
+
+
+def test_a_row_with_a_small_rate_shows_its_own_runs() -> None:
+    others = variants_report({"laptop": ["recipe.steps=10"]}, rates={"pg19": 0.00005})
+    settings = others.settings_of("other", "laptop")
+    assert settings is not None and "optimizer.lr=5e-05" in settings
+    run, parent = make_eval("infini_linear", 1), make_train("infini_linear", 1)
+    parent.config = run.config = asdict(compose(["task=pg19", "model=infini_linear", *settings]))
+    selection = select_runs(others, "laptop", [run, parent])
+    assert selection.runs == {"other": [run]}
+    assert not [way for way in selection.mismatches.get("other", ()) if "optimizer.lr" in way]
+
+
+@pytest.mark.parametrize("text", ["optimizer.lr", "optimizer.lr=1,2", "optimizer.lr=[1"])
+def test_a_setting_of_a_row_that_cannot_be_read_is_one_line(text: str) -> None:
+    with pytest.raises(InputError, match="optimizer.lr"):
+        values_of([text])
