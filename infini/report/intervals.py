@@ -42,10 +42,11 @@ def proportion_p(successes: float, trials: float, expected: float) -> tuple[floa
 
     Returns:
         (p, q): p is the probability of at least this many successes if the share were `expected`; a small p means it is
-        above. q is the probability of at most this many; a small q means it is below.
+        above. q is the probability of at most this many; a small q means it is below. If `expected` is 0 or 1, only one
+        outcome is possible. Every share is above an `expected` below 0, and below one above 1.
     """
-    if not 0 < expected < 1:
-        return (0.0, 1.0) if expected <= 0 else (1.0, 0.0)
+    if not 0 <= expected <= 1:
+        return (0.0, 1.0) if expected < 0 else (1.0, 0.0)
     at_least = 1.0 if successes <= 0 else float(special.betainc(successes, trials - successes + 1, expected))
     at_most = 1.0 if successes >= trials else float(special.betaincc(successes + 1, trials - successes, expected))
     return at_least, at_most

@@ -57,7 +57,15 @@ def test_p_values_are_the_library_s(right: int, n: int, expected: float) -> None
 
 def test_nothing_is_below_0_or_above_1() -> None:
     assert intervals.proportion_p(3, 50, -0.02) == (0.0, 1.0)
-    assert intervals.proportion_p(50, 50, 1.0) == (1.0, 0.0)
+    assert intervals.proportion_p(50, 50, 1.02) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("right", "expected"), [(0, 0.0), (3, 0.0), (50, 0.0), (0, 1.0), (49, 1.0), (50, 1.0)])
+def test_of_a_certain_outcome_nothing_else_is_possible(right: int, expected: float) -> None:
+    """All right where all right is expected says nothing against it."""
+    p, q = intervals.proportion_p(right, 50, expected)
+    assert p == scipy_stats.binomtest(right, 50, expected, alternative="greater").pvalue
+    assert q == scipy_stats.binomtest(right, 50, expected, alternative="less").pvalue
 
 
 def test_the_lowest_of_many_cells_is_less_sure_than_one() -> None:
