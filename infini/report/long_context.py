@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from infini.config.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
-from infini.report.intervals import proportion_interval
+from infini.report.intervals import effective_trials, proportion_interval
 from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.selection import Drawings, RowsOfOneTask, Selection, make_row, select_sources
 from infini.report.tables import (
@@ -126,7 +126,7 @@ class LongContextReport(RowsOfOneTask):
         self, subtask: str, of_cell: Callable[[Mapping[str, Any]], _Counts], runs: Sequence[RunRecord], source: str
     ) -> list[Cell]:
         """A cell for each length: of each seed the run with most questions, together over seeds."""
-        cells = []
+        cells, trained = [], any(run.parent is not None for run in runs)
         for length in parse_lengths(self.lengths):
             chosen: dict[int, tuple[str, _Counts]] = {}
             for run in sorted(runs, key=lambda run: (run.started, run.run_id)):
@@ -139,7 +139,10 @@ class LongContextReport(RowsOfOneTask):
                 cells.append(MISSING)
                 continue
             right, asked = (sum(counts[index] for _, counts in chosen.values()) for index in (0, 1))
-            low, high = proportion_interval(right, int(asked))
+            # Seeds of a trained row are models that may differ by more than chance. Without a training it is one model.
+            shares = [counts[0] / counts[1] for _, counts in chosen.values()]
+            trials = effective_trials(shares, asked) if trained else asked
+            low, high = proportion_interval(right * trials / asked, trials)
             text = f"{100 * right / asked:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
             text += f", {int(asked)}" if of_cell is _distant else ""
             ids = [run_id for run_id, _ in chosen.values()]

@@ -12,6 +12,7 @@ from tiny_llms import write_tiny_base
 from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.records import RunRecord, load_records
+from infini.report.intervals import effective_trials, proportion_interval
 from infini.report.load import load_report
 from infini.report.long_context import LongContextReport
 
@@ -97,6 +98,29 @@ def test_a_cell_is_that_of_the_largest_run_of_a_seed_and_seeds_are_pooled() -> N
     # 25 of 40, and 7 of 22 whose answer lies in an earlier segment; Clopper-Pearson.
     assert shown(report_of(), runs)["Linear"] == ["62 [46, 77]", "25 [1, 81]"]
     assert shown(report_of(), runs, 1)["Linear"] == ["32 [14, 55], 22", "—"]
+
+
+@pytest.mark.parametrize(("table", "asked"), [(0, 50), (1, 20)])
+def test_seeds_of_a_trained_row_are_models_that_differ(table: int, asked: int) -> None:
+    """With the interval of the passkey claims. A model as it is has as many seeds as it was asked questions."""
+    training = make_train("llm", 1, run_id="parent", task="continual")
+    training.config["recipe"]["steps"] = 32
+
+    def interval(parent: str | None, *rights: int) -> str:
+        runs = [
+            evaluation(seed, answered(right, asked, distant=(right, asked)), seed=seed, parent=parent)
+            for seed, right in enumerate(rights, 1)
+        ]
+        return shown(report_of(), [training, *runs], table)["Linear" if parent is None else "Linear, trained"][0]
+
+    trials = effective_trials([0.0, 1.0, 0.0], 3 * asked)
+    low, high = proportion_interval(trials / 3, trials)
+    assert trials < 3 and interval("parent", 0, asked, 0).startswith(f"33 [{100 * low:.0f}, {100 * high:.0f}]")
+    low, high = proportion_interval(asked, 3 * asked)
+    assert interval(None, 0, asked, 0).startswith(f"33 [{100 * low:.0f}, {100 * high:.0f}]")
+    # Seeds that do not differ, and a single one, are as sure as their questions.
+    assert interval("parent", 10, 10, 10) == interval(None, 10, 10, 10)
+    assert interval("parent", 10) == interval(None, 10)
 
 
 def test_a_subtask_that_nobody_asked_has_no_table() -> None:
