@@ -164,11 +164,13 @@ def copy_runs(chosen: dict[str, RunRecord], results_dir: Path, published_dir: Pa
     for run_id in chosen:
         target = records.record_path(published_dir, run_id)
         source = records.record_path(results_dir, run_id)
-        # The examples of an evaluation are in a file of the same name, one per line.
-        for made in (source, source.with_suffix(EXAMPLES)):
+        # The examples of an evaluation are in a file of the same name, one per line. Those of a record that does not
+        # name it are published already, and stay as they are.
+        named = EXAMPLES in chosen[run_id].data.get("beside", {})
+        for made in (source, source.with_suffix(EXAMPLES)) if named else (source,):
             if not made.is_file():
                 continue
-            if made != source and made.stat().st_size > MAX_BYTES and EXAMPLES in chosen[run_id].data.get("beside", {}):
+            if made != source and made.stat().st_size > MAX_BYTES:
                 print(f"{made}: not copied, because it is too large; its SHA-256 is in the record", file=sys.stderr)
                 continue
             records.write_atomically(target.with_suffix(made.suffix), made.read_bytes())
@@ -240,3 +242,7 @@ def check_publishable(record: RunRecord, results_dir: Path, before: dict[str, Ru
         path = records.record_path(results_dir, record.run_id).with_suffix(suffix)
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != stated["sha256"]:
             raise InputError(f"{path}: not what run {record.run_id} wrote, by the SHA-256 in its record")
+    path = records.record_path(results_dir, record.run_id).with_suffix(EXAMPLES)
+    # Records that were published before they named their files have them there.
+    if EXAMPLES not in record.data.get("beside", {}) and record.run_id not in before and path.is_file():
+        raise InputError(f"{path}: not named in the record of run {record.run_id}, which did not write it; remove it")

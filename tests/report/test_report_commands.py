@@ -332,6 +332,25 @@ def test_publish_renews_the_published_tables_of_other_reports_that_show_the_run(
     assert others.read_text() == "of runs that are not these\n"
 
 
+def test_examples_that_a_record_does_not_name_are_not_published(cfg: Any, published: Path) -> None:
+    """Nothing says what they should hold. Older records do not name theirs, which were published with them."""
+    mine, made_up = Path(cfg.results_dir), b"made up\n"
+    fill(mine, make_eval("local", 1), make_eval("full", 1))
+    for record in ("eval-local-1", "train-local-1"):
+        beside = mine / "runs" / f"{record}.jsonl"
+        beside.write_bytes(made_up)
+        with pytest.raises(InputError, match=rf"{record}\.jsonl: not named in the record of run {record}"):
+            publish.run(cfg, [], ["eval-local-1"])
+        beside.unlink()
+    assert not published.exists()
+    publish.run(cfg, [], ["eval-full-1"])
+    old = published / "runs" / "eval-full-1.jsonl"
+    old.write_bytes(b"an example\n")
+    (mine / "runs" / old.name).write_bytes(made_up)
+    publish.run(cfg, ["report=table2_lm"], [])
+    assert old.read_bytes() == b"an example\n" and old.with_suffix(".json").is_file()
+
+
 def test_examples_are_published_as_they_were_written_or_by_their_hash(
     cfg: Any, published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
