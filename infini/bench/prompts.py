@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from infini.bench.training import Setting, wait
+from infini.bench.training import Setting, start_peak, wait
 from infini.errors import InputError
 from infini.models import base_of, build_model
 from infini.nn.state import state_bytes
 from infini.system.devices import autocast
-from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.memory_use import peak_memory_bytes
 from infini.system.progress import progress_bar
 
 CALL = 4096
@@ -135,12 +135,7 @@ def _measure(way: str, model: Any, length: int, setting: Setting) -> dict[str, f
         model.resize_segments(int(way))
     generator = torch.Generator().manual_seed(setting.cfg.seed)
     ids = torch.randint(len(model.output_weight), (1, _tokens_read(length)), generator=generator).to(device)
-    try:
-        before = reset_peak_memory(device)
-    except OSError as error:
-        raise InputError(
-            f"suite.prompt_tokens: peak memory cannot be started anew here ({error}); set it to []"
-        ) from error
+    before = start_peak(device, "suite.prompt_tokens", "[]")
     begin = time.perf_counter()
     state, hidden = None, None
     for part in ids.split(ids.shape[1] if way == OWN else CALL, 1):
