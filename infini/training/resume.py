@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from infini import records
-from infini.errors import BusyError
+from infini.system.locks import lock_file
 from infini.training.checkpoint import sha256_of
 from infini.training.ranks import ALONE, Ranks
 
@@ -55,8 +55,8 @@ class UnfinishedRun:
         reproduces it then, and `record` lists the commits. Likewise `record` lists the formats of products, bfloat16 or
         float32, if `auto` chose another one on another machine. Raises BusyError when another process holds the lock.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.folder / "lock")
+        busy = "another process runs this training; wait until it has ended, or set results_dir or seed"
+        self._lock = lock_file(self.folder / "lock", busy, required=False, named=self.folder)
         for partial in self.folder.glob(".*.partial"):
             partial.unlink(missing_ok=True)  # of a killed process
         run = self._read_run()
@@ -274,31 +274,6 @@ def set_random_states(states: dict[str, Any], device: torch.device) -> None:
     random.setstate((version, tuple(internal), gauss_next))
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"][0].cpu(), device)
-
-
-def _lock(path: Path) -> Any:
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the lock is held
-        except FileNotFoundError:
-            continue
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
-            said = "another process runs this training; wait until it has ended, or set results_dir or seed"
-            raise BusyError(f"{path.parent}: {said}", path) from error
-        except (ImportError, OSError):
-            # The system or the disk has no file locks: the user keeps two processes of one configuration apart.
-            return file
-        # The process that had the lock may have removed the file after it was opened here.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        file.close()
 
 
 def step_of(checkpoint: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import json
 import os
@@ -20,7 +22,7 @@ from tiny_runs import TINY
 from infini import records
 from infini.cli import main as cli
 from infini.config.compose import compose
-from infini.errors import BusyError
+from infini.errors import BusyError, InputError
 from infini.records import RunRecord
 from infini.runs import workers
 from infini.runs.workers import Worker
@@ -136,6 +138,41 @@ def test_a_run_that_another_process_ended_meanwhile_is_not_made_again(tmp_path: 
 
     assert worker.make("train", cfg, None, lambda: None, twice) is record
     assert not list((tmp_path / "unfinished").iterdir())
+
+
+def test_without_locks_a_caller_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some disks of clusters have none."""
+
+    def without(file: Any, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    path = tmp_path / "made" / "lock"
+    with pytest.raises(InputError, match=rf"^{path}: cannot be locked \(No locks available\)$"):
+        lock_file(path, "busy")
+    with lock_file(path, "busy", required=False) as file:
+        assert path.is_file() and not file.closed
+
+
+def test_a_lock_outlives_the_removal_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the opening and the locking of its file, and whoever locks it."""
+    real = fcntl.flock
+    for required in (True, False):
+        path, times = tmp_path / str(required) / "lock", [1]
+
+        def locking(file: Any, how: int, path: Path = path, times: list[int] = times) -> None:
+            if times:
+                times.clear()
+                path.unlink()
+                path.parent.rmdir()
+            real(file, how)
+
+        monkeypatch.setattr(fcntl, "flock", locking)
+        with lock_file(path, "busy", required=required):
+            monkeypatch.setattr(fcntl, "flock", real)
+            assert is_locked(path)
+            with pytest.raises(BusyError, match=f"^{tmp_path}: busy"):
+                lock_file(path, "busy", required=required, named=tmp_path)
 
 
 def test_a_lock_is_of_the_file_that_has_the_name(tmp_path: Path) -> None:
