@@ -194,7 +194,12 @@ def _with_short_warmup(recipe: Any, overrides: Sequence[str]) -> Any:
     warmup: Any = recipe.get("warmup_steps")
     if not _may_be(steps, int) or not _may_be(warmup, int) or steps < 1:
         return recipe
-    return {**recipe, "warmup_steps": min(warmup, steps // 10)}
+    return {**recipe, "warmup_steps": short_warmup(steps, warmup)}
+
+
+def short_warmup(steps: int, warmup: int) -> int:
+    """Steps of warm-up of a recipe whose number of steps is set, and its warm-up is not."""
+    return min(warmup, steps // 10)
 
 
 def compose(overrides: Sequence[str]) -> Config:

@@ -71,6 +71,11 @@ def expected(report: Declares, row: str, scale: str, declared: Declared) -> dict
         del found[LEARNING_RATE]
     own = values_of(report.settings_of(row, scale) or ())
     found |= {key: value for key, value in own.items() if key.partition(".")[0] in GROUPS}
+    if "recipe.steps" in own and "recipe.warmup_steps" not in own and "recipe.warmup_steps" in found:
+        # As a command with these settings does.
+        from infini.config.compose import short_warmup
+
+        found["recipe.warmup_steps"] = short_warmup(own["recipe.steps"], found["recipe.warmup_steps"])
     # Options that refer to another key, for example a window of the training length.
     return {key: found.get(value[2:-1]) if str(value).startswith("${") else value for key, value in found.items()}
 
