@@ -253,6 +253,24 @@ def settle_contradictions(rows: Mapping[str, Sequence[str]], asked: Sequence[str
             console.print(f"{text}: not for row {row}, which has {setting}")
 
 
+def settle_untrained(trained: Mapping[str, bool], asked: Sequence[str], console: Console) -> None:
+    """Print the rows of a report that have no training which reads a setting of the command line.
+
+    trained: row -> whether it has a training with the recipe and the optimizer of the command line. Raises InputError
+    where no row has one: the setting would change nothing.
+    """
+    without = [row for row, has in trained.items() if not has]
+    for text in asked:
+        if key_of(text).partition(".")[0] not in ("optimizer", "recipe", "tuned"):
+            continue
+        if len(without) == len(trained):
+            raise InputError(
+                f"{text}: row {without[0]} has no training that reads it; leave it out, or choose other rows"
+            )
+        for row in without:
+            console.print(f"{text}: not for row {row}, which has no training that reads it")
+
+
 def own_setting(settings: Sequence[str], asked: str) -> str | None:
     """The row's own setting of the same key; None where it has none, or the same."""
     own = {key_of(text): text for text in settings}.get(key_of(asked))

@@ -11,7 +11,7 @@ from infini.config.schema import Config
 from infini.records import RunRecord
 from infini.report.long_context import LongContextReport, LongContextRow
 from infini.report.selection import rows_of_models
-from infini.runs.common import find_training, settle_contradictions
+from infini.runs.common import find_training, settle_contradictions, settle_untrained
 from infini.runs.evaluate import evaluate
 from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, trained
 from infini.runs.workers import Worker
@@ -38,6 +38,7 @@ def reproduce(
     known = {name: row.model for name, row in report.rows.items()}
     rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
     settle_contradictions({name: report.rows[name].settings for name in rows}, overrides, worker.console)
+    settle_untrained({name: bool(report.rows[name].trained_on) for name in rows}, overrides, worker.console)
     asked = [text for text in overrides if text.partition("=")[0] not in ("task", "model", "seed")]
     if not any(text.startswith("task.subtasks=") for text in asked):
         asked.append(f"task.subtasks=[{','.join(report.subtasks)}]")

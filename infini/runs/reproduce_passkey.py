@@ -13,7 +13,7 @@ from infini.config.schema import Config
 from infini.records import RunRecord, value_at
 from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow
 from infini.report.selection import rows_of_models
-from infini.runs.common import find_training, settle_contradictions
+from infini.runs.common import find_training, settle_contradictions, settle_untrained
 from infini.runs.estimate import describe_time
 from infini.runs.evaluate import evaluate
 from infini.runs.preflight import check_data
@@ -97,6 +97,7 @@ def reproduce(
     made = [*rows, *(start for name in rows if (start := report.rows[name].start))]
     own = {name: _own(report.rows[name]) if name in report.rows else [] for name in made}
     settle_contradictions(own, overrides, worker.console)
+    settle_untrained({name: _learns_prompts(report, report.rows[name]) for name in rows}, overrides, worker.console)
     for job in jobs:
         compose(job.overrides(None))
         if job.row.start in PRETRAINING:
@@ -106,6 +107,11 @@ def reproduce(
     return run_jobs(
         [(f"{job.row.title}, seed {job.seed}", partial(_fill, report, job, worker)) for job in jobs], worker
     )
+
+
+def _learns_prompts(report: PasskeyReport, row: PasskeyRow) -> bool:
+    """Whether a row, or one that it starts from, is trained on prompts."""
+    return bool(row.recipe) or (row.start in report.rows and _learns_prompts(report, report.rows[row.start]))
 
 
 def _time_left(jobs: Sequence[_Job]) -> str | None:

@@ -15,7 +15,7 @@ from infini.records import RunRecord
 from infini.report.selection import rows_of_models
 from infini.report.tables import DASH
 from infini.report.text_report import Report
-from infini.runs.common import find_training, names_a_task, settle_contradictions
+from infini.runs.common import find_training, names_a_task, settle_contradictions, settle_untrained
 from infini.runs.evaluate import evaluate
 from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, trained
 from infini.runs.workers import Worker
@@ -58,6 +58,7 @@ def reproduce(
     if not made:
         raise InputError(f"scale={cfg.scale.name}: report={report.name} has no rows at this scale")
     settle_contradictions({row: settings for (_, row), settings in made.items()}, overrides, console)
+    settle_untrained({row: not report.is_untrained(row) for _, row in made}, overrides, console)
 
     def words(task: str, row: str, *own: str) -> list[str]:
         base = [*of_task[task], f"model={report.model_of(row)}", *made[task, row]]

@@ -344,6 +344,29 @@ def test_a_setting_that_some_rows_have_of_their_own_is_said(
     assert capfd.readouterr().err.count("recipe.length_extension=3: not for row ") == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        (["report=table3_passkey", "report.run=[linear_zero_shot]"], "linear_zero_shot"),
+        (["report=llm_passkey", "report.run=[base,local]"], "base"),
+        (["report=llm_untrained", "task.data_dir=synthetic"], "full"),
+        (["report=long_context"], "base"),
+    ],
+)
+def test_a_setting_of_trainings_that_no_row_has_is_refused(
+    words: list[str], row: str, cells: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for setting in ("optimizer.lr=0.5", "recipe.steps=3"):
+        said = error(capfd, "reproduce", *words, setting, "plan=true")
+        assert said == f"{setting}: row {row} has no training that reads it; leave it out, or choose other rows"
+    # It is legal where another row has one.
+    some = ["report=table3_passkey", "report.run=[linear_zero_shot,linear_finetuned]", "optimizer.lr=0.5"]
+    assert cli.main(["reproduce", *some, "plan=true"]) == 0
+    shown = capfd.readouterr().err
+    assert shown.count("optimizer.lr=0.5: not for row linear_zero_shot, which has no training that reads it") == 1
+    assert "linear_finetuned" not in shown and len(cells) == 2
+
+
 def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) -> None:
     """`infini reproduce` hands settings of its own, and of other verbs, to trainings and evaluations."""
     from infini.runs.common import start_record
