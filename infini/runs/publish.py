@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini import records
+from infini.config.keys import key_of
 from infini.config.schema import groups
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
@@ -46,6 +47,9 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
         print(*work.publish(declared, cfg, overrides, records.published_dir()), sep="\n")
         return 0
     report = report_of_runs(cfg.report, "publish")
+    for text in overrides if ids else ():
+        if key_of(text) == "scale":
+            raise InputError(f"{text}: runs that are named have a scale of their own; leave it out, or name no run")
     if not ids:
         if not names_a_report(overrides):
             raise InputError(

@@ -216,6 +216,8 @@ def test_publish_copies_what_can_be_repeated(infini: Runner, monkeypatch: pytest
     infini("publish", run.run_id)
     published = {path.stem for path in (tmp_path / "published" / "runs").iterdir()}
     assert published == {run.run_id, str(run.parent)} and "fills no cell" not in infini.err
+    said = infini.error("publish", run.run_id, "scale=gpu")
+    assert said == "scale=gpu: runs that are named have a scale of their own; leave it out, or name no run"
     infini("publish", run.run_id, "report=rmt_sweep")
     assert infini.err == f"{run.run_id}: published, but it fills no cell of report=rmt_sweep\n"
     assert "Infini-Transformer (Linear)" in infini("table")
