@@ -1,4 +1,5 @@
-"""Compares a run with what its row declares: sizes, recipe, optimizer and options of the training, and what is asked.
+"""Compares a run with what its row declares: sizes, recipe, optimizer, options and data of the training, its initial
+weights, and what is asked.
 
 A training of three steps is a run like any other and fills a cell. Beside trainings of thousands of steps it says
 nothing about the models, so its row is marked.
@@ -12,15 +13,17 @@ from functools import cache
 from typing import Any, Protocol
 
 from infini.config.schema import settings_in
-from infini.records import RunRecord, value_at
+from infini.records import RunRecord, start_of, value_at
 from infini.report.kind import values_of
 from infini.report.search import LEARNING_RATE
-from infini.report.selection import IRRELEVANT_SETTINGS, Selection
+from infini.report.selection import IRRELEVANT_SETTINGS, NOT_LEARNED, Selection
 from infini.report.tables import MISMATCH_MARK
 
-GROUPS = ("dims", "recipe", "optimizer", "model")
-NOT_COMPARED = {"dims.name", "recipe.name"} | IRRELEVANT_SETTINGS
-"""Names add nothing to the values, and irrelevant settings change no result."""
+GROUPS = ("dims", "recipe", "optimizer", "model", "task", "scale")
+NOT_COMPARED = {"dims.name", "recipe.name", "scale.name"} | IRRELEVANT_SETTINGS | NOT_LEARNED
+"""Names add nothing to the values, irrelevant settings change no result, and keys of evaluations no training."""
+OF_THE_HUB = {"task.hub_id", "scale.hub_train_documents"}
+"""What only trainings on data of the hub read."""
 MAX_NAMED = 4
 """Differences of a row that a note lists."""
 
@@ -42,11 +45,14 @@ class Declares(Protocol):
 
 @cache
 def declared_at(task: str, scale: str) -> Declared:
-    """Sizes, recipe, optimizer, task and decoding of a task at a scale, with nothing set on the command line."""
+    """Sizes, recipe, optimizer, task, documents of the hub and decoding of a task at a scale, with nothing set on the
+    command line."""
     from infini.config.compose import compose
 
     cfg = compose([f"task={task}", f"scale={scale}"])
     groups = {"dims": asdict(cfg.dims), "recipe": asdict(cfg.recipe), "optimizer": asdict(cfg.optimizer)}
+    # The vocabulary is compared by the tokenizer of the data.
+    groups["scale"] = {"hub_train_documents": cfg.scale.hub_train_documents}
     # Options of models refer to keys of the task. Task and decoding say what an evaluation asks.
     return {**groups, "task": asdict(cfg.task), "decoding": asdict(cfg.decoding)}
 
@@ -82,15 +88,18 @@ def expected(report: Declares, row: str, scale: str, declared: Declared) -> dict
 
 def mismatches(training: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """How a training's configuration differs from what is wanted: "recipe.steps 3 instead of 2600". Keys that the
-    configuration lacks are not compared: they did not exist yet, or are not known."""
+    configuration lacks are not compared: they did not exist yet, or are not known. No row that is compared here
+    starts from another training."""
     found = {f"{group}.{key}": value for group in GROUPS for key, value in (training.get(group) or {}).items()}
     if "model.rope_base" in found:
         found.setdefault("model.positions", "rotary")
-    return [
+    ways = [
         f"{key} {_plain(found[key])} instead of {_plain(value)}"
         for key, value in wanted.items()
         if key in found and key not in NOT_COMPARED and found[key] != value
     ]
+    start = start_of(training)
+    return ways if start is None else [*ways, f"init_from {start} instead of null"]
 
 
 def _plain(value: Any) -> str:
@@ -108,11 +117,24 @@ def find_mismatches(
     """
     scale = runs[0].scale
     wanted = expected(report, row, scale, declared_at(trained_on or report.task, scale))
-    found = {run.run_id: mismatches(known.training_config(run), wanted) if run.parent else [] for run in runs}
+    found = {run.run_id: mismatches(_as_far_as_known(run, known), wanted) if run.parent else [] for run in runs}
     for run in runs:
         if known.learned_synthetic_text(run) and not run.synthetic:
             found[run.run_id].append("trained on made-up text")
     return {run_id: ways for run_id, ways in found.items() if ways}
+
+
+def _as_far_as_known(run: RunRecord, known: Selection) -> dict[str, Any]:
+    """The configuration of the training of a run, without what had no effect or is not known."""
+    training, config = known.training(run), dict(known.training_config(run))
+    if training is None:
+        # The task is that of the evaluation.
+        return {key: value for key, value in config.items() if key not in ("task", "scale")}
+    if training.data.get("source") != "hub":
+        for group in ("task", "scale"):
+            values = config.get(group) or {}
+            config[group] = {key: value for key, value in values.items() if f"{group}.{key}" not in OF_THE_HUB}
+    return config
 
 
 def report_mismatches(selections: Mapping[str, Selection], scale: str, titles: Mapping[str, str]) -> list[str]:

@@ -32,8 +32,8 @@ IRRELEVANT_SETTINGS = {
 """Settings that change neither the training nor the measurement. They change where, how fast, or what else is done."""
 # task.positions acts through model.positions alone; older runs of models without positions do not have it.
 _LEFT_OUT = IRRELEVANT_SETTINGS | {"task.positions"}
-# Keys of the task that only an evaluation reads, although a training's configuration has them too.
-_NOT_LEARNED = {f"task.{key}" for key in evaluation_keys("task")}
+NOT_LEARNED = {f"{group}.{key}" for group in ("task", "scale") for key in evaluation_keys(group)} | {"task.positions"}
+"""Keys that only an evaluation reads, although a training's configuration has them too, and one without effect."""
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
 _EVALUATION_GROUPS = ("task", "scale")
 
@@ -430,7 +430,7 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     learned: dict[str, str] = {}
     _flatten(training.get("task"), "task", learned)
     kept = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
-    return kept | {f"training {name}": learned[name] for name in learned.keys() - _LEFT_OUT - _NOT_LEARNED}
+    return kept | {f"training {name}": learned[name] for name in learned.keys() - _LEFT_OUT - NOT_LEARNED}
 
 
 def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
@@ -444,7 +444,7 @@ def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
     settings = _start(start.config, selection)
     for group in ("task", *_TRAINING_GROUPS):
         _flatten(start.config.get(group), group, settings)
-    kept = {f"start {key}": value for key, value in settings.items() if key not in _LEFT_OUT | _NOT_LEARNED}
+    kept = {f"start {key}": value for key, value in settings.items() if key not in _LEFT_OUT | NOT_LEARNED}
     return kept | {"init_from": json.dumps(start.model)}
 
 

@@ -81,6 +81,38 @@ def test_other_options_optimizers_and_sizes_are_apart_too(changes: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("changes", "source", "way"),
+    [
+        ({"init_from": "elsewhere/train-other"}, "folder", "init_from train-other instead of null"),
+        ({"task": {"name": "continual"}}, "folder", "task.name continual instead of pg19"),
+        ({"task": {"carry_state": False}}, "folder", "task.carry_state False instead of True"),
+        ({"scale": {"hub_train_documents": 1}}, "hub", "scale.hub_train_documents 1 instead of 128"),
+        ({"task": {"hub_id": "a/b"}}, "hub", "task.hub_id a/b instead of emozilla/pg19"),
+        # A folder is always used whole; where it is, decides nothing, and neither does what evaluations read.
+        ({"scale": {"hub_train_documents": 1}, "task": {"hub_id": "a/b", "data_dir": "/c"}}, "folder", ""),
+        ({"scale": {"knockouts": False, "eval_max_tokens": 9}, "task": {"positions": "rotary"}}, "hub", ""),
+        ({"task": {"name": "pg19"}, "init_from": None}, "hub", ""),
+    ],
+)
+def test_a_training_from_other_weights_or_on_other_data_is_marked(
+    changes: dict[str, Any], source: str, way: str
+) -> None:
+    evaluation, training = make_eval("infini_linear", 1), make_train("infini_linear", 1)
+    for key, value in changes.items():
+        own = training.config.get(key)
+        training.config[key] = {**(own or {}), **value} if isinstance(value, dict) else value
+    training.data["source"] = source
+    notes = [note for note in rendered([evaluation, training]).notes if note.startswith("†")]
+    assert [note.partition("(Linear) ")[2] for note in notes] == [f"({way})"] * bool(way)
+
+
+def test_of_a_training_that_is_not_on_record_the_task_is_not_known() -> None:
+    evaluation = make_eval("infini_linear", 1)
+    evaluation.config["task"] = {"name": "pg19", "carry_state": False}
+    assert not [note for note in rendered([evaluation]).notes if "†" in note]
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "table2_lm",

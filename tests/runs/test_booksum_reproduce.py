@@ -239,6 +239,16 @@ def test_a_training_that_was_cut_short_is_marked(table4: SummaryReport) -> None:
     assert title.endswith("\N{DAGGER}") and "recipe.steps 10 instead of 200" in notes[0]
 
 
+def test_a_training_from_other_weights_or_with_other_summaries_is_marked(table4: SummaryReport) -> None:
+    for trained, way in (
+        ({"init_from": "train-other"}, "init_from train-other instead of null"),
+        ({"task.summary_tokens": 9}, "task.summary_tokens 9 instead of 1024"),
+    ):
+        runs = summaries("infini_linear", {LENGTH: (1, 2, 3)}, trained=trained, asked={"decoding": DECODING})
+        title, notes = marked(table4, runs, {"recipe": {"steps": 10}, "task": {"summary_tokens": 1024}})
+        assert title.endswith("\N{DAGGER}") and way in notes[0]
+
+
 def test_a_reference_of_another_length_is_marked(table4: SummaryReport) -> None:
     _, run = summaries("lead", {LENGTH: (1, 2, 3)}, asked={"task.reference_words": 50, "decoding.max_new_tokens": 5})
     run.parent = None
