@@ -200,7 +200,7 @@ def test_an_evaluation_with_other_options_of_the_model_is_not_taken_for_it(infin
 @pytest.mark.slow
 def test_a_reference_is_made_at_every_scale_and_once(infini: Runner, words: list[str]) -> None:
     words = [text for text in words if text != "task=booksum"]
-    asked = ["report=table4_booksum", "report.run=lead"]
+    asked = ["report=table4_booksum", "report.run=lead", "full=true"]
     for scale in ("laptop", "gpu", "laptop"):
         out = infini("reproduce", *words, *asked, f"scale={scale}")
         assert "yours: 1 evaluation run;" in out
