@@ -155,7 +155,7 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
             f"model.dtype='bfloat16': its rounding removes most steps of model.train={cfg.model['train']}; set "
             "model.dtype=float32 (parallel.precision=bf16 still multiplies in bfloat16), or model.train=lora or gates"
         )
-    _refuse_keys_without_effect(cfg, overrides, model)
+    _say_what_has_no_effect(cfg, overrides, model, console)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
     if isinstance(model, Seq2Seq) and (summary_tokens := getattr(cfg.task, "summary_tokens", None)) is not None:
         model.check_target("task.summary_tokens", summary_tokens)
@@ -370,11 +370,9 @@ def _check_validation(results: dict[str, dict[str, Any]], step: int) -> None:
             raise DivergedError(f"after the last step, {step}, the {shown}, whose perplexity is not finite", step)
 
 
-def _refuse_keys_without_effect(cfg: Config, overrides: list[str], model: Any) -> None:
-    """Raise InputError for a key on the command line that changes nothing for this model or task.
-
-    A recipe may have such keys, because models are compared with one recipe.
-    """
+def _say_what_has_no_effect(cfg: Config, overrides: list[str], model: Any, console: Console) -> None:
+    """Print a line for each key on the command line that changes nothing for this model or task. It is no error: models
+    are compared with the same words."""
     task, name = f"task={cfg.task.name}", f"model={cfg.model['name']}"
     used = {
         "recipe.excerpt_tokens": (cfg.task.has_documents, task),
@@ -385,7 +383,7 @@ def _refuse_keys_without_effect(cfg: Config, overrides: list[str], model: Any) -
         has_effect, other = used.get(key, (True, ""))
         value = records.value_at(asdict(cfg), key)
         if value is not None and not has_effect:
-            raise InputError(f"{key}={value}: has no effect with {other}; leave it out")
+            warn(console, f"{key}={value}: has no effect with {other}")
 
 
 def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> str:

@@ -16,6 +16,7 @@ from infini.config.schema import OptimizerConfig, RecipeConfig
 from infini.errors import DivergedError, InputError
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
+from infini.nn.ops.dtypes import state_dtype
 from infini.nn.projections import recorded
 from infini.nn.protocols import ModelOutput, optional
 from infini.nn.sequence_parallel import SequenceParallel
@@ -242,10 +243,11 @@ class LanguageModelModule(lightning.LightningModule):
         weight, scale = self.recipe.sparse_writes or 0.0, self.recipe.sparse_loss_scale
         if scale is None or not (self._pending or self.loss_curve):
             return weight
-        # Float32 whether the loss was read or not, because that depends on when a checkpoint was written. It is not
+        # One number whether the loss was read or not, because that depends on when a checkpoint was written. It is not
         # read here: a GPU would have to finish the step before.
-        loss = self._pending[-1][1] if self._pending else torch.tensor(self.loss_curve[-1][1])
-        return weight * (loss.float() / scale).clamp(max=1.0).to(self.device)
+        exact = state_dtype(next(self.model.parameters()).dtype)
+        loss = self._pending[-1][1] if self._pending else torch.tensor(self.loss_curve[-1][1], dtype=exact)
+        return weight * (loss.double() / scale).clamp(max=1.0).to(self.device)
 
     def _after_history(self, batch: dict[str, Any], whole: Whole | None = None) -> State | None:
         """The initial state of rows of a batch: with a history in it, some rows start after that."""

@@ -560,7 +560,7 @@ def test_the_penalty_and_half_dilution_count_what_an_input_gate_lets_through() -
         k_TGK, q_HK = k_BTX[0].unflatten(-1, (layer.n_kv_heads, -1)), q_BTX[0, -1].unflatten(-1, (layer.n_heads, -1))
         written = torch.zeros_like(k_TGK)
         for t, g in itertools.product(range(24), range(layer.n_kv_heads)):
-            logit = torch.dot(k_TGK[t, g] / k_TGK[t, g].norm(), gate.input_weight[g].double())
+            logit = torch.dot(k_TGK[t, g] / k_TGK[t, g].norm(), gate.input_weight[g].double()) + gate.input_bias[g]
             written[t, g] = sigma(k_TGK[t, g]) / (1 + torch.exp(-logit))
         assert_close(written.sum(0), at.memory.z_BGK[0], 1e-12, "what the memory was written with")
         for h in range(layer.n_heads):

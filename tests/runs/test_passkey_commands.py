@@ -118,13 +118,20 @@ def test_examples_of_a_larger_evaluation_that_was_stopped_do_not_count(
     with monkeypatch.context() as patch:
         patch.setattr(evaluation, "_results", lambda entries: (_ for _ in ()).throw(KeyboardInterrupt))
         infini(capfd, "eval", *PASSKEY, "task.examples=3", code=cli.INTERRUPTED)
+    asked: list[Any] = []
+
+    def answered(model: Any, questions: list[Any], *_: Any, **__: Any) -> tuple[()]:
+        asked.extend(questions)
+        return ()
+
+    monkeypatch.setattr(evaluation, "answer_questions", answered)
     infini(capfd, "eval", *PASSKEY)
     evaluated = runs("eval")[-1]
     assert {cell["examples"] for cell in evaluated.series["cells"]} == {2}
     beside = records.record_path("outputs/results", evaluated.run_id).with_suffix(".jsonl")
     assert len(beside.read_text().splitlines()) == 12
-    # All of them were answered before.
-    assert evaluated.cost["tokens_seen"] == 0
+    # All of them were answered before, and the record counts what they read.
+    assert not asked and evaluated.cost["resumed"] and evaluated.cost["tokens_seen"] > 1000
 
 
 def test_a_model_is_asked_for_as_many_digits_as_it_learned(capfd: pytest.CaptureFixture[str]) -> None:

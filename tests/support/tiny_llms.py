@@ -142,8 +142,13 @@ def tiny_base(name: str = "llama", dtype: torch.dtype = torch.float64, sliding_w
 
 
 def tiny_llm(name: str = "llama", rule: Any = "delta", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
-    """The same with a memory over segments of N tokens."""
-    return inject(tiny_base(name, dtype), N, rule, **{"gate_init": GATE, **options}).eval()
+    """The same with a memory over segments of N tokens. Input gates write some tokens more than others."""
+    model = inject(tiny_base(name, dtype), N, rule, **{"gate_init": GATE, **options}).eval()
+    with torch.no_grad():
+        for part, parameter in model.named_parameters():
+            if "infini_gate.input" in part:
+                parameter.copy_(torch.linspace(-2, 2, parameter.numel()).view(parameter.shape))
+    return model
 
 
 def write_tiny_base(folder: Path) -> Path:

@@ -16,6 +16,11 @@ RULES = pytest.mark.parametrize("rule", ["linear", "delta"])
 OPTIONS = pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all"])
 
 
+def kept_in_float32(name: str) -> bool:
+    """Whether a parameter's gradient is rounded to float32, in a model of float64, too."""
+    return "beta" in name or "infini_gate.input" in name
+
+
 def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
     loss.backward()
@@ -43,7 +48,7 @@ def test_a_carried_state_gives_the_gradients_of_one_call(rule: str, options: dic
         again = loss_in_calls(model, ids, calls)
         assert_close(again, loss, 1e-10, "loss")
         for name, gradient in gradients(model, again).items():
-            assert_close(gradient, expected[name], 1e-6 if "beta" in name else 1e-10, f"{calls}: {name}")
+            assert_close(gradient, expected[name], 1e-6 if kept_in_float32(name) else 1e-10, f"{calls}: {name}")
         cut = loss_in_calls(model, ids, calls, detach=True)
         assert_close(cut, loss, 1e-10, "loss")
         assert relative_error(gradients(model, cut)["model.layers.0.self_attn.k_proj.weight"],
@@ -85,7 +90,7 @@ def test_padded_rows_give_the_gradients_of_rows_apart() -> None:
         apart = torch.cat([model(one[None]).logits[0] for one in prompts])
         ours, theirs = (gradients(model, x.square().mean()) for x in (together, apart))
         for name, gradient in ours.items():
-            assert_close(gradient, theirs[name], 1e-6 if "beta" in name else 1e-10, f"{side}: {name}")
+            assert_close(gradient, theirs[name], 1e-6 if kept_in_float32(name) else 1e-10, f"{side}: {name}")
 
 
 @RULES
