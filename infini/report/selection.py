@@ -153,7 +153,10 @@ class RunReport(ReportKind, ABC):
         """The cells of its row that a run fills. Two runs of a row and seed compete only for cells that both fill."""
 
     def limit_to_cells(self, run: RunRecord, cells: Collection[Any]) -> RunRecord:
-        """A run with some of its cells alone. Kinds whose runs fill one cell each do not need it."""
+        """A run with some of its cells alone. Kinds whose runs fill several cells, and that offer the aggregate newest,
+        must define it."""
+        if set(cells) != set(self.cells_of(run)):
+            raise NotImplementedError(f"{type(self).__name__} has no limit_to_cells")
         return run
 
     def find_mismatches(self, row: str, runs: Sequence[RunRecord], known: Selection) -> dict[str, list[str]]:

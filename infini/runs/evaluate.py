@@ -36,10 +36,14 @@ from infini.system.devices import pick_device
 from infini.system.memory_use import peak_memory_bytes
 from infini.training.checkpoint import load_model, read_description
 
-OF_A_MODEL = ("model", "checkpoint", "part", "length", "decoding", "tuned", "init_from")
-"""Keys and groups that evaluations without a model do not read."""
-GIVEN_TO_A_MODEL = ("task.input_length", "task.chat")
-"""Keys of a task that say what a model is given; an evaluation without a model does not read them either."""
+OF_A_MODEL = ("model", "checkpoint", "part")
+"""Keys and groups that evaluations without a model refuse."""
+GIVEN_TO_A_MODEL = (
+    *("length", "decoding", "tuned", "dims", "recipe", "optimizer", "init_from"),
+    *("task.input_length", "task.chat", "task.summary_tokens"),
+)
+"""Keys and groups that say what a model is, or is given. Evaluations without one name them in a line: reports compare
+both with the same words."""
 MEANINGS = {
     "half_dilution": "as many tokens of filler together weigh as much as the key's sentence",
     "reset_delta": "how much the loss rises when the memory is emptied before every segment",
@@ -59,8 +63,10 @@ def run(cfg: Config, overrides: list[str]) -> int:
         )
     if reference is not None:
         for key in keys_of(overrides):
-            if key.partition(".")[0] in OF_A_MODEL or key in GIVEN_TO_A_MODEL:
+            if key.partition(".")[0] in OF_A_MODEL:
                 raise InputError(f"{key}: task.reference={reference} evaluates no model, so this key has no effect")
+            if key in GIVEN_TO_A_MODEL or key.partition(".")[0] in GIVEN_TO_A_MODEL:
+                print(f"{key}: has no effect: task.reference={reference} evaluates no model", file=sys.stderr)
         record = evaluate_reference(cfg, overrides, reference)
     else:
         check_base(cfg)

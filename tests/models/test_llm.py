@@ -574,6 +574,15 @@ def test_the_penalty_and_half_dilution_count_what_an_input_gate_lets_through() -
     assert [x for layer in found for x in layer] == pytest.approx(lengths, rel=1e-4)
 
 
+def test_autocast_does_not_round_what_is_said_of_writes() -> None:
+    """The memory is written in float32, whatever autocast says; so are penalty and half-dilution."""
+    layer = with_input_gate().memory_layers[0]
+    k_BTGK = torch.randn(1, 20, layer.n_kv_heads, layer.d_key, generator=torch.Generator().manual_seed(1))
+    exact = layer.write_weights(k_BTGK)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer.write_weights(k_BTGK), exact)
+
+
 def test_what_is_recorded_stands_in_the_columns_of_its_call() -> None:
     """Where a document ends inside a call its last segment is padded, and a reset cuts the call behind it."""
     model = PretrainedLM(tiny_llm("llama", dtype=torch.float64), 8)

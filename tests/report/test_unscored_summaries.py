@@ -63,7 +63,8 @@ def test_references_score_what_can_be_scored(
     infini: Runner, tmp_path: Path, asked: str, scored: list[str], note: str
 ) -> None:
     data = write_all(tmp_path, [(TEXT, [CHINESE]), (TEXT + "2", [CHINESE, ENGLISH]), (TEXT + "3", [ENGLISH, ENGLISH])])
-    out = infini("eval", "task=booksum", f"task.reference={asked}", data)
+    out = infini("eval", "task=booksum", f"task.reference={asked}", "length=64", data)
+    assert f"length: has no effect: task.reference={asked} evaluates no model" in infini.err.splitlines()
     (run,) = infini.records("eval")
     (cell,) = run.series["cells"]
     assert [book["name"] for book in cell["books"]] == scored

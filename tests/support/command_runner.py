@@ -23,9 +23,6 @@ from infini.report.load import load_report
 def read_by(words: Sequence[str], settings: Sequence[str]) -> list[str]:
     """Those of the settings that the verb, words[0], reads with the report that is named: it refuses all others."""
     found = [text for text in settings if verbs()[words[0]].reads(key_of(text))]
-    if any(text.startswith("task.reference=") for text in words):
-        # No model answers.
-        found = [text for text in found if not text.startswith("decoding.")]
     if words[0] not in ("table", "figure", "publish", "reproduce"):
         return found
     report = load_report(compose([text for text in words if text.startswith(("report=", "experiment="))]).report)

@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 from infini.errors import InputError
 from infini.nn.grid import fresh_clock
 from infini.nn.host import to_device, to_numpy
-from infini.nn.ops.dtypes import state_dtype
+from infini.nn.ops.dtypes import state_dtype, without_autocast
 from infini.nn.ops.memory import Memory
 from infini.nn.projections import Keep, Projection
 from infini.nn.protocols import ModelOutput
@@ -79,7 +79,10 @@ class MemoryOf:
         gate = self.attention.infini_gate
         if not gate.settings.input_gate:
             return None
-        return gate(k_BTGK.transpose(1, 2)[:, None], "writes")[:, 0].transpose(1, 2)
+        # As the layer itself computes them.
+        with without_autocast(k_BTGK):
+            factors: torch.Tensor = gate(k_BTGK.transpose(1, 2)[:, None], "writes")[:, 0].transpose(1, 2)
+        return factors
 
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
         """Pass the queries or keys of every call to `keep`, 0 at padding."""
