@@ -544,6 +544,10 @@ class Config:
         for name in ("long_history", "short_sequences"):
             value, fits = getattr(self.recipe, name), self.task.has_prompts
             require(fits or value is None, f"recipe.{name}", value, f"must be null for task={self.task.name}")
+        # The penalty reads an input gate outside of its layer, where a process has a part of it.
+        divided = self.parallel.name == "fsdp2" and self.model.get("input_gate") is not None
+        allowed = "must be null with model.input_gate and parallel=fsdp2; or set parallel=ddp"
+        require(not (divided and self.recipe.sparse_writes), "recipe.sparse_writes", self.recipe.sparse_writes, allowed)
         require(bool(self.results_dir), "results_dir", self.results_dir, "must be a folder")
         require(self.workers >= 1, "workers", self.workers, "must be at least 1")
 

@@ -155,12 +155,6 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
             f"model.dtype='bfloat16': its rounding removes most steps of model.train={cfg.model['train']}; set "
             "model.dtype=float32 (parallel.precision=bf16 still multiplies in bfloat16), or model.train=lora or gates"
         )
-    if cfg.parallel.name == "fsdp2" and cfg.recipe.sparse_writes and cfg.model.get("input_gate"):
-        # The penalty reads the gate outside of its layer, where a rank has a part of it.
-        raise InputError(
-            f"recipe.sparse_writes={cfg.recipe.sparse_writes}: not with model.input_gate and parallel=fsdp2; set "
-            "parallel=ddp"
-        )
     _say_what_has_no_effect(cfg, overrides, model, console)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
     if isinstance(model, Seq2Seq) and (summary_tokens := getattr(cfg.task, "summary_tokens", None)) is not None:

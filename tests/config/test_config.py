@@ -547,3 +547,13 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_root(dataclasses.replace(cfg, cache_dir="/c")) == Path("/c")
     monkeypatch.delenv("INFINI_CACHE_DIR")
     assert cache_root(cfg) == Path.home() / ".cache" / "infini"
+
+
+def test_a_penalty_on_gated_writes_is_not_for_weights_in_parts() -> None:
+    words = ["task=passkey", "model=llm", "model.input_gate=sigmoid", "recipe.sparse_writes=0.1", "parallel=fsdp2"]
+    with pytest.raises(InputError, match="recipe.sparse_writes=0.1: must be null with model.input_gate and parallel="):
+        compose(words)
+    for other in ("parallel=ddp", "model.input_gate=null", "recipe.sparse_writes=null"):
+        changed = [word for word in words if word.partition("=")[0] != other.partition("=")[0]]
+        more = ["recipe.sparse_loss_scale=null"] if other == "recipe.sparse_writes=null" else []
+        assert compose([*changed, other, *more]).parallel.name in ("ddp", "fsdp2")
