@@ -187,7 +187,8 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
     if record.environment["compiled"]:
         what = f"model={cfg.model['name']}: its layers are compiled at the first step, which takes half a minute"
         console.print(what)
-    parallel = (ranks, cfg.parallel.accumulate, ranks.sequence_group())
+    products = torch.bfloat16 if running["bfloat16"] else torch.float32
+    parallel = (ranks, cfg.parallel.accumulate, ranks.sequence_group(), products)
     try:
         module = LanguageModelModule(model, cfg.optimizer, cfg.recipe, cfg.task.carry_state, cfg.seed, *parallel)
     except ValueError as error:

@@ -62,7 +62,8 @@ class LanguageModelModule(lightning.LightningModule):
 
     ranks: each reads its own rows of a batch. sequence_group: the group of the ranks that share sequences; each reads
     its own segments. accumulate: parts of a rank's rows, read one after the other. Losses are sums over targets divided
-    by the number of targets in the whole batch, so that none of these changes the gradients.
+    by the number of targets in the whole batch, so that none of these changes the gradients. products: the
+    format in which the trainer multiplies matrices, which the optimizer takes, too.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class LanguageModelModule(lightning.LightningModule):
         ranks: Ranks = ALONE,
         accumulate: int = 1,
         sequence_group: Any = None,
+        products: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.ranks, self.accumulate = ranks, accumulate
+        self.ranks, self.accumulate, self.products = ranks, accumulate, products
         self.sharded = False
         self.model = model
         # Not a submodule, because its parameters are the model's.
@@ -354,7 +356,7 @@ class LanguageModelModule(lightning.LightningModule):
             self.sharded = True
 
     def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.model, self.optimizer_config)
+        optimizer = build_optimizer(self.model, self.optimizer_config, self.products)
         # LambdaLR counts steps from 0, the recipe from 1.
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: self.recipe.rate_factor(done + 1))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from infini.config.schema import OptimizerConfig
 from infini.nn.parameter_groups import parameter_groups
-from infini.system.devices import has_fast_bfloat16
 
 BIAS_FACTOR = 10.0
 """Learning rate of T5's position biases over the model's, with Muon and AdamW. They are added to scores and start at 0;
@@ -30,11 +29,16 @@ def configured_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[st
     return parameter_groups(model, config.lr, config.gate_lr, config.weight_decay, factor)
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW, Adafactor, or Muon (matrices) beside AdamW (the rest) over the groups above."""
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, products: torch.dtype = torch.float32
+) -> torch.optim.Optimizer:
+    """AdamW, Adafactor, or Muon (matrices) beside AdamW (the rest) over the groups above.
+
+    products: the format in which the training multiplies matrices, which Muon takes, too.
+    """
     groups = configured_groups(model, config)
     if config.name == "muon":
-        return MuonBesideAdamW(groups, (config.betas[0], config.betas[1]))
+        return MuonBesideAdamW(groups, (config.betas[0], config.betas[1]), products)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, betas=(config.betas[0], config.betas[1]), eps=1e-8)
     for group in groups:
@@ -53,21 +57,30 @@ def _evaluated(closure: Any) -> Any:
 
 
 class Muon(torch.optim.Optimizer):
-    """torch.optim.Muon with Nesterov momentum 0.95 and AdamW's step size, in a format that the device multiplies fast.
+    """torch.optim.Muon with Nesterov momentum 0.95 and AdamW's step size, in the format of the training's products.
 
-    torch's runs the Newton-Schulz iterations in bfloat16. A processor without bfloat16 arithmetic takes more than fifty
-    times as long for such a product, a quarter of a training step of the passkey models (results/LOG.md, 67), so there
-    the iterations run in float32. With bfloat16 both take the same steps bit for bit (a test checks it).
+    torch's always runs the Newton-Schulz iterations in bfloat16. A processor without bfloat16 arithmetic takes more
+    than fifty times as long for such a product: a quarter of a training step of the passkey models (results/LOG.md,
+    67). And bfloat16 turns the last bit of a gradient, which depends on the order of a sum, into a hundredth of a step:
+    a training in float32 on two devices would not be that of one. With bfloat16 both take the same steps bit for bit (a
+    test checks it).
 
-    params: matrices, or groups of them.
+    params: matrices, or groups of them. products: torch.float32 or torch.bfloat16, the format of the iterations.
     """
 
     COEFFICIENTS = (3.4445, -4.7750, 2.0315)
     ITERATIONS = 5
     MOMENTUM = 0.95
 
-    def __init__(self, params: Iterable[Any], lr: float = 1e-3, weight_decay: float = 0.1) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        products: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self.products = products
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -96,7 +109,7 @@ class Muon(torch.optim.Optimizer):
             shard: torch.Tensor = replicated.redistribute(placements=matrix.placements)
             return shard
         a, b, c = self.COEFFICIENTS
-        x = matrix.to(torch.bfloat16 if has_fast_bfloat16(matrix.device) else torch.float32)
+        x = matrix.to(self.products)
         tall = x.shape[0] > x.shape[1]
         x = x.T if tall else x
         x = x / x.norm().clamp(min=1e-7)
@@ -114,11 +127,13 @@ class MuonBesideAdamW(torch.optim.Optimizer):
     follows the large one.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]], betas: tuple[float, float], products: torch.dtype = torch.float32
+    ) -> None:
         matrices = [group for group in groups if group["name"] == "matrices"]
         others = [group for group in groups if group["name"] != "matrices"]
         # A model of which the gates alone are trained has no matrices.
-        self.parts: list[torch.optim.Optimizer] = [Muon(matrices)] if matrices else []
+        self.parts: list[torch.optim.Optimizer] = [Muon(matrices, products=products)] if matrices else []
         if others:
             self.parts.append(torch.optim.AdamW(others, betas=betas, eps=1e-8))
         super().__init__([group for part in self.parts for group in part.param_groups], {})

@@ -1,25 +1,29 @@
 """Muon for the matrices and AdamW for the rest behave as one optimizer."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import tiny_dims
+from tiny_runs import words
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from infini.cli import main as cli
 from infini.config.schema import OptimizerConfig
 from infini.models import build_model
+from infini.system import devices
 from infini.training import optimizers
 from infini.training.optimizers import MuonBesideAdamW, build_optimizer
 
 CONFIG = OptimizerConfig("muon", lr=0.01, betas=[0.9, 0.95], weight_decay=0.1, gate_lr=0.03, clip_norm=None)
 
 
-def make() -> tuple[torch.nn.Module, MuonBesideAdamW]:
+def make(products: torch.dtype = torch.float32) -> tuple[torch.nn.Module, MuonBesideAdamW]:
     torch.manual_seed(0)
     model = build_model({"name": "infini_linear", "tie_embeddings": False}, tiny_dims(), 31)
-    optimizer = build_optimizer(model, CONFIG)
+    optimizer = build_optimizer(model, CONFIG, products)
     assert isinstance(optimizer, MuonBesideAdamW)
     return model, optimizer
 
@@ -80,13 +84,15 @@ def test_a_restored_optimizer_goes_on_exactly(steps_before: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (12, 5), (5, 12)])
-def test_in_bfloat16_the_steps_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
-    monkeypatch.setattr(optimizers, "has_fast_bfloat16", lambda device: True)
+def test_in_bfloat16_the_steps_are_those_of_torch(shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(shape, generator=generator))
     theirs = torch.nn.Parameter(ours.detach().clone())
-    options = {"lr": 0.02, "weight_decay": 0.1}
-    both = optimizers.Muon([ours], **options), torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **options)
+    options: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
+    both = (
+        optimizers.Muon([ours], products=torch.bfloat16, **options),
+        torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **options),
+    )
     for _ in range(3):
         ours.grad = torch.randn(shape, generator=generator)
         theirs.grad = ours.grad.clone()
@@ -95,21 +101,40 @@ def test_in_bfloat16_the_steps_are_those_of_torch(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(ours, theirs)
 
 
-def test_without_fast_bfloat16_the_step_is_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The iterations are then done in float32: in bfloat16 they take a quarter of a training step."""
-    moved, formats = {}, {}
-    for fast in (True, False):
-        monkeypatch.setattr(optimizers, "has_fast_bfloat16", lambda device, fast=fast: fast)
-        model, optimizer = make()
+def test_in_float32_the_step_is_the_same_but_for_rounding() -> None:
+    moved = {}
+    for products in (torch.bfloat16, torch.float32):
+        model, optimizer = make(products)
         before = copy.deepcopy(model.state_dict())
-        with _Products() as products:
+        with _Products() as used:
             step(model, optimizer, 1)
-        formats[fast] = products.formats
-        moved[fast] = {name: value - before[name] for name, value in model.state_dict().items()}
-    assert formats == {True: {torch.bfloat16}, False: {torch.float32}}
-    for name, step_taken in moved[True].items():
-        other = moved[False][name]
+        assert used.formats == {products}
+        moved[products] = {name: value - before[name] for name, value in model.state_dict().items()}
+    for name, step_taken in moved[torch.bfloat16].items():
+        other = moved[torch.float32][name]
         assert (step_taken - other).norm() <= 0.05 * other.norm(), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_iterations_take_the_format_of_the_training(
+    precision: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor that multiplies bfloat16 trains in float32 where it is asked to, the optimizer included."""
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device: True)
+    formats = []
+    step_of = optimizers.Muon.step
+
+    def watched(muon: optimizers.Muon, closure: Any = None) -> Any:
+        with _Products() as used:
+            loss = step_of(muon, closure)
+        formats.append(used.formats)
+        return loss
+
+    monkeypatch.setattr(optimizers.Muon, "step", watched)
+    settings = {text.partition("=")[0]: text for text in words(corpus, tmp_path, "pg19")}
+    settings |= {"recipe.steps": "recipe.steps=2", "parallel.precision": f"parallel.precision={precision}"}
+    assert cli.main(["train", *settings.values()]) == 0
+    assert formats == [{torch.float32 if precision == "fp32" else torch.bfloat16}] * 2
 
 
 class _Products(TorchDispatchMode):
