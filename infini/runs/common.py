@@ -23,7 +23,7 @@ from infini.errors import DivergedError, InputError
 from infini.models import base_of, build_model, kind_of
 from infini.records import RunRecord, value_at
 from infini.report.search import LEARNING_RATE
-from infini.runs.preflight import segment_length
+from infini.runs.preflight import model_options, segment_length
 from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, load_model, named_folder, read_description
 
@@ -121,7 +121,7 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
     sizes["segment_length"] = segment_length(cfg, keys)
     dims = replace(cfg.dims, name="base", **sizes)
     scale = replace(cfg.scale, tokenizer="base", vocab_size=len(base.tokenizer))
-    return replace(cfg, dims=dims, scale=scale)
+    return replace(cfg, dims=dims, scale=scale, model=model_options(cfg, keys))
 
 
 def find_model(cfg: Config, overrides: list[str]) -> Path | None:

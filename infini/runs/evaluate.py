@@ -16,6 +16,7 @@ from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConf
 from infini.errors import InputError
 from infini.evaluation.result_cache import PartDone
 from infini.models import base_of
+from infini.pretrained.base_names import injected
 from infini.records import value_at
 from infini.report.tables import DASH
 from infini.runs.common import (
@@ -156,7 +157,8 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.
     model.resize_segments(cfg.dims.segment_length)
     record = start_record("eval", cfg, overrides, parent=parent)
     if (base := base_of(cfg.model)) is not None:
-        record.environment["base"] = base.describe() | {"memory": "untrained" if folder is None else "trained"}
+        trained = folder is not None or injected(base.name).get("training")
+        record.environment["base"] = base.describe() | {"memory": "trained" if trained else "untrained"}
     started = time.perf_counter()
     task = load_task(cfg.task.name)
     from infini.nn.protocols import optional

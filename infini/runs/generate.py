@@ -51,7 +51,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     # Imported late: they take seconds, and the checks above come first.
     import torch
 
-    from infini.evaluation.decoding import Reader, generate, load_reader, save_reader
+    from infini.evaluation.decoding import Reader, fingerprint, generate, load_reader, save_reader
     from infini.pretrained.seq2seq import Seq2Seq
 
     keep_large_buffers()
@@ -62,6 +62,9 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
         raise InputError(f"checkpoint={str(folder)!r}: an encoder-decoder does not continue text; use infini summarize")
     print(f"{opened.name}{opened.note} continues", file=sys.stderr)
     about = {"model": opened.name, "tokenizer": tokenizer.hash}
+    if not opened.config:
+        # Two folders may have one name, and one folder other weights than yesterday.
+        about["weights"] = fingerprint(model)
     with autocast(cfg.parallel.precision, device):
         reader = Reader.begin(model, tokenizer.bos_id)
         if load_state is not None:

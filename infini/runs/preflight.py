@@ -15,7 +15,7 @@ from infini.config.compose import cache_root, data_folder
 from infini.config.data_files import no_data
 from infini.config.schema import Config, settings_in
 from infini.errors import InputError
-from infini.pretrained.base_names import SEGMENT, local_path
+from infini.pretrained.base_names import SEGMENT, injected, local_path
 from infini.records import RunRecord, value_at
 from infini.system.devices import may_have_gpu
 from infini.system.network import is_cached, reachable
@@ -123,11 +123,31 @@ def describe_training(cfg: Config) -> str:
 
 
 def segment_length(cfg: Config, keys: Collection[str] = ()) -> int:
-    """Tokens of a segment: of a pretrained language model SEGMENT, where no key of the command line and no experiment
-    says otherwise."""
+    """Tokens of a segment: of a pretrained language model those that it was injected with, else SEGMENT, where no key
+    of the command line and no experiment says otherwise."""
     usual = settings_in("dims", cfg.dims.name).get("segment_length")
-    own = "base" not in cfg.model or {"dims", "dims.segment_length"} & set(keys)
-    return cfg.dims.segment_length if own or usual not in (None, cfg.dims.segment_length) else SEGMENT
+    # The sizes "base" were taken from the base before, and the segment with them.
+    asked = "base" not in cfg.model or cfg.dims.name == "base" or {"dims", "dims.segment_length"} & set(keys)
+    if asked or usual not in (None, cfg.dims.segment_length):
+        return cfg.dims.segment_length
+    return int(injected(cfg.model["base"]).get("segment_length", SEGMENT))
+
+
+def model_options(cfg: Config, keys: Collection[str] = ()) -> dict[str, Any]:
+    """The model's options: of a base that has a memory already its own, where no key of the command line and no
+    experiment says otherwise."""
+    if "base" not in cfg.model or cfg.model["memory"] == "full":
+        return cfg.model
+    usual, own = settings_in("model", cfg.model["name"]), injected(cfg.model["base"])
+    # Those of the memory have no effect where it is not read.
+    names = ("update_rule", "window", "sinks", "layers") + ("memory_decay", "input_gate") * (
+        cfg.model["memory"] == "infini"
+    )
+    return cfg.model | {
+        name: own[name]
+        for name in names
+        if name in own and f"model.{name}" not in keys and cfg.model[name] == usual.get(name)
+    }
 
 
 def _published(cfg: Config) -> list[RunRecord]:

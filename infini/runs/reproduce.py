@@ -31,7 +31,7 @@ from infini.runs.common import (
     on_the_data,
 )
 from infini.runs.plan import describe
-from infini.runs.preflight import check_base, check_data, segment_length
+from infini.runs.preflight import check_base, check_data, model_options, segment_length
 from infini.runs.workers import Worker
 from infini.system.console import plain_console
 from infini.training.checkpoint import checkpoint_folder
@@ -177,7 +177,9 @@ def evaluations(cfg: Config, overrides: list[str], training: RunRecord | None, s
         own = {"segment_length"} if "dims.segment_length" in keys_of(overrides) else set()
         made["dims"] = training.config["dims"] | {key: made["dims"][key] for key in own}
     elif runs:
-        made["dims"]["segment_length"] = segment_length(cfg, keys_of(overrides))
+        keys = keys_of(overrides)
+        made["dims"]["segment_length"] = segment_length(cfg, keys)
+        made["model"] = model_options(cfg, keys)
     wanted, model = _question(made), made["model"]["name"]
     fitting = [run for run in runs if run.model == model and _question(run.config) == wanted and fits_variant(cfg, run)]
     return list(on_the_data(cfg, fitting, split))

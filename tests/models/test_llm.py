@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ pytest.importorskip("transformers")
 import torch
 from command_runner import Runner
 from helpers import assert_close, assert_same_state
+from safetensors.torch import load_file, save_file
 from tiny_llms import FAMILIES, prompt, tiny_base, tiny_llm, write_tiny_base
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -31,13 +33,13 @@ from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base
 from infini.pretrained.llm.language_model import USUAL, PretrainedLM, build
 from infini.report.load import load_report
+from infini.runs.common import with_base
 from infini.training.additions.length_extension import extended_in_two_calls
 from infini.training.additions.sparse_writes import penalty
 from infini.training.checkpoint import load_model
 from infini.training.module import LanguageModelModule
 
 N = 16
-LM = ["model=llm", f"dims.segment_length={N}"]
 SHORT = ["scale.eval_max_tokens=64", "scale.knockouts=false"]
 KNOCKED_OUT = ["scale.eval_max_tokens=64", "scale.knockout_max_tokens=48"]
 
@@ -54,6 +56,7 @@ class Llm:
     def __init__(self, infini: Runner, base: Path) -> None:
         own = [text for text in infini.settings if not text.startswith(("dims.", "scale.vocab_size"))]
         infini.settings, self.infini, self.base = own, infini, base
+        self.settings = ["model=llm", f"dims.segment_length={N}"]
 
     def __call__(self, verb: str, *words: str) -> str:
         return self.infini(verb, *self._words(words))
@@ -62,7 +65,7 @@ class Llm:
         return self.infini.error(verb, *self._words(words))
 
     def _words(self, words: tuple[str, ...]) -> list[str]:
-        return [*LM, f"model.base={self.base}", *words]
+        return [*self.settings, f"model.base={self.base}", *words]
 
 
 @pytest.fixture
@@ -227,6 +230,76 @@ def test_a_training_resumes_exactly(llm: Llm, monkeypatch: pytest.MonkeyPatch, t
     (resumed,) = llm.infini.records("train")
     assert resumed.cost["resumed"] and resumed.series["loss_curve"] == whole.series["loss_curve"]
     assert all(torch.equal(weight, weights[name]) for name, weight in llm.infini.weights(resumed).items())
+
+
+def injected_base(llm: Llm, folder: Path, **options: Any) -> Path:
+    """The tiny base with a memory, in a folder with its tokenizer."""
+    model = inject(LlamaForCausalLM.from_pretrained(llm.base), gate_init=-1.0, **options)
+    model.save_pretrained(folder)
+    for file in llm.base.glob("tokenizer*"):
+        shutil.copy(file, folder / file.name)
+    return folder
+
+
+OWN: dict[str, Any] = {
+    "update_rule": "linear",
+    "window": "previous",
+    "sinks": 2,
+    "layers": [1],
+    "memory_decay": 4.0,
+    "input_gate": "sigmoid",
+}
+
+
+def test_an_injected_folder_keeps_its_segments_and_options(llm: Llm, tmp_path: Path) -> None:
+    """Where the command names none: in what is read, in the record, and in what is on record already."""
+    spelled = [f"model.{name}={str(value).replace(' ', '')}" for name, value in OWN.items()]
+    llm.base = injected_base(llm, tmp_path / "own", segment_length=16, **OWN)
+    llm.settings = ["model=llm"]
+    llm("eval", *SHORT)
+    llm("eval", *SHORT, "dims.segment_length=16", *spelled)
+    llm("eval", *SHORT, "dims.segment_length=64")
+    usual, asked, other = llm.infini.records("eval")
+    assert usual.results["perplexity"] == asked.results["perplexity"] != other.results["perplexity"]
+    assert usual.config == asked.config
+    assert usual.config["model"] | OWN == usual.config["model"]
+    assert [run.config["dims"]["segment_length"] for run in (usual, asked, other)] == [16, 16, 64]
+    llm("eval", *SHORT, "model.memory=none")
+    llm("train", "optimizer=adamw", "recipe.steps=1", "recipe.warmup_steps=0")
+    (trained,) = llm.infini.records("train")
+    assert trained.config["dims"]["segment_length"] == 16 and trained.config["model"] | OWN == trained.config["model"]
+
+
+def test_a_trained_folder_counts_as_trained(llm: Llm, tmp_path: Path) -> None:
+    folder = injected_base(llm, tmp_path / "own", segment_length=16)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["infini"]["training"] = "run A of infini"
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    llm.base = folder
+    llm("eval", *SHORT)
+    (run,) = llm.infini.records()
+    assert run.parent is None and run.environment["base"]["memory"] == "trained"
+
+
+def test_the_sizes_of_a_base_are_taken_once(llm: Llm) -> None:
+    """An experiment's segment stays, however often the base is asked."""
+    words = ["experiment=llm_laptop", f"model.base={llm.base}"]
+    once = with_base(compose(words), words)
+    assert once.dims.segment_length == 512 and with_base(once, words) == once
+
+
+def test_a_state_belongs_to_weights_and_not_to_a_name(llm: Llm, tmp_path: Path) -> None:
+    first = injected_base(llm, tmp_path / "a" / "own", segment_length=16)
+    second = shutil.copytree(first, tmp_path / "b" / "own")
+    state = tmp_path / "state.safetensors"
+    llm.base = first
+    llm("generate", "prompt=a long story about", f"save_state={state}", "decoding.max_new_tokens=0")
+    llm.base = second
+    llm("generate", "prompt=it", f"load_state={state}", "decoding.max_new_tokens=1")
+    weights = load_file(second / "model.safetensors")
+    save_file({name: weight + (weight.dim() > 1) for name, weight in weights.items()}, second / "model.safetensors")
+    said = llm.error("generate", "prompt=it", f"load_state={state}", "decoding.max_new_tokens=1")
+    assert said.startswith(f"load_state={str(state)!r}: its weights is ")
 
 
 # Mathematics.
