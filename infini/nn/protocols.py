@@ -107,6 +107,8 @@ class OptionalMembers:
     """Vectors that a segment writes (p in the paper's Table 1)."""
     xl_cache: int = 0
     """Tokens before the segment whose keys and values, or layer inputs, every layer keeps uncompressed."""
+    random_segments: bool = False
+    """Whether a call in training draws where segments end, alike for all rows, by torch's generator on the CPU."""
     called_layers: Sequence[Any] = ()
     """Layers whose weights are used by calls of the layer alone: parallel=fsdp2 gathers them one layer at a time."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import lightning
@@ -35,7 +36,7 @@ SOURCE = ("source_BS", "source_mask_BS", "at_random")
 """Inputs of a batch for an encoder-decoder; see infini.pretrained.seq2seq."""
 ON_HOST = ("mask_BT", "reset_BT", "targets_BT", "lm_targets_BT")
 """Entries of a batch that stay on the host, where calls are planned and targets are counted."""
-_EXTENSION_STREAM, _HISTORY_STREAM = 3, 4
+_EXTENSION_STREAM, _HISTORY_STREAM, _SEGMENT_STREAM = 3, 4, 5
 """Streams of the seed's random numbers for length extension and long histories."""
 
 
@@ -190,7 +191,8 @@ class LanguageModelModule(lightning.LightningModule):
             part = _rows(batch, first, last)
             of_part = whole._replace(first=whole.first + first)
             before = _rows_of(self.carried, first, last) if self.carry_state else self._after_history(part, of_part)
-            objective, loss, after = self._read(part, before, of_part)
+            with self._same_segments():
+                objective, loss, after = self._read(part, before, of_part)
             losses.append(loss)
             calls.append((part, before, of_part))
             if after is not None:
@@ -210,6 +212,18 @@ class LanguageModelModule(lightning.LightningModule):
         self.log("loss", loss, prog_bar=True)
         self._advance(loss)
         return objective
+
+    @contextlib.contextmanager
+    def _same_segments(self) -> Iterator[None]:
+        """Inside, a model that draws where segments end draws alike in every part of a step and on every rank."""
+        if not optional(self.model, "random_segments"):
+            yield
+            return
+        (seed,) = np.random.SeedSequence([self.seed, _SEGMENT_STREAM, self.global_step]).generate_state(1)
+        # Not a generator of the model's: a checkpointed call draws again in the backward pass, from torch's.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(seed))
+            yield
 
     def _read(
         self, batch: dict[str, Any], state: State | None, whole: Whole

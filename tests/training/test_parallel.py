@@ -155,6 +155,21 @@ def test_parts_of_a_step_train_as_the_whole(straight: Path, corpus: Path, tmp_pa
     assert_equal_runs(straight, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [("parallel.accumulate=4",), pytest.param(TWO, marks=pytest.mark.slow)],
+    ids=["accumulate", "ddp"],
+)
+def test_segments_end_alike_in_all_parts_and_ranks(more: tuple[str, ...], corpus: Path, tmp_path: Path) -> None:
+    """A model that draws them: neither the parts of a step nor what else was drawn before decide where."""
+    drawn = ("model=autocompressor", "model.random_segments=true", "recipe.segments_per_sequence=4")
+    for folder, own in (("one", ()), ("other", more)):
+        assert cli.main(command(corpus, tmp_path / folder, *drawn, *own)) == 0
+    assert_equal_runs(tmp_path / "one", tmp_path / "other")
+    assert cli.main(command(corpus, tmp_path / "whole", *drawn[:1], *drawn[2:])) == 0
+    assert abs(losses(tmp_path / "whole") - losses(tmp_path / "one")).max() > 1e-3
+
+
 ADDITIONS = (
     *("recipe.length_extension=50", "recipe.length_extension_share=1", "recipe.long_history=[2,20]"),
     *("recipe.sparse_writes=0.1", "recipe.sparse_loss_scale=4"),
