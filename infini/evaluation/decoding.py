@@ -159,7 +159,7 @@ def saved_by(path: Path) -> str | None:
 def load_reader(path: Path, model: Any, about: dict[str, str]) -> Reader:
     """Load a saved Reader.
 
-    Raises InputError when the file cannot be read, is damaged, or has another model or tokenizer than `about`.
+    Raises InputError when the file cannot be read, is damaged, or has another model, tokenizer or weights than `about`.
     """
     where = f"load_state={str(path)!r}"
     try:
@@ -168,6 +168,8 @@ def load_reader(path: Path, model: Any, about: dict[str, str]) -> Reader:
         raise InputError(f"{where}: {error}") from error
     for key, value in about.items():
         if found.get(key) != value:
+            if key == "weights":
+                raise InputError(f"{where}: was saved by a model of other weights; read the prompt again")
             hint = f"; it belongs to checkpoint={found[key]}" if key == "model" and key in found else ""
             raise InputError(f"{where}: its {key} is {found.get(key)!r}, this model's is {value!r}{hint}")
     last = int(tensors.pop("last"))
