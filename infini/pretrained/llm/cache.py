@@ -312,8 +312,8 @@ class InfiniCache(Cache):
         """Undo the last -tokens_to_remove columns; 0 accepts all recorded columns.
 
         A memory cannot be unwritten, so the state at the last crop is restored and the columns that stay are written
-        again. Raises
-        InputError for a positive number, without past recording, or beyond the last crop or ROLLBACK columns.
+        again. Raises InputError for a positive number, without past recording, or beyond ROLLBACK columns or the last
+        crop, detach, `to` or change of rows.
         """
         if tokens_to_remove > 0:
             raise InputError(f"crop({tokens_to_remove}): pass a negative number, the columns to take back")
@@ -324,10 +324,14 @@ class InfiniCache(Cache):
                 )
             return
         past = self._past
-        kept = past.recorded + tokens_to_remove if past is not None else 0
+        recorded = 0 if past is None else past.recorded
+        kept = recorded + tokens_to_remove
         if kept < 0:
             # Before anything is cropped.
-            raise InputError(f"crop({tokens_to_remove}): {kept - tokens_to_remove} columns were recorded, the most")
+            raise InputError(
+                f"crop({tokens_to_remove}): {recorded} columns were recorded since the last crop (or detach, to, or "
+                "change of rows): no more can be taken back"
+            )
         super().crop(tokens_to_remove)
         self._past = None
         if not tokens_to_remove or past is None:

@@ -207,6 +207,34 @@ def test_crop_without_recording_is_refused(name: str) -> None:
         cache.crop(3)
 
 
+@pytest.mark.parametrize(
+    "forget",
+    [
+        lambda cache: cache.crop(-2),
+        lambda cache: cache.crop(0),
+        lambda cache: cache.detach(),
+        lambda cache: cache.to("cpu"),
+        lambda cache: cache.reorder_cache(torch.tensor([1, 0])),
+    ],
+    ids=["crop", "crop 0", "detach", "to", "reorder"],
+)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_crop_beyond_what_is_recorded_changes_nothing(name: str, forget: Any) -> None:
+    """Where nothing was recorded since, neither layers with a memory nor sliding ones are cropped."""
+    model, more, cache = tiny_llm(name), prompt(2, 4, seed=3), InfiniCache(tiny_llm(name))
+    cache.activate_past_recording()
+    logits_in_calls(model, prompt(2, 2 * N + 4), [2 * N + 4], cache)
+    forget(cache)
+    expected, columns = logits_in_calls(model, more, [4], cache.fork())[0], cache.columns
+    with pytest.raises(ValueError, match=r"crop\(-3\): 0 columns were recorded since the last crop"):
+        cache.crop(-3)
+    assert [layer.get_seq_length() for layer in cache.layers] == [columns] * len(cache.layers)
+    assert_close(logits_in_calls(model, more, [4], cache)[0], expected, 1e-10, "after the refusal")
+    # What is read from here on is recorded again.
+    cache.crop(-4)
+    assert_close(logits_in_calls(model, more, [4], cache)[0], expected, 1e-10, "after a crop")
+
+
 def test_rows_are_picked_repeated_and_forgotten() -> None:
     model, ids = tiny_llm(), prompt(3, N + 2)
     cache, more = logits_in_calls(model, ids, [N + 2])[1], prompt(1, 3, seed=1)
