@@ -270,27 +270,23 @@ class InfiniCache(Cache):
     @torch.compiler.disable
     def begin(self, call: Call) -> None:
         """Give a call the states it starts from."""
-        if self._interrupted:
-            raise InputError(
-                "an earlier call with this cache was interrupted and may have written a part of it: begin again, or go "
-                "on with a fork or a file from before that call"
-            )
-        # Without gradients the windows are written in place.
-        self._interrupted = not torch.is_grad_enabled()
+        self._refuse_interrupted()
+        # Without gradients the windows are written in place; layers without a memory keep what they read at once.
+        self._interrupted = not torch.is_grad_enabled() or len(self.memory_layers) < len(self.layers)
         call.states = {i: layer.state for i, layer in self.memory_layers.items()}
-        if not self.lengths:
-            self.lengths, self._leads = ([0] * len(call.columns_B) for _ in range(2))
         if self._recording:
             call.written = {}
-            if self._past is None:
+            # Also after a call that failed, which may have had more rows.
+            if self._past is None or not self._past.calls:
                 states = {i: None if s is None else fork(s) for i, s in call.states.items()}
-                self._past = _Past(states, list(self.lengths), list(self._leads), self.columns)
+                self._past = _Past(states, *self._counts(call), self.columns)
 
     @torch.compiler.disable
     def commit(self, call: Call) -> None:
         """Store the states that a call returns."""
         self._interrupted = False
-        self.lengths, self._leads = _counted(self.lengths, self._leads, call.columns_B, call.columns)
+        # Not before: a first call that fails leaves the cache without rows.
+        self.lengths, self._leads = _counted(*self._counts(call), call.columns_B, call.columns)
         for i, layer in self.memory_layers.items():
             layer.state, layer.is_initialized = call.results.pop(i, layer.state), True
             layer.columns += call.columns
@@ -300,6 +296,18 @@ class InfiniCache(Cache):
                 self._past.advance(self._past.recorded - ROLLBACK, self.settings)
                 for layer in self.layers:
                     _keep_window(layer, ROLLBACK)
+
+    def _counts(self, call: Call) -> tuple[list[int], list[int]]:
+        """The rows' real tokens and leads before a call."""
+        fresh = [0] * len(call.columns_B)
+        return list(self.lengths or fresh), list(self._leads or fresh)
+
+    def _refuse_interrupted(self) -> None:
+        if self._interrupted:
+            raise InputError(
+                "an earlier call with this cache was interrupted and may have written a part of it: begin again "
+                "(cache.reset()), or go on with a fork or a file from before that call"
+            )
 
     # What generate() does with it.
 
@@ -370,6 +378,7 @@ class InfiniCache(Cache):
         """Forget everything."""
         super().reset()
         self.lengths, self._leads, self._past = [], [], None
+        self._interrupted, self.has_all_columns = False, True
 
     # What a user does with it.
 
@@ -463,7 +472,8 @@ class InfiniCache(Cache):
 
     def save(self, path: str | Path) -> None:
         """Write the cache to one safetensors file, completely or not at all. InputError for a cache that has read
-        nothing."""
+        nothing, or whose last call was interrupted."""
+        self._refuse_interrupted()
         if not self.lengths:
             raise InputError("the cache is empty: nothing to save")
         stock = self._stock_tensors(past=False)

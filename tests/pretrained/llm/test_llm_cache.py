@@ -285,20 +285,69 @@ def test_a_cache_goes_on_in_another_dtype(options: dict[str, Any]) -> None:
         assert_close(found, expected, 0.1, "logits")
 
 
-def test_a_cache_whose_call_was_interrupted_is_refused() -> None:
-    """Its windows may hold a part of the text twice."""
-    model, ids = tiny_llm(), prompt(1, 3 * N)
-    cache = logits_in_calls(model, ids[:, : N + 3], [N + 3])[1]
-    before = cache.fork()
+def interrupted(model: Any, cache: InfiniCache, ids: torch.Tensor, gradients: bool = False) -> InfiniCache:
+    """The cache after a call that is interrupted in the last layer."""
 
     def stop(*_: Any) -> None:
-        raise MemoryError
+        raise KeyboardInterrupt
 
-    hook = model.model.layers[1].register_forward_pre_hook(stop)
-    with pytest.raises(MemoryError), torch.no_grad():
-        model(ids[:, N + 3 :], past_key_values=cache)
+    hook = model.model.layers[-1].register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt), torch.set_grad_enabled(gradients):
+        model(ids, past_key_values=cache, use_cache=True)
     hook.remove()
-    with pytest.raises(ValueError, match="an earlier call with this cache was interrupted"), torch.no_grad():
-        model(ids[:, N + 3 :], past_key_values=cache)
+    return cache
+
+
+_STOCK: list[Any] = [
+    pytest.param("gemma3", {}, id="gemma3"),
+    pytest.param("gemma2", {}, id="gemma2"),
+    pytest.param("qwen2_sliding", {}, id="qwen2_sliding"),
+    pytest.param("llama", {"layers": [1]}, id="llama-layers"),
+]
+"""With layers that slide, and with a global one that has no memory."""
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["no_grad", "gradients"])
+@pytest.mark.parametrize(("name", "options"), [pytest.param("llama", {}, id="llama"), *_STOCK])
+def test_a_cache_whose_call_was_interrupted_is_refused(
+    name: str, options: dict[str, Any], gradients: bool, tmp_path: Path
+) -> None:
+    """Its windows, or its layers without a memory, may hold a part of the text twice. No file has that either."""
+    model, ids = tiny_llm(name, **options), prompt(1, 3 * N)
+    cache = logits_in_calls(model, ids[:, : N + 3], [N + 3])[1]
+    before = cache.fork()
+    interrupted(model, cache, ids[:, N + 3 :], gradients)
+    if gradients and (name, options) == ("llama", {}):
+        # With gradients all layers with a memory write to copies.
+        before = cache
+    else:
+        message = "an earlier call with this cache was interrupted"
+        with pytest.raises(ValueError, match=message), torch.no_grad():
+            model(ids[:, N + 3 :], past_key_values=cache)
+        with pytest.raises(ValueError, match=message):
+            cache.save(tmp_path / "cache.safetensors")
+        assert not list(tmp_path.iterdir())
     found = logits_in_calls(model, ids[:, N + 3 :], [2 * N - 3], before)[0]
-    assert_close(found, logits(model, ids)[:, N + 3 :], 1e-10, "logits from the fork")
+    # Gemma 2's softmax computes in float32.
+    assert_close(found, logits(model, ids)[:, N + 3 :], 1e-6, "logits from the fork")
+    # A cache that forgets everything forgets this, too.
+    cache.reset()
+    assert_close(logits_in_calls(model, ids, [3 * N], cache)[0], logits(model, ids), 1e-6, "after a reset")
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_a_first_call_that_fails_leaves_no_rows(recording: bool, tmp_path: Path) -> None:
+    """Out of memory with eight rows, again with four."""
+    model, ids = tiny_llm(), prompt(4, N + 3)
+    cache = InfiniCache(model)
+    if recording:
+        cache.activate_past_recording()
+    interrupted(model, cache, prompt(8, N + 3), gradients=True)
+    assert cache.batch_size == -1 and cache.columns == 0
+    with pytest.raises(ValueError, match="the cache is empty"):
+        cache.save(tmp_path / "cache.safetensors")
+    assert_close(logits_in_calls(model, ids, [N + 3], cache)[0], logits(model, ids), 1e-10, "fewer rows")
+    if recording:
+        cache.crop(-4)
+        found = logits_in_calls(model, ids[:, -4:], [4], cache)[0]
+        assert_close(found, logits(model, ids)[:, -4:], 1e-10, "after a crop")
