@@ -278,6 +278,9 @@ class CausalLMMixin(_Initialised):
         # Both read these two.
         own = {name: value for name, value in options.items() if name not in hub or name in ("token", "max_shard_size")}
         super().save_pretrained(save_directory, **own)
+        if not options.get("is_main_process", True) or not Path(save_directory).is_dir():
+            # Another process writes, or the base has logged that the path is a file.
+            return
         saving.write_beside_weights(self, save_directory)
         if push_to_hub:
             saving.push_to_hub(self, **{"repo_id": Path(save_directory).name, **hub})

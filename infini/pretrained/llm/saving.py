@@ -37,15 +37,25 @@ def write_beside_weights(model: Any, folder: str | Path) -> None:
         card.write_text(model_card(model), encoding="utf-8")
 
 
+def _betas(model: Any) -> list[Any]:
+    """The betas that can be read here: none that are on disk (meta) or held by other processes (empty). Where peft
+    trains a copy of a gate, the copy's."""
+    gates = (module.infini_gate for module in model.modules() if hasattr(module, "infini_gate"))
+    betas = (gate.beta for gate in gates if hasattr(gate, "beta"))
+    return [beta for beta in betas if beta.device.type != "meta" and beta.numel()]
+
+
 def model_card(model: Any) -> str:
-    """Markdown with front matter: the base, the settings, the current gates, the training, and how to load it."""
+    """Markdown with front matter: the base, the settings, the current gates, the training, and how to load it.
+
+    Gates that cannot be read here are left out."""
     settings = settings_of(model.config)
     on_hub = settings.base.count("/") == 1 and not Path(settings.base).exists()
     tags = ", ".join(dict.fromkeys(["infini-attention", "long-context", *(getattr(model, "model_tags", None) or [])]))
     head = ["library_name: transformers", f"tags: [{tags}]"]
     head += [f"base_model: {settings.base}"] if on_hub else []
-    gates = [gate for name, gate in model.named_parameters() if name.endswith("infini_gate.beta")]
-    shares = [float(x) for gate in gates for x in gate.detach().float().sigmoid().flatten()]
+    shares = [float(x) for beta in _betas(model) for x in beta.detach().float().sigmoid().flatten()]
+    gates = f"{len(shares)}, from {min(shares):.3f} to {max(shares):.3f}" if shares else None
     rows = {
         "base": settings.base or "not recorded",
         **({"weights": model.config.base_weights} if hasattr(model.config, "base_weights") else {}),
@@ -53,7 +63,7 @@ def model_card(model: Any) -> str:
         "update rule": {"linear": "linear (Eq. 4)", "delta": "linear + delta (Eq. 5)"}[settings.update_rule],
         "layers with a memory": f"{len(settings.layers)} of {model.config.num_hidden_layers}: "
         + ", ".join(map(str, settings.layers)),
-        "gates, sigmoid(beta)": f"{len(shares)}, from {min(shares):.3f} to {max(shares):.3f}",
+        **({"gates, sigmoid(beta)": gates} if gates else {}),
         "first segment": settings.first_segment,
         "window (an addition to the paper unless `segment`)": settings.window,
         "sinks (an addition to the paper unless 0)": str(settings.sinks),

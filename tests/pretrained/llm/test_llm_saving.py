@@ -18,7 +18,7 @@ from tiny_llms import N, logits, logits_in_calls, prompt, tiny_base, tiny_llm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 import infini
-from infini.pretrained.llm import inject, model_card, parameter_groups, settings_of
+from infini.pretrained.llm import GATE_MODULES, inject, model_card, parameter_groups, saving, settings_of
 
 
 def betas(model: Any) -> list[torch.Tensor]:
@@ -257,6 +257,60 @@ def test_model_card(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     model.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_the_card_has_the_gates_that_an_adapter_trains(tmp_path: Path) -> None:
+    """peft keeps a copy of each gate (modules_to_save), the current one."""
+    peft = pytest.importorskip("peft")
+    model = tiny_llm(dtype=torch.float32, gate_init=0.0)
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=GATE_MODULES))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".modules_to_save." in name:
+                parameter.fill_(-4.0)
+    model.save_pretrained(tmp_path)
+    assert {"adapter_model.safetensors", "README.md"} <= {path.name for path in tmp_path.iterdir()}
+    assert "| gates, sigmoid(beta) | 8, from 0.018 to 0.018 |\n" in (tmp_path / "README.md").read_text()
+
+
+def test_gates_that_are_on_disk_are_not_in_the_card(tmp_path: Path) -> None:
+    """Of layers that accelerate fetches, and of such alone; the weights are saved."""
+    pytest.importorskip("accelerate")
+    model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
+    model.save_pretrained(tmp_path / "saved")
+    for there, row in (({"1"}, "| gates, sigmoid(beta) | 4, from 0.378 to 0.378 |"), ({"0", "1"}, None)):
+        places = {f"model.layers.{i}": "disk" if i in there else "cpu" for i in ("0", "1")}
+        places |= dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+        options = {"device_map": places, "offload_folder": tmp_path / "offloaded"}
+        again = tmp_path / f"again{len(there)}"
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved", **options).save_pretrained(again)
+        card = (again / "README.md").read_text()
+        assert row in card if row else "sigmoid(beta)" not in card
+        assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(again), ids), logits(model, ids))
+
+
+def test_weights_that_other_processes_hold_are_saved_by_state_dict(tmp_path: Path) -> None:
+    """As ZeRO-3 leaves parameters: empty, except where they are gathered."""
+    model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
+    expected, gathered = logits(model, ids), {name: x.clone() for name, x in model.state_dict().items()}
+    for parameter in model.parameters():
+        parameter.data = torch.empty(0)
+    model.save_pretrained(tmp_path, state_dict=gathered)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path), ids), expected)
+    assert "sigmoid(beta)" not in (tmp_path / "README.md").read_text()
+
+
+def test_files_are_written_where_the_base_writes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by other processes than the main one, nor where the path is a file; nothing is uploaded then."""
+    monkeypatch.setattr(saving, "push_to_hub", lambda *_, **__: pytest.fail("uploads"))
+    (tmp_path / "file").write_text("mine")
+    for folder, main in ((tmp_path / "other", False), (tmp_path / "file", True)):
+        tiny_base(dtype=torch.float32).save_pretrained(folder, is_main_process=main)
+        stock = sorted(path.name for path in tmp_path.rglob("*"))
+        for push_to_hub in (False, True):
+            tiny_llm(dtype=torch.float32).save_pretrained(folder, is_main_process=main, push_to_hub=push_to_hub)
+            assert sorted(path.name for path in tmp_path.rglob("*")) == stock
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_the_base_is_named_without_its_place(tmp_path: Path) -> None:
