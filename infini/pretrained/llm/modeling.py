@@ -137,9 +137,10 @@ class ModelMixin(_Initialised):
         mask_BT = self._checked_mask(mask, position_ids, cache, T)
         lengths = cache.lengths if cache is not None and cache.lengths else [0] * B
         if len(lengths) != B:
-            raise InputError(
-                f"the batch has {B} rows, the cache {len(lengths)}: pass as many, or cache.fork(repeats=...) for more"
-            )
+            rows = len(lengths)
+            more = B % rows == 0
+            advice = f"past_key_values=cache.fork({B // rows})" if more else "as many, or a fresh InfiniCache(model)"
+            raise InputError(f"the batch has {B} rows, the cache {rows}: pass {advice}")
         columns_B = real_columns(mask_BT, B, T)
         groups = group_rows(lengths, columns_B, T, settings.segment_length, settings.depth)
         call = Call(groups, columns_B, T, mask_BT, self._tables(x.device), keep=cache is not None, again=again)
@@ -236,7 +237,13 @@ class CausalLMMixin(_Initialised):
     prepare_inputs_for_generation = GenerationMixin.prepare_inputs_for_generation
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **options: Any
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        *args: Any,
+        **options: Any,
     ) -> None:
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
@@ -264,6 +271,10 @@ class CausalLMMixin(_Initialised):
                 f"the cache has read {cache.columns} tokens, the input has {width}: pass all tokens from the first on, "
                 "or only the new ones by generate(**cache.inputs(input_ids))"
             )
+        copies = max(generation_config.num_beams, generation_config.num_return_sequences)
+        if copies > 1 and cache.batch_size == batch_size:
+            # generate() has repeated the rows of the other inputs.
+            cache.batch_repeat_interleave(copies)
         cache._is_user_defined = True
 
     @classmethod

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from helpers import assert_close
 from tiny_llms import ADDITIONS, SHARED, N, greedy, greedy_by_hand, logits, padded, prompt, tiny_base, tiny_llm
 
 from infini.pretrained.llm import InfiniCache
@@ -132,6 +133,50 @@ def test_a_conversation_goes_on(name: str) -> None:
     assert torch.equal(greedy(model, asked.pop("input_ids"), N, **asked)[:, -N:], expected[:, -N:])
 
 
+@pytest.mark.parametrize(
+    "drawing",
+    [
+        {"num_beams": 3},
+        {"num_beams": 4, "num_return_sequences": 2, "early_stopping": True},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"do_sample": True, "num_beams": 2},
+    ],
+    ids=["beams", "several beams", "return_sequences", "beam_sampling"],
+)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_several_continuations_of_what_was_read(name: str, drawing: dict[str, Any]) -> None:
+    """Beams and sequences behind a cache are those behind the whole text, padded or not; the cache stays as it was."""
+    model, questions = tiny_llm(name), prompt(2, N + 1, seed=5)
+    for lengths in ([2 * N + 3] * 2, [3, 2 * N + 1]):
+        texts, ids, mask = padded(lengths)
+        with torch.no_grad():
+            cache = model(ids, attention_mask=mask, position_ids=_positions(mask), use_cache=True).past_key_values
+        _, whole, whole_mask = _joined(texts, questions)
+        given = {"all": {"input_ids": whole, "attention_mask": whole_mask}, "new": cache.inputs(questions)}
+        given["cache"] = {**given["all"], "past_key_values": cache.fork()}
+        drawn = {}
+        for kind, inputs in given.items():
+            transformers.set_seed(7)
+            drawn[kind] = model.generate(**inputs, max_new_tokens=N + 3, **drawing)[:, -N - 3 :]
+        assert len(drawn["all"]) == 2 * drawing.get("num_return_sequences", 1)
+        assert torch.equal(drawn["new"], drawn["all"]) and torch.equal(drawn["cache"], drawn["all"])
+        assert cache.batch_size == 2
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _joined(
+    texts: list[torch.Tensor], questions: torch.Tensor
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Each text with its question, apart and together."""
+    both = [torch.cat(pair) for pair in zip(texts, questions, strict=True)]
+    _, ids, mask = padded([len(row) for row in both])
+    ids[mask.bool()] = torch.cat(both)
+    return both, ids, mask
+
+
 @KINDS
 def test_from_embeddings(name: str) -> None:
     model, ids = tiny_llm(name), prompt(1, 2 * N + 3)
@@ -216,5 +261,11 @@ def test_a_question_that_would_be_cut_is_refused() -> None:
     cache = model(prompt(1, 20)).past_key_values
     with pytest.raises(ValueError, match="the cache has read 20 tokens, the input has 4"):
         greedy(model, prompt(1, 4), 2, past_key_values=cache)
-    with pytest.raises(ValueError, match="the batch has 2 rows, the cache 1"):
-        model(prompt(2, 4), past_key_values=cache)
+    more = prompt(2, 4)
+    with pytest.raises(ValueError, match=r"the batch has 2 rows, the cache 1: pass past_key_values=cache.fork\(2\)"):
+        model(more, past_key_values=cache)
+    twice = model(more, past_key_values=cache.fork(2))
+    alone = model(more[1:], past_key_values=cache.fork())
+    assert_close(twice.logits[1:], alone.logits, 1e-10, "logits of the second row")
+    with pytest.raises(ValueError, match="the batch has 3 rows, the cache 2: pass as many, or a fresh InfiniCache"):
+        model(prompt(3, 4), past_key_values=twice.past_key_values)
