@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from transformers import initialization as hf_init
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from infini.errors import InputError
-from infini.nn.host import to_numpy
+from infini.nn.host import to_device, to_numpy
 from infini.pretrained.llm import saving
 from infini.pretrained.llm.attention import NAME, Call, InfiniGate, kinds_without_memory
 from infini.pretrained.llm.cache import InfiniCache
-from infini.pretrained.llm.plan import group_rows, real_columns
+from infini.pretrained.llm.plan import Columns, group_rows, real_columns
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
 # The class that a mixin stands before; which one, only a family knows.
@@ -104,7 +105,7 @@ class ModelMixin(_Initialised):
         if options.get("output_attentions") or self.config.output_attentions:
             raise InputError("output_attentions: local attention and memory are not one matrix; there is none to give")
         again = self.training and getattr(self, "is_activation_checkpointing", False)
-        call, cache = self._begin(x, attention_mask, position_ids, past_key_values, use_cache, again)
+        call, cache, position_ids = self._begin(x, attention_mask, position_ids, past_key_values, use_cache, again)
         every_layer = len(self.infini_settings.layers) == self.config.num_hidden_layers
         if attention_mask is None and every_layer and (again or cache is None):
             # transformers would look for packed sequences, for which it reads positions back from the device. A mask of
@@ -130,8 +131,9 @@ class ModelMixin(_Initialised):
     @torch.compiler.disable
     def _begin(
         self, x: torch.Tensor, mask: Any, position_ids: Any, given: Any, use_cache: bool | None, again: bool
-    ) -> tuple[Call, InfiniCache | None]:
-        """The plan of a call, and its cache if it has one. It runs on the host, outside compiled graphs."""
+    ) -> tuple[Call, InfiniCache | None, Any]:
+        """The plan of a call, its cache if it has one, and its positions. It runs on the host, outside compiled
+        graphs."""
         settings, (B, T) = self.infini_settings, x.shape[:2]
         cache = self._cache_of(given, use_cache, again)
         mask_BT = self._checked_mask(mask, position_ids, cache, T)
@@ -146,7 +148,11 @@ class ModelMixin(_Initialised):
         call = Call(groups, columns_B, T, mask_BT, self._tables(x.device), keep=cache is not None, again=again)
         if cache is not None:
             cache.begin(call)
-        return call, cache
+            padded = mask_BT is not None or any(length != cache.columns for length in lengths)
+            if position_ids is None and padded and kinds_without_memory(self.config):
+                # Layers without a memory would count columns, and generate() counts tokens in a later call.
+                position_ids = to_device(_positions(lengths, columns_B, T), x.device)
+        return call, cache, position_ids
 
     def _cache_of(self, given: Any, use_cache: bool | None, again: bool) -> InfiniCache | None:
         if given is None:
@@ -213,6 +219,14 @@ class ModelMixin(_Initialised):
                 tables = {kind: rotary(like, position, *([kind] if kind else [])) for kind in kinds}
             found[device, dtype] = {kind: (cos[0], sin[0]) for kind, (cos, sin) in tables.items()}
         return found[device, dtype]
+
+
+def _positions(lengths: Sequence[int], columns_B: Sequence[Columns], columns: int) -> np.ndarray:
+    """Of each column the tokens that its row has before it [B, columns]; 0 at padding. lengths: before the call."""
+    positions = np.zeros((len(lengths), columns), dtype=np.int64)
+    for row, (length, real) in enumerate(zip(lengths, columns_B, strict=True)):
+        positions[row, list(real)] = length + np.arange(len(real))
+    return positions
 
 
 def _refuse_packed(positions_BT: np.ndarray, real_BT: np.ndarray) -> None:

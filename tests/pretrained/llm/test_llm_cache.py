@@ -14,6 +14,14 @@ from infini.nn.tensor_file import read_tensors, write_tensors
 from infini.pretrained.llm import InfiniCache
 from infini.pretrained.llm import cache as cache_module
 
+_STOCK: list[Any] = [
+    pytest.param("gemma3", {}, id="gemma3"),
+    pytest.param("gemma2", {}, id="gemma2"),
+    pytest.param("qwen2_sliding", {}, id="qwen2_sliding"),
+    pytest.param("llama", {"layers": [1]}, id="llama-layers"),
+]
+"""With layers that slide, and with a global one that has no memory."""
+
 
 @SHARED
 def test_its_bytes_do_not_grow(options: dict[str, Any], name: str) -> None:
@@ -105,6 +113,28 @@ def test_inputs_behind_padding() -> None:
         assert torch.equal(row, greedy(model, torch.cat([one, question])[None], N)[0, -N:])
     with pytest.raises(ValueError, match="input_ids has 3 rows, the cache 2"):
         cache.inputs(prompt(3, 4))
+
+
+@pytest.mark.parametrize(("name", "options"), [pytest.param("llama", {}, id="llama"), *_STOCK])
+def test_padding_before_a_text_is_not_counted(name: str, options: dict[str, Any]) -> None:
+    """Texts of two lengths are read without position_ids; questions follow by generate() and by hand, also token by
+    token. Layers without a memory rotate as they do in rows alone."""
+    model, questions = tiny_llm(name, **options), prompt(2, 3, seed=4)
+    texts, ids, mask = padded([3, 2 * N + 1])
+    with torch.no_grad():
+        cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
+    alone = [torch.cat(pair)[None] for pair in zip(texts, questions, strict=True)]
+    expected = torch.cat([logits(model, row)[:, -3:] for row in alone])
+    asked = {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True}
+    drawn = model.generate(**cache.inputs(questions), **asked).logits[0]
+    assert_close(drawn, expected[:, -1], 1e-6, "by generate()")
+    for calls in ([3], [1, 1, 1]):
+        again, seen, found = cache.fork(), mask, []
+        for part in questions.split(calls, 1):
+            seen = torch.cat([seen, torch.ones_like(part)], 1)
+            with torch.no_grad():
+                found.append(model(part, attention_mask=seen, past_key_values=again).logits)
+        assert_close(torch.cat(found, 1), expected, 1e-6, f"calls of {calls}")
 
 
 _READ = {"1": 1, "2N": 2 * N, "3N+1": 3 * N + 1}
@@ -296,15 +326,6 @@ def interrupted(model: Any, cache: InfiniCache, ids: torch.Tensor, gradients: bo
         model(ids, past_key_values=cache, use_cache=True)
     hook.remove()
     return cache
-
-
-_STOCK: list[Any] = [
-    pytest.param("gemma3", {}, id="gemma3"),
-    pytest.param("gemma2", {}, id="gemma2"),
-    pytest.param("qwen2_sliding", {}, id="qwen2_sliding"),
-    pytest.param("llama", {"layers": [1]}, id="llama-layers"),
-]
-"""With layers that slide, and with a global one that has no memory."""
 
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["no_grad", "gradients"])
