@@ -271,6 +271,7 @@ class InfiniCache(Cache):
     def begin(self, call: Call) -> None:
         """Give a call the states it starts from."""
         self._refuse_interrupted()
+        self._refuse_gaps(call)
         # Without gradients the windows are written in place; layers without a memory keep what they read at once.
         self._interrupted = not torch.is_grad_enabled() or len(self.memory_layers) < len(self.layers)
         call.states = {i: layer.state for i, layer in self.memory_layers.items()}
@@ -308,6 +309,22 @@ class InfiniCache(Cache):
                 "an earlier call with this cache was interrupted and may have written a part of it: begin again "
                 "(cache.reset()), or go on with a fork or a file from before that call"
             )
+
+    def _refuse_gaps(self, call: Call) -> None:
+        """Raise InputError where padding behind a row's first token takes the place of tokens in a sliding window."""
+        windows = [layer.sliding_window for layer in self.layers if layer.is_sliding]
+        if not windows or not self.has_all_columns:
+            return
+        lengths, leads = _counted(*self._counts(call), call.columns_B, call.columns)
+        for row, (length, lead, real) in enumerate(zip(lengths, leads, call.columns_B, strict=True)):
+            # From the row's first token to its last; those of a window that holds them all are all seen.
+            columns = self.columns + real[-1] + 1 - lead if real else 0
+            if columns > max(length, min(windows)):
+                raise InputError(
+                    f"attention_mask: row {row} has {columns - length} columns of padding behind its first token, and "
+                    f"layers that slide over {min(windows)} columns count them as tokens: read rows of different "
+                    "lengths in separate calls, without padding"
+                )
 
     # What generate() does with it.
 
@@ -423,7 +440,8 @@ class InfiniCache(Cache):
         """Arguments with which `generate` continues with `input_ids` [B, T] (only the new tokens) on a fork of this
         cache.
 
-        attention_mask [B, T]: 0 is padding. B rows: as many as were read, or a multiple of them, side by side.
+        attention_mask [B, T]: 0 is padding. B rows: as many as were read, or a multiple of them, side by side. Layers
+        that slide count columns: where text and question exceed their window, padded questions are an InputError.
         """
         rows, new = input_ids.shape
         if not self.lengths or rows % len(self.lengths):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, assert_same_state
-from tiny_llms import ADDITIONS, SHARED, N, greedy, logits, logits_in_calls, padded, prompt, tiny_llm
+from tiny_llms import ADDITIONS, SHARED, N, greedy, logits, logits_in_calls, padded, prompt, tiny_base, tiny_llm
 
 from infini.nn.tensor_file import read_tensors, write_tensors
-from infini.pretrained.llm import InfiniCache
+from infini.pretrained.llm import InfiniCache, inject
 from infini.pretrained.llm import cache as cache_module
 
 _STOCK: list[Any] = [
@@ -135,6 +135,44 @@ def test_padding_before_a_text_is_not_counted(name: str, options: dict[str, Any]
             with torch.no_grad():
                 found.append(model(part, attention_mask=seen, past_key_values=again).logits)
         assert_close(torch.cat(found, 1), expected, 1e-6, f"calls of {calls}")
+
+
+@pytest.mark.parametrize(("name", "options"), [pytest.param("llama", {}, id="llama"), *_STOCK])
+def test_questions_of_different_lengths(name: str, options: dict[str, Any]) -> None:
+    """Padded behind a text they get the logits of rows alone, or, where layers slide, one clear error."""
+    model = tiny_llm(name, **options)
+    cache = logits_in_calls(model, book := prompt(2, 2 * N + 4), [2 * N + 4])[1]
+    questions, ids, mask = padded([3, N + 1], seed=4)
+    asked = {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True}
+    expected = [logits(model, torch.cat([*pair])[None])[:, -1] for pair in zip(book, questions, strict=True)]
+    if any(layer.is_sliding for layer in cache.layers):
+        with pytest.raises(ValueError, match="row 0 has 6 columns of padding behind its first token.*separate calls"):
+            model.generate(**cache.inputs(ids, mask), **asked)
+        # As the message says.
+        for row, question in enumerate(questions):
+            alone = cache.fork()
+            alone.batch_select_indices(torch.tensor([row]))
+            found = model.generate(**alone.inputs(question[None]), **asked).logits[0]
+            assert_close(found, expected[row], 1e-6, f"row {row}")
+    else:
+        found = model.generate(**cache.inputs(ids, mask), **asked).logits[0]
+        assert_close(found, torch.cat(expected), 1e-6, "padded")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2_sliding"])
+def test_padding_in_a_sliding_window_is_refused(name: str) -> None:
+    """Also without `inputs`: between tokens, and, once a token is drawn, behind a prompt. Where the window holds all
+    columns, padding takes no token's place."""
+    _, ids, mask = padded([2 * N, N], side="right")
+    after = torch.cat([ids, prompt(2, 1, seed=5)], 1), torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+    for tokens, real in ((ids, mask), after):
+        with pytest.raises(ValueError, match="row 1 has 8 columns of padding behind its first token"):
+            greedy(tiny_llm(name), tokens, 2, attention_mask=real)
+    layers = tiny_llm(name).config.infini["layers"]
+    model = inject(tiny_base(name, sliding_window=4 * N), N, gate_init=-0.5, layers=layers)
+    found = greedy(model, after[0], 5, attention_mask=after[1])[:, -5:]
+    for row, one, real in zip(found, after[0], after[1].bool(), strict=True):
+        assert torch.equal(row, greedy(model, one[real][None], 5)[0, -5:])
 
 
 _READ = {"1": 1, "2N": 2 * N, "3N+1": 3 * N + 1}
