@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from infini.errors import InputError, one_of, require
@@ -88,7 +88,7 @@ class InfiniSettings:
 
 
 def settings_of(config: Any) -> InfiniSettings:
-    """The settings in a config; InputError where it has none, or some that this version does not know."""
+    """The settings in a config; InputError where it has none, not all, or some that this version does not know."""
     stored = getattr(config, "infini", None)
     if not stored:
         raise InputError(f"{type(config).__name__} has no `infini` settings: make the model with inject(model, ...)")
@@ -100,4 +100,10 @@ def settings_of(config: Any) -> InfiniSettings:
             f"config.infini has format={version!r} and unknown keys {unknown}: this version reads format {FORMAT}; "
             "update infini, or inject the base again"
         )
-    return InfiniSettings(**{**stored, "layers": tuple(stored["layers"])})
+    missing = [known.name for known in fields(InfiniSettings) if known.default is MISSING and known.name not in stored]
+    if missing:
+        raise InputError(f"config.infini lacks {', '.join(missing)}: inject the base again")
+    layers, known = stored["layers"], range(config.num_hidden_layers)
+    if not isinstance(layers, list | tuple) or not layers or not all(layer in known for layer in layers):
+        raise InputError(f"config.infini has layers={layers!r}: must be layers from 0 to {len(known) - 1}")
+    return InfiniSettings(**{**stored, "layers": tuple(layers)})

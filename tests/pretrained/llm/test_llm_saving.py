@@ -199,9 +199,24 @@ def test_the_config_says_what_was_asked(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(tmp_path)
     assert settings_of(config) == model.model.infini_settings
     assert not hasattr(model.model.layers[0].self_attn, "infini_gate")
-    stored["infini"]["format"] = 99
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": 99}, "config.infini has format=99"),
+        ({"layers": None}, "config.infini lacks layers: inject the base again"),
+        ({"layers": [0, 2]}, r"config.infini has layers=\[0, 2\]: must be layers from 0 to 1"),
+        ({"layers": []}, r"config.infini has layers=\[\]: must be"),
+        ({"layers": "01"}, "config.infini has layers='01': must be"),
+    ],
+)
+def test_a_damaged_config_is_one_line(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    tiny_llm().save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored["infini"] = {key: value for key, value in (stored["infini"] | change).items() if value is not None}
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(ValueError, match="config.infini has format=99"):
+    with pytest.raises(ValueError, match=said):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
