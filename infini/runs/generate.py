@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 import tempfile
 import time
@@ -44,6 +45,11 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
     )
     if save_state is not None:
         check_writable("save_state", save_state)
+        if (source := _stat_of(cfg.prompt)) is not None and is_same_file(save_state, source):
+            raise InputError(
+                f"save_state={cfg.save_state!r}: is the file of the prompt, which would be overwritten; "
+                "name another file"
+            )
     check_base(cfg)
     cfg = with_base(cfg, overrides)
     folder = _find_model(cfg, overrides, load_state)
@@ -140,6 +146,24 @@ def open_text(path: Path, where: str) -> tuple[Iterator[str], int]:
     except (OSError, ValueError) as error:
         raise InputError(f"{where}: cannot be read ({getattr(error, 'strerror', error)})") from error
     return _pieces(file, where), size
+
+
+def _stat_of(prompt: str | None) -> os.stat_result | None:
+    """The file that the prompt is read from, also as standard input; None where it is read from none."""
+    try:
+        if prompt == "-":
+            return os.fstat(sys.stdin.fileno())
+        return home_expanded("prompt", prompt[1:]).stat() if prompt and prompt.startswith("@") else None
+    except (OSError, ValueError):
+        # Standard input may be closed, or not a file.
+        return None
+
+
+def is_same_file(path: Path, read: os.stat_result) -> bool:
+    """Whether writing `path` would overwrite the file `read`."""
+    # Resolved: folders of a path that do not exist are made before it is written, as none in none/../book.txt.
+    found = Path(os.path.realpath(path))
+    return found.exists() and os.path.samestat(found.stat(), read)
 
 
 def check_writable(key: str, path: Path) -> None:

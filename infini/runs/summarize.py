@@ -14,7 +14,7 @@ from infini.errors import InputError
 from infini.models import base_of
 from infini.records import value_at, write_atomically
 from infini.runs.common import find_checkpoint, find_model, keep_large_buffers, open_model, with_base
-from infini.runs.generate import TOKENS_PER_CALL, check_writable, open_text
+from infini.runs.generate import TOKENS_PER_CALL, check_writable, is_same_file, open_text
 from infini.runs.preflight import check_base, check_model
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import home_expanded
@@ -45,7 +45,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
     written = None if output is None else home_expanded("output", output)
     if written is not None:
         check_writable("output", written)
-        if written.exists() and written.samefile(path):
+        if is_same_file(written, path.stat()):
             raise InputError(f"output={output!r}: is the book itself, which would be overwritten; name another file")
     # The seed is for sampling; it does not select the model.
     wanted = [text for text in overrides if not text.startswith("seed=")]

@@ -288,6 +288,37 @@ def test_generate_says_what_is_wrong(trained: tuple[Path, list[str]], capfd: pyt
         assert out == ""
 
 
+@pytest.mark.parametrize("read_as", ["its name", "a link to it", "standard input"])
+def test_a_state_does_not_overwrite_the_book_that_is_read(
+    trained: tuple[Path, list[str]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    read_as: str,
+) -> None:
+    _, settings = trained
+    book, link = tmp_path / "book.txt", tmp_path / "link.txt"
+    book.write_text("A man goes.", encoding="utf-8")
+    link.symlink_to(book)
+    prompt = {"its name": f"prompt=@{book}", "a link to it": f"prompt=@{link}", "standard input": "prompt=-"}[read_as]
+    with open(book, encoding="utf-8") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        _, err = said(capfd, settings, prompt, f"save_state={tmp_path}/none/../book.txt", code=2)
+    assert "save_state=" in err and "is the file of the prompt, which would be overwritten; name another file" in err
+    assert book.read_text(encoding="utf-8") == "A man goes."
+
+
+def test_a_state_may_be_saved_where_it_was_loaded(
+    trained: tuple[Path, list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, settings = trained
+    state = tmp_path / "one.state"
+    said(capfd, settings, "prompt=Once", f"save_state={state}", "decoding.max_new_tokens=0")
+    before = state.read_bytes()
+    said(capfd, settings, "prompt=more", f"load_state={state}", f"save_state={state}", "decoding.max_new_tokens=0")
+    assert state.read_bytes() != before
+
+
 def read_from(content: bytes, monkeypatch: pytest.MonkeyPatch, size: int = 4) -> str:
     """What is made of these bytes, read a few at a time."""
     monkeypatch.setattr("infini.runs.generate._BYTES", size)
