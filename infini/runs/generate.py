@@ -169,11 +169,12 @@ def is_same_file(path: Path, read: os.stat_result) -> bool:
 def check_writable(key: str, path: Path) -> None:
     """Raises InputError where the file that `key` names cannot be created, or exists and is not a regular file."""
     check_name(key, path)
+    # First: / has no parent.
+    if path.exists() and not path.is_file():
+        raise InputError(f"{key}={str(path)!r}: exists and is not a regular file; name another file")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         raise InputError(f"{key}={str(path)!r}: {folder} is not a folder; name another file")
-    if path.exists() and not path.is_file():
-        raise InputError(f"{key}={str(path)!r}: exists and is not a regular file; name another file")
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass

@@ -66,6 +66,15 @@ def test_a_name_that_cannot_be_written_is_refused_before_anything_is_read(
     assert "continues" not in with_model.err and len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("key", ["save_state", "output"])
+@pytest.mark.parametrize("name", ["/", "/..", "."])
+def test_a_folder_without_a_name_is_no_file_to_write(with_model: Runner, tmp_path: Path, key: str, name: str) -> None:
+    (tmp_path / "book.txt").write_text("A book.", encoding="utf-8")
+    words = ["summarize", str(tmp_path / "book.txt")] if key == "output" else ["generate", "prompt=a"]
+    said = with_model.error(*words, f"{key}={name}")
+    assert said == f"{key}={name!r}: exists and is not a regular file; name another file"
+
+
 @pytest.mark.parametrize(
     ("line", "key"),
     [
