@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infini import records
+from infini.config.compose import data_folder
 from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig, groups, task_schema
 from infini.errors import InputError
 from infini.evaluation.result_cache import PartDone
@@ -101,15 +102,27 @@ def run(cfg: Config, overrides: list[str]) -> int:
 
 
 def _on_the_data_of_the_training(cfg: Config, overrides: list[str], folder: Path | None) -> Config:
-    """`cfg` with the folder of data that the training of the same task named, unless the command line names one."""
+    """`cfg` with the data that the training of the same task read, its folder or its data set of the hub, unless the
+    command line names others."""
     held = None if folder is None else value_at(read_description(folder), "config.task")
-    if held is None or held.get("name") != cfg.task.name or "task.data_dir" in keys_of(overrides):
+    if held is None or held.get("name") != cfg.task.name:
         return cfg
-    data_dir = held.get("data_dir")
-    if data_dir in (None, cfg.task.data_dir):
+    named = keys_of(overrides)
+    # A data set that is named is read, not the folder of the training.
+    if not {"task.data_dir", "task.hub_id"} & set(named):
+        cfg = _with_data(cfg, "data_dir", held.get("data_dir"))
+    of_hub = cfg.task.reads_data and data_folder(cfg.task.corpus, cfg.task.data_dir) is None
+    if of_hub and "task.hub_id" not in named:
+        cfg = _with_data(cfg, "hub_id", held.get("hub_id"), " of the hub")
+    return cfg
+
+
+def _with_data(cfg: Config, key: str, value: Any, where: str = "") -> Config:
+    """`cfg` with this value of the training for a key of its task, and a line that says so where it is another."""
+    if value in (None, getattr(cfg.task, key)):
         return cfg
-    print(f"data: {data_dir}, as the training; task.data_dir= names another", file=sys.stderr)
-    return replace(cfg, task=replace(cfg.task, data_dir=data_dir))
+    print(f"data: {value}{where}, as the training; task.{key}= names another", file=sys.stderr)
+    return replace(cfg, task=replace(cfg.task, **{key: value}))
 
 
 def _refuse_keys_of_other_tasks(cfg: Config, overrides: list[str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -265,6 +266,44 @@ def test_an_evaluation_reads_the_folder_of_the_training_unless_another_is_named(
     with_model("eval")
     assert f"data: {corpus}, as the training; task.data_dir= names another" in with_model.err
     assert with_model.records()[-1].config["task"]["data_dir"] == str(corpus)
+
+
+@pytest.fixture
+def of_hub(infini: Runner, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """Without a folder; a hub on which every data set has the texts of `corpus`, and rows named after the data set."""
+
+    def load_dataset(hub_id: str, split: str, streaming: bool) -> Any:
+        paths = sorted((corpus / split).iterdir())
+        rows = [{"text": path.read_text("utf-8"), "url": f"{hub_id}-{path.stem}"} for path in paths]
+        return datasets.IterableDataset.from_generator(lambda: iter(rows))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for module in ("infini.runs.preflight", "infini.tasks.text.hub"):
+        monkeypatch.setattr(f"{module}.reachable", lambda: True)
+    infini.settings = [text for text in infini.settings if not text.startswith("task.data_dir=")]
+    return infini
+
+
+def test_an_evaluation_reads_the_data_set_of_the_training_unless_another_is_named(of_hub: Runner, corpus: Path) -> None:
+    of_hub("train", "task.hub_id=me/my_books")
+    said = "data: me/my_books of the hub, as the training; task.hub_id= names another"
+    for words, folder, read in (
+        ([], None, "my_books-test0"),
+        (["task.data_dir=null"], None, "my_books-test0"),
+        (["task.hub_id=me/others"], None, "others-test0"),
+        ([f"task.data_dir={corpus}"], str(corpus), "test0"),
+    ):
+        of_hub("eval", *words)
+        (run,) = (run for run in of_hub.records("eval") if run.documents[0]["name"] == read)
+        assert run.config["task"]["data_dir"] == folder
+        assert (said in of_hub.err) == (read == "my_books-test0"), words
+        (of_hub.results / "runs" / f"{run.run_id}.json").unlink()
+
+
+def test_a_data_set_that_is_named_is_read_in_place_of_the_folder_of_the_training(of_hub: Runner, corpus: Path) -> None:
+    of_hub("train", f"task.data_dir={corpus}")
+    of_hub("eval", "task.hub_id=me/others")
+    assert of_hub.records("eval")[0].documents[0]["name"] == "others-test0"
 
 
 @pytest.mark.parametrize(
