@@ -102,8 +102,8 @@ def run(cfg: Config, overrides: list[str]) -> int:
 
 
 def _on_the_data_of_the_training(cfg: Config, overrides: list[str], folder: Path | None) -> Config:
-    """`cfg` with the data that the training of the same task read, its folder or its data set of the hub, unless the
-    command line names others."""
+    """`cfg` with the data that the training of the same task read, its folder, its data set of the hub and the sources
+    of its mixture, unless the command line names others."""
     held = None if folder is None else value_at(read_description(folder), "config.task")
     if held is None or held.get("name") != cfg.task.name:
         return cfg
@@ -114,14 +114,15 @@ def _on_the_data_of_the_training(cfg: Config, overrides: list[str], folder: Path
     of_hub = cfg.task.reads_data and data_folder(cfg.task.corpus, cfg.task.data_dir) is None
     if of_hub and "task.hub_id" not in named:
         cfg = _with_data(cfg, "hub_id", held.get("hub_id"), " of the hub")
-    return cfg
+    return cfg if "task.sources" in named else _with_data(cfg, "sources", held.get("sources"))
 
 
 def _with_data(cfg: Config, key: str, value: Any, where: str = "") -> Config:
     """`cfg` with this value of the training for a key of its task, and a line that says so where it is another."""
-    if value in (None, getattr(cfg.task, key)):
+    if value is None or value == getattr(cfg.task, key):
         return cfg
-    print(f"data: {value}{where}, as the training; task.{key}= names another", file=sys.stderr)
+    shown, other = (", ".join(value), "others") if isinstance(value, list) else (value, "another")
+    print(f"data: {shown}{where}, as the training; task.{key}= names {other}", file=sys.stderr)
     return replace(cfg, task=replace(cfg.task, **{key: value}))
 
 

@@ -17,6 +17,8 @@ class ContinualConfig(TaskConfig):
     """Continual pre-training on a mixture of corpora."""
 
     measured_by_any_task = True
+    # Of other sources the model has read no text.
+    evaluation_inherits = ("sources",)
 
     sources: list[str] = setting(
         "Corpora. One whose folder is missing is left out, and a line says so; the hub has all of them."

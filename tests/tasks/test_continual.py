@@ -85,6 +85,25 @@ def test_trained_on_the_mixture_and_measured_on_each_task(mixed: Runner, corpora
     assert "was trained on task=pg19" in refused
 
 
+@pytest.mark.parametrize("sources", [["pg19"], ["news"]])
+def test_an_evaluation_reads_the_sources_of_the_training_unless_others_are_named(
+    mixed: Runner, corpora: Path, sources: list[str]
+) -> None:
+    """Also sources that the task does not have by default."""
+    write_corpus(corpora / "news")
+    named = [f"task.sources=[{','.join(sources)}]", f"task.data_dir={corpora}"]
+    evaluation = [*MIXTURE, "scale.eval_max_tokens=64", "scale.knockouts=false"]
+    said = f"data: {', '.join(sources)}, as the training; task.sources= names others"
+    mixed("train", *MIXTURE, *named)
+    mixed.settings = [text for text in mixed.settings if not text.startswith("task.data_dir=")]
+    for words, read in (([], set(sources)), (["task.sources=[arxiv_math]"], {"arxiv_math"})):
+        mixed("eval", *evaluation, *words)
+        run = mixed.records("eval")[-1]
+        assert {entry["name"].partition("/")[0] for entry in run.documents} == read
+        assert set(run.config["task"]["sources"]) == read
+        assert (said in mixed.err) == (not words)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
