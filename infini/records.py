@@ -268,7 +268,25 @@ def write_record(record: RunRecord, results_dir: str | Path) -> Path:
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         left.unlink(missing_ok=True)
     write_atomically(path, record.to_json().encode())
+    for written in _LISTENING:
+        written.append(record.run_id)
     return path
+
+
+_LISTENING: list[list[str]] = []
+"""The lists of all open written_records."""
+
+
+@contextmanager
+def written_records() -> Iterator[list[str]]:
+    """The run ids of the records that this process writes inside the block; the list grows with them."""
+    written: list[str] = []
+    _LISTENING.append(written)
+    try:
+        yield written
+    finally:
+        # By identity: two empty lists are equal.
+        _LISTENING[:] = [other for other in _LISTENING if other is not written]
 
 
 def read_record(path: str | Path) -> RunRecord:

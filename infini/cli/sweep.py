@@ -21,7 +21,7 @@ from infini.cli.failures import one_line
 from infini.commands import Verb, verbs
 from infini.config.keys import key_of
 from infini.errors import InputError
-from infini.records import write_atomically
+from infini.records import write_atomically, written_records
 from infini.report.verdicts import counted
 from infini.system.streams import robust_streams
 
@@ -155,9 +155,11 @@ def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | No
             print(f"{command}: done before", flush=True)
             return 0
         print(command, flush=True)
-        code = verbs()[name].run(job, overrides)
-        if progress is not None and not code:
-            progress.done(job)
+        with written_records() as run_ids:
+            code = verbs()[name].run(job, overrides)
+        # A job without a record, as of a part of an evaluation, is run again: it reads its results from a cache.
+        if progress is not None and not code and run_ids:
+            progress.done(job, run_ids)
         return code
 
     return _outcome([name, *overrides], run)
@@ -179,7 +181,7 @@ def _outcome(words: Sequence[str], run: Callable[[], int | None]) -> str | None:
 
 
 class SweepProgress:
-    """An empty file for each finished job; jobs may run in several processes.
+    """A file for each finished job, with the run ids of its records, a line each; jobs may run in several processes.
 
     When all jobs have finished, the files are removed, and the same command runs all jobs again.
     """
@@ -188,12 +190,19 @@ class SweepProgress:
         self.folder = Path(results_dir) / "unfinished" / f"sweep-{_digest(verb, *overrides)}"
 
     def is_done(self, cfg: Config) -> bool:
-        """Whether a job of this configuration has finished."""
-        return self._path(cfg).exists()
+        """Whether a job of this configuration has finished, and its results and the data that it read are still
+        there."""
+        try:
+            run_ids = self._path(cfg).read_text(encoding="utf-8").split()
+        except FileNotFoundError:
+            return False
+        from infini.runs.common import still_stands
 
-    def done(self, cfg: Config) -> None:
-        """Mark this job as finished."""
-        write_atomically(self._path(cfg), b"")
+        return bool(run_ids) and all(still_stands(cfg, run_id) for run_id in run_ids)
+
+    def done(self, cfg: Config, run_ids: Sequence[str]) -> None:
+        """Mark this job as finished, with its records."""
+        write_atomically(self._path(cfg), "".join(f"{run_id}\n" for run_id in run_ids).encode())
 
     def clear(self) -> None:
         """Remove all marks."""

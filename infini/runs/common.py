@@ -364,6 +364,22 @@ def on_the_data(cfg: Config, runs: Sequence[RunRecord], split: str) -> Iterator[
         yield from (run for run in reversed(runs) if data.has_read(run.data, split))
 
 
+def still_stands(cfg: Config, run_id: str) -> bool:
+    """Whether a run of `cfg` need not be repeated: its record is there, a training's model too, and the texts that it
+    read are what they were."""
+    try:
+        run = records.read_record(records.record_path(cfg.results_dir, run_id))
+        if run.verb == "train" and not checkpoint_folder(cfg.results_dir, run_id).is_dir():
+            return False
+        # An evaluation reads the data that its training names.
+        cfg = replace(cfg, task=type(cfg.task)(**run.config["task"]))
+        split = run.data.get("split")
+        return split is None or newest_on_the_data(cfg, [run], split) is not None
+    except InputError:
+        # A record that is gone or damaged, or data that cannot be loaded: the run itself says what is wrong.
+        return False
+
+
 def settings_of(verb: str, overrides: Sequence[str]) -> list[str]:
     """The settings of a command line that a verb reads.
 

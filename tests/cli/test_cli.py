@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_runs import make_train
 
+from infini import records
 from infini.cli import main as cli
 from infini.commands import verbs
 from infini.config.compose import compose
@@ -45,6 +47,22 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Call]:
     monkeypatch.setattr("infini.runs.preflight.begin_training", lambda cfg: None)
     monkeypatch.chdir(tmp_path)
     return seen
+
+
+@pytest.fixture
+def recorded(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The same, and each training that succeeds writes a record and a model."""
+    run = sys.modules["infini.runs.train"].run
+
+    def recording(cfg: Config, overrides: list[str]) -> int | None:
+        if not (code := run(cfg, overrides)):
+            made = make_train(cfg.model["name"], cfg.seed, config=dataclasses.asdict(cfg), data={})
+            records.write_record(made, cfg.results_dir)
+            (Path(cfg.results_dir) / "checkpoints" / made.run_id).mkdir(parents=True, exist_ok=True)
+        return code
+
+    monkeypatch.setattr(sys.modules["infini.runs.train"], "run", recording)
+    return calls
 
 
 def run_cli(root: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -433,7 +451,7 @@ def test_a_failed_job_does_not_stop_the_others(calls: list[Call], capsys: pytest
 
 
 def test_a_sweep_that_was_stopped_goes_on_with_the_jobs_that_are_not_done(
-    calls: list[Call], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorded: list[Call], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = sys.modules["infini.runs.train"].run
 
@@ -447,17 +465,17 @@ def test_a_sweep_that_was_stopped_goes_on_with_the_jobs_that_are_not_done(
         assert cli.main(["train", "-m", "seed=1,2,3,4"]) == cli.INTERRUPTED
     assert cli.main(["train", "-m", "seed=1,2,3,4"]) == 0
     assert "infini train seed=2: done before\n" in capsys.readouterr().out
-    assert [cfg.seed for cfg, *_ in calls] == [1, 2, 3, 4]
+    assert [cfg.seed for cfg, *_ in recorded] == [1, 2, 3, 4]
     # Another sweep has jobs of its own; one that came to its end may be run again.
     assert not list((tmp_path / "outputs").glob("**/sweep-*"))
     assert cli.main(["train", "-m", "seed=1,2"]) == 0
-    assert [cfg.seed for cfg, *_ in calls] == [1, 2, 3, 4, 1, 2]
+    assert [cfg.seed for cfg, *_ in recorded] == [1, 2, 3, 4, 1, 2]
 
 
-def test_a_sweep_started_again_runs_what_failed(calls: list[Call]) -> None:
+def test_a_sweep_started_again_runs_what_failed(recorded: list[Call]) -> None:
     assert cli.main(["train", "-m", "seed=1,13"]) == 2
     assert cli.main(["train", "-m", "seed=1,13"]) == 2
-    assert [cfg.seed for cfg, *_ in calls] == [1, 13, 13]
+    assert [cfg.seed for cfg, *_ in recorded] == [1, 13, 13]
 
 
 def test_a_defect_of_ours_keeps_its_traceback(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:

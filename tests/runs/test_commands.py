@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from infini.cli import main as cli
 from infini.config.compose import compose
 from infini.evaluation import perplexity
 from infini.models import registered
+from infini.records import RunRecord
 from infini.report.tables import DASH, commit_of
 from infini.runs import bench, evaluate, figure
 from infini.tasks.text import document_data, document_evaluation
@@ -336,6 +339,54 @@ def test_a_sweep_makes_a_record_for_each_combination(infini: Runner) -> None:
     assert all(infini.checkpoint(run).is_dir() for run in runs)
     for run in runs:
         assert {f"model={run.model}", f"seed={run.seed}"} <= set(run.overrides)
+
+
+def remove_record(infini: Runner, run: RunRecord, data: Path) -> None:
+    records.record_path(infini.results, run.run_id).unlink()
+
+
+def remove_model(infini: Runner, run: RunRecord, data: Path) -> None:
+    shutil.rmtree(infini.checkpoint(run))
+
+
+def rewrite_texts(infini: Runner, run: RunRecord, data: Path) -> None:
+    path = data / str(run.data["split"]) / f"{run.data['split']}0.txt"
+    path.write_text(path.read_text("utf-8").upper() + " more", "utf-8")
+
+
+def remove_texts(infini: Runner, run: RunRecord, data: Path) -> None:
+    shutil.rmtree(data)
+
+
+CHANGES = (None, remove_record, rewrite_texts, remove_texts)
+
+
+@pytest.mark.parametrize(("verb", "change"), [*itertools.product(("train", "eval"), CHANGES), ("train", remove_model)])
+def test_a_sweep_passes_over_jobs_whose_results_and_data_are_there(
+    with_model: Runner,
+    corpus: Path,
+    tmp_path: Path,
+    verb: str,
+    change: Callable[[Runner, RunRecord, Path], None] | None,
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(corpus, data)
+    with_model.settings = [text for text in with_model.settings if not text.startswith("task.data_dir=")]
+    # The second job fails, so that the sweep is not at its end.
+    if verb == "train":
+        line = ["train", "-m", f"task.data_dir={data}", "recipe.batch_size=2,3", "parallel.accumulate=2"]
+    else:
+        # Its data is what the training names.
+        with_model("train", f"task.data_dir={data}")
+        line = ["eval", "-m", f"checkpoint={with_model.records('train')[-1].run_id},none"]
+    with_model.error(*line)
+    run = with_model.records(verb)[-1]
+    if change is not None:
+        change(with_model, run, data)
+    with_model.error(*line)
+    again = [other.run_id for other in with_model.records(verb) if other.started > run.started]
+    assert len(again) == (change not in (None, remove_texts))
+    assert ("done before" in with_model.out) == (change is None)
 
 
 def test_a_sweep_with_a_wrong_value_trains_nothing(infini: Runner) -> None:
