@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -176,6 +177,7 @@ def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: 
         "answer": tokenizer.decode(answer.given).strip(),
         "right": answer.n_right,
         "tokens": answer.n_tokens,
+        "digits_right": _digits_right(prompt.key, _texts(tokenizer, answer.given), _texts(tokenizer, prompt.answer)),
         "log_probability": round(answer.log_probability, 4),
         "prompt_tokens": len(prompt),
         "blocks": list(prompt.blocks),
@@ -215,15 +217,38 @@ def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[st
     }
 
 
+def _texts(tokenizer: TextTokenizer, ids: np.ndarray) -> list[str]:
+    """The text of each token, without white space."""
+    return ["".join(tokenizer.decode([token]).split()) for token in ids]
+
+
+def _digits_right(key: str, given: Sequence[str], expected: Sequence[str]) -> int:
+    """How many digits of the key are right at their place in an answer. given, expected: the texts of the tokens of the
+    answer and of the key.
+
+    Where the tokens of the key are its digits, each token is a place. Otherwise digits are compared in the order of the
+    text, because tokens may join them. Letters and marks of a token are one wrong place, so that the digits behind them
+    keep theirs; in the place of a separator before the key they are none.
+    """
+    if list(expected) == list(key):
+        return sum(map(operator.eq, key, given))
+    marked = (re.sub(r"[^0-9]+", "?" if wanted else "", text) for text, wanted in zip(given, expected, strict=True))
+    return sum(map(operator.eq, key, "".join(marked)))
+
+
 def _digit_accuracy(entries: Sequence[dict[str, Any]]) -> float:
-    """The share of the keys' digits that are right at their place in the answers' text.
+    """The share of the keys' digits that are right at their place, see _digits_right.
 
     Tokens are the paper's measure. Where a tokenizer puts a separator before the key, every answer of the right form
     has that token right; and where it joins digits, a place is not a digit.
     """
-    # A tokenizer of words decodes with spaces between the digits.
-    right = sum(sum(map(operator.eq, entry["key"], "".join(entry["answer"].split()))) for entry in entries)
-    return right / sum(len(entry["key"]) for entry in entries)
+    return sum(map(_digits_right_of, entries)) / sum(len(entry["key"]) for entry in entries)
+
+
+def _digits_right_of(entry: dict[str, Any]) -> int:
+    # Older answers have only their text. A tokenizer of words decodes with spaces between the digits.
+    text = "".join(entry["answer"].split())
+    return int(entry.get("digits_right", sum(map(operator.eq, entry["key"], text))))
 
 
 def _line(cell: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The passkey evaluator: shared prefixes change no answer, decoding is greedy, a stopped evaluation resumes."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from infini.tasks.passkey.evaluation import _FIELDS, _cell, _entry
 from infini.tasks.passkey.plan import make_questions, tokens_to_read
 from infini.tasks.passkey.prompt import PasskeyTemplate
 from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.text.documents import _train_bpe
 
 TOKENIZER = word_tokenizer()
 DEPTHS = {"start": 0.0, "middle": 0.5, "0.8": 0.8, "end": 1.0}
@@ -267,6 +269,45 @@ def test_a_separator_is_a_token_and_no_digit():
         assert (
             _cell(1, "start", [entry | {"key": "19092", "right": 1, "answer": answer}])["digit_accuracy"] == right / 5
         )
+
+
+BYTES = _train_bpe(iter(["a"]), 258)
+"""A separator, then a token for each digit, as many language models have."""
+PAIRS = _train_bpe(iter([" 03 19 7 10 31 97"] * 9), 290)
+"""Digits are joined."""
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "given", "right"),
+    [
+        (TOKENIZER, "0 3 1 9 7", 5),
+        (TOKENIZER, "pass 3 3 3 3", 1),
+        (TOKENIZER, "key is 1 9 7", 3),
+        (TOKENIZER, "0 3 . 9 the", 3),
+        (TOKENIZER, "the key is the key", 0),
+        (BYTES, " 03197", 5),
+        (BYTES, " x3197", 4),
+        # In the place of the separator, or without one.
+        (BYTES, "x03197", 5),
+        (BYTES, "031975", 5),
+        (BYTES, " 0x?97", 3),
+        # Two tokens, one letter.
+        (BYTES, " é197", 3),
+        (PAIRS, " 03197", 5),
+        (PAIRS, " 031 97", 5),
+        (PAIRS, " 13197", 4),
+    ],
+)
+def test_a_wrong_token_leaves_the_digits_behind_it_in_their_places(tokenizer, given, right):
+    template = PasskeyTemplate(tokenizer.encode, digits=5)
+    (question,) = make_questions(template, [3000], {"end": 1.0}, 1, seed=1)
+    prompt = replace(question.prompt, key="03197", answer=template.answer_tokens("03197"))
+    answer = Answer(replace(question, prompt=prompt), tokenizer.encode(given), 0.0, 1.0, 0.0, 3000, 0, 0)
+    assert len(answer.given) == answer.n_tokens
+    entry = _entry(answer, tokenizer, 16, 0)
+    if tokenizer is TOKENIZER:
+        assert entry["right"] == right
+    assert _cell(3000, "end", [entry])["digit_accuracy"] == right / 5
 
 
 @pytest.mark.parametrize(("segment", "same"), [(512, True), (32, False), (16, False)])
