@@ -65,7 +65,7 @@ def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
     path = book_file(data_dir, split, setting)
     rows, numbers = [], []
     # Not splitlines: JSON strings may contain other line ends of Unicode.
-    for number, line in enumerate(_read(path).split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -85,14 +85,9 @@ def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
         if not is_file(file):
             where = f"{path}, line {numbers[index]}"
             raise InputError(f"{where}: the file of book {row['bid']}, {file}, does not exist")
-        return _read(file)
+        return read_text(file)
 
     return _split(split, "folder", rows, text_of, lambda index: f"{path}, line {numbers[index]}")
-
-
-def _read(path: Path) -> str:
-    # Some editors write a byte-order mark.
-    return read_text(path).removeprefix("\ufeff")
 
 
 def _check(row: Any) -> None:

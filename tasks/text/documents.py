@@ -5,6 +5,7 @@ A corpus is a folder of UTF-8 files, a Hugging Face data set, or a small synthet
 A `TextTokenizer` is a byte-level BPE trained on the train split, or any tokenizer of the hub.
 """
 
+import codecs
 import hashlib
 import json
 import os
@@ -108,7 +109,8 @@ def load_documents(
 
 
 def read_text(path: Path) -> str:
-    """The unchanged text of a UTF-8 file; InputError naming the file when it is not UTF-8 text."""
+    """The text of a UTF-8 file, unchanged but for a byte-order mark, which some editors write before it; InputError
+    naming the file when it is not UTF-8 text."""
     # Decoded from bytes: text mode would turn \r\n into \n.
     try:
         text = path.read_bytes().decode("utf-8")
@@ -117,7 +119,7 @@ def read_text(path: Path) -> str:
     # UTF-16 of plain English is also valid UTF-8, with zero bytes.
     if (zero := text.find("\0")) >= 0:
         raise InputError(f"{path} is not text (character {zero} is a zero byte): convert or remove it")
-    return text
+    return text.removeprefix("\ufeff")
 
 
 def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache_dir: Path | None) -> Documents:
@@ -148,11 +150,15 @@ def _printable(name: str) -> str:
 
 
 def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) -> list[str]:
-    """SHA-256 of each file, cached in `cache_dir` while size and modification time stay the same."""
+    """SHA-256 of each file's text, cached in `cache_dir` while size and modification time stay the same.
+
+    A file and the same with a byte-order mark are one text.
+    """
     known: dict[str, list[Any]] = {}
     memo = None
     if cache_dir is not None:
-        key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        # Older versions hashed byte-order marks, too; their hashes have the name of the folder alone.
+        key = hashlib.sha256(os.fsencode(folder.resolve()) + b"\0text").hexdigest()[:16]
         memo = cache_dir / "hashes" / f"{key}.json"
         with suppress(OSError, ValueError, RecursionError):
             found = json.loads(memo.read_text(encoding="utf-8"))
@@ -162,7 +168,8 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
         stat = path.stat()
         entry = known.get(path.name)
         if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
-            entry = [stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()]
+            text = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+            entry = [stat.st_size, stat.st_mtime_ns, hashlib.sha256(text).hexdigest()]
         entries[path.name] = entry
     if memo is not None and entries != known:
         write_atomically(memo, json.dumps(entries).encode())

@@ -1,5 +1,6 @@
 """Documents, tokenizers and the token cache."""
 
+import hashlib
 import json
 import os
 import re
@@ -83,6 +84,37 @@ def test_revision_follows_names_and_contents(corpus: Path) -> None:
     assert len({before, changed, folder_documents(corpus).revision}) == 3
 
 
+@pytest.mark.parametrize("hashed_before", [False, True])
+def test_a_byte_order_mark_is_no_text(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, hashed_before: bool
+) -> None:
+    """Also in a folder whose files an older version hashed with their marks."""
+    cache, paths = tmp_path / "cache", sorted((corpus / "train").iterdir())
+    marked = paths[1].read_bytes()
+    plain = tokenise(load_documents("pg19", "train", corpus, HUB_ID), story_tokenizer, tmp_path / "plain", False)
+    paths[1].write_bytes(b"\xef\xbb\xbf" + marked)
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    if hashed_before:
+        entries = {path.name: [path.stat().st_size, path.stat().st_mtime_ns, hashes[path.name]] for path in paths}
+        key = hashlib.sha256(os.fsencode((corpus / "train").resolve())).hexdigest()[:16]
+        (cache / "hashes").mkdir(parents=True)
+        (cache / "hashes" / f"{key}.json").write_text(json.dumps(entries))
+    documents = folder_documents(corpus)
+    split = tokenise(documents, story_tokenizer, cache, progress=False)
+    assert documents[1].text == marked.decode() and split.totals() == plain.totals()
+    assert all(np.array_equal(split.ids(index), plain.ids(index)) for index in range(len(paths)))
+    # Tokens and vocabularies that an older version cached of the marks have another name.
+    with_marks = hashlib.sha256("".join(f"{name}\0{digest}\n" for name, digest in hashes.items()).encode())
+    assert documents.revision == plain.revision != with_marks.hexdigest()
+
+
+def test_a_text_without_a_byte_order_mark_keeps_its_revision(corpus: Path) -> None:
+    """Caches and records know it by this name."""
+    paths = sorted((corpus / "train").iterdir())
+    found = "".join(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in paths)
+    assert folder_documents(corpus).revision == hashlib.sha256(found.encode()).hexdigest()
+
+
 def test_unchanged_files_are_hashed_once(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     revision = folder_documents(corpus).revision
 
@@ -119,7 +151,13 @@ def test_missing_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("contents", "problem"),
-    [(b"", "is empty"), (b" \n", "is empty"), (b"\xff\xfe", "not UTF-8"), ("a".encode("utf-16-be"), "not text")],
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"\xef\xbb\xbf\n", "is empty"),
+        (b"\xff\xfe", "not UTF-8"),
+        ("a".encode("utf-16-be"), "not text"),
+    ],
 )
 def test_a_bad_book_is_named(corpus: Path, contents: bytes, problem: str) -> None:
     (corpus / "train" / "train1.txt").write_bytes(contents)
