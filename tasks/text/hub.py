@@ -92,8 +92,8 @@ def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None
 
     Of a data set in JSON_LINES the rows of one source are used. The whole train split of any other is in the cache of
     `datasets`. All else is streamed, because `datasets` would download the files of all splits to read one, and stored
-    in `cache_dir`/hub (None: in memory), after which no network is needed. Without a network only caches are used. Rows
-    that are streamed and blank are left out; the names of the others keep their numbers.
+    in `cache_dir`/hub (None: in memory), after which no network is needed. Without a network only caches are used.
+    Blank rows are left out; the names of the others keep their numbers.
 
     Raises:
         InputError: the data set has no column `text`.
@@ -131,12 +131,30 @@ def _whole(hub_id: str, split: str) -> HubTexts:
     with nullcontext() if reachable() else caches_only():
         dataset = datasets.load_dataset(hub_id, split=split)
     _check_columns(hub_id, dataset.column_names)
-    urls = dataset["url"] if "url" in dataset.column_names else [None] * len(dataset)
+    kept = _with_text(dataset)
+    urls = dataset["url"][:] if "url" in dataset.column_names else [None] * len(dataset)
     # A fingerprint depends on the time of the download; URLs name the commit and are the same on every machine.
     files = sorted((dataset.info.download_checksums or {}).keys())
-    origin = json.dumps([hub_id, split, files or dataset._fingerprint])
-    names = [_name(split, index, url) for index, url in enumerate(urls)]
-    return HubTexts(names, hashlib.sha256(origin.encode()).hexdigest(), lambda index: dataset[index]["text"])
+    origin = [hub_id, split, files or dataset._fingerprint]
+    if len(kept) < len(dataset):
+        origin.append("without blank rows")
+    names = [_name(split, index, urls[index]) for index in kept]
+    revision = hashlib.sha256(json.dumps(origin).encode()).hexdigest()
+    return HubTexts(names, revision, lambda index: dataset[kept[index]]["text"])
+
+
+def _with_text(dataset: Any) -> list[int]:
+    """The indices of the rows that are not blank. Of most rows only the beginning is read: all texts are gigabytes."""
+    import pyarrow.compute as pc
+
+    beginnings: list[str | None] = []
+    for batch in dataset.select_columns("text").with_format("arrow").iter(1000):
+        beginnings += pc.utf8_slice_codeunits(batch["text"], 0, 64).to_pylist()
+    return [
+        index
+        for index, text in enumerate(beginnings)
+        if text and not (text.isspace() and dataset[index]["text"].isspace())
+    ]
 
 
 def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Documents of the Hugging Face hub: how much of it is fetched, what is kept, and what happens without a network."""
 
 import gzip
+import hashlib
 import json
 import shutil
 import socket
@@ -43,7 +44,9 @@ class FakeHub:
         assert hub_id == HUB_ID
         self.calls.append(options)
         if not options.get("streaming"):
-            return datasets.Dataset.from_dict(BOOKS)
+            found = datasets.Dataset.from_dict(BOOKS)
+            found.info.download_checksums = {"hf://somebody/books@1": {}}
+            return found
 
         def stream() -> Iterator[dict[str, str]]:
             for url, text in zip(BOOKS["url"], BOOKS["text"], strict=True):
@@ -99,6 +102,24 @@ def test_a_blank_row_of_a_stream_is_left_out(fake_hub: FakeHub, monkeypatch: pyt
     """Nobody can remove it from the hub."""
     monkeypatch.setitem(BOOKS, "text", ["  \n", *BOOKS["text"][1:]])
     assert list(hub_documents(limit=2).names) == ["12"]
+
+
+@pytest.mark.parametrize("blank", ["", " " * 999 + "\n", None])
+def test_a_blank_row_of_a_whole_split_is_left_out(
+    fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch, blank: str | None
+) -> None:
+    """The names of the others are those that they have in a stream. Only with a blank row the revision is another than
+    that of all rows."""
+    before = hashlib.sha256(json.dumps([HUB_ID, "train", ["hf://somebody/books@1"]]).encode()).hexdigest()
+    assert hub_documents().revision == before
+    late = " " * 999 + "Chapter 1."
+    monkeypatch.setitem(BOOKS, "text", [blank, BOOKS["text"][1], blank, late, BOOKS["text"][4]])
+    documents, streamed = hub_documents(), hub_documents(limit=5)
+    assert list(documents.names) == list(streamed.names) == ["12", "14", "15"]
+    assert texts(documents) == texts(streamed) == [BOOKS["text"][1], late, BOOKS["text"][4]]
+    assert documents.revision != before
+    monkeypatch.delitem(BOOKS, "url")
+    assert list(hub_documents().names) == ["train-1", "train-3", "train-4"]
 
 
 def test_what_was_fetched_is_not_fetched_again(fake_hub: FakeHub, tmp_path: Path) -> None:
