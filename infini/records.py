@@ -80,7 +80,12 @@ class RunRecord:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     """metric -> {value, n, unit, higher_is_better}."""
     cost: dict[str, Any] = field(default_factory=dict)
-    """wall_seconds, peak_memory_bytes, tokens_seen, state_floats, parameters."""
+    """wall_seconds, peak_memory_bytes, tokens_seen, state_floats, parameters.
+
+    peak_memory_bytes is the peak since this run began, in the last process if it was resumed: of the GPU's memory, or
+    on a CPU of the resident memory of the process with its libraries. In older records, and where the system cannot
+    reset it, it is the peak since the process began, which may be that of an earlier run of a sweep or a table. Cells
+    and answers of a passkey evaluation have the peak since the answers before them."""
     documents: list[dict[str, Any]] = field(default_factory=list)
     """One entry per document: name, tokens, words, bytes, nll (total, in nats) and other measurements."""
     series: dict[str, Any] = field(default_factory=dict)

@@ -46,7 +46,7 @@ from infini.runs.common import (
 from infini.runs.preflight import check_optimizer
 from infini.system.console import plain_console, warn
 from infini.system.devices import pick_device, uses_bfloat16
-from infini.system.memory_use import peak_memory_bytes
+from infini.system.memory_use import begin_peak_memory, peak_memory_bytes
 from infini.system.progress import duration
 from infini.system.signals import as_interrupt, redirected_interrupts
 from infini.training.checkpoint import (
@@ -140,6 +140,7 @@ def _train(cfg: Config, overrides: list[str], launched: bool) -> records.RunReco
 
 def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ranks, launched: bool) -> _Training:
     """Load the data, make the model and find what an earlier process left. launched: see _train."""
+    begin_peak_memory(device)
     console = plain_console()
     data = load_data_module(cfg)
     # One process tokenizes what is not in the cache yet.

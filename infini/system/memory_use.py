@@ -6,6 +6,7 @@ import ctypes
 import gc
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,37 @@ def reset_peak_memory(device: torch.device) -> int:
         trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return peak_memory_bytes(device)
+
+
+def begin_peak_memory(device: torch.device) -> None:
+    """Reset the peak where a run begins. Where the system refuses, it stays that of the process so far."""
+    import torch
+
+    # Before the first use of the GPU there is no peak, and torch raises an error.
+    if device.type == "cuda" and not torch.cuda.is_initialized():
+        return
+    with suppress(OSError):
+        reset_peak_memory(device)
+
+
+class PeakMemory:
+    """Peak memory of a run that has begun, see begin_peak_memory, and of its parts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._earlier = device, 0
+
+    def begin_part(self) -> None:
+        """From here on `of_part` is counted."""
+        self._earlier = self.of_run()
+        begin_peak_memory(self._device)
+
+    def of_part(self) -> int:
+        """Peak bytes since the part began; see peak_memory_bytes."""
+        return peak_memory_bytes(self._device)
+
+    def of_run(self) -> int:
+        """Peak bytes since the run began."""
+        return max(self._earlier, self.of_part())
 
 
 def peak_memory_bytes(device: torch.device) -> int:

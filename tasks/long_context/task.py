@@ -59,7 +59,7 @@ def evaluate(
     console.print(f"making {task.examples} prompts for each of {len(task.subtasks) * len(lengths)} cells")
     prompts = [
         prompt
-        # The shortest first, because the peak of memory is that of the process so far.
+        # The shortest first, because the peak of memory is that of the evaluation so far.
         for length in sorted(lengths)
         for name in task.subtasks
         for prompt in make_prompts(name, length, task.examples, tokenizer, cfg.seed)

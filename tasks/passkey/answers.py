@@ -70,12 +70,13 @@ def answer_questions(
     rows_per_call: int = 64,
     knock_out: bool = False,
     advance: Advance = lambda tokens: None,
+    before_reading: Callable[[], None] = lambda: None,
 ) -> Iterator[Answer]:
     """Answer every question, each as soon as its prompt has been read.
 
     tokens_per_call: tokens of a row in one call. rows_per_call: rows of a call. Neither changes an answer.
     knock_out: every segment starts from an empty memory. advance is called with the number of tokens read; shared
-    tokens count once.
+    tokens count once. before_reading is called before what is read for the next answers, which are of one length.
     """
     if not questions:
         return
@@ -83,6 +84,7 @@ def answer_questions(
     reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out)
     trunk, trunk_cursor = reader.begin(1), _Cursor([trunk_question])
     for lane in lanes:
+        before_reading()
         trunk = reader.read(trunk, trunk_cursor, lane.branch)
         run, cursor = trunk.repeat(len(lane.rows)), _Cursor(lane.longest, lane.branch)
         for column, stop in enumerate(lane.forks):
@@ -90,6 +92,7 @@ def answer_questions(
             shorter = [row[column] for row in lane.rows]
             forked = replace(run, state=fork(run.state))
             yield from reader.decode(reader.read(forked, _Cursor(shorter, stop), to_answer=True), shorter)
+            before_reading()
         yield from reader.decode(reader.read(run, cursor, to_answer=True), lane.longest)
 
 

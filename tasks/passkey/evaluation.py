@@ -20,7 +20,7 @@ from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
 from infini.system.console import plain_console
 from infini.system.devices import autocast
-from infini.system.memory_use import peak_memory_bytes
+from infini.system.memory_use import PeakMemory
 from infini.system.progress import progress_bar
 from infini.tasks.passkey.answers import Answer, answer_questions
 from infini.tasks.passkey.config import PasskeyConfig
@@ -50,7 +50,7 @@ def evaluate(
     template, data = make_template(cfg, tokenizer, "test")
     lengths, depths = parse_lengths(cfg.length), parse_depths(cfg.depth)
     questions = list(make_questions(template, lengths, depths, task.examples, cfg.seed))
-    N = cfg.dims.segment_length
+    N, peak = cfg.dims.segment_length, PeakMemory(device)
     # Measured first: an error in them must not follow hours of answers.
     state_floats = model.state_floats(max(lengths) // N)
     # In a memory that decays, a token's weight depends on how long ago it was written.
@@ -90,9 +90,10 @@ def evaluate(
             rows_per_call=task.rows_per_call,
             knock_out=task.knockout == "reset",
             advance=advance,
+            before_reading=peak.begin_part,
         ):
             question = answer.question
-            cache.add(question.name, _entry(answer, tokenizer, N, peak_memory_bytes(device)))
+            cache.add(question.name, _entry(answer, tokenizer, N, peak.of_part()))
             of_cell = names[question.length, question.depth]
             if all(name in cache.entries for name in of_cell):
                 cell = _cell(question.length, question.depth, [cache.entries[name] for name in of_cell])
@@ -119,6 +120,7 @@ def evaluate(
     # Of all questions, however many were answered by an earlier process or in parts.
     seen = tokens_to_read(questions, task.rows_per_call)
     record.cost = {"tokens_seen": seen, "state_floats": state_floats, "resumed": len(missing) < len(questions)}
+    record.cost["peak_memory_bytes"] = peak.of_run()
     cache.record_commits(record, [entry["name"] for entry in entries])
     return {".jsonl": b"".join(map(to_line, entries))}, lambda: cache.drop(entry["name"] for entry in entries)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from infini.evaluation import result_cache as kept
 from infini.records import RunRecord
 from infini.runs import reproduce_passkey
 from infini.tasks.passkey import evaluation
+from infini.tasks.passkey.answers import _Reader
 from infini.training.module import LanguageModelModule
 
 SETTINGS = [
@@ -81,6 +83,25 @@ def test_train_then_eval_by_length_and_depth(capfd: pytest.CaptureFixture[str]) 
     assert "token_accuracy" in out
     assert "half_dilution: as many tokens of filler together weigh as much as the key's sentence" in out
     assert all(cell["same_segment"] == 0 for cell in cells if cell["depth"] != "end")
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot be started anew here")
+def test_a_cell_has_a_peak_of_its_own(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    infini(capfd, "train", *PASSKEY)
+    decode, size = _Reader.decode, 2**28
+
+    def large(self: Any, run: Any, questions: Any) -> Any:
+        if (questions[0].length, questions[0].depth) == (512, "start"):
+            torch.ones(size // 4)
+        return decode(self, run, questions)
+
+    monkeypatch.setattr(_Reader, "decode", large)
+    infini(capfd, "eval", *PASSKEY, "depth=start,0.3,end")
+    (run,) = runs("eval")
+    peaks = {(cell["length"], cell["depth"]): cell["peak_memory_bytes"] for cell in run.series["cells"]}
+    highest = peaks.pop((512, "start"))
+    assert max(peaks.values()) < highest - size // 2
+    assert run.cost["peak_memory_bytes"] >= highest
 
 
 def test_an_evaluation_that_was_stopped_asks_only_what_is_missing(
