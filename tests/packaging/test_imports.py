@@ -146,8 +146,12 @@ if not has_gpu():
     REFUSED += [(f"{words} parallel.accelerator=gpu", NO_GPU) for words in verbs_of_a_device]
 
 
-def test_what_is_wrong_is_said_before_anything_slow_is_imported(tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_before_anything_slow_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch takes three seconds of the processor, Lightning twelve more. One process answers all lines."""
+    # Other tests leave data sets of a hub in the cache that they share.
+    monkeypatch.setenv("INFINI_CACHE_DIR", str(tmp_path / "cache"))
     empty, model = tmp_path / "empty", tmp_path / "model"
     empty.mkdir()
     model.mkdir()
