@@ -88,7 +88,8 @@ def settings(tmp_path: Path) -> list[str]:
 def test_the_pages_model_is_evaluated_on_every_task(extended: Path, settings: list[str], tmp_path: Path) -> None:
     """Trained with all that recipes add, and measured by all that evaluations measure."""
     keys = ["task=passkey", "recipe.curriculum=null", "recipe.batch_size=1", "recipe.segments_per_sequence=12"]
-    keys += ["recipe.length_extension=100", "recipe.long_history=[2,2]", "recipe.sparse_writes=0.1", "task.examples=1"]
+    keys += ["recipe.short_sequences=null", "recipe.length_extension=100", "recipe.long_history=[2,2]"]
+    keys += ["recipe.sparse_writes=0.1", "task.examples=1"]
     books = write_books(tmp_path / "books")
     summaries = ["task=booksum", *SUMMARIES, *settings[len(TINY) : -1], f"task.data_dir={books}"]
     lines = [

@@ -126,7 +126,8 @@ def test_the_pages_task_is_trained_evaluated_continued_and_tabulated(project: Pa
 def test_a_copy_of_the_passkey_task_works(project: Path, tmp_path: Path) -> None:
     corpus, results = write_corpus(tmp_path / "data"), f"results_dir={tmp_path}/results"
     lookup = ["task=lookup", results, "task.examples=1", "length=256", "depth=start"]
-    tiny = [*TINY, "recipe.curriculum=null", "recipe.segments_per_sequence=12", "logger=none"]
+    tiny = [*TINY, "recipe.curriculum=null", "recipe.short_sequences=null"]
+    tiny += ["recipe.segments_per_sequence=12", "logger=none"]
     cpu = ["parallel.accelerator=cpu", "parallel.precision=fp32"]
     run(
         project,
@@ -149,7 +150,8 @@ def test_a_copy_of_the_passkey_task_works(project: Path, tmp_path: Path) -> None
 def test_a_copy_of_the_passkey_task_has_a_table(project: Path, tmp_path: Path) -> None:
     table = ["report=lookup_table", f"results_dir={tmp_path}/results"]
     tiny = [text for text in TINY if text.startswith(("dims.", "recipe.", "parallel.", "scale."))]
-    tiny += ["recipe.curriculum=null", "recipe.segments_per_sequence=12", "recipe.long_history=null", "logger=none"]
+    tiny += ["recipe.curriculum=null", "recipe.short_sequences=null", "recipe.segments_per_sequence=12"]
+    tiny += ["recipe.long_history=null", "logger=none"]
     once, again, shown = run(project, *[["reproduce", *table, *tiny, "task.examples=1"]] * 2, ["table", *table])
     assert all("Linear, copied" in printed for printed in (once, again, shown))
     (trained,), (evaluated,) = (records(tmp_path / "results", verb) for verb in ("train", "eval"))
