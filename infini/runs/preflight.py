@@ -139,10 +139,10 @@ def model_options(cfg: Config, keys: Collection[str] = ()) -> dict[str, Any]:
     if "base" not in cfg.model or cfg.model["memory"] == "full":
         return cfg.model
     usual, own = settings_in("model", cfg.model["name"]), injected(cfg.model["base"])
-    # Those of the memory have no effect where it is not read.
-    names = ("update_rule", "window", "sinks", "layers") + ("memory_decay", "input_gate") * (
-        cfg.model["memory"] == "infini"
-    )
+    names = ["update_rule", "window", "sinks", "layers"]
+    if cfg.model["memory"] == "infini":
+        # Without a memory they have no effect.
+        names += ["memory_decay", "input_gate"]
     return cfg.model | {
         name: own[name]
         for name in names
