@@ -252,7 +252,7 @@ OWN: dict[str, Any] = {
 
 
 def test_an_injected_folder_keeps_its_segments_and_options(llm: Llm, tmp_path: Path) -> None:
-    """Where the command names none: in what is read, in the record, and in what is on record already."""
+    """A command that names no segments and no options reads with those of the folder, and the record has them."""
     spelled = [f"model.{name}={str(value).replace(' ', '')}" for name, value in OWN.items()]
     llm.base = injected_base(llm, tmp_path / "own", segment_length=16, **OWN)
     llm.settings = ["model=llm"]
