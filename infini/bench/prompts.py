@@ -14,8 +14,7 @@ from infini.bench.training import Setting, start_peak, wait
 from infini.errors import InputError
 from infini.models import base_of, build_model
 from infini.nn.state import state_bytes
-from infini.system.devices import autocast
-from infini.system.memory_use import peak_memory_bytes
+from infini.system.devices import autocast, peak_memory_bytes
 from infini.system.progress import progress_bar
 
 CALL = 4096

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from infini.bench.training import VOCABULARY, Setting, quartiles, wait
 from infini.pretrained.seq2seq import SourceReader
-from infini.system.devices import autocast
-from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.devices import autocast, peak_memory_bytes, reset_peak_memory
 from infini.system.progress import progress_bar
 
 WAYS = {

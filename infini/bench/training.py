@@ -21,8 +21,7 @@ from infini.errors import InputError
 from infini.models import build_model, kind_of
 from infini.nn.ops.cross_entropy import summed_cross_entropy
 from infini.nn.protocols import ModelOutput
-from infini.system.devices import autocast, uses_bfloat16
-from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.devices import autocast, peak_memory_bytes, reset_peak_memory, uses_bfloat16
 from infini.system.progress import progress_bar
 from infini.training.activation_checkpointing import grouped
 

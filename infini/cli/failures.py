@@ -6,7 +6,7 @@ import errno
 import traceback
 
 from infini.errors import InputError, too_large
-from infini.system.streams import OUTPUT
+from infini.system.process import OUTPUT
 
 UNUSABLE_DISK = (
     errno.ENOSPC,

@@ -12,9 +12,7 @@ from infini.cli.failures import one_line
 from infini.commands import Arguments, Verb, verbs
 from infini.config.keys import bracketed, check_lengths, key_of
 from infini.errors import InputError, did_you_mean
-from infini.system.plotting import drawing_without_a_screen
-from infini.system.signals import as_interrupt
-from infini.system.streams import OUTPUT, robust_streams
+from infini.system.process import OUTPUT, as_interrupt, drawing_without_a_screen, robust_streams
 
 if TYPE_CHECKING:
     from infini.config.schema import Config

@@ -23,7 +23,7 @@ from infini.config.keys import key_of
 from infini.errors import InputError
 from infini.records import write_atomically, written_records
 from infini.report.verdicts import counted
-from infini.system.streams import robust_streams
+from infini.system.process import robust_streams
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, TypeVar
 
 from infini.errors import BusyError, InputError
 from infini.records import RunRecord, naming, write_atomically
-from infini.system.console import plain_console, warn
-from infini.system.locks import lock_file
+from infini.system.paths import lock_file
+from infini.system.progress import plain_console, warn
 
 T = TypeVar("T")
 BUSY = "another evaluation of this model is writing it; wait until that has ended"

@@ -21,7 +21,7 @@ import numpy as np
 from infini.config.lengths import format_length
 from infini.records import write_atomically
 from infini.report.palette import GROUND, QUIET, ink
-from infini.system.plotting import drawing_without_a_screen
+from infini.system.process import drawing_without_a_screen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

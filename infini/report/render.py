@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from infini.records import write_atomically
 from infini.report.tables import DASH, PLUS_MINUS, RenderedReport
-from infini.system.streams import in_encoding
+from infini.system.process import in_encoding
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -35,8 +35,7 @@ from infini.config.schema import Config
 from infini.nn.state import State, state_bytes
 from infini.runs.common import keep_large_buffers, start_record, with_base
 from infini.runs.table import wide_console
-from infini.system.devices import autocast, pick_device
-from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system.devices import autocast, peak_memory_bytes, pick_device, reset_peak_memory
 from infini.system.progress import progress_bar
 
 STREAM_CALL = 512

@@ -11,8 +11,7 @@ from infini.config.lengths import parse_length
 from infini.config.schema import Config
 from infini.demo import FOLDER
 from infini.runs.common import keep_large_buffers, load_tokenizer
-from infini.system.devices import autocast, pick_device
-from infini.system.memory_use import peak_memory_bytes
+from infini.system.devices import autocast, peak_memory_bytes, pick_device
 from infini.system.progress import duration, progress_bar
 from infini.tasks.passkey.answers import Advance, Answer, answer_questions
 from infini.tasks.passkey.plan import Question

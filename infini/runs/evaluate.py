@@ -33,9 +33,8 @@ from infini.runs.common import (
     with_base,
 )
 from infini.runs.preflight import check_base, check_evaluation
-from infini.system.console import plain_console
-from infini.system.devices import pick_device
-from infini.system.memory_use import begin_peak_memory, peak_memory_bytes
+from infini.system.devices import begin_peak_memory, peak_memory_bytes, pick_device
+from infini.system.progress import plain_console
 from infini.training.checkpoint import load_model, read_description
 
 OF_A_MODEL = ("model", "checkpoint", "part")

@@ -33,7 +33,7 @@ from infini.runs.common import (
 from infini.runs.plan import describe
 from infini.runs.preflight import check_base, check_data, model_options, segment_length
 from infini.runs.workers import Worker
-from infini.system.console import plain_console
+from infini.system.progress import plain_console
 from infini.training.checkpoint import checkpoint_folder
 from infini.training.loggers import check_logger
 

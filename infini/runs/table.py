@@ -20,8 +20,8 @@ from infini.report.selection import RunReport
 from infini.report.tables import RenderedReport
 from infini.report.verdicts import counted
 from infini.runs.claims import totals_of
-from infini.system.console import plain_console
 from infini.system.paths import is_folder
+from infini.system.progress import plain_console
 
 if TYPE_CHECKING:
     from infini.config.schema import Config

@@ -44,11 +44,9 @@ from infini.runs.common import (
     with_base,
 )
 from infini.runs.preflight import check_optimizer
-from infini.system.console import plain_console, warn
-from infini.system.devices import pick_device, uses_bfloat16
-from infini.system.memory_use import begin_peak_memory, peak_memory_bytes
-from infini.system.progress import duration
-from infini.system.signals import as_interrupt, redirected_interrupts
+from infini.system.devices import begin_peak_memory, peak_memory_bytes, pick_device, uses_bfloat16
+from infini.system.process import as_interrupt, redirected_interrupts
+from infini.system.progress import duration, plain_console, warn
 from infini.training.checkpoint import (
     TOKENIZER,
     checkpoint_folder,

@@ -20,7 +20,7 @@ from infini.config.schema import Config
 from infini.errors import BusyError
 from infini.evaluation.result_cache import cache_path
 from infini.records import RunRecord
-from infini.system.locks import is_locked, lock_file
+from infini.system.paths import is_locked, lock_file
 
 T = TypeVar("T")
 SECONDS_BETWEEN = 1.0

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a title, the part done, and an estimate of the time left."""
+"""What work says on standard error: lines, warnings, and how far it is, with an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PLAIN_SECONDS = 15.0
 """Time between two lines if no bar is shown."""
+
+
+def plain_console(stderr: bool = True) -> Console:
+    """A console that prints texts as they are, in one line each: brackets are no markup, and numbers get no colour."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True)
+
+
+def warn(console: Console, text: str) -> None:
+    """Print a warning."""
+    console.print(text, style="bold yellow")
 
 
 def duration(seconds: float) -> str:

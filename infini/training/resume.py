@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from infini import records
-from infini.system.locks import lock_file
+from infini.system.paths import lock_file
 from infini.training.checkpoint import sha256_of
 from infini.training.ranks import ALONE, Ranks
 

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from infini.nn.protocols import optional
-from infini.system.memory_use import peak_memory_bytes
+from infini.system.devices import peak_memory_bytes
 from infini.training.resume import random_states, set_random_states
 
 LOW, HIGH = 0.1, 0.9

@@ -18,10 +18,8 @@ from infini.evaluation.decoding import Reader, generate
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
 from infini.records import RunRecord
-from infini.system.console import plain_console
-from infini.system.devices import autocast
-from infini.system.memory_use import peak_memory_bytes
-from infini.system.progress import progress_bar
+from infini.system.devices import autocast, peak_memory_bytes
+from infini.system.progress import plain_console, progress_bar
 from infini.tasks.booksum import references
 from infini.tasks.booksum.books import BookSplit, open_books
 from infini.tasks.booksum.config import BooksumConfig

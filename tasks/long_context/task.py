@@ -17,10 +17,8 @@ from infini.evaluation.decoding import Reader, generate
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
-from infini.system.console import plain_console
-from infini.system.devices import autocast
-from infini.system.memory_use import peak_memory_bytes
-from infini.system.progress import progress_bar
+from infini.system.devices import autocast, peak_memory_bytes
+from infini.system.progress import plain_console, progress_bar
 from infini.tasks.long_context.config import NEEDLES, LongContextConfig
 from infini.tasks.long_context.prompts import Prompt, make_prompts, revision
 from infini.tasks.text.data_module import ResumableDataModule

@@ -18,10 +18,8 @@ from infini.evaluation.dilution import half_dilution
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
-from infini.system.console import plain_console
-from infini.system.devices import autocast
-from infini.system.memory_use import PeakMemory
-from infini.system.progress import progress_bar
+from infini.system.devices import PeakMemory, autocast
+from infini.system.progress import plain_console, progress_bar
 from infini.tasks.passkey.answers import Answer, answer_questions
 from infini.tasks.passkey.config import PasskeyConfig
 from infini.tasks.passkey.data import input_ids

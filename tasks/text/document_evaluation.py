@@ -29,9 +29,8 @@ from infini.evaluation.perplexity import (
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
 from infini.nn.protocols import optional
 from infini.records import RunRecord
-from infini.system.console import plain_console
 from infini.system.devices import autocast
-from infini.system.progress import progress_bar
+from infini.system.progress import plain_console, progress_bar
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.token_cache import documents_of, extents, tokenise
 

@@ -15,8 +15,8 @@ from infini.config.compose import data_folder
 from infini.config.data_files import TEXT_LAYOUT, no_data
 from infini.config.schema import settings_in
 from infini.errors import InputError
-from infini.system.console import plain_console, warn
 from infini.system.paths import is_folder
+from infini.system.progress import plain_console, warn
 from infini.tasks.text.documents import SYNTHETIC, Documents, load_documents, synthetic_documents
 
 if TYPE_CHECKING:

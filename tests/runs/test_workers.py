@@ -26,7 +26,7 @@ from infini.errors import BusyError, InputError
 from infini.records import RunRecord
 from infini.runs import workers
 from infini.runs.workers import Worker
-from infini.system.locks import is_locked, lock_file
+from infini.system.paths import is_locked, lock_file
 
 ROWS = ["report=table2_lm", "task=pg19", "model=local,infini_linear"]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from command_runner import Runner
 
-from infini.system import memory_use
-from infini.system.memory_use import peak_memory_bytes, reset_peak_memory
+from infini.system import devices
+from infini.system.devices import peak_memory_bytes, reset_peak_memory
 
 CPU = torch.device("cpu")
 SIZE = 64 * 2**20
@@ -52,7 +52,7 @@ def test_the_peak_of_a_run_is_not_that_of_the_process(with_model: Runner, verb: 
 def test_a_run_begins_before_the_gpu_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: pytest.fail("torch raises an error"))
-    memory_use.begin_peak_memory(torch.device("cuda"))
+    devices.begin_peak_memory(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("verb", ["train", "eval"])
@@ -62,6 +62,6 @@ def test_a_run_ends_where_the_peak_cannot_be_started_anew(
     def refuse(device: torch.device) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(memory_use, "reset_peak_memory", refuse)
+    monkeypatch.setattr(devices, "reset_peak_memory", refuse)
     with_model(verb)
     assert with_model.records(verb)[-1].cost["peak_memory_bytes"] > 0

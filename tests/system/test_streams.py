@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infini.system.streams import in_encoding
+from infini.system.process import in_encoding
 
 FULL = Path("/dev/full")
 STUB = """

@@ -1,4 +1,7 @@
-"""Standard streams that do not stop a command: closed, without a reader, on a full disk, or in a narrow encoding."""
+"""What surrounds a command: standard streams that never stop it, signals that stop it as Ctrl-C does, and MPLBACKEND.
+
+A stream may be closed, without a reader, on a full disk, or in a narrow encoding.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import codecs
 import contextlib
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,7 +90,12 @@ def robust_streams(patient: bool) -> Iterator[Callable[[], None]]:
     Streams that a notebook or another program has replaced are unchanged.
     """
     for descriptor in (0, 1, 2):
-        _open_where_closed(descriptor)
+        # A file opened later would get the number of a closed one, and printed text would go into that file.
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # os.open takes the lowest free number, which is this one.
+            os.open(os.devnull, os.O_RDONLY if descriptor == 0 else os.O_WRONLY)
     before = sys.stdin, sys.stdout, sys.stderr
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it lives as long as the command
@@ -108,15 +118,6 @@ def robust_streams(patient: bool) -> Iterator[Callable[[], None]]:
         sys.stdin, sys.stdout, sys.stderr = before
 
 
-def _open_where_closed(descriptor: int) -> None:
-    """Open a closed descriptor: a file opened later would get its number, and printed text would go into that file."""
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        # os.open takes the lowest free number, which is this one.
-        os.open(os.devnull, os.O_RDONLY if descriptor == 0 else os.O_WRONLY)
-
-
 def _replace(name: str, descriptor: int, patient: bool) -> _PatientFile | None:
     """Replace sys.<name> by a stream on a _PatientFile, and return that file; None if the stream is not the
     process's."""
@@ -136,3 +137,65 @@ def _replace(name: str, descriptor: int, patient: bool) -> _PatientFile | None:
     )
     setattr(sys, name, stream)
     return file
+
+
+@contextlib.contextmanager
+def as_interrupt(name: str, unless_handled: bool = False) -> Iterator[None]:
+    """Treat a signal as Ctrl-C inside the block, in the main thread and where the system has it.
+
+    unless_handled: an existing handler, as of a launcher, stays.
+    """
+    number: signal.Signals | None = getattr(signal, name, None)
+    handled = unless_handled and number is not None and signal.getsignal(number) is not signal.SIG_DFL
+    if number is None or handled or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def redirected_interrupts(act: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Yields a function. After it is called, until the end of the block, signals that raise KeyboardInterrupt at the
+    start of the block call act() instead. Nothing happens in other threads than the main one.
+    """
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in signal.Signals}
+        raising = (signal.default_int_handler, _interrupt)
+        before = {number: handler for number, handler in handlers.items() if handler in raising}
+
+    def redirect() -> None:
+        for number in before:
+            signal.signal(number, lambda *_: act())
+
+    try:
+        yield redirect
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def drawing_without_a_screen() -> Iterator[None]:
+    """A context in which matplotlib draws with Agg, regardless of MPLBACKEND.
+
+    A shell started by a notebook inherits the notebook's MPLBACKEND. Importing matplotlib then fails where the
+    notebook's packages are not installed. torchmetrics, and so Lightning, imports matplotlib: training would not start.
+    """
+    before = os.environ.get("MPLBACKEND")
+    os.environ["MPLBACKEND"] = "agg"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MPLBACKEND"]
+        else:
+            os.environ["MPLBACKEND"] = before
