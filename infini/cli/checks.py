@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from infini.commands import Verb, verbs
 from infini.config.keys import key_of, reads
-from infini.config.schema import OPTIONAL_GROUPS, groups, root_defaults
+from infini.config.schema import groups, root_defaults
 from infini.errors import InputError, did_you_mean, nearest
 from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 
@@ -37,7 +37,7 @@ def refuse_unread(verb: str, words: Iterable[str]) -> None:
 
     Keys that do not exist are accepted here; compose refuses them.
     """
-    known = {*groups(), *OPTIONAL_GROUPS, *root_defaults()}
+    known = {*groups(), *root_defaults()}
     for word in words:
         key = key_of(word)
         group, _, field = key.partition(".")
@@ -142,7 +142,7 @@ def without_dashes(verb: Verb, word: str, words: Sequence[str]) -> str:
     following = words[words.index(word) + 1 :][:1]
     if not separator and following and "=" not in following[0] and not following[0].startswith("-"):
         value = following[0]
-    known = (*groups(), *OPTIONAL_GROUPS, *root_defaults())
+    known = (*groups(), *root_defaults())
     if value and key in known:
         return f"; did you mean {key}={value}?"
     if value and (whole := _whole_key(verb, key.replace("-", "_"))):
@@ -170,7 +170,7 @@ def _meant(verb: Verb, word: str, following: Sequence[str]) -> str:
     if "key" in verb.keys and word.isdecimal():
         return f"key={word}"
     choices = groups()
-    if word in (*choices, *OPTIONAL_GROUPS, *root_defaults()) and following and "=" not in following[0]:
+    if word in (*choices, *root_defaults()) and following and "=" not in following[0]:
         return f"{word}={following[0]}"
     if verb.takes_words:
         first, others = ["report", "experiment"], []

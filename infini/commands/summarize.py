@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from infini.commands import Arguments, Verb
 from infini.config.keys import COMPARED, DEVICES_OF_TRAINING, EVALUATION_ONLY, take_texts
-from infini.config.schema import OPTIONAL_GROUPS, groups, root_defaults
+from infini.config.schema import groups, root_defaults
 from infini.system.paths import is_file
 
 
@@ -21,7 +21,7 @@ def _is_book(word: str) -> bool:
     key, separator, _ = word.partition("=")
     if not separator or ("/" in key and not key.startswith("hydra/")):
         return True
-    known = {*groups(), *root_defaults(), *OPTIONAL_GROUPS, "hydra"}
+    known = {*groups(), *root_defaults(), "hydra"}
     return key.lstrip("+~").partition(".")[0] not in known and is_file(word)
 
 

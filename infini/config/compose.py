@@ -16,7 +16,7 @@ import pickle
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -42,7 +42,6 @@ from infini.config.schema import (
     root_defaults,
     schema_of,
     settings_in,
-    task_schema,
 )
 from infini.errors import InputError, did_you_mean
 from infini.system.paths import home_expanded
@@ -55,10 +54,6 @@ MAX_JOBS = 10_000
 _NOUNS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
 
 
-def _may_be(value: Any, kind: Any) -> bool:
-    return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-
-
 def _convert(key: str, value: Any, hint: Any) -> Any:
     """`value` as the annotated type `hint`; InputError naming `key` otherwise. An int is accepted as a float."""
     if get_origin(hint) in (Union, types.UnionType):
@@ -68,8 +63,10 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
             names_a_run = key in ("checkpoint", "init_from")
             wanted = "must be a run id or a folder" if names_a_run else "is empty; give it a value"
             raise InputError(f"{key}='': {wanted}, or null")
-        arms = [arm for arm in get_args(hint) if arm is not type(None)]
-        fitting = [arm for arm in arms if _may_be(value, arm)] if arms[1:] else arms
+        arms = fitting = [arm for arm in get_args(hint) if arm is not type(None)]
+        if arms[1:]:
+            fits = {arm: isinstance(value, (int, float) if arm is float else arm) for arm in arms}
+            fitting = [arm for arm in arms if fits[arm] and not isinstance(value, bool)]
         require(bool(fitting), key, value, f"must be {' or '.join(_NOUNS[arm] for arm in arms if arm in _NOUNS)}")
         hint = fitting[0]
     if get_origin(hint) is list:
@@ -94,23 +91,19 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     return value
 
 
+_type_hints = functools.cache(get_type_hints)
+
+
 def _build(cls: type[T], values: Mapping[str, Any], group: str = "") -> T:
     prefix = f"{group}." if group else ""
-    hints = _hints_of(cls)  # type: ignore[arg-type]
+    hints, names = _type_hints(cls), [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key, value in values.items():
-        if key not in hints:
-            raise _no_such_key(f"{prefix}{key}", value, [f"{prefix}{name}" for name in hints])
-    for name in hints:
+        if key not in names:
+            raise _no_such_key(f"{prefix}{key}", value, [f"{prefix}{name}" for name in names])
+    for name in names:
         if name not in values:
             raise InputError(f"{prefix}{name}: missing; give it a value")
-    return cls(**{name: _convert(f"{prefix}{name}", values[name], hint) for name, hint in hints.items()})
-
-
-@functools.cache
-def _hints_of(cls: type) -> Mapping[str, Any]:
-    """Field -> its type, of a dataclass."""
-    resolved = get_type_hints(cls)
-    return {field.name: resolved[field.name] for field in dataclasses.fields(cls)}
+    return cls(**{name: _convert(f"{prefix}{name}", values[name], hints[name]) for name in names})
 
 
 class NoSuchKeyError(InputError):
@@ -122,21 +115,20 @@ class NoSuchKeyError(InputError):
 
 
 def _no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyError:
-    parent = key.rpartition(".")[0]
+    parent, _, last = key.rpartition(".")
     siblings = [name for name in known if name.rpartition(".")[0] == parent]
     if not siblings:
         parent, siblings = "", [name for name in known if "." not in name]
-    last = key.rpartition(".")[2]
+    choices = groups()[parent] if parent in ("task", "model", "logger") else []
     same = [name for name in known if "." in name and name.rpartition(".")[2] == last]
-    tasks = groups()["task"] if parent == "task" else []
-    having = [name for name in tasks if last in {field.name for field in dataclasses.fields(task_schema(name))}]
-    hint = f"; did you mean {same[0]!r}?" if same else did_you_mean(key, siblings) or did_you_mean(key, known)
-    hint = f"; of task={', task='.join(having)}" if having else hint
-    if key == "report.run":
+    if owners := [name for name in choices if last in settings_in(parent, name)]:
+        hint = f"; of {parent}={f', {parent}='.join(owners)}"
+    elif key == "report.run":
         hint = "; this report makes all its rows; model= chooses among them"
-    choices = groups()[parent] if parent in ("model", "logger") else []
-    owners = [name for name in choices if last in settings_in(parent, name)]
-    hint = f"; of {parent}={f', {parent}='.join(owners)}" if owners else hint
+    elif same:
+        hint = f"; did you mean {same[0]!r}?"
+    else:
+        hint = did_you_mean(key, siblings) or did_you_mean(key, known)
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
     return NoSuchKeyError(key, value, f"{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}")
 
@@ -154,7 +146,12 @@ def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
     values = {str(key): value for key, value in dict(composed).items()}  # type: ignore[arg-type]
     # One length or depth becomes a list of one, so that `length=1M` works, also in a sweep.
     values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
-    values["recipe"] = _with_short_warmup(values.get("recipe"), overrides)
+    recipe, set_here = values.get("recipe"), {text.lstrip("+").partition("=")[0] for text in overrides}
+    if isinstance(recipe, Mapping) and "recipe.steps" in set_here and "recipe.warmup_steps" not in set_here:
+        # Otherwise a shorter training could consist of warm-up alone. A recipe with its own steps is unchanged.
+        steps, warmup = recipe.get("steps"), recipe.get("warmup_steps")
+        if type(steps) is int and type(warmup) is int and steps >= 1:
+            values["recipe"] = {**recipe, "warmup_steps": short_warmup(steps, warmup)}
     made = _build(Config, values)
     if made.results_dir.startswith("~"):
         made.results_dir = str(home_expanded("results_dir", made.results_dir))
@@ -180,21 +177,6 @@ def _check_folder(key: str, folder: Path) -> None:
     except UnicodeEncodeError:
         why = "its name is not UTF-8"
     require(not why, key, str(folder), f"{why}; must be a folder, or a path where one can be created")
-
-
-def _with_short_warmup(recipe: Any, overrides: Sequence[str]) -> Any:
-    """The recipe; where recipe.steps is set and the warm-up is not, the warm-up is at most a tenth of the steps.
-
-    Otherwise a shorter training could consist of warm-up alone. A recipe with its own number of steps is unchanged.
-    """
-    set_here = {text.lstrip("+").partition("=")[0] for text in overrides}
-    if "recipe.steps" not in set_here or "recipe.warmup_steps" in set_here or not isinstance(recipe, Mapping):
-        return recipe
-    steps: Any = recipe.get("steps")
-    warmup: Any = recipe.get("warmup_steps")
-    if not _may_be(steps, int) or not _may_be(warmup, int) or steps < 1:
-        return recipe
-    return {**recipe, "warmup_steps": short_warmup(steps, warmup)}
 
 
 def short_warmup(steps: int, warmup: int) -> int:
@@ -226,28 +208,29 @@ def compose(overrides: Sequence[str]) -> Config:
 
 def normalise(overrides: Sequence[str]) -> list[str]:
     """The overrides in Hydra's grammar: a plain value that it cannot parse, as a path with `=`, gets quotes."""
-    # Hydra does not accept null for a group, or a group without files. The default experiment is none.
-    none = {f"{group}=null" for group in OPTIONAL_GROUPS if group not in groups() or group == "experiment"}
-    return ["~tuned" if text == "tuned=null" else _normalise(text) for text in overrides if text not in none]
-
-
-def _normalise(text: str) -> str:
-    key, separator, value = text.partition("=")
-    if key.lstrip("~") in groups() and text.startswith("~"):
-        raise InputError(f"{text!r}: a group cannot be removed; choose one of {', '.join(groups()[key.lstrip('~')])}")
-    if not key or not (separator or text.startswith("~")):
-        raise InputError(f"{text!r}: not a setting; write key=value")
-    # Python reads no integer of more than 4,300 digits.
-    if longest := max((len(found) for found in re.findall(r"\d{4301,}", value)), default=0):
-        raise InputError(f"{key}: a number of {longest:,} digits is too large")
-    quoted = f"{key}='{value}'"
-    for candidate in (text,) if set("'\"[]{},\\") & set(value) else (text, quoted):
-        try:
-            _parsed(candidate)
-        except OverrideParseException:
+    normalised = []
+    for text in overrides:
+        # Hydra does not accept null for a group. The default experiment is none.
+        if text in ("experiment=null", "tuned=null"):
+            normalised += ["~tuned"] if text == "tuned=null" else []
             continue
-        return candidate
-    raise InputError(f"{text!r}: cannot be parsed; write key=value, and quotes around a value with brackets or commas")
+        key, separator, value = text.partition("=")
+        if text.startswith("~") and (group := key.lstrip("~")) in groups():
+            raise InputError(f"{text!r}: a group cannot be removed; choose one of {', '.join(groups()[group])}")
+        if not key or not (separator or text.startswith("~")):
+            raise InputError(f"{text!r}: not a setting; write key=value")
+        # Python reads no integer of more than 4,300 digits.
+        if longest := max((len(found) for found in re.findall(r"\d{4301,}", value)), default=0):
+            raise InputError(f"{key}: a number of {longest:,} digits is too large")
+        for candidate in (text,) if set("'\"[]{},\\") & set(value) else (text, f"{key}='{value}'"):
+            with suppress(OverrideParseException):
+                _parsed(candidate)
+                normalised.append(candidate)
+                break
+        else:
+            hint = "write key=value, and quotes around a value with brackets or commas"
+            raise InputError(f"{text!r}: cannot be parsed; {hint}")
+    return normalised
 
 
 @functools.cache
@@ -309,41 +292,29 @@ def _composing() -> Iterator[None]:
 
 def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
     """What Hydra composes. Groups are read and joined once for each choice of them; values are set in a copy."""
-    parsed = [_parsed(text) for text in overrides]
-    # Hydra itself sets values last and in this way. All else may change which files are read.
-    values = [o for o in parsed if _sets_a_value(o)]
-    composed = _joined_groups(tuple(str(o.input_line) for o in parsed if not _sets_a_value(o)))
+    values: list[Override] = []
+    others: list[Override] = []
+    for override in map(_parsed, overrides):
+        # Hydra itself sets values last and in this way. All else may change which files are read.
+        plain = override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
+        key = override.key_or_group
+        is_value = plain and not (key in groups() or "/" in key or key.partition(".")[0] == "hydra")
+        (values if is_value else others).append(override)
+    composed: DictConfig = pickle.loads(_joined_groups(tuple(str(override.input_line) for override in others)))
     try:
         for override in values:
             OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
     except OmegaConfBaseException:
         # It says in its own words what is wrong.
-        return _joined_groups(tuple(overrides))
-    return composed
-
-
-def _joined_groups(overrides: tuple[str, ...]) -> DictConfig:
-    """A copy of what Hydra composes."""
-    composed: DictConfig = pickle.loads(_pickled_groups(overrides))
+        return pickle.loads(_joined_groups(tuple(overrides)))
     return composed
 
 
 @functools.cache
-def _pickled_groups(overrides: tuple[str, ...]) -> bytes:
+def _joined_groups(overrides: tuple[str, ...]) -> bytes:
     """What Hydra composes, pickled: copy.deepcopy takes several times as long to copy it."""
     with _composing():
         return pickle.dumps(hydra.compose("config", list(overrides)))
-
-
-def _is_group(override: Override) -> bool:
-    return override.key_or_group in (*groups(), *OPTIONAL_GROUPS)
-
-
-def _sets_a_value(override: Override) -> bool:
-    """Whether an override is `key=value` for a key that is no group and not Hydra's own."""
-    plain = override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
-    key = override.key_or_group
-    return plain and not (_is_group(override) or "/" in key or key.partition(".")[0] == "hydra")
 
 
 def _check(overrides: Sequence[str]) -> list[Override]:
@@ -360,26 +331,23 @@ def _check(overrides: Sequence[str]) -> list[Override]:
             override.value(), str | type(None) if override.is_delete() else str
         ):
             raise InputError(f"{override.input_line}: takes the name of one of Hydra's configurations, as basic")
-        if _is_group(override) and not override.is_delete():
-            options = groups().get(key, [])
-            if key in OPTIONAL_GROUPS:
-                if override.value() is None:
-                    continue
-                options = [*options, "null"]
-            one_of(key, override.value(), options)
+        if key in groups() and not override.is_delete():
+            optional = key in OPTIONAL_GROUPS
+            if not (optional and override.value() is None):
+                one_of(key, override.value(), [*groups()[key], *(["null"] if optional else [])])
     return parsed
 
 
 def _explained(error: Exception, parsed: Sequence[Override]) -> InputError:
     """One line for a failed composition: the unknown key if there is one, else Hydra's first line."""
-    groups_only = [o.input_line for o in parsed if o.input_line and _is_group(o) and not o.is_delete()]
+    chosen = (o.input_line for o in parsed if o.input_line and o.key_or_group in groups() and not o.is_delete())
     try:
-        known = list(_flat_keys(OmegaConf.to_container(_joined_groups(tuple(groups_only)), resolve=False)))
+        known = list(_flat_keys(OmegaConf.to_container(pickle.loads(_joined_groups(tuple(chosen))), resolve=False)))
     except (HydraException, OmegaConfBaseException):
         return InputError(_first_line(error))
     for override in parsed:
         key = override.key_or_group
-        if not (_is_group(override) or override.is_add() or key in known or key.partition("/")[0].startswith("hydra")):
+        if not (key in groups() or override.is_add() or key in known or key.partition("/")[0].startswith("hydra")):
             return _no_such_key(key, None if override.is_delete() else override.value(), [*known, *OPTIONAL_GROUPS])
     return InputError(_first_line(error))
 
@@ -404,8 +372,8 @@ def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
     values = dataclasses.asdict(config) if isinstance(config, Config) else config
     identity = {key: values.get(key) for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
     for group in ("scale", "task"):
-        values_of_group = (identity[group] or {}).items()
-        identity[group] = {key: value for key, value in values_of_group if key not in evaluation_keys(group)}
+        only_evaluated = evaluation_keys(group)
+        identity[group] = {key: value for key, value in (identity[group] or {}).items() if key not in only_evaluated}
     # The task's positions have an effect through the model's only, which were all rotary before there was a choice.
     task, model = dict(identity["task"] or {}), dict(identity["model"] or {})
     task.pop("positions", None)

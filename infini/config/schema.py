@@ -34,7 +34,7 @@ LISTS = ("length", "depth")
 TEXTS = ("prompt", "save_state", "load_state", "output", "base", "out", "key", "place")
 """Root keys whose values are taken as they are typed, without Hydra's grammar."""
 OPTIONAL_GROUPS = ("tuned", "experiment")
-"""Groups that may be absent. They have no dataclass: their files set values of other groups."""
+"""Groups that may be null. They have no dataclass: their files set values of other groups."""
 
 
 @dataclass

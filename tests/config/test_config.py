@@ -327,7 +327,7 @@ def test_a_recipe_with_steps_of_its_own_keeps_its_warm_up_and_its_hash(monkeypat
     for recipe in groups()["recipe"]:
         words = of_recipe(recipe)
         with monkeypatch.context() as patch:
-            patch.setattr("infini.config.compose._with_short_warmup", lambda recipe, overrides: recipe)
+            patch.setattr("infini.config.compose.short_warmup", lambda steps, warmup: warmup)
             as_declared = config_hash(compose(words))
         assert config_hash(compose(words)) == as_declared
 
