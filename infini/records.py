@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ class RunRecord:
         content = _plain(asdict(self))
         if self.diverged is None:
             del content["diverged"]
-        return _dumps(content | {"sha256": _checksum(content)})
+        return _dumps(content | {"sha256": _checksum(_dumps(content))})
 
     @classmethod
     def from_json(cls, text: str) -> RunRecord:
@@ -143,7 +142,7 @@ class RunRecord:
         # Without this line a text of to_json is what the checksum is of. Only another layout of the same content has
         # to be written again, which takes ten times as long as all the rest.
         as_written = text.replace(f'\n "sha256": "{sha256}",\n', "\n", 1)
-        if sha256 != _sha256(as_written) and sha256 != _checksum(raw):
+        if sha256 != _checksum(as_written) and sha256 != _checksum(_dumps(raw)):
             raise ValueError("checksum mismatch")
         for name, entry in raw["results"].items():
             if not isinstance(entry, dict) or not isinstance(entry.get("value"), int | float | None):
@@ -167,11 +166,7 @@ def _dumps(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _checksum(content: dict[str, Any]) -> str:
-    return _sha256(_dumps(content))
-
-
-def _sha256(text: str) -> str:
+def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -310,27 +305,21 @@ def read_record(path: str | Path) -> RunRecord:
     return record
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without garbage collections. All objects of parsed JSON live on, and looking at them again and again takes two
-    thirds of the time when torch is imported."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def load_records(results_dir: str | Path) -> list[RunRecord]:
     """All records in `<results_dir>/runs`, oldest first.
 
     Raises:
         InputError: a record is damaged; the message names the file.
     """
-    with _no_collection():
+    # All objects of parsed JSON live on. Garbage collections would look at them again and again, which takes two thirds
+    # of the time when torch is imported.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
         found = [read_record(path) for path in sorted((Path(results_dir) / "runs").glob("*.json"))]
+    finally:
+        if collects:
+            gc.enable()
     return sorted(found, key=lambda record: (record.started, record.run_id))
 
 
@@ -401,30 +390,25 @@ def describe_changes(environment: Mapping[str, Any]) -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _hardware() -> dict[str, Any]:
-    cpuinfo = _read("/proc/cpuinfo")
-    name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    flags = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    total = re.search(r"^MemTotal:\s*(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    told = {"cpuinfo": "", "meminfo": ""}
+    for name in told:
+        with suppress(OSError):
+            told[name] = Path("/proc", name).read_text(encoding="utf-8", errors="replace")
+    model = re.search(r"^model name\s*:\s*(.+)$", told["cpuinfo"], re.MULTILINE)
+    flags = re.search(r"^flags\s*:\s*(.+)$", told["cpuinfo"], re.MULTILINE)
+    total = re.search(r"^MemTotal:\s*(\d+) kB", told["meminfo"], re.MULTILINE)
     # A run without torch uses no accelerator, so torch is not imported for this.
     torch, accelerator = sys.modules.get("torch"), None
     if torch is not None and torch.cuda.is_available():
         count, accelerator = torch.cuda.device_count(), str(torch.cuda.get_device_name(0))
         accelerator = accelerator if count == 1 else f"{count} x {accelerator}"
     return {
-        "cpu": name.group(1).strip() if name else platform.processor() or platform.machine(),
-        "cores": cores,
-        "memory_gb": round(int(total.group(1)) / 2**20, 1) if total else None,
+        "cpu": model[1].strip() if model else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gb": round(int(total[1]) / 2**20, 1) if total else None,
         "accelerator": accelerator,
-        "has_amx": "amx_tile" in flags.group(1).split() if flags else False,
+        "has_amx": "amx_tile" in flags[1].split() if flags else False,
     }
 
 
@@ -435,24 +419,18 @@ def environment(root: Path | None = None) -> dict[str, Any]:
     """
     revision, dirty = git_state(root or source_root())
     changes = changed_files(root or source_root()) if dirty else None
+    versions = {}
+    for package in VERSIONED_PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     return {
         "git_revision": revision,
         "git_dirty": dirty,
         **({"git_changes": changes[:3]} if changes else {}),
         "hardware": _hardware(),
         "python": platform.python_version(),
-        "versions": dict(_versions()),
+        "versions": versions,
     }
-
-
-@cache
-def _versions() -> Mapping[str, str]:
-    """Package -> version, of those that are installed."""
-    versions = {}
-    for package in VERSIONED_PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
 
 
 def value_at(config: Any, key: str) -> Any:
