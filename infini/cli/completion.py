@@ -7,6 +7,7 @@ from infini.config.schema import groups, settings_in
 from infini.errors import InputError, did_you_mean
 
 SHELLS = ("bash", "zsh")
+HELP = 'infini completion bash (or zsh): a script for the shell; eval "$(infini completion bash)" in ~/.bashrc\n'
 
 _SCRIPT = """\
 # Completion of infini in {shell}; made by `infini completion {shell}`.

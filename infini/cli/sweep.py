@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infini.cli.checks import check, naming_keys_of, note_replaced
-from infini.cli.failures import one_line
+from infini.cli.main import check, note_replaced, one_line, prepare, with_keys_of
 from infini.commands import Verb, verbs
 from infini.config.keys import key_of
 from infini.errors import InputError
@@ -39,7 +38,7 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from infini.config.compose import compose, expand_sweep, normalise
+    from infini.config.compose import NoSuchKeyError, compose, expand_sweep, normalise
 
     overrides = normalise(words)
     # Check every job before the first one starts: otherwise the last could fail after hours.
@@ -48,8 +47,10 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
         # Hydra allows a space before the bracket, and other ways of sampling may come.
         sampled = next((word for word in words if re.search(r"interval\s*\(", word)), " ".join(words))
         raise InputError(f"{sampled}: an interval takes a hydra/sweeper that samples; give values, as 1,2,3 or range()")
-    with naming_keys_of(verb):
+    try:
         checked = [compose(job) for job in jobs_of_sweep]
+    except NoSuchKeyError as error:
+        raise with_keys_of(verb, error) from error
     for cfg, job_overrides in zip(checked, jobs_of_sweep, strict=True):
         check(verb, cfg, job_overrides)
     note_replaced(overrides)
@@ -80,8 +81,6 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
 
 def share(verb: Verb, words: Sequence[str]) -> int:
     """Run the command in several processes at once, by Hydra's launcher; they share its runs (infini.runs.workers)."""
-    from infini.cli.main import prepare
-
     of_hydra = [word for word in words if key_of(word).startswith("hydra")]
     others = [word for word in words if word not in of_hydra]
     cfg, _, _ = prepare(verb, others)
@@ -130,7 +129,6 @@ def _multirun(task: Callable[[DictConfig], str | None], overrides: Sequence[str]
 @robust_streams(patient=True)
 def _worker(name: str, words: Sequence[str], cfg: DictConfig) -> str | None:
     """One process of a command that several share."""
-    from infini.cli.main import prepare
 
     def run() -> int | None:
         verb = verbs()[name]

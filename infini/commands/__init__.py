@@ -90,7 +90,13 @@ class Verb:
         if self.begins_with:
             module, _, function = self.begins_with.partition(":")
             getattr(importlib.import_module(module), function)(cfg)
-        with _waiting("loading torch and lightning") if self.computes else nullcontext():
+        waiting: AbstractContextManager[object] = nullcontext()
+        if self.computes and sys.stderr.isatty():
+            # It takes some seconds.
+            from rich.console import Console
+
+            waiting = Console(stderr=True).status("loading torch and lightning")
+        with waiting:
             work = importlib.import_module(self.module)
         code: int | None = work.run(cfg, overrides, **extra)
         return code
@@ -98,15 +104,6 @@ class Verb:
     def reads(self, key: str) -> bool:
         """Whether it reads a key, at least with some kind of report."""
         return reads(self.patterns, key) and key not in self.never
-
-
-def _waiting(what: str) -> AbstractContextManager[object]:
-    """Says on a terminal what takes some seconds, until it is done."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(what)
 
 
 @cache

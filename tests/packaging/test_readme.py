@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from infini.cli import main as cli
-from infini.cli.checks import refuse_unread
+from infini.cli.main import refuse_unread
 from infini.commands import Arguments, verbs
 from infini.config.compose import compose, expand_sweep
 from infini.config.keys import bracketed, check_lengths

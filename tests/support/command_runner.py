@@ -12,7 +12,7 @@ from tiny_runs import SUMMARIES, TINY
 
 from infini import records
 from infini.cli import main as cli
-from infini.cli.checks import read_of_report
+from infini.cli.main import read_of_report
 from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.keys import key_of
