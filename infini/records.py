@@ -23,7 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_origin, get_type_hints
 
 from infini.errors import InputError
 
@@ -152,13 +153,10 @@ class RunRecord:
         return cls(**raw)
 
 
-_FIELD_KINDS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("run_id", "verb", "task", "model", "scale", "command", "config_hash", "started"), str),
-    **dict.fromkeys(("config", "environment", "data", "results", "cost", "series"), dict),
-    "overrides": list,
-    "documents": list,
-    "seed": int,
-    "parent": (str, type(None)),
+_FIELD_KINDS = {
+    name: hint if isinstance(hint, UnionType) else get_origin(hint) or hint
+    for name, hint in get_type_hints(RunRecord).items()
+    if name != "diverged"
 }
 
 

@@ -112,11 +112,10 @@ def _entry(key: str, value: Any, meaning: str) -> list[str]:
 
 def _aligned(shown: str, meaning: str) -> list[str]:
     """Lines with the meaning in a column of its own."""
+    column = " " * _INDENT
     if len(shown) > _INDENT - 2:
-        wrapped = textwrap.wrap(meaning, WIDTH - _INDENT)
-        return [shown, *(" " * _INDENT + line for line in wrapped)]
-    wrapped = textwrap.wrap(meaning, WIDTH - _INDENT) or [""]
-    return [f"{shown:<{_INDENT}}{wrapped[0]}".rstrip(), *(" " * _INDENT + line for line in wrapped[1:])]
+        return [shown, *textwrap.wrap(meaning, WIDTH, initial_indent=column, subsequent_indent=column)]
+    return textwrap.wrap(meaning, WIDTH, initial_indent=f"{shown:<{_INDENT}}", subsequent_indent=column) or [shown]
 
 
 def _text(value: Any) -> str:

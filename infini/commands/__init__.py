@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from infini.config.keys import PLACES as PLACES
 from infini.config.keys import reads
 
 

@@ -1,7 +1,7 @@
 """`infini eval`: measure a trained model on its task."""
 
-from infini.commands import PLACES, Verb
-from infini.config.keys import COMPARED, DEVICES_OF_TRAINING
+from infini.commands import Verb
+from infini.config.keys import COMPARED, DEVICES_OF_TRAINING, PLACES
 
 VERB = Verb(
     "eval",

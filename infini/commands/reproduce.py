@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from infini.commands import PLACES, Arguments, Verb
-from infini.config.keys import OF_REPORTS, TRAINED, TRAINING_GROUPS
+from infini.commands import Arguments, Verb
+from infini.config.keys import OF_REPORTS, PLACES, TRAINED, TRAINING_GROUPS
 from infini.config.schema import groups
 from infini.errors import InputError, one_of
 

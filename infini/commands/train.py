@@ -1,7 +1,7 @@
 """`infini train`: train a model and write its record."""
 
-from infini.commands import PLACES, Verb
-from infini.config.keys import EVALUATION_ONLY, TRAINING_GROUPS
+from infini.commands import Verb
+from infini.config.keys import EVALUATION_ONLY, PLACES, TRAINING_GROUPS
 
 VERB = Verb(
     "train",

@@ -201,10 +201,9 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "adafactor", "muon"))
         require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
-        at_least("optimizer", self, 0, "gate_lr")
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(in_range, "optimizer.betas", self.betas, "must be two numbers, at least 0 and below 1")
-        at_least("optimizer", self, 0, "weight_decay")
+        at_least("optimizer", self, 0, "gate_lr", "weight_decay")
         if self.clip_norm is not None:
             require(self.clip_norm > 0, "optimizer.clip_norm", self.clip_norm, "must be above 0, or null")
 

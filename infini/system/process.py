@@ -59,10 +59,8 @@ OUTPUT = "standard output"
 class _PatientFile(io.FileIO):
     """A descriptor that drops its output after the reader is gone or the disk is full, instead of failing again."""
 
-    def __init__(self, descriptor: int, patient: bool) -> None:
-        super().__init__(descriptor, "w", closefd=False)
-        self.patient = patient
-        self.lost: OSError | None = None
+    patient: bool
+    lost: OSError | None = None
 
     def write(self, content: Any) -> int:
         try:
@@ -127,7 +125,8 @@ def _replace(name: str, descriptor: int, patient: bool) -> _PatientFile | None:
     if old is not None:
         with contextlib.suppress(OSError):
             old.flush()
-    file = _PatientFile(descriptor, patient)
+    file = _PatientFile(descriptor, "w", closefd=False)
+    file.patient = patient
     stream = io.TextIOWrapper(
         io.BufferedWriter(file),
         encoding=old.encoding if old is not None else "utf-8",
