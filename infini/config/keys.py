@@ -9,35 +9,18 @@ import re
 from collections.abc import Sequence
 
 from infini.config.lengths import parse_length
-from infini.config.schema import LISTS, TEXTS, evaluation_keys
+from infini.config.schema import LISTS, TEXTS
 
 TRAINING_GROUPS = ("task", "model", "dims", "scale", "optimizer", "recipe", "parallel")
 """Groups that decide a training."""
 TRAINED = (*(f"{group}.*" for group in TRAINING_GROUPS), "tuned", "init_from")
 """What decides a training; a search identifies its trainings by these."""
-COMPARED = ("dims.*", "optimizer.*", "recipe.*")
-"""Settings that select a trained model, and must agree with it."""
 OF_REPORTS = ("report.*", "experiment")
 """What selects a report and changes it."""
 SHOWN = ("full", "logger.*")
 """What decides where a report's table is shown, and how much of it."""
 PLACES = ("results_dir", "cache_dir")
 """Root keys that say where files go."""
-IN_VALIDATION = ("scale.eval_segments_per_call",)
-"""Keys of evaluations that the validation at the end of a training reads too."""
-EVALUATION_ONLY = tuple(
-    f"{group}.{key}"
-    for group in ("scale", "task")
-    for key in sorted(evaluation_keys(group))
-    if f"{group}.{key}" not in IN_VALIDATION
-)
-"""Keys that only evaluations read; see `evaluation=True` in the fields of the configuration."""
-
-
-DEVICES_OF_TRAINING = tuple(
-    f"parallel.{key}" for key in ("devices", "nodes", "accumulate", "sequence", "strategy", "compile")
-)
-"""Keys of the devices that share a training. Other commands take one device, of parallel.accelerator."""
 
 
 def reads(patterns: Sequence[str], key: str) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from infini.commands.demo import DIGITS
+from infini.commands import DEMO_DIGITS
 from infini.config.lengths import parse_length
 from infini.config.schema import Config
 from infini.demo import FOLDER
@@ -44,7 +44,7 @@ def run(cfg: Config, overrides: list[str], key: str | None, depth: float) -> int
 def _demonstrate(cfg: Config, key: str | None, depth: float, device: torch.device) -> None:
     model, description = load_model(FOLDER, device)
     tokenizer = load_tokenizer(FOLDER, description)
-    template = PasskeyTemplate(tokenizer.encode, digits=DIGITS, fill="exact", longest_training=LONGEST_TRAINING)
+    template = PasskeyTemplate(tokenizer.encode, digits=DEMO_DIGITS, fill="exact", longest_training=LONGEST_TRAINING)
     length = parse_length(cfg.length[0])
     rng = np.random.default_rng()
     key = key or template.draw_key(rng, training=False)
@@ -99,7 +99,7 @@ def reading_speed(length: int) -> float:
     keep_large_buffers()
     model, description = load_model(FOLDER, torch.device("cpu"))
     tokenizer = load_tokenizer(FOLDER, description)
-    template = PasskeyTemplate(tokenizer.encode, digits=DIGITS, longest_training=LONGEST_TRAINING)
+    template = PasskeyTemplate(tokenizer.encode, digits=DEMO_DIGITS, longest_training=LONGEST_TRAINING)
     prompt = template.example(length, 0.0, np.random.default_rng(0), training=False)
     questions, threads = [Question(length, "start", 0, prompt)], torch.get_num_threads()
     torch.set_num_threads(1)

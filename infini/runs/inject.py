@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infini.commands.inject import VERB
+from infini.commands import verbs
 from infini.config.keys import key_of
 from infini.config.schema import Config
 from infini.errors import InputError
@@ -61,7 +61,7 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None]) -> int:
 
 def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None) -> int:
     """Write the trained model of cfg.checkpoint as a folder for transformers."""
-    typed = [key_of(text) for text in overrides[len(VERB.fixed) :]]
+    typed = [key_of(text) for text in overrides[len(verbs()["inject"].fixed) :]]
     given = ["base"] * (base is not None) + [key for key in typed if key.startswith(("model.", "dims."))]
     if given := [key for key in given if key != "model.dtype"]:
         raise InputError(f"{given[0]}: checkpoint={cfg.checkpoint} has its own; leave it out")

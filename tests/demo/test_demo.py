@@ -15,8 +15,7 @@ import torch
 
 from infini import records
 from infini.cli import main as cli
-from infini.commands import verbs
-from infini.commands.demo import DIGITS, SHORTEST
+from infini.commands import DEMO_DIGITS, DEMO_SHORTEST, verbs
 from infini.demo import FOLDER
 from infini.tasks.passkey.answers import answer_questions
 from infini.tasks.passkey.plan import make_questions
@@ -84,7 +83,7 @@ def test_random_keys_at_all_places_are_right() -> None:
     model, description = load_model(FOLDER, torch.device("cpu"))
     tokenizer = word_tokenizer()
     assert tokenizer.hash == description["tokenizer_hash"]
-    template = PasskeyTemplate(tokenizer.encode, digits=DIGITS, fill="exact", longest_training=8192)
+    template = PasskeyTemplate(tokenizer.encode, digits=DEMO_DIGITS, fill="exact", longest_training=8192)
     depths = {f"{depth:.2f}": float(depth) for depth in np.linspace(0, 1, 20)}
     asked = make_questions(template, [16 * 1024], depths, 2, seed=5)
     answers = list(answer_questions(model, list(asked), tokenizer.bos_id, tokens_per_call=2048))
@@ -142,8 +141,10 @@ def test_the_model_is_that_of_a_published_training() -> None:
 
 
 def test_the_shortest_text_is_that_of_the_prompts() -> None:
-    template = PasskeyTemplate(word_tokenizer().encode, digits=DIGITS, fill="exact", longest_training=LONGEST_TRAINING)
-    assert template.shortest(training=False) == SHORTEST
+    template = PasskeyTemplate(
+        word_tokenizer().encode, digits=DEMO_DIGITS, fill="exact", longest_training=LONGEST_TRAINING
+    )
+    assert template.shortest(training=False) == DEMO_SHORTEST
 
 
 def test_help_and_completion_know_it(capsys: pytest.CaptureFixture[str]) -> None:

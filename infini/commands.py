@@ -1,0 +1,403 @@
+"""The verbs of the command line: what each reads, and how its words are taken apart. `infini.runs` does the work."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from infini.config.keys import OF_REPORTS, PLACES, TRAINED, TRAINING_GROUPS, key_of, reads, take_texts
+from infini.config.lengths import NAMED_DEPTHS, format_length, parse_length
+from infini.config.schema import evaluation_keys, groups, root_defaults
+from infini.errors import InputError, one_of, require
+from infini.pretrained.base_names import SEGMENT
+from infini.system.paths import is_file
+
+COMPARED = ("dims.*", "optimizer.*", "recipe.*")
+"""Settings that select a trained model, and must agree with it."""
+EVALUATION_ONLY = tuple(
+    f"{group}.{key}"
+    for group in ("scale", "task")
+    for key in sorted(evaluation_keys(group))
+    # The validation at the end of a training reads it too.
+    if key != "eval_segments_per_call"
+)
+"""Keys that only evaluations read; see `evaluation=True` in the fields of the configuration."""
+DEVICES_OF_TRAINING = tuple(
+    f"parallel.{key}" for key in ("devices", "nodes", "accumulate", "sequence", "strategy", "compile")
+)
+"""Keys of the devices that share a training. Other commands take one device, of parallel.accelerator."""
+INJECT_SHORT = {
+    "segment_length": "dims.segment_length",
+    **{
+        name: f"model.{name}"
+        for name in ("update_rule", "gate_init", "window", "sinks", "memory_decay", "input_gate", "layers", "dtype")
+    },
+}
+"""Keys that `infini inject` takes without their group, too."""
+DEMO_DIGITS = 5
+"""Digits of the numbers that the model was trained on."""
+DEMO_SHORTEST = 221
+"""Tokens of the shortest text that has room for every number and place; the template's own, without its tokenizer."""
+DEMO_LONGEST = 2**30
+"""The longest text in tokens, which takes hours to read."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The words behind a verb, taken apart."""
+
+    overrides: list[str]
+    """Settings in Hydra's grammar."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the verb's function beside the configuration and the overrides."""
+    first: list[str] = field(default_factory=list)
+    """Settings to compose with where a key was given several values: the first of each."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One command: what it does, which keys it reads, and the function that does it."""
+
+    name: str
+    summary: str
+    example: str
+    """One command line that runs as it stands."""
+    module: str
+    """Module whose `run(cfg, overrides, **extra)` does the work; it returns an exit code, or None for success."""
+    groups: tuple[str, ...] = ()
+    """Groups that it reads with all of their keys."""
+    keys: tuple[str, ...] = ()
+    """Root keys that it reads."""
+    choices: tuple[str, ...] = ()
+    """Groups of which it reads the choice alone."""
+    all_of: tuple[str, ...] = ()
+    """Groups of which it takes every choice where none is named."""
+    also: tuple[str, ...] = ()
+    """What else it reads, not shown in its help: keys, groups by name (the choice alone) or `group.*` (all keys)."""
+    never: tuple[str, ...] = ()
+    """Keys of `groups` that it does not read."""
+    short: Mapping[str, str] = field(default_factory=dict)
+    """Keys that it also takes without their group -> the whole key."""
+    read: Callable[[Sequence[str]], Arguments] | None = None
+    """Takes the words of the command line apart, and raises InputError for words that cannot be; None: every word is a
+    setting."""
+    takes_words: bool = False
+    """Whether words without `=` mean something to it."""
+    fixed: tuple[str, ...] = ()
+    """Settings that it always has."""
+    sweeps: bool = False
+    """Whether `-m` runs one job for each combination of values."""
+    shares: bool = False
+    """Whether `-m` runs the command in several processes, which share its runs."""
+    if_stopped: str = "the same command starts from the beginning"
+    """What is true when the command was interrupted before it could say so itself."""
+    needs_reader: bool = False
+    """Whether it only prints: it stops when nobody reads its output."""
+    computes: bool = False
+    """Whether a scale that is made for a GPU needs one here."""
+    begins_with: str = ""
+    """`module:function` of the configuration, called before the slow imports of `module`; empty: nothing."""
+    check: Callable[[Any, Sequence[str]], None] | None = None
+    """Raises InputError for what is wrong with a configuration and its overrides, before any work; None: nothing."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """What it reads; see infini.config.keys."""
+        return (*(f"{group}.*" for group in self.groups), *self.choices, *self.keys, *self.also)
+
+    @property
+    def chosen(self) -> set[str]:
+        """Groups whose choice is always the same."""
+        return {word.partition("=")[0] for word in self.fixed}.intersection(self.groups)
+
+    def run(self, cfg: Any, overrides: Sequence[str], **extra: Any) -> int | None:
+        """Do the work: an exit code, or None for success."""
+        if self.begins_with:
+            module, _, function = self.begins_with.partition(":")
+            getattr(importlib.import_module(module), function)(cfg)
+        waiting: AbstractContextManager[object] = nullcontext()
+        if self.computes and sys.stderr.isatty():
+            # It takes some seconds.
+            from rich.console import Console
+
+            waiting = Console(stderr=True).status("loading torch and lightning")
+        with waiting:
+            work = importlib.import_module(self.module)
+        code: int | None = work.run(cfg, overrides, **extra)
+        return code
+
+    def reads(self, key: str) -> bool:
+        """Whether it reads a key, at least with some kind of report."""
+        return reads(self.patterns, key) and key not in self.never
+
+
+def _read_generate(words: Sequence[str]) -> Arguments:
+    """Prompt and names of state files are taken as they are typed."""
+    texts, settings = take_texts(words)
+    return Arguments(settings, {"texts": texts})
+
+
+def _read_summarize(words: Sequence[str]) -> Arguments:
+    """Books are words that are no settings; `output` is taken as it is typed."""
+    texts, settings = take_texts([word for word in words if not _is_book(word)])
+    return Arguments(settings, {"texts": texts, "paths": [word for word in words if _is_book(word)]})
+
+
+def _is_book(word: str) -> bool:
+    """Whether a word is a book: it has no `=`, has a folder before it, or names a file and begins with no key."""
+    key, separator, _ = word.partition("=")
+    if not separator or ("/" in key and not key.startswith("hydra/")):
+        return True
+    known = {*groups(), *root_defaults(), "hydra"}
+    return key.lstrip("+~").partition(".")[0] not in known and is_file(word)
+
+
+def _check_table(cfg: Any, overrides: Sequence[str]) -> None:
+    """A table is a file already; a logger of files would change nothing."""
+    if any(key_of(word) == "logger" for word in overrides) and cfg.logger.name not in ("wandb", "none"):
+        raise InputError(f"logger={cfg.logger.name}: infini table logs to wandb alone; leave it out")
+
+
+def _read_reproduce(words: Sequence[str]) -> Arguments:
+    """`seed=1,2,3` and `model=local,full` are lists here: one command makes all of these rows."""
+    texts, words = _several(words, "seed")
+    for text in texts:
+        # All of them now: the last may otherwise fail after hours.
+        if not re.fullmatch(r"[0-9]{1,10}", text) or int(text) >= 2**32:
+            raise InputError(
+                f"seed={text!r}: must be an integer, at least 0 and below 2**32, or several separated by commas"
+            )
+    seeds = list(dict.fromkeys(map(int, texts)))
+    models, words = _several(words, "model")
+    for model in models:
+        one_of("model", model, groups()["model"])
+    first = [*(f"model={model}" for model in models[:1]), *(f"seed={seed}" for seed in seeds[:1])]
+    return Arguments(list(words), {"seeds": seeds, **({"models": models} if models else {})}, first)
+
+
+def _several(words: Sequence[str], key: str) -> tuple[list[str], list[str]]:
+    """The values of the last `key=a,b` or `key=[a,b]`, and the words of other keys; no values where there is none."""
+    texts = [word.removeprefix(f"{key}=") for word in words if word.startswith(f"{key}=")]
+    others = [word for word in words if not word.startswith(f"{key}=")]
+    values = [text.strip() for text in texts[-1].strip("[]").split(",")] if texts else []
+    return list(dict.fromkeys(values)), others
+
+
+def _read_publish(words: Sequence[str]) -> Arguments:
+    """Words without `=` are ids of runs."""
+    return Arguments([word for word in words if "=" in word], {"ids": [word for word in words if "=" not in word]})
+
+
+def _check_bench(cfg: Any, overrides: Sequence[str]) -> None:
+    """A model is named by its suite; `model=` alone would change nothing. Neither would sizes that one layer, measured
+    against others, does not have."""
+    named = [word for word in overrides if key_of(word) == "model"]
+    if named and not any(key_of(word).startswith("model.") for word in overrides):
+        raise InputError(f"{named[-1]}: infini bench measures suite.models; set that, as suite.models=[local,full]")
+    if cfg.suite.layer_tokens:
+        for key, usual in (("n_kv_heads", cfg.dims.n_heads), ("d_value", cfg.dims.d_key)):
+            value = getattr(cfg.dims, key)
+            allowed = f"must be null or {usual}: suite.layer_tokens measures layers without other ones"
+            require(value in (None, usual), f"dims.{key}", value, allowed)
+
+
+def _read_inject(words: Sequence[str]) -> Arguments:
+    """base and out are taken as they are typed; options may be written without their group."""
+    texts, settings = take_texts(words)
+    named = []
+    for word in settings:
+        key, separator, value = word.partition("=")
+        named.append(f"{INJECT_SHORT.get(key, key)}{separator}{value}")
+    return Arguments(named, {"texts": texts})
+
+
+def _read_demo(words: Sequence[str]) -> Arguments:
+    """Number and place are taken as they are typed: 01234 begins with a zero."""
+    texts, settings = take_texts(words)
+    given = root_defaults() | texts
+    key, place = given["key"], given["place"]
+    fits = key is None or re.fullmatch(f"[0-9]{{{DEMO_DIGITS}}}", key) is not None
+    require(fits, "key", key, f"must have {DEMO_DIGITS} digits, as 12345; null: a random one")
+    return Arguments(settings, {"key": key, "depth": _depth(place)})
+
+
+def _depth(place: str | None) -> float:
+    """The part of the text before the number, 0 to 1."""
+    if place in NAMED_DEPTHS:
+        return NAMED_DEPTHS[place]
+    # Plain decimals alone: float() also reads nan, 1_0 and digits of other scripts.
+    if place is None or not re.fullmatch(r"[01]|[01]?\.[0-9]{1,9}", place) or float(place) > 1:
+        raise InputError(f"place={place!r}: must be start, middle, end, or a number from 0 to 1, as 0.1")
+    return float(place)
+
+
+def _check_demo(cfg: Any, overrides: Sequence[str]) -> None:
+    """One text is read, of a length that is possible."""
+    require(len(cfg.length) == 1, "length", cfg.length, "must be one length, as 4M: infini demo reads one text")
+    tokens, longest = parse_length(cfg.length[0]), format_length(DEMO_LONGEST)
+    require(tokens >= DEMO_SHORTEST, "length", cfg.length[0], f"must be at least {DEMO_SHORTEST} tokens, as 1K")
+    require(tokens <= DEMO_LONGEST, "length", cfg.length[0], f"infini demo reads at most {longest} tokens")
+
+
+_VERBS = (
+    Verb(
+        "train",
+        "train a model and write its record",
+        "infini train task=pg19 model=infini_linear",
+        "infini.runs.train",
+        groups=(*TRAINING_GROUPS, "logger"),
+        keys=("seed", "init_from", *PLACES),
+        # A report chooses its task; `variant` is how `infini reproduce` says whose row a training is.
+        also=("tuned", "report", "experiment", "variant"),
+        never=EVALUATION_ONLY,
+        sweeps=True,
+        if_stopped=(
+            "the same command resumes from the last checkpoint of this training, or starts it where there is none"
+        ),
+        computes=True,
+        begins_with="infini.runs.preflight:begin_training",
+    ),
+    Verb(
+        "eval",
+        "evaluate a trained model: ask for pass keys, or read the test documents",
+        "infini eval task=pg19",
+        "infini.runs.evaluate",
+        groups=("task", "model", "scale", "parallel"),
+        keys=("checkpoint", "length", "depth", "part", "seed", *PLACES),
+        also=(*COMPARED, "decoding.*", "tuned", "init_from", "report", "report.split", "experiment", "variant"),
+        never=DEVICES_OF_TRAINING,
+        sweeps=True,
+        if_stopped="results so far are kept, and the same command resumes behind them",
+        computes=True,
+    ),
+    Verb(
+        "generate",
+        "continue a prompt of any length",
+        "infini generate prompt=@book.txt decoding.temperature=0",
+        "infini.runs.generate",
+        groups=("decoding", "task", "model", "scale", "parallel"),
+        keys=("prompt", "checkpoint", "save_state", "load_state", "seed", "results_dir"),
+        also=(*COMPARED, "cache_dir"),
+        never=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
+        read=_read_generate,
+        needs_reader=True,
+    ),
+    Verb(
+        "summarize",
+        "summarize a book of any length, text or EPUB",
+        "infini summarize book.txt output=summary.txt",
+        "infini.runs.summarize",
+        groups=("decoding", "model", "scale", "parallel"),
+        keys=("checkpoint", "output", "seed", "results_dir"),
+        also=(*COMPARED, "cache_dir"),
+        never=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
+        read=_read_summarize,
+        takes_words=True,
+        # What the model was trained for, and how summaries are sampled.
+        fixed=("task=booksum",),
+    ),
+    Verb(
+        "table",
+        "print a table from the records, the paper's numbers beside ours",
+        "infini table",
+        "infini.runs.table",
+        groups=("report", "scale", "logger"),
+        keys=("full", "results_dir"),
+        also=(*OF_REPORTS, *TRAINED, "seed", "cache_dir"),
+        never=("logger.validate_every",),
+        check=_check_table,
+    ),
+    Verb(
+        "figure",
+        "draw the figures of all reports, or of one, from the records",
+        "infini figure",
+        "infini.runs.figure",
+        groups=("report",),
+        choices=("scale",),
+        all_of=("report",),
+        keys=("results_dir",),
+        also=(*OF_REPORTS, "seed"),
+        if_stopped="figures that were drawn are whole, and the same command draws all of them again",
+    ),
+    Verb(
+        "reproduce",
+        "run what a table still needs, then print it",
+        "infini reproduce seed=1,2,3",
+        "infini.runs.reproduce",
+        groups=("report", *TRAINING_GROUPS, "logger"),
+        keys=("seed", "length", "depth", "full", "plan", "workers", *PLACES),
+        also=(*OF_REPORTS, *TRAINED, "decoding.*"),
+        # A name for all of its runs would tell none of them from the others.
+        never=("init_from", "logger.run_name"),
+        read=_read_reproduce,
+        if_stopped="runs that had finished kept their records, and the same command resumes behind them",
+        computes=True,
+        shares=True,
+    ),
+    Verb(
+        "publish",
+        "copy finished records into results/, for others to see",
+        "infini publish report=table2_lm",
+        "infini.runs.publish",
+        groups=("report", "scale"),
+        keys=("results_dir",),
+        also=(*OF_REPORTS, *TRAINED, "seed", "cache_dir"),
+        read=_read_publish,
+        takes_words=True,
+    ),
+    Verb(
+        "bench",
+        "measure what the memory costs in time and space",
+        "infini bench",
+        "infini.runs.bench",
+        groups=("suite", "dims", "recipe", "parallel"),
+        keys=("seed", "results_dir"),
+        choices=("scale",),
+        # `model` says which options there are to set.
+        also=("task", "task.positions", "model.*"),
+        never=DEVICES_OF_TRAINING,
+        sweeps=True,
+        if_stopped="nothing is recorded of what was being measured, and the same command measures it again",
+        computes=True,
+        check=_check_bench,
+    ),
+    Verb(
+        "inject",
+        "put the memory into a pretrained language model, and write a folder for transformers",
+        "infini inject base=smollm2 out=smollm2-infini",
+        "infini.runs.inject",
+        groups=("model",),
+        keys=("base", "out", "checkpoint", "results_dir"),
+        also=("dims.segment_length",),
+        never=("model.base", "model.memory", "model.train", "model.lora_rank"),
+        short=INJECT_SHORT,
+        read=_read_inject,
+        # Its own defaults.
+        fixed=("model=llm", f"dims.segment_length={SEGMENT}", "model.dtype=null"),
+    ),
+    Verb(
+        "demo",
+        "find a number hidden in a million tokens, with a model that is part of the package",
+        "infini demo",
+        "infini.runs.demo",
+        keys=("key", "length", "place"),
+        also=("parallel.accelerator", "parallel.precision"),
+        read=_read_demo,
+        # Its own default.
+        fixed=("length=1M",),
+        needs_reader=True,
+        check=_check_demo,
+    ),
+)
+
+
+@cache
+def verbs() -> dict[str, Verb]:
+    """Name -> verb, in the order of the help."""
+    return {verb.name: verb for verb in _VERBS}
