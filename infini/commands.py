@@ -11,9 +11,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from infini.config.keys import OF_REPORTS, PLACES, TRAINED, TRAINING_GROUPS, key_of, reads, take_texts
 from infini.config.lengths import NAMED_DEPTHS, format_length, parse_length
-from infini.config.schema import evaluation_keys, groups, root_defaults
+from infini.config.schema import (
+    OF_REPORTS,
+    PLACES,
+    TEXTS,
+    TRAINED,
+    TRAINING_GROUPS,
+    evaluation_keys,
+    groups,
+    key_of,
+    root_defaults,
+)
 from infini.errors import InputError, one_of, require
 from infini.pretrained.base_names import SEGMENT
 from infini.system.paths import is_file
@@ -58,6 +67,12 @@ class Arguments:
     """Arguments of the verb's function beside the configuration and the overrides."""
     first: list[str] = field(default_factory=list)
     """Settings to compose with where a key was given several values: the first of each."""
+
+
+def reads(patterns: Sequence[str], key: str) -> bool:
+    """Whether one of the patterns covers this key."""
+    group = key.partition(".")[0]
+    return key in patterns or f"{group}.*" in patterns
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,7 @@ class Verb:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """What it reads; see infini.config.keys."""
+        """What it reads; see infini.config.schema."""
         return (*(f"{group}.*" for group in self.groups), *self.choices, *self.keys, *self.also)
 
     @property
@@ -137,15 +152,29 @@ class Verb:
         return reads(self.patterns, key) and key not in self.never
 
 
+def _take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Texts and file names as typed, without Hydra's grammar, and the other words."""
+    texts: dict[str, str | None] = {}
+    others = []
+    for word in words:
+        key, separator, value = word.partition("=")
+        if key not in TEXTS or not separator:
+            others.append(word)
+            continue
+        quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
+        texts[key] = None if value == "null" else value[1:-1] if quoted else value
+    return texts, others
+
+
 def _read_generate(words: Sequence[str]) -> Arguments:
     """Prompt and names of state files are taken as they are typed."""
-    texts, settings = take_texts(words)
+    texts, settings = _take_texts(words)
     return Arguments(settings, {"texts": texts})
 
 
 def _read_summarize(words: Sequence[str]) -> Arguments:
     """Books are words that are no settings; `output` is taken as it is typed."""
-    texts, settings = take_texts([word for word in words if not _is_book(word)])
+    texts, settings = _take_texts([word for word in words if not _is_book(word)])
     return Arguments(settings, {"texts": texts, "paths": [word for word in words if _is_book(word)]})
 
 
@@ -209,7 +238,7 @@ def _check_bench(cfg: Any, overrides: Sequence[str]) -> None:
 
 def _read_inject(words: Sequence[str]) -> Arguments:
     """base and out are taken as they are typed; options may be written without their group."""
-    texts, settings = take_texts(words)
+    texts, settings = _take_texts(words)
     named = []
     for word in settings:
         key, separator, value = word.partition("=")
@@ -219,7 +248,7 @@ def _read_inject(words: Sequence[str]) -> Arguments:
 
 def _read_demo(words: Sequence[str]) -> Arguments:
     """Number and place are taken as they are typed: 01234 begins with a zero."""
-    texts, settings = take_texts(words)
+    texts, settings = _take_texts(words)
     given = root_defaults() | texts
     key, place = given["key"], given["place"]
     fits = key is None or re.fullmatch(f"[0-9]{{{DEMO_DIGITS}}}", key) is not None

@@ -13,8 +13,7 @@ from importlib import resources
 from typing import Any
 
 from infini.commands import Verb
-from infini.config.keys import key_of
-from infini.config.schema import Config, groups, schema_of
+from infini.config.schema import Config, groups, key_of, schema_of
 
 WIDTH = 118
 _INDENT = 36

@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from infini.commands import Arguments, Verb, verbs
-from infini.config.keys import bracketed, check_lengths, key_of, reads
-from infini.config.schema import groups, root_defaults
+from infini.commands import Arguments, Verb, reads, verbs
+from infini.config.lengths import parse_length
+from infini.config.schema import LISTS, groups, key_of, root_defaults
 from infini.errors import InputError, did_you_mean, nearest, too_large
 from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 from infini.system.devices import check_accelerator, check_made_for
@@ -30,6 +30,8 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 UNUSABLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Errors of a disk that is full or not writable, or of an impossible path: the user can fix them."""
+LENGTHS = ("length", "task.input_length")
+"""Keys whose values are lengths in tokens."""
 _WHY = {
     "model": "report.models has the models",
     "recipe": "each row has its own; report.run chooses rows",
@@ -270,6 +272,21 @@ def without_dashes(verb: Verb, word: str, words: Sequence[str]) -> str:
     if value and (whole := _whole_key(verb, key.replace("-", "_"))):
         return f"; write {whole}={value}"
     return "; keys are written without dashes, as task=pg19" if separator or key in known else ""
+
+
+def bracketed(word: str) -> str:
+    """`length=32K,1M` with brackets: without -m, several lengths or depths are one run."""
+    key, _, value = word.partition("=")
+    return f"{key}=[{value}]" if key in LISTS and "," in value and not value.startswith("[") else word
+
+
+def check_lengths(words: Sequence[str]) -> None:
+    """Raise InputError for a malformed length as typed, because Hydra turns 1e6 into 1000000.0."""
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in LENGTHS and re.fullmatch(r"[\[\]\w.,+ -]+", value) and value != "null":
+            for text in re.sub(r"[\[\]]", "", value).split(","):
+                parse_length(text.strip(), key)
 
 
 def refuse_bare_words(verb: Verb, words: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from infini.cli.main import check, note_replaced, one_line, prepare, with_keys_of
 from infini.commands import Verb, verbs
-from infini.config.keys import key_of
+from infini.config.schema import key_of
 from infini.errors import InputError
 from infini.records import write_atomically, written_records
 from infini.report.verdicts import counted

@@ -157,7 +157,7 @@ def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
         made.results_dir = str(home_expanded("results_dir", made.results_dir))
     _check_folder("results_dir", Path(made.results_dir))
     try:
-        _check_folder(_cache_key(made), cache_root(made))
+        cache_folder(made, create=False)
     except InputError:
         # Without a home folder only commands that use the cache fail.
         has_home = not os.path.expanduser("~").startswith("~")
@@ -424,23 +424,21 @@ def data_root(task: TaskConfig) -> Path | None:
     return None if found is None else found[0]
 
 
-def cache_root(cfg: Config) -> Path:
-    """Folder for tokenizers and tokenized data, which may not exist yet. InputError for an unknown home folder."""
-    return home_expanded(_cache_key(cfg), cfg.cache_dir or os.environ.get("INFINI_CACHE_DIR") or "~/.cache/infini")
+def cache_folder(cfg: Config, create: bool = True) -> Path:
+    """Folder for tokenizers and tokenized data; it may be read-only. Without `create` it may not exist yet.
 
-
-def cache_folder(cfg: Config) -> Path:
-    """cache_root(cfg), created if it does not exist; InputError when that fails. It may be read-only."""
-    folder = cache_root(cfg)
+    InputError for an unknown home folder, and where it cannot be created or, without `create`, could not be.
+    """
+    variable = os.environ.get("INFINI_CACHE_DIR")
+    key = "INFINI_CACHE_DIR" if variable and not cfg.cache_dir else "cache_dir"
+    folder = home_expanded(key, cfg.cache_dir or variable or "~/.cache/infini")
+    if not create:
+        _check_folder(key, folder)
+        return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"{_cache_key(cfg)}={str(folder)!r}: cannot be created ({error.strerror}); name a writable folder"
+            f"{key}={str(folder)!r}: cannot be created ({error.strerror}); name a writable folder"
         ) from error
     return folder
-
-
-def _cache_key(cfg: Config) -> str:
-    """The setting that names the cache."""
-    return "INFINI_CACHE_DIR" if not cfg.cache_dir and os.environ.get("INFINI_CACHE_DIR") else "cache_dir"

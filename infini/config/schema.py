@@ -36,6 +36,18 @@ TEXTS = ("prompt", "save_state", "load_state", "output", "base", "out", "key", "
 OPTIONAL_GROUPS = ("tuned", "experiment")
 """Groups that may be null. They have no dataclass: their files set values of other groups."""
 
+TRAINING_GROUPS = ("task", "model", "dims", "scale", "optimizer", "recipe", "parallel")
+"""Groups that decide a training. In these sets of keys, a pattern is a key, the name of a group (its choice), or
+`group.*` (its choice and all of its keys)."""
+TRAINED = (*(f"{group}.*" for group in TRAINING_GROUPS), "tuned", "init_from")
+"""What decides a training; a search identifies its trainings by these."""
+OF_REPORTS = ("report.*", "experiment")
+"""What selects a report and changes it."""
+SHOWN = ("full", "logger.*")
+"""What decides where a report's table is shown, and how much of it."""
+PLACES = ("results_dir", "cache_dir")
+"""Root keys that say where files go."""
+
 
 @dataclass
 class TaskConfig:
@@ -557,6 +569,11 @@ def groups() -> Mapping[str, list[str]]:
     folders = sorted((f for f in resources.files("infini.conf").iterdir() if f.is_dir()), key=lambda f: f.name)
     found = {f.name: sorted(p.name[:-5] for p in f.iterdir() if p.name.endswith(".yaml")) for f in folders}
     return MappingProxyType({name: choices for name, choices in found.items() if choices})
+
+
+def key_of(word: str) -> str:
+    """The key of `key=value`, `+key=value` or `~key`; an empty string for other words."""
+    return word.lstrip("+~").partition("=")[0] if "=" in word or word.startswith("~") else ""
 
 
 def root_defaults() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from infini.config.keys import OF_REPORTS, SHOWN
+from infini.config.schema import OF_REPORTS, SHOWN
 from infini.errors import InputError, did_you_mean
 from infini.report.kind import OwnVerb, ReportKind
 from infini.report.tables import DASH, MISSING, Cell, Origin, RenderedReport, Row, Table, quoted

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
 
-from infini.config.keys import OF_REPORTS, PLACES, SHOWN, TRAINED
-from infini.config.schema import groups
+from infini.config.schema import OF_REPORTS, PLACES, SHOWN, TRAINED, groups
 from infini.errors import InputError, did_you_mean
 from infini.report.typed import check_types
 
@@ -28,7 +27,7 @@ class OwnVerb:
     """What a verb reads and does with one kind of report."""
 
     patterns: tuple[str, ...] | None
-    """Keys that it reads, see infini.config.keys; None: those that the verb declares."""
+    """Keys that it reads, see infini.config.schema; None: those that the verb declares."""
     never: tuple[str, ...] = ()
     """Keys that it does not read although a pattern covers them."""
     module: str = ""

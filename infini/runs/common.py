@@ -17,8 +17,7 @@ from rich.console import Console
 from infini import records
 from infini.commands import verbs
 from infini.config.compose import config_hash
-from infini.config.keys import key_of
-from infini.config.schema import Config
+from infini.config.schema import Config, key_of
 from infini.errors import DivergedError, InputError
 from infini.models import base_of, build_model, kind_of
 from infini.records import RunRecord, value_at

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from infini import records
-from infini.config.keys import key_of
-from infini.config.schema import groups
+from infini.config.schema import groups, key_of
 from infini.errors import InputError
 from infini.report.bench_figures import DRAWN_BY, newest
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infini.commands import verbs
-from infini.config.keys import key_of
-from infini.config.schema import Config
+from infini.config.schema import Config, key_of
 from infini.errors import InputError
 from infini.models import base_of
 from infini.pretrained.base_names import local_path

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infini import records
-from infini.config.compose import cache_root, data_folder
+from infini.config.compose import cache_folder, data_folder
 from infini.config.data_files import no_data
 from infini.config.schema import Config, settings_in
 from infini.errors import InputError
@@ -73,7 +73,7 @@ def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
         # A mixture takes the corpora that are there. Whether a task takes an encoder-decoder, whose weights are named,
         # is checked first, with its class.
         checked = splits and not cfg.task.corpora and (cfg.task.kind == "any" or "weights" not in cfg.model)
-        if checked and not is_cached(cfg.task.hub_id, cache_root(cfg)) and not reachable():
+        if checked and not is_cached(cfg.task.hub_id, cache_folder(cfg, create=False)) and not reachable():
             raise no_data(cfg.task.corpus, cfg.task.data_layout, cfg.task.hub_id, ConnectionError())
         return
     folder, setting = found

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini import records
-from infini.config.keys import key_of
-from infini.config.schema import groups
+from infini.config.schema import groups, key_of
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs

@@ -15,8 +15,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from infini.config.compose import config_hash
-from infini.config.keys import PLACES
-from infini.config.schema import Config
+from infini.config.schema import PLACES, Config
 from infini.errors import BusyError
 from infini.evaluation.result_cache import cache_path
 from infini.records import RunRecord

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-from infini.config.keys import key_of
-from infini.config.schema import Config, LoggerConfig, WandbConfig
+from infini.config.schema import Config, LoggerConfig, WandbConfig, key_of
 from infini.errors import InputError, one_of
 from infini.records import RunRecord, naming, new_run_id
 

@@ -15,8 +15,7 @@ from infini import records
 from infini.cli import main as cli
 from infini.commands import verbs
 from infini.config.compose import compose
-from infini.config.keys import key_of
-from infini.config.schema import Config, groups
+from infini.config.schema import Config, groups, key_of
 from infini.runs import reproduce, reproduce_booksum, reproduce_passkey, reproduce_text
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -18,7 +18,7 @@ from tiny_runs import TINY
 
 from infini import records
 from infini.cli import main as cli
-from infini.config.keys import key_of
+from infini.config.schema import key_of
 
 LAUNCHERS = {
     "submitit_local": ["hydra/launcher=submitit_local"],

@@ -13,7 +13,7 @@ from books import row, write_books
 from command_runner import Runner
 from tiny_runs import SUMMARIES, TINY, open_split
 
-from infini.config.compose import cache_root, compose
+from infini.config.compose import cache_folder, compose
 from infini.errors import InputError
 from infini.system.paths import home_expanded, is_file, is_folder
 from infini.tasks.booksum.books import load_books
@@ -213,4 +213,4 @@ def test_names_that_begin_otherwise_are_as_they_are(monkeypatch: pytest.MonkeyPa
     names = ["a~b", "./~/x", "~/x", "~"]
     expected = ["a~b", "~/x", "/home/someone/x", "/home/someone"]
     assert [str(home_expanded("key", name)) for name in names] == expected
-    assert cache_root(compose(["cache_dir=~/c"])) == Path("/home/someone/c")
+    assert cache_folder(compose(["cache_dir=~/c"]), create=False) == Path("/home/someone/c")

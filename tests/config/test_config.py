@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from infini.config import compose as module
-from infini.config.compose import cache_root, compose, config_hash, config_identity, data_root, expand_sweep
+from infini.config.compose import cache_folder, compose, config_hash, config_identity, data_root, expand_sweep
 from infini.config.lengths import LONGEST, parse_depths, parse_length
 from infini.config.schema import (
     Config,
@@ -543,10 +543,10 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert data_root(cfg.task) == tmp_path / "pg19"
     assert data_root(dataclasses.replace(cfg.task, data_dir="/books")) == Path("/books")
     monkeypatch.setenv("INFINI_CACHE_DIR", str(tmp_path))
-    assert cache_root(cfg) == tmp_path
-    assert cache_root(dataclasses.replace(cfg, cache_dir="/c")) == Path("/c")
+    assert cache_folder(cfg, create=False) == tmp_path
+    assert cache_folder(dataclasses.replace(cfg, cache_dir="/c"), create=False) == Path("/c")
     monkeypatch.delenv("INFINI_CACHE_DIR")
-    assert cache_root(cfg) == Path.home() / ".cache" / "infini"
+    assert cache_folder(cfg, create=False) == Path.home() / ".cache" / "infini"
 
 
 def test_a_penalty_on_gated_writes_is_not_for_weights_in_parts() -> None:

@@ -17,10 +17,9 @@ import pytest
 import yaml
 
 from infini.cli import main as cli
-from infini.cli.main import refuse_unread
+from infini.cli.main import bracketed, check_lengths, refuse_unread
 from infini.commands import Arguments, verbs
 from infini.config.compose import compose, expand_sweep
-from infini.config.keys import bracketed, check_lengths
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from tiny_runs import SUMMARIES, TINY, write_corpus
 
 from infini import records
 from infini.cli import main as cli
-from infini.config.keys import key_of
+from infini.config.schema import key_of
 
 PASSKEY = (
     *("dims.segment_length=32", "recipe.segments_per_sequence=8", "recipe.curriculum=null", "recipe.long_history=null"),

@@ -15,7 +15,7 @@ from infini.cli import main as cli
 from infini.cli.main import read_of_report
 from infini.commands import verbs
 from infini.config.compose import compose
-from infini.config.keys import key_of
+from infini.config.schema import key_of
 from infini.records import RunRecord
 from infini.report.load import load_report
 

@@ -19,7 +19,7 @@ from infini.bench import prompts
 from infini.cli import main as cli
 from infini.commands import verbs
 from infini.config.compose import compose
-from infini.config.keys import key_of
+from infini.config.schema import key_of
 from infini.report.load import load_report
 from infini.report.prompt_costs import MEASURES, OWN, Measure, build_prompt_report, crossing, curves
 from infini.runs import bench, figure
