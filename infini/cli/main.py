@@ -158,10 +158,7 @@ def prepare(verb: Verb, words: Sequence[str]) -> tuple[Config, list[str], dict[s
 def _overview() -> str:
     lines = ["infini <verb> [key=value ...] [-m]", ""]
     lines += [f"  {name:<10} {verb.summary}\n  {'':<10}   {verb.example}" for name, verb in verbs().items()]
-    lines += [
-        "",
-        "-m runs one job a combination of values: infini train -m model=infini_linear,local seed=1,2,3",
-    ]
+    lines += ["", "-m runs one job a combination of values: infini train -m model=infini_linear,local seed=1,2,3"]
     lines += ["infini <verb> --help lists the keys; infini completion bash (or zsh) prints a script for the shell."]
     return "\n".join(lines)
 

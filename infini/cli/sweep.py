@@ -27,8 +27,6 @@ from infini.system.process import robust_streams
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from infini.config.schema import Config
-
 
 def sweep(verb: Verb, words: Sequence[str]) -> int:
     """Run the command once for each combination of values, by Hydra's sweeper and launcher."""
@@ -54,12 +52,15 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     for cfg, job_overrides in zip(checked, jobs_of_sweep, strict=True):
         check(verb, cfg, job_overrides)
     note_replaced(overrides)
-    progress = SweepProgress(checked[0].results_dir, verb.name, overrides) if checked else None
+    # A file for each finished job, with the run ids of its records, a line each; jobs may run in several processes.
+    # When all jobs have finished, the files are removed, and the same command runs all jobs again.
+    name = f"sweep-{_digest(verb.name, *overrides)}"
+    marks = Path(checked[0].results_dir) / "unfinished" / name if checked else None
     launcher = _launcher(words)
     if launcher is not None and checked:
         print(f"{counted(len(checked), 'job')} by {launcher}; their output lies below outputs/sweeps", file=sys.stderr)
     try:
-        jobs = _multirun(partial(_job, verb.name, progress), overrides)
+        jobs = _multirun(partial(_job, verb.name, marks), overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise InputError(str(error)) from error
     except Exception as error:
@@ -67,13 +68,13 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
             raise
         raise InputError(f"{launcher}: {_reason(error)}; the same command runs the jobs that are left") from error
     except KeyboardInterrupt as stopped:
-        others = "all jobs run again" if progress is None else "jobs that had finished are passed over"
+        others = "all jobs run again" if marks is None else "jobs that had finished are passed over"
         raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}; {others}") from stopped
     failures = [f"{' '.join(job.overrides)}: {job.return_value}" for job in jobs if job.return_value]
     if failures:
         raise InputError(f"{len(failures)} of {len(jobs)} jobs failed; the first, {failures[0]}")
-    if progress is not None:
-        progress.clear()
+    if marks is not None:
+        shutil.rmtree(marks, ignore_errors=True)
     if launcher is not None and checked:
         print(f"{len(jobs)} of {len(jobs)} done; records in {Path(checked[0].results_dir) / 'runs'}", file=sys.stderr)
     return 0
@@ -139,8 +140,8 @@ def _worker(name: str, words: Sequence[str], cfg: DictConfig) -> str | None:
 
 
 @robust_streams(patient=True)
-def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | None:
-    """One job of a sweep."""
+def _job(name: str, marks: Path | None, cfg: DictConfig) -> str | None:
+    """One job of a sweep. It is passed over if it has finished, and its results and the data that it read are there."""
     from hydra.core.hydra_config import HydraConfig
 
     from infini.config.compose import load
@@ -149,15 +150,20 @@ def _job(name: str, progress: SweepProgress | None, cfg: DictConfig) -> str | No
 
     def run() -> int | None:
         job, command = load(cfg, overrides), f"infini {' '.join(sys.argv[1:])}"
-        if progress is not None and progress.is_done(job):
-            print(f"{command}: done before", flush=True)
-            return 0
+        mark = None if marks is None else marks / _digest(json.dumps(asdict(job), sort_keys=True, default=str))
+        if mark is not None and mark.is_file():
+            from infini.runs.common import still_stands
+
+            finished = mark.read_text(encoding="utf-8").split()
+            if finished and all(still_stands(job, run_id) for run_id in finished):
+                print(f"{command}: done before", flush=True)
+                return 0
         print(command, flush=True)
         with written_records() as run_ids:
             code = verbs()[name].run(job, overrides)
         # A job without a record, as of a part of an evaluation, is run again: it reads its results from a cache.
-        if progress is not None and not code and run_ids:
-            progress.done(job, run_ids)
+        if mark is not None and not code and run_ids:
+            write_atomically(mark, "".join(f"{run_id}\n" for run_id in run_ids).encode())
         return code
 
     return _outcome([name, *overrides], run)
@@ -176,38 +182,6 @@ def _outcome(words: Sequence[str], run: Callable[[], int | None]) -> str | None:
     finally:
         sys.argv = command
     return f"exit code {code}" if code else None
-
-
-class SweepProgress:
-    """A file for each finished job, with the run ids of its records, a line each; jobs may run in several processes.
-
-    When all jobs have finished, the files are removed, and the same command runs all jobs again.
-    """
-
-    def __init__(self, results_dir: str | Path, verb: str, overrides: Sequence[str]) -> None:
-        self.folder = Path(results_dir) / "unfinished" / f"sweep-{_digest(verb, *overrides)}"
-
-    def is_done(self, cfg: Config) -> bool:
-        """Whether a job of this configuration has finished, and its results and the data that it read are still
-        there."""
-        try:
-            run_ids = self._path(cfg).read_text(encoding="utf-8").split()
-        except FileNotFoundError:
-            return False
-        from infini.runs.common import still_stands
-
-        return bool(run_ids) and all(still_stands(cfg, run_id) for run_id in run_ids)
-
-    def done(self, cfg: Config, run_ids: Sequence[str]) -> None:
-        """Mark this job as finished, with its records."""
-        write_atomically(self._path(cfg), "".join(f"{run_id}\n" for run_id in run_ids).encode())
-
-    def clear(self) -> None:
-        """Remove all marks."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _path(self, cfg: Config) -> Path:
-        return self.folder / _digest(json.dumps(asdict(cfg), sort_keys=True, default=str))
 
 
 def _digest(*texts: str) -> str:
