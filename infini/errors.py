@@ -48,6 +48,11 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
     return next(iter(begins or difflib.get_close_matches(word, known, n=1, cutoff=0.5)), None)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def require(condition: bool, key: str, value: object, allowed: str) -> None:
     """Raises InputError `<key>=<value!r>: <allowed>` unless `condition` holds."""
     if not condition:

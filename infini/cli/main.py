@@ -14,10 +14,11 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from infini.cli.completion import HELP, keys_of_verb, script
 from infini.commands import Arguments, Verb, reads, verbs
 from infini.config.lengths import parse_length
 from infini.config.schema import LISTS, groups, key_of, root_defaults
-from infini.errors import InputError, did_you_mean, nearest, too_large
+from infini.errors import InputError, did_you_mean, lone_surrogate, nearest, too_large
 from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 from infini.system.devices import check_accelerator, check_made_for
 from infini.system.process import OUTPUT, as_interrupt, drawing_without_a_screen, robust_streams
@@ -85,13 +86,11 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"infini {__version__}")
         return 0
     if arguments[0] == "completion":
-        from infini.cli.completion import HELP, script
-
         print(HELP if {"-h", "--help"} & set(arguments) else script(" ".join(arguments[1:])), end="")
         return 0
     for word in arguments:
         # Records and checkpoints store the command line as UTF-8.
-        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in word):
+        if lone_surrogate(word):
             raise InputError(f"{word.encode(errors='replace').decode()!r}: is not UTF-8 text")
         if "\0" in word:
             raise InputError(f"{word!r}: holds a zero byte")
@@ -244,8 +243,6 @@ def with_keys_of(verb: Verb, error: NoSuchKeyError) -> InputError:
 
 def _whole_key(verb: Verb, last: str) -> str | None:
     """The first key of a verb's groups that ends like this: optimizer.lr for lr."""
-    from infini.cli.completion import keys_of_verb
-
     return next((key for key in keys_of_verb(verb) if key.partition(".")[2] == last), None)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from infini.cli.main import check, note_replaced, one_line, prepare, with_keys_of
 from infini.commands import Verb, verbs
 from infini.config.schema import key_of
-from infini.errors import InputError
+from infini.errors import InputError, first_line
 from infini.records import write_atomically, written_records
 from infini.report.verdicts import counted
 from infini.system.process import robust_streams
@@ -66,7 +66,7 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     except Exception as error:
         if launcher is None:
             raise
-        raise InputError(f"{launcher}: {_reason(error)}; the same command runs the jobs that are left") from error
+        raise InputError(f"{launcher}: {first_line(error)}; the same command runs the jobs that are left") from error
     except KeyboardInterrupt as stopped:
         others = "all jobs run again" if marks is None else "jobs that had finished are passed over"
         raise KeyboardInterrupt(f"{str(stopped) or verb.if_stopped}; {others}") from stopped
@@ -96,7 +96,7 @@ def share(verb: Verb, words: Sequence[str]) -> int:
         raise KeyboardInterrupt(str(stopped) or verb.if_stopped) from stopped
     except Exception as error:
         # Of the launcher, on a process that was killed or that it could not start.
-        ended = f"a process of {verb.name} -m has ended: {_reason(error)}"
+        ended = f"a process of {verb.name} -m has ended: {first_line(error)}"
         raise InputError(f"{ended}; the same command continues") from error
     failed = [str(job.return_value) for job in jobs if job.return_value]
     if failed:
@@ -107,11 +107,6 @@ def share(verb: Verb, words: Sequence[str]) -> int:
 def _launcher(words: Sequence[str]) -> str | None:
     """The word that names a launcher; None where there is none, and jobs run in this process."""
     return next((word for word in words if word.startswith("hydra/launcher=")), None)
-
-
-def _reason(error: Exception) -> str:
-    """What a launcher says about jobs that it could not start or lost: its error's first line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _multirun(task: Callable[[DictConfig], str | None], overrides: Sequence[str]) -> list[Any]:

@@ -43,7 +43,7 @@ from infini.config.schema import (
     schema_of,
     settings_in,
 )
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError, did_you_mean, first_line
 from infini.system.paths import home_expanded
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
     try:
         composed = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise InputError(_first_line(error)) from error
+        raise InputError(first_line(error)) from error
     values = {str(key): value for key, value in dict(composed).items()}  # type: ignore[arg-type]
     # One length or depth becomes a list of one, so that `length=1M` works, also in a sweep.
     values |= {key: [values[key]] for key in LISTS if key in values and not isinstance(values[key], list)}
@@ -199,7 +199,7 @@ def compose(overrides: Sequence[str]) -> Config:
         if group in groups():
             one_of(group, choice, groups()[group])
         hint = "; joblib and submitit come with the extra `cluster`" if group == "hydra/launcher" else ""
-        raise InputError(f"{_first_line(error)}{hint}") from error
+        raise InputError(f"{first_line(error)}{hint}") from error
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
         # The last three come from inside Hydra, for some ways of setting a group.
         raise _explained(error, parsed) from error
@@ -269,7 +269,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
             try:
                 values = list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
             except (HydraException, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
-                raise InputError(f"{given}: {_first_line(error)}") from error
+                raise InputError(f"{given}: {first_line(error)}") from error
             if not values:
                 raise InputError(f"{given}: has no values")
             choices.append([f"{key}={value}" for value in values])
@@ -344,12 +344,12 @@ def _explained(error: Exception, parsed: Sequence[Override]) -> InputError:
     try:
         known = list(_flat_keys(OmegaConf.to_container(pickle.loads(_joined_groups(tuple(chosen))), resolve=False)))
     except (HydraException, OmegaConfBaseException):
-        return InputError(_first_line(error))
+        return InputError(first_line(error))
     for override in parsed:
         key = override.key_or_group
         if not (key in groups() or override.is_add() or key in known or key.partition("/")[0].startswith("hydra")):
             return _no_such_key(key, None if override.is_delete() else override.value(), [*known, *OPTIONAL_GROUPS])
-    return InputError(_first_line(error))
+    return InputError(first_line(error))
 
 
 def _flat_keys(values: Any, prefix: str = "") -> Iterator[str]:
@@ -357,10 +357,6 @@ def _flat_keys(values: Any, prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{key}"
         if isinstance(value, dict):
             yield from _flat_keys(value, f"{prefix}{key}.")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:

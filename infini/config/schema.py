@@ -448,16 +448,11 @@ class SuiteConfig:
         at_least("suite", self, 1, "stream_short_tokens", "decode_short_tokens", "training_group")
         at_least("suite", self, self.decode_short_tokens, "decode_long_tokens")
         for key in ("source_tokens", "training_segments", "prompt_tokens", "prompt_segments", "layer_tokens"):
-            lengths = getattr(self, key)
-            whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
-            require(whole, f"suite.{key}", lengths, "whole numbers of at least 1")
+            values = getattr(self, key)
+            require(min(values, default=1) >= 1, f"suite.{key}", values, "whole numbers of at least 1")
         measured = (self.repeats, self.stream_tokens, self.oracle_tokens, self.agreement_tokens, self.decode_tokens)
-        require(
-            any(measured) or any((self.source_tokens, self.training_segments, self.prompt_tokens, self.layer_tokens)),
-            "suite.repeats",
-            self.repeats,
-            "must be above 0: nothing else is measured",
-        )
+        lengths = (self.source_tokens, self.training_segments, self.prompt_tokens, self.layer_tokens)
+        require(any((*measured, *lengths)), "suite.repeats", self.repeats, "must be above 0: nothing else is measured")
         if self.prompt_tokens:
             require(bool(self.prompt_segments), "suite.prompt_segments", self.prompt_segments, "must name at least one")
         require("local" in self.models, "suite.models", self.models, "local and others to compare with it")
