@@ -121,8 +121,7 @@ class RunRecord:
     def from_json(cls, text: str) -> RunRecord:
         """The record in a text of `to_json`.
 
-        Raises:
-            ValueError: the text is not JSON or not a record of this schema, or its checksum is missing or wrong.
+        Raises ValueError for what is not JSON or not a record of this schema, and a missing or wrong checksum.
         """
         raw = json.loads(text)
         if not isinstance(raw, dict):
@@ -199,10 +198,8 @@ def new_run_id(verb: str, task: str, model: str, seed: int) -> str:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to `path`; readers see either the old or the new file, never a part.
 
-    Folders are created. If writing fails, no temporary file remains and the old file stays.
-
-    Raises:
-        InputError: `path` exists and is not a regular file.
+    Folders are created. If writing fails, no temporary file remains and the old file stays. Raises InputError where
+    `path` exists and is not a regular file.
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: exists and is not a regular file; remove it, or write to another place")
@@ -256,8 +253,7 @@ def record_path(results_dir: str | Path, run_id: str) -> Path:
 def write_record(record: RunRecord, results_dir: str | Path) -> Path:
     """Write `record` to `<results_dir>/runs/<run_id>.json` atomically and return that path.
 
-    Raises:
-        InputError: the run id holds something other than letters, digits, `-` and `_`.
+    Raises InputError for a run id that holds something other than letters, digits, `-` and `_`.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", record.run_id):
         raise InputError(f"run_id={record.run_id!r}: only letters, digits, '-' and '_' are allowed")
@@ -288,11 +284,7 @@ def written_records() -> Iterator[list[str]]:
 
 
 def read_record(path: str | Path) -> RunRecord:
-    """Read one record.
-
-    Raises:
-        InputError: the file cannot be read, is damaged, or is not named after its run.
-    """
+    """Read one record. Raises InputError where the file cannot be read, is damaged, or is not named after its run."""
     path = Path(path)
     try:
         record = RunRecord.from_json(path.read_text(encoding="utf-8"))
@@ -304,11 +296,7 @@ def read_record(path: str | Path) -> RunRecord:
 
 
 def load_records(results_dir: str | Path) -> list[RunRecord]:
-    """All records in `<results_dir>/runs`, oldest first.
-
-    Raises:
-        InputError: a record is damaged; the message names the file.
-    """
+    """All records in `<results_dir>/runs`, oldest first. Raises InputError that names a damaged one."""
     # All objects of parsed JSON live on. Garbage collections would look at them again and again, which takes two thirds
     # of the time when torch is imported.
     collects = gc.isenabled()
@@ -321,19 +309,18 @@ def load_records(results_dir: str | Path) -> list[RunRecord]:
     return sorted(found, key=lambda record: (record.started, record.run_id))
 
 
-def source_root() -> Path:
-    """The parent folder of the `infini` package: the project's root in a checkout."""
-    return Path(__file__).resolve().parents[1]
+SOURCE_ROOT = Path(__file__).resolve().parents[1]
+"""The parent folder of the `infini` package: the project's root in a checkout."""
 
 
 def in_checkout() -> bool:
     """Whether this package is imported from a checkout of the project, not from where it is installed."""
-    return (source_root() / "pyproject.toml").is_file()
+    return (SOURCE_ROOT / "pyproject.toml").is_file()
 
 
 def published_dir() -> Path:
     """The folder of published results: `results` of the checkout, or of the working directory outside one."""
-    return (source_root() if in_checkout() else Path.cwd()) / "results"
+    return (SOURCE_ROOT if in_checkout() else Path.cwd()) / "results"
 
 
 WHERE_PUBLISHED = (
@@ -410,13 +397,13 @@ def _hardware() -> dict[str, Any]:
     }
 
 
-def environment(root: Path | None = None) -> dict[str, Any]:
+def environment(root: Path = SOURCE_ROOT) -> dict[str, Any]:
     """Commit, hardware and versions of this process. To be called when a run starts, before it writes files.
 
-    root: the checkout whose commit is recorded; None: that of this package.
+    root: the checkout whose commit is recorded.
     """
-    revision, dirty = git_state(root or source_root())
-    changes = changed_files(root or source_root()) if dirty else None
+    revision, dirty = git_state(root)
+    changes = changed_files(root) if dirty else None
     versions = {}
     for package in VERSIONED_PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):

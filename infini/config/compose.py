@@ -136,8 +136,7 @@ def _no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyErro
 def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
     """The typed configuration of a composed one. overrides: what it was composed with, in Hydra's grammar.
 
-    Raises:
-        InputError: an unknown or missing key, a value of the wrong type or out of range.
+    Raises InputError for an unknown or missing key, and a value of the wrong type or out of range.
     """
     try:
         composed = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -187,8 +186,7 @@ def short_warmup(steps: int, warmup: int) -> int:
 def compose(overrides: Sequence[str]) -> Config:
     """The configuration of the defaults in `conf/` with `overrides` (`key=value`, Hydra's grammar).
 
-    Raises:
-        InputError: an override that does not parse, or an unknown group, key or value.
+    Raises InputError for an override that does not parse, and an unknown group, key or value.
     """
     overrides = normalise(overrides)
     parsed = _check(overrides)
@@ -240,11 +238,7 @@ def _parsed(text: str) -> Override:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """The key of `key=value` and the value that a composed configuration has for it.
-
-    Raises:
-        InputError: it does not parse, or has several values for a sweep.
-    """
+    """The key of `key=value` and the value that a composed configuration has for it; InputError for several values."""
     (override,) = _check(normalise([text]))
     return override.key_or_group, override.value()
 
@@ -252,8 +246,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """The overrides of every job of a sweep over lists of values; empty for a sampled range.
 
-    Raises:
-        InputError: a key without values, or more than MAX_JOBS jobs.
+    Raises InputError for a key without values, and for more than MAX_JOBS jobs.
     """
     choices: list[list[str]] = []
     with _composing():

@@ -10,7 +10,6 @@ import ctypes
 import gc
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,28 +122,6 @@ def begin_peak_memory(device: torch.device) -> None:
         return
     with contextlib.suppress(OSError):
         reset_peak_memory(device)
-
-
-@dataclass
-class PeakMemory:
-    """Peak memory of a run that has begun, see begin_peak_memory, and of its parts."""
-
-    device: torch.device
-    earlier: int = 0
-    """Peak bytes before the part began."""
-
-    def begin_part(self) -> None:
-        """From here on `of_part` is counted."""
-        self.earlier = self.of_run()
-        begin_peak_memory(self.device)
-
-    def of_part(self) -> int:
-        """Peak bytes since the part began; see peak_memory_bytes."""
-        return peak_memory_bytes(self.device)
-
-    def of_run(self) -> int:
-        """Peak bytes since the run began."""
-        return max(self.earlier, self.of_part())
 
 
 def peak_memory_bytes(device: torch.device) -> int:

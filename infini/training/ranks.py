@@ -22,7 +22,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 
 from infini.config.schema import ParallelConfig
 from infini.errors import InputError, require
-from infini.records import source_root
+from infini.records import SOURCE_ROOT
 from infini.training.launcher import LAUNCHED, PLACE, place_of
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvValue failed")
@@ -175,7 +175,7 @@ def is_lost(error: RuntimeError) -> bool:
 def _start(rank: int, ranks: Ranks, port: int, words: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a process as torchrun does. The working folder stays; -P keeps it out of the search path for modules."""
     place = (rank, rank, ranks.size, ranks.local_size)
-    path = os.pathsep.join(filter(None, (str(source_root()), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
     environment = {
         **os.environ,
         **{name: str(value) for name, value in zip(PLACE, place, strict=True)},

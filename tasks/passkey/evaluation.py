@@ -18,7 +18,7 @@ from infini.evaluation.dilution import half_dilution
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
 from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
-from infini.system.devices import PeakMemory, autocast
+from infini.system.devices import autocast, begin_peak_memory, peak_memory_bytes
 from infini.system.progress import plain_console, progress_bar
 from infini.tasks.passkey.answers import Answer, answer_questions
 from infini.tasks.passkey.config import PasskeyConfig
@@ -48,7 +48,12 @@ def evaluate(
     template, data = make_template(cfg, tokenizer, "test")
     lengths, depths = parse_lengths(cfg.length), parse_depths(cfg.depth)
     questions = list(make_questions(template, lengths, depths, task.examples, cfg.seed))
-    N, peak = cfg.dims.segment_length, PeakMemory(device)
+    N, peaks = cfg.dims.segment_length, []
+
+    def begin_part() -> None:
+        peaks.append(peak_memory_bytes(device))
+        begin_peak_memory(device)
+
     # Measured first: an error in them must not follow hours of answers.
     state_floats = model.state_floats(max(lengths) // N)
     # In a memory that decays, a token's weight depends on how long ago it was written.
@@ -88,10 +93,10 @@ def evaluate(
             rows_per_call=task.rows_per_call,
             knock_out=task.knockout == "reset",
             advance=advance,
-            before_reading=peak.begin_part,
+            before_reading=begin_part,
         ):
             question = answer.question
-            cache.add(question.name, _entry(answer, tokenizer, N, peak.of_part()))
+            cache.add(question.name, _entry(answer, tokenizer, N, peak_memory_bytes(device)))
             of_cell = names[question.length, question.depth]
             if all(name in cache.entries for name in of_cell):
                 cell = _cell(question.length, question.depth, [cache.entries[name] for name in of_cell])
@@ -118,7 +123,7 @@ def evaluate(
     # Of all questions, however many were answered by an earlier process or in parts.
     seen = tokens_to_read(questions, task.rows_per_call)
     record.cost = {"tokens_seen": seen, "state_floats": state_floats, "resumed": len(missing) < len(questions)}
-    record.cost["peak_memory_bytes"] = peak.of_run()
+    record.cost["peak_memory_bytes"] = max([*peaks, peak_memory_bytes(device)])
     cache.record_commits(record, [entry["name"] for entry in entries])
     return {".jsonl": b"".join(map(to_line, entries))}, lambda: cache.drop(entry["name"] for entry in entries)
 

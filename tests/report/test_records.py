@@ -262,4 +262,4 @@ def test_environment_is_complete(repository: Path) -> None:
 
 def test_environment_does_not_load_torch() -> None:
     code = "import sys; from infini import records; records.environment(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=records.source_root()).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=records.SOURCE_ROOT).returncode == 0
