@@ -364,21 +364,17 @@ def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
         only_evaluated = evaluation_keys(group)
         identity[group] = {key: value for key, value in (identity[group] or {}).items() if key not in only_evaluated}
     # The task's positions have an effect through the model's only, which were all rotary before there was a choice.
-    task, model = dict(identity["task"] or {}), dict(identity["model"] or {})
-    task.pop("positions", None)
+    identity["task"].pop("positions", None)
+    model = identity["model"] = dict(identity["model"] or {})
     if model.get("positions") == "rotary":
         del model["positions"]
     if "base" in model:
         # Sizes and tokenizer are the base's, whatever the configuration said before they were known.
-        dims = {"segment_length": (identity["dims"] or {}).get("segment_length")}
+        identity["dims"] = {"segment_length": (identity["dims"] or {}).get("segment_length")}
         left = {"tokenizer", "vocab_size"}
-        identity |= {"dims": dims, "scale": {k: v for k, v in (identity["scale"] or {}).items() if k not in left}}
-    identity |= {
-        "task": task,
-        "model": model,
-        "init_from": values.get("init_from"),
-        "parallel": {"precision": (values.get("parallel") or {}).get("precision")},
-    }
+        identity["scale"] = {key: value for key, value in identity["scale"].items() if key not in left}
+    identity["init_from"] = values.get("init_from")
+    identity["parallel"] = {"precision": (values.get("parallel") or {}).get("precision")}
     kept: dict[str, Any] = _without_none(identity)
     return kept
 
