@@ -129,10 +129,10 @@ def _replace(name: str, descriptor: int, patient: bool) -> _PatientFile | None:
     file.patient = patient
     stream = io.TextIOWrapper(
         io.BufferedWriter(file),
-        encoding=old.encoding if old is not None else "utf-8",
+        encoding=getattr(old, "encoding", "utf-8"),
         errors=_ERRORS,
-        line_buffering=old.line_buffering if old is not None else False,
-        write_through=old.write_through if old is not None else False,
+        line_buffering=getattr(old, "line_buffering", False),
+        write_through=getattr(old, "write_through", False),
     )
     setattr(sys, name, stream)
     return file

@@ -78,14 +78,14 @@ def _plain(title: str, total: float | None) -> Callable[[float], None]:
         nonlocal printed, reached
         reached += done
         now = time.monotonic()
-        if now - printed < PLAIN_SECONDS:
+        if now - printed < PLAIN_SECONDS or (total is not None and not 0 < reached < total):
             return
+        printed = now
         if total is None:
-            printed = now
-            print(f"{title}: {reached:,.0f} in {now - started:,.0f} s", file=sys.stderr, flush=True)
-        elif 0 < reached < total:
-            printed = now
+            said = f"{reached:,.0f} in {now - started:,.0f} s"
+        else:
             left = (now - started) * (total - reached) / reached
-            print(f"{title}: {100 * reached / total:.0f} %, {duration(left)} left", file=sys.stderr, flush=True)
+            said = f"{100 * reached / total:.0f} %, {duration(left)} left"
+        print(f"{title}: {said}", file=sys.stderr, flush=True)
 
     return advance
