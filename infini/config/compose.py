@@ -359,7 +359,9 @@ def config_identity(config: Config | Mapping[str, Any]) -> dict[str, Any]:
     not exist yet, so that the identity of a run does not change when options are added.
     """
     values = dataclasses.asdict(config) if isinstance(config, Config) else config
-    identity = {key: values.get(key) for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")}
+    identity: dict[str, Any] = {
+        key: values.get(key) for key in ("task", "model", "dims", "scale", "optimizer", "recipe", "seed")
+    }
     for group in ("scale", "task"):
         only_evaluated = evaluation_keys(group)
         identity[group] = {key: value for key, value in (identity[group] or {}).items() if key not in only_evaluated}
