@@ -25,6 +25,7 @@ from infini.config.schema import (
 )
 from infini.errors import InputError, one_of, require
 from infini.pretrained.base_names import SEGMENT
+from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 from infini.system.paths import is_file
 
 COMPARED = ("dims.*", "optimizer.*", "recipe.*")
@@ -67,12 +68,6 @@ class Arguments:
     """Arguments of the verb's function beside the configuration and the overrides."""
     first: list[str] = field(default_factory=list)
     """Settings to compose with where a key was given several values: the first of each."""
-
-
-def reads(patterns: Sequence[str], key: str) -> bool:
-    """Whether one of the patterns covers this key."""
-    group = key.partition(".")[0]
-    return key in patterns or f"{group}.*" in patterns
 
 
 @dataclass(frozen=True)
@@ -147,9 +142,13 @@ class Verb:
         code: int | None = work.run(cfg, overrides, **extra)
         return code
 
-    def reads(self, key: str) -> bool:
-        """Whether it reads a key, at least with some kind of report."""
-        return reads(self.patterns, key) and key not in self.never
+    def reads(self, key: str, report: ReportKind | None = None) -> bool:
+        """Whether it reads a key with this report, whose kind declares its keys; None: with some kind of report."""
+        patterns, never = self.patterns, self.never
+        if report is not None:
+            own = report.verbs.get(self.name, OwnVerb(FINISHED_RUNS))
+            patterns, never = (patterns if own.patterns is None else own.patterns), own.never
+        return (key in patterns or f"{key.partition('.')[0]}.*" in patterns) and key not in never
 
 
 def _take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from infini.cli.completion import HELP, keys_of_verb, script
-from infini.commands import Arguments, Verb, reads, verbs
+from infini.commands import Arguments, Verb, verbs
 from infini.config.lengths import parse_length
 from infini.config.schema import LISTS, groups, key_of, root_defaults
 from infini.errors import InputError, did_you_mean, lone_surrogate, nearest, too_large
-from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
+from infini.report.kind import ReportKind
 from infini.system.devices import check_accelerator, check_made_for
 from infini.system.process import OUTPUT, as_interrupt, drawing_without_a_screen, robust_streams
 
@@ -183,20 +183,13 @@ def refuse_unread(verb: str, words: Iterable[str]) -> None:
         raise InputError(f"{word}: infini {verb} does not read {key}{also}")
 
 
-def read_of_report(verb: str, report: ReportKind, key: str) -> bool:
-    """Whether a verb reads a key with this report. Each kind of report declares its keys."""
-    own = report.verbs.get(verb, OwnVerb(FINISHED_RUNS))
-    patterns = verbs()[verb].patterns if own.patterns is None else own.patterns
-    return reads(patterns, key) and key not in own.never
-
-
-def refuse_unread_of_report(verb: str, report: ReportKind, words: Iterable[str]) -> None:
+def refuse_unread_of_report(verb: Verb, report: ReportKind, words: Iterable[str]) -> None:
     """Raise InputError for the first setting that a verb does not read with this report."""
     for word in words:
         key = key_of(word)
-        if key and not key.startswith("hydra") and not read_of_report(verb, report, key):
+        if key and not key.startswith("hydra") and not verb.reads(key, report):
             why = f"; {_WHY[key]}" if key in _WHY else ""
-            raise InputError(f"{word}: infini {verb} does not read {key} for report={report.name}{why}")
+            raise InputError(f"{word}: infini {verb.name} does not read {key} for report={report.name}{why}")
 
 
 def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
@@ -208,7 +201,7 @@ def check(verb: Verb, cfg: Config, overrides: Sequence[str]) -> None:
         report = load_report(cfg.report)
         # A report with which the verb does nothing is refused by the verb itself.
         if name in report.verbs or name == "table" or (name != "reproduce" and "reproduce" in report.verbs):
-            refuse_unread_of_report(name, report, overrides)
+            refuse_unread_of_report(verb, report, overrides)
         elif name == "reproduce":
             return
         if cfg.scale.name not in (getattr(report, "settings", None) or [cfg.scale.name]):

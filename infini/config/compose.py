@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -56,7 +56,7 @@ _NOUNS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "tr
 
 def _convert(key: str, value: Any, hint: Any) -> Any:
     """`value` as the annotated type `hint`; InputError naming `key` otherwise. An int is accepted as a float."""
-    if get_origin(hint) in (Union, types.UnionType):
+    if get_origin(hint) is types.UnionType:
         if value is None and type(None) in get_args(hint):
             return None
         if value == "" and type(None) in get_args(hint) and key not in TEXTS:

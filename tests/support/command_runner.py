@@ -12,7 +12,6 @@ from tiny_runs import SUMMARIES, TINY
 
 from infini import records
 from infini.cli import main as cli
-from infini.cli.main import read_of_report
 from infini.commands import verbs
 from infini.config.compose import compose
 from infini.config.schema import key_of
@@ -26,7 +25,7 @@ def read_by(words: Sequence[str], settings: Sequence[str]) -> list[str]:
     if words[0] not in ("table", "figure", "publish", "reproduce"):
         return found
     report = load_report(compose([text for text in words if text.startswith(("report=", "experiment="))]).report)
-    return [text for text in found if read_of_report(words[0], report, key_of(text))]
+    return [text for text in found if verbs()[words[0]].reads(key_of(text), report)]
 
 
 class Runner:
