@@ -22,7 +22,7 @@ from infini.errors import DivergedError, InputError
 from infini.models import base_of, build_model, kind_of
 from infini.records import RunRecord, value_at
 from infini.report.search import LEARNING_RATE
-from infini.runs.preflight import model_options, segment_length
+from infini.runs.preflight import check_base, model_options, segment_length
 from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, load_model, named_folder, read_description
 
@@ -105,10 +105,11 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
 
     Raises InputError where the command line sets others, or the pretrained model cannot be read.
     """
+    check_base(cfg)
     base = base_of(cfg.model)
     if base is None:
         return cfg
-    sizes, keys = base.sizes(), keys_of(list(overrides))
+    sizes, keys = base.sizes(), list(map(key_of, overrides))
     for key in keys:
         group, _, name = key.partition(".")
         if group == "dims" and name in sizes and getattr(cfg.dims, name) != sizes[name]:
@@ -121,19 +122,6 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
     dims = replace(cfg.dims, name="base", **sizes)
     scale = replace(cfg.scale, tokenizer="base", vocab_size=len(base.tokenizer))
     return replace(cfg, dims=dims, scale=scale, model=model_options(cfg, keys))
-
-
-def find_model(cfg: Config, overrides: list[str]) -> Path | None:
-    """Like find_checkpoint; None for a pretrained model that is evaluated untrained: no checkpoint is named and no
-    training of exactly this model exists. cfg: of with_base."""
-    if cfg.checkpoint is not None or base_of(cfg.model) is None:
-        return find_checkpoint(cfg, overrides)
-    known = any(
-        (run.task, run.scale, run.config.get("model")) == (cfg.task.name, cfg.scale.name, cfg.model)
-        and value_at(run.config, "dims.segment_length") == cfg.dims.segment_length
-        for run in _with_models(cfg)
-    )
-    return find_checkpoint(cfg, overrides) if known else None
 
 
 def _with_models(cfg: Config) -> Iterator[RunRecord]:
@@ -184,17 +172,26 @@ def open_model(cfg: Config, overrides: list[str], folder: Path | None, device: t
     return Opened(model, tokenizer, str(description["run_id"]), note, description["config"])
 
 
-def find_checkpoint(cfg: Config, overrides: list[str], any_model: bool = False) -> Path:
-    """The folder of the trained model `cfg.checkpoint`, or of the newest run of this task, model and scale.
+def find_model(cfg: Config, overrides: list[str], any_model: bool = False) -> Path | None:
+    """The folder of the trained model `cfg.checkpoint`, or of the newest run of this task, model and scale; None for a
+    pretrained model of which exactly this has no training. cfg: of with_base.
 
     A seed or a recipe on the command line must match. Runs that were trained with the given settings are preferred.
-    any_model: without a model on the command line, any model matches. Raises InputError when there is none.
+    any_model: without a model on the command line, any model from scratch matches. Raises InputError when there is
+    none.
     """
     if cfg.checkpoint is not None:
         return named_folder("checkpoint", cfg.checkpoint, cfg.results_dir)
+    from_base = base_of(cfg.model) is not None
+    if from_base and not any(
+        (run.task, run.scale, run.config.get("model")) == (cfg.task.name, cfg.scale.name, cfg.model)
+        and value_at(run.config, "dims.segment_length") == cfg.dims.segment_length
+        for run in _with_models(cfg)
+    ):
+        return None
     wanted: dict[str, Any] = {"task": cfg.task.name, "model": cfg.model["name"], "scale": cfg.scale.name}
-    keys = keys_of(overrides)
-    if any_model and not any(key == "model" or key.startswith("model.") for key in keys):
+    keys = list(map(key_of, overrides))
+    if any_model and not from_base and not any(key == "model" or key.startswith("model.") for key in keys):
         del wanted["model"]
     if "seed" in keys:
         wanted["seed"] = cfg.seed
@@ -223,7 +220,7 @@ def eval_overrides(cfg: Config, overrides: list[str], trained: dict[str, Any]) -
     training."""
     if kind_of(cfg.model["name"]) != "seq2seq" or trained["name"] != cfg.model["name"]:
         return {}
-    keys = keys_of(overrides)
+    keys = list(map(key_of, overrides))
     changes = {key: cfg.model[key] for key in ("unlimiformer", "k", "search") if f"model.{key}" in keys}
     was, now = trained.get("unlimiformer"), changes.get("unlimiformer")
     if now == "alternating" and was != now:
@@ -276,11 +273,6 @@ def own_setting(settings: Sequence[str], asked: str) -> str | None:
     return None if own == asked.lstrip("+") else own
 
 
-def keys_of(overrides: list[str]) -> list[str]:
-    """The keys that a command line sets, in order."""
-    return [key_of(override) for override in overrides]
-
-
 def model_changes(cfg: Config, overrides: list[str], folder: Path) -> dict[str, Any]:
     """The model options on the command line that replace those of the checkpoint in `folder`.
 
@@ -288,7 +280,7 @@ def model_changes(cfg: Config, overrides: list[str], folder: Path) -> dict[str, 
     sizes, recipe or optimizer that differ from the training, because they would have no effect.
     """
     description = read_description(folder)
-    training, values, keys = description.get("config") or {}, asdict(cfg), keys_of(overrides)
+    training, values, keys = description.get("config") or {}, asdict(cfg), list(map(key_of, overrides))
     for key in keys:
         group = key.partition(".")[0]
         # The location of the texts is not a property of a model.

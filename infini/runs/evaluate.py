@@ -13,7 +13,7 @@ from typing import Any
 
 from infini import records
 from infini.config.compose import data_folder
-from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig, groups, task_schema
+from infini.config.schema import Config, DimsConfig, OptimizerConfig, RecipeConfig, groups, key_of, task_schema
 from infini.errors import InputError
 from infini.evaluation.result_cache import PartDone
 from infini.models import base_of
@@ -25,14 +25,13 @@ from infini.runs.common import (
     eval_overrides,
     find_model,
     keep_large_buffers,
-    keys_of,
     load_task,
     load_tokenizer,
     start_record,
     untrained,
     with_base,
 )
-from infini.runs.preflight import check_base, check_evaluation
+from infini.runs.preflight import check_data
 from infini.system.devices import begin_peak_memory, peak_memory_bytes, pick_device
 from infini.system.progress import plain_console
 from infini.training.checkpoint import load_model, read_description
@@ -57,24 +56,25 @@ def run(cfg: Config, overrides: list[str]) -> int:
     """Evaluate and print the metrics; of a part (cfg.part), how many of all results are there."""
     _refuse_keys_of_other_tasks(cfg, overrides)
     reference = getattr(cfg.task, "reference", None)
-    if reference is None and "task.reference_words" in keys_of(overrides):
+    if reference is None and "task.reference_words" in map(key_of, overrides):
         words = value_at(asdict(cfg), "task.reference_words")
         raise InputError(
             f"task.reference_words={words}: has no effect without task.reference; set both, or leave it out"
         )
     if reference is not None:
-        for key in keys_of(overrides):
+        for key in map(key_of, overrides):
             if key.partition(".")[0] in OF_A_MODEL:
                 raise InputError(f"{key}: task.reference={reference} evaluates no model, so this key has no effect")
             if key in GIVEN_TO_A_MODEL or key.partition(".")[0] in GIVEN_TO_A_MODEL:
                 print(f"{key}: has no effect: task.reference={reference} evaluates no model", file=sys.stderr)
         record = evaluate_reference(cfg, overrides, reference)
     else:
-        check_base(cfg)
         cfg = with_base(cfg, overrides)
         folder = find_model(cfg, overrides)
         cfg = _on_the_data_of_the_training(cfg, overrides, folder)
-        check_evaluation(cfg, folder)
+        records.check_writable(cfg.results_dir)
+        split = getattr(cfg.task, "split", cfg.report.get("split"))
+        check_data(cfg, () if split is None else (split,))
         try:
             record = evaluate(cfg, overrides, folder)
         except PartDone as done:
@@ -106,7 +106,7 @@ def _on_the_data_of_the_training(cfg: Config, overrides: list[str], folder: Path
     held = None if folder is None else value_at(read_description(folder), "config.task")
     if held is None or held.get("name") != cfg.task.name:
         return cfg
-    named = keys_of(overrides)
+    named = list(map(key_of, overrides))
     # A data set that is named is read, not the folder of the training.
     if not {"task.data_dir", "task.hub_id"} & set(named):
         cfg = _with_data(cfg, "data_dir", held.get("data_dir"))
@@ -131,7 +131,7 @@ def _refuse_keys_of_other_tasks(cfg: Config, overrides: list[str]) -> None:
     for task in groups()["task"]:
         for key in task_schema(task).evaluation_reads:
             readers.setdefault(key, []).append(task)
-    for key in keys_of(overrides):
+    for key in map(key_of, overrides):
         tasks = readers.get(key) or readers.get(key.partition(".")[0]) or [cfg.task.name]
         if cfg.task.name not in tasks:
             asked = " or ".join(f"task={name}" for name in tasks)
@@ -231,7 +231,7 @@ def _as_trained(
     if not (same_task or cfg.task.evaluates_any_model or task_schema(trained_on).measured_by_any_task):
         raise InputError(f"checkpoint={str(folder)!r}: was trained on task={trained_on}")
     values = asdict(cfg)
-    keys = keys_of(overrides)
+    keys = list(map(key_of, overrides))
     own = set(cfg.task.evaluation_changes) & set(keys)
     allowed = own | {f"model.{key}" for key in changes}
     trained_task = {f"task.{field.name}" for field in fields(cfg.task) if field.metadata.get("training")}

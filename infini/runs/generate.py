@@ -15,11 +15,10 @@ from typing import BinaryIO
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.runs.common import find_model, keep_large_buffers, open_model, with_base
-from infini.runs.preflight import check_base, check_model
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import check_name, home_expanded, is_file, is_folder
 from infini.system.progress import progress_bar
-from infini.training.checkpoint import checkpoint_folder
+from infini.training.checkpoint import checkpoint_folder, read_description
 
 TOKENS_PER_CALL = 4096
 _BYTES = 1 << 20
@@ -50,10 +49,10 @@ def run(cfg: Config, overrides: list[str], texts: dict[str, str | None] | None =
                 f"save_state={cfg.save_state!r}: is the file of the prompt, which would be overwritten; "
                 "name another file"
             )
-    check_base(cfg)
     cfg = with_base(cfg, overrides)
     folder = _find_model(cfg, overrides, load_state)
-    check_model(folder)
+    if folder is not None:
+        read_description(folder)
     # Imported late: they take seconds, and the checks above come first.
     import torch
 

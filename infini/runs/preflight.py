@@ -7,7 +7,6 @@ import statistics
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from infini import records
@@ -86,20 +85,6 @@ def check_base(cfg: Config) -> None:
     if "base" in cfg.model:
         name = str(cfg.model["base"])
         local_path(name, f"model.base={name!r}")
-
-
-def check_model(folder: Path | None) -> None:
-    """Raises InputError if the folder is not a checkpoint. None: an untrained pretrained model."""
-    if folder is not None:
-        read_description(folder)
-
-
-def check_evaluation(cfg: Config, folder: Path | None) -> None:
-    """Raises InputError for a folder, a model or data without which an evaluation cannot begin."""
-    records.check_writable(cfg.results_dir)
-    check_model(folder)
-    split = getattr(cfg.task, "split", cfg.report.get("split"))
-    check_data(cfg, () if split is None else (split,))
 
 
 def describe_training(cfg: Config) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from infini import records
 from infini.config.compose import config_identity
-from infini.config.schema import Config
+from infini.config.schema import Config, key_of
 from infini.errors import BusyError, DivergedError, InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
@@ -26,7 +26,6 @@ from infini.runs.common import (
     eval_overrides,
     find_training,
     fits_variant,
-    keys_of,
     name_diverged,
     on_the_data,
 )
@@ -174,10 +173,10 @@ def evaluations(cfg: Config, overrides: list[str], training: RunRecord | None, s
     if runs and training is not None:
         changes = eval_overrides(cfg, overrides, training.config["model"])
         made |= {"model": training.config["model"] | changes, "seed": training.seed}
-        own = {"segment_length"} if "dims.segment_length" in keys_of(overrides) else set()
+        own = {"segment_length"} if "dims.segment_length" in map(key_of, overrides) else set()
         made["dims"] = training.config["dims"] | {key: made["dims"][key] for key in own}
     elif runs:
-        keys = keys_of(overrides)
+        keys = list(map(key_of, overrides))
         made["dims"]["segment_length"] = segment_length(cfg, keys)
         made["model"] = model_options(cfg, keys)
     wanted, model = _question(made), made["model"]["name"]

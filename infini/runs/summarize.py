@@ -13,13 +13,13 @@ from infini.config.schema import Config
 from infini.errors import InputError
 from infini.models import base_of
 from infini.records import value_at, write_atomically
-from infini.runs.common import find_checkpoint, find_model, keep_large_buffers, open_model, with_base
+from infini.runs.common import find_model, keep_large_buffers, open_model, with_base
 from infini.runs.generate import TOKENS_PER_CALL, check_writable, is_same_file, open_text
-from infini.runs.preflight import check_base, check_model
 from infini.system.devices import autocast, pick_device
 from infini.system.paths import home_expanded
 from infini.system.progress import progress_bar
 from infini.tasks.text.epub import epub_text
+from infini.training.checkpoint import read_description
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,10 +49,10 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
             raise InputError(f"output={output!r}: is the book itself, which would be overwritten; name another file")
     # The seed is for sampling; it does not select the model.
     wanted = [text for text in overrides if not text.startswith("seed=")]
-    check_base(cfg)
     cfg = with_base(cfg, overrides)
-    folder = find_model(cfg, wanted) if base_of(cfg.model) else find_checkpoint(cfg, wanted, any_model=True)
-    check_model(folder)
+    folder = find_model(cfg, wanted, any_model=True)
+    if folder is not None:
+        read_description(folder)
     # Imported late: they take seconds, and the checks above come first.
     import numpy as np
     import torch

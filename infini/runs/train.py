@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from infini import records
 from infini.config.compose import config_hash
-from infini.config.schema import Config
+from infini.config.schema import Config, key_of
 from infini.errors import DivergedError, InputError, one_of
 from infini.models import build_model
 from infini.nn.protocols import optional
@@ -37,7 +37,6 @@ from infini.runs.common import (
     diverged_before,
     find_training,
     keep_large_buffers,
-    keys_of,
     load_data_module,
     settings_of,
     start_record,
@@ -379,7 +378,7 @@ def _say_what_has_no_effect(cfg: Config, overrides: list[str], model: Any, conso
         "recipe.length_extension": (optional(model, "memory_is_a_sum"), name),
         "recipe.sparse_writes": (bool(optional(model, "memory_layers")), name),
     }
-    for key in keys_of(overrides):
+    for key in map(key_of, overrides):
         has_effect, other = used.get(key, (True, ""))
         value = records.value_at(asdict(cfg), key)
         if value is not None and not has_effect:
