@@ -7,18 +7,16 @@ import ctypes
 import importlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from infini import records
 from infini.commands import verbs
 from infini.config.compose import config_hash
 from infini.config.schema import Config, key_of
-from infini.errors import DivergedError, InputError
+from infini.errors import InputError
 from infini.models import base_of, build_model, kind_of
 from infini.records import RunRecord, value_at
 from infini.report.search import LEARNING_RATE
@@ -28,16 +26,6 @@ from infini.training.checkpoint import TOKENIZER, checkpoint_folder, load_model,
 
 if TYPE_CHECKING:
     import torch
-
-T = TypeVar("T")
-
-
-def catch_divergence(make: Callable[[], T]) -> T | DivergedError:
-    """The result of `make`, or the error where its training diverged."""
-    try:
-        return make()
-    except DivergedError as error:
-        return error
 
 
 def diverged_before(cfg: Config) -> RunRecord | None:
@@ -60,12 +48,6 @@ def describe_divergence(record: RunRecord, results_dir: str, newest: str = "") -
     again = f"To repeat this one, remove {records.record_path(results_dir, record.run_id)}"
     advice = f"try a lower one, which starts a new training. {newest}{'. ' * bool(newest)}{again}"
     return f"{LEARNING_RATE}={rate}: {reason}; {advice}"
-
-
-def name_diverged(cells: Sequence[str]) -> None:
-    """Raises DivergedError that names the cells of a report whose training diverged, if there are any."""
-    if cells:
-        raise DivergedError(f"{LEARNING_RATE}: too high for {'; '.join(cells)}; the other cells are filled")
 
 
 def load_task(name: str) -> Any:
@@ -232,45 +214,6 @@ def eval_overrides(cfg: Config, overrides: list[str], trained: dict[str, Any]) -
         # They are the same in an evaluation.
         changes["unlimiformer"] = was
     return changes
-
-
-def settle_contradictions(rows: Mapping[str, Sequence[str]], asked: Sequence[str], console: Console) -> None:
-    """Print the rows of a report that override a setting of the command line.
-
-    rows: row -> its own settings. Raises InputError where all rows override the setting.
-    """
-    for text in asked:
-        own = {row: own_setting(settings, text) for row, settings in rows.items()}
-        having = {row: setting for row, setting in own.items() if setting is not None}
-        if having and len(having) == len(rows):
-            row, setting = next(iter(having.items()))
-            raise InputError(f"{text}: row {row} has {setting}; leave it out, or choose other rows")
-        for row, setting in having.items():
-            console.print(f"{text}: not for row {row}, which has {setting}")
-
-
-def settle_untrained(trained: Mapping[str, bool], asked: Sequence[str], console: Console) -> None:
-    """Print the rows of a report that have no training which reads a setting of the command line.
-
-    trained: row -> whether it has a training with the recipe and the optimizer of the command line. Raises InputError
-    where no row has one: the setting would change nothing.
-    """
-    without = [row for row, has in trained.items() if not has]
-    for text in asked:
-        if key_of(text).partition(".")[0] not in ("optimizer", "recipe", "tuned"):
-            continue
-        if len(without) == len(trained):
-            raise InputError(
-                f"{text}: row {without[0]} has no training that reads it; leave it out, or choose other rows"
-            )
-        for row in without:
-            console.print(f"{text}: not for row {row}, which has no training that reads it")
-
-
-def own_setting(settings: Sequence[str], asked: str) -> str | None:
-    """The row's own setting of the same key; None where it has none, or the same."""
-    own = {key_of(text): text for text in settings}.get(key_of(asked))
-    return None if own == asked.lstrip("+") else own
 
 
 def model_changes(cfg: Config, overrides: list[str], folder: Path) -> dict[str, Any]:

@@ -9,29 +9,29 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from infini import records
-from infini.config.compose import config_identity
+from infini.config.compose import compose, config_identity
 from infini.config.schema import Config, key_of
 from infini.errors import BusyError, DivergedError, InputError
 from infini.records import RunRecord
 from infini.report.load import load_report, report_of_runs
+from infini.report.search import LEARNING_RATE
 from infini.runs import table
 from infini.runs.common import (
-    catch_divergence,
     describe_divergence,
     diverged_before,
     eval_overrides,
     find_training,
     fits_variant,
-    name_diverged,
     on_the_data,
 )
-from infini.runs.plan import describe
+from infini.runs.evaluate import evaluate
 from infini.runs.preflight import check_base, check_data, model_options, segment_length
-from infini.runs.workers import Worker
+from infini.runs.workers import Worker, describe
 from infini.system.progress import plain_console
 from infini.training.checkpoint import checkpoint_folder
 from infini.training.loggers import check_logger
@@ -66,8 +66,37 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
             lines.print(line)
         return 0
     table.show(report, cfg, overrides)
-    name_diverged(diverged)
+    if diverged:
+        raise DivergedError(f"{LEARNING_RATE}: too high for {'; '.join(diverged)}; the other cells are filled")
     return 0
+
+
+def settle(
+    own: Mapping[str, Sequence[str]], trained: Mapping[str, bool], asked: Sequence[str], console: Console
+) -> None:
+    """Print for which rows of a report a setting of the command line is not: those with a setting of their own, and
+    those without a training that reads it.
+
+    own: row -> its own settings. trained: row -> whether it has a training with the recipe and the optimizer of the
+    command line. Raises InputError where this leaves no row: the setting would change nothing.
+    """
+    for text in asked:
+        of_training = key_of(text).partition(".")[0] in ("optimizer", "recipe", "tuned")
+        settings = {row: own_setting(words, text) for row, words in own.items()}
+        has_own = {row: f"has {setting}" for row, setting in settings.items() if setting is not None}
+        unread = {row: "has no training that reads it" for row, has in trained.items() if of_training and not has}
+        for not_for, rows in ((has_own, own), (unread, trained)):
+            if not_for and len(not_for) == len(rows):
+                row, why = next(iter(not_for.items()))
+                raise InputError(f"{text}: row {row} {why}; leave it out, or choose other rows")
+            for row, why in not_for.items():
+                console.print(f"{text}: not for row {row}, which {why}")
+
+
+def own_setting(settings: Sequence[str], asked: str) -> str | None:
+    """The row's own setting of the same key; None where it has none, or the same."""
+    own = {key_of(text): text for text in settings}.get(key_of(asked))
+    return None if own == asked.lstrip("+") else own
 
 
 def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> list[str]:
@@ -82,21 +111,21 @@ def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> l
 
     def do(number: int, where: str, make: Callable[[], str]) -> bool:
         """Whether its training diverged."""
-        if worker.planning:
-            made = catch_divergence(make)
-            if isinstance(made, DivergedError):
-                worker.diverged[where] = str(made)
-            return isinstance(made, DivergedError)
-        console.rule(f"{number} of {len(jobs)}: {where}")
+        if not worker.planning:
+            console.rule(f"{number} of {len(jobs)}: {where}")
         try:
-            line = catch_divergence(make)
+            line = make()
         except BusyError:
             console.print("another process runs this; continuing with the other runs")
             raise
-        if isinstance(line, DivergedError):
-            console.print(str(line), style="yellow")
+        except DivergedError as error:
+            if worker.planning:
+                worker.diverged[where] = str(error)
+            else:
+                console.print(str(error), style="yellow")
             return True
-        console.print(line)
+        if not worker.planning:
+            console.print(line)
         return False
 
     numbered = [(where, partial(do, number, where, make)) for number, (where, make) in enumerate(jobs, 1)]
@@ -130,35 +159,46 @@ def say_trained(training: RunRecord, worker: Worker) -> None:
         worker.console.print(f"trained before: {training.run_id}")
 
 
+def learned(
+    cfg: Config, overrides: list[str], worker: Worker
+) -> tuple[RunRecord | None, Callable[[], RunRecord | None]]:
+    """What `fill` takes of the training of this configuration. overrides: composed to `cfg`."""
+    return find_training(cfg, with_model=False), partial(trained, cfg, overrides, worker)
+
+
 def fill(
     cfg: Config,
+    overrides: list[str],
     worker: Worker,
     find: Callable[[RunRecord | None], RunRecord | None],
-    make: Callable[[RunRecord | None], RunRecord],
     on_record: RunRecord | None = None,
     train: Callable[[], RunRecord | None] = lambda: None,
+    missing: Callable[[RunRecord | None], list[str]] | None = None,
 ) -> RunRecord:
     """The evaluation that fills a cell: one on record, or a new one.
 
     Args:
-        cfg: of the evaluation.
+        cfg, overrides: of the evaluation.
         worker: makes what is missing, or plans it.
         find: the evaluation on record of a training's model; of None: of the pretrained model as it is.
-        make: a new evaluation of the model of a training; see folder_of.
         on_record: the newest training of the cell's model. A cell that is filled does not need the model any more.
         train: finds a training whose model still exists, or makes one; None for the pretrained model as it is.
+        missing: overrides of an evaluation of only what the evaluations on record lack.
     """
     if on_record is not None and (found := find(on_record)) is not None:
         say_trained(on_record, worker)
         return found
     training = train()
     parent = None if training is None else training.run_id
-    return find(training) or worker.make("eval", cfg, parent, lambda: find(training), lambda: make(training))
 
+    def make() -> RunRecord:
+        folder = None if parent is None else checkpoint_folder(cfg.results_dir, parent)
+        if missing is None:
+            return evaluate(cfg, overrides, folder)
+        words = missing(training)
+        return evaluate(compose(words), words, folder)
 
-def folder_of(training: RunRecord | None, cfg: Config) -> Path | None:
-    """The model of a training; None for a pretrained model as it is."""
-    return None if training is None else checkpoint_folder(cfg.results_dir, training.run_id)
+    return find(training) or worker.make("eval", cfg, parent, lambda: find(training), make)
 
 
 def evaluations(cfg: Config, overrides: list[str], training: RunRecord | None, split: str) -> list[RunRecord]:

@@ -15,9 +15,9 @@ from infini.records import RunRecord, value_at
 from infini.report.selection import rows_of_models
 from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
-from infini.runs.common import find_training, newest_on_the_data, own_setting
-from infini.runs.evaluate import evaluate, evaluate_reference
-from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, trained
+from infini.runs.common import newest_on_the_data
+from infini.runs.evaluate import evaluate_reference
+from infini.runs.reproduce import evaluations, fill, learned, own_setting, run_jobs
 from infini.runs.workers import Worker
 from infini.tasks.booksum.config import REFERENCES, BooksumConfig
 
@@ -100,14 +100,12 @@ def _system(overrides: list[str], worker: Worker, untrained: bool) -> RunRecord:
         runs, missing = known(training)
         return None if missing else runs[0]
 
-    def make(training: RunRecord | None) -> RunRecord:
+    def missing(training: RunRecord | None) -> list[str]:
         lengths = ",".join(map(format_length, known(training)[1]))
-        words = [*(text for text in overrides if not text.startswith("length=")), f"length=[{lengths}]"]
-        return evaluate(compose(words), words, folder_of(training, cfg))
+        return [*(text for text in overrides if not text.startswith("length=")), f"length=[{lengths}]"]
 
-    if untrained:
-        return fill(cfg, worker, find, make)
-    return fill(cfg, worker, find, make, find_training(cfg, with_model=False), lambda: trained(cfg, overrides, worker))
+    of_training = () if untrained else learned(cfg, overrides, worker)
+    return fill(cfg, overrides, worker, find, *of_training, missing=missing)
 
 
 def _asked_alike(run: RunRecord, cfg: Config) -> bool:

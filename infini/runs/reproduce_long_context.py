@@ -11,9 +11,7 @@ from infini.config.schema import Config
 from infini.records import RunRecord
 from infini.report.long_context import LongContextReport, LongContextRow
 from infini.report.selection import rows_of_models
-from infini.runs.common import find_training, settle_contradictions, settle_untrained
-from infini.runs.evaluate import evaluate
-from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, trained
+from infini.runs.reproduce import evaluations, fill, learned, run_jobs, settle
 from infini.runs.workers import Worker
 from infini.tasks.long_context.config import LongContextConfig
 
@@ -37,8 +35,8 @@ def reproduce(
     """
     known = {name: row.model for name, row in report.rows.items()}
     rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
-    settle_contradictions({name: report.rows[name].settings for name in rows}, overrides, worker.console)
-    settle_untrained({name: bool(report.rows[name].trained_on) for name in rows}, overrides, worker.console)
+    own = {name: report.rows[name].settings for name in rows}
+    settle(own, {name: bool(report.rows[name].trained_on) for name in rows}, overrides, worker.console)
     asked = [text for text in overrides if text.partition("=")[0] not in ("task", "model", "seed")]
     if not any(text.startswith("task.subtasks=") for text in asked):
         asked.append(f"task.subtasks=[{','.join(report.subtasks)}]")
@@ -57,21 +55,10 @@ def _fill(report: LongContextReport, row: LongContextRow, asked: list[str], seed
         words.append(f"length=[{','.join(map(str, row.lengths or report.lengths))}]")
     words += [f"task={report.task}", *own]
     cfg = compose(words)
-
-    def find(training: RunRecord | None) -> RunRecord | None:
-        return _evaluated(cfg, words, training)
-
-    def make(training: RunRecord | None) -> RunRecord:
-        return evaluate(cfg, words, folder_of(training, cfg))
-
-    if row.trained_on:
-        kept = [text for text in asked if text.partition("=")[0] not in _OF_QUESTIONS]
-        learned = [*kept, f"task={row.trained_on}", *own, *row.training]
-        learning = compose(learned)
-        known = find_training(learning, with_model=False)
-        record = fill(cfg, worker, find, make, known, lambda: trained(learning, learned, worker))
-    else:
-        record = fill(cfg, worker, find, make)
+    kept = [text for text in asked if text.partition("=")[0] not in _OF_QUESTIONS]
+    training = [*kept, f"task={row.trained_on}", *own, *row.training]
+    of_training = learned(compose(training), training, worker) if row.trained_on else ()
+    record = fill(cfg, words, worker, partial(_evaluated, cfg, words), *of_training)
     return f"{record.run_id}: accuracy {100 * (record.metric('accuracy') or 0.0):.1f} % over all cells"
 
 

@@ -13,11 +13,10 @@ from infini.config.schema import Config
 from infini.records import RunRecord, value_at
 from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow
 from infini.report.selection import rows_of_models
-from infini.runs.common import find_training, settle_contradictions, settle_untrained
+from infini.runs.common import find_training
 from infini.runs.estimate import describe_time
-from infini.runs.evaluate import evaluate
 from infini.runs.preflight import check_data
-from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, say_trained, trained
+from infini.runs.reproduce import evaluations, fill, run_jobs, say_trained, settle, trained
 from infini.runs.workers import Worker
 from infini.system.devices import pick_device
 
@@ -96,8 +95,7 @@ def reproduce(
     # The models that rows start from are trained with the same settings.
     made = [*rows, *(start for name in rows if (start := report.rows[name].start))]
     own = {name: _own(report.rows[name]) if name in report.rows else [] for name in made}
-    settle_contradictions(own, overrides, worker.console)
-    settle_untrained({name: _learns_prompts(report, report.rows[name]) for name in rows}, overrides, worker.console)
+    settle(own, {name: _learns_prompts(report, report.rows[name]) for name in rows}, overrides, worker.console)
     for job in jobs:
         compose(job.overrides(None))
         if job.row.start in PRETRAINING:
@@ -178,15 +176,9 @@ def _questions(job: _Job) -> list[str]:
 def _fill(report: PasskeyReport, job: _Job, worker: Worker) -> str:
     words = _questions(job)
     cfg = compose(words)
-
-    def find(training: RunRecord | None) -> RunRecord | None:
-        return _evaluated(cfg, words, training)
-
-    def make(training: RunRecord | None) -> RunRecord:
-        return evaluate(cfg, words, folder_of(training, cfg))
-
     known = _on_record(report, job, with_model=False)
-    record = fill(cfg, worker, find, make, known, lambda: _model(report, job, worker))
+    find, train = partial(_evaluated, cfg, words), partial(_model, report, job, worker)
+    record = fill(cfg, words, worker, find, known, train)
     accuracy = 100 * (record.metric("token_accuracy") or 0.0)
     return f"{record.run_id}: token accuracy {accuracy:.1f} % over all cells"
 

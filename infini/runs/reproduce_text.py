@@ -15,9 +15,8 @@ from infini.records import RunRecord
 from infini.report.selection import rows_of_models
 from infini.report.tables import DASH
 from infini.report.text_report import Report
-from infini.runs.common import find_training, names_a_task, settle_contradictions, settle_untrained
-from infini.runs.evaluate import evaluate
-from infini.runs.reproduce import evaluations, fill, folder_of, run_jobs, trained
+from infini.runs.common import names_a_task
+from infini.runs.reproduce import evaluations, fill, learned, run_jobs, settle
 from infini.runs.workers import Worker
 
 
@@ -57,8 +56,8 @@ def reproduce(
     }
     if not made:
         raise InputError(f"scale={cfg.scale.name}: report={report.name} has no rows at this scale")
-    settle_contradictions({row: settings for (_, row), settings in made.items()}, overrides, console)
-    settle_untrained({row: not report.is_untrained(row) for _, row in made}, overrides, console)
+    own_settings = {row: settings for (_, row), settings in made.items()}
+    settle(own_settings, {row: not report.is_untrained(row) for row in own_settings}, overrides, console)
 
     def words(task: str, row: str, *own: str) -> list[str]:
         base = [*of_task[task], f"model={report.model_of(row)}", *made[task, row]]
@@ -90,23 +89,12 @@ def _fill(
     cfg: Config,
     overrides: list[str],
     worker: Worker,
-    learned: tuple[Config, list[str]] | None = None,
+    training: tuple[Config, list[str]] | None = None,
     untrained: bool = False,
 ) -> str:
-    """Fill a cell. learned: configuration and overrides of the training; None: those of the evaluation."""
-    learning, words = learned or (cfg, overrides)
-
-    def find(training: RunRecord | None) -> RunRecord | None:
-        return _evaluated(cfg, overrides, training)
-
-    def make(training: RunRecord | None) -> RunRecord:
-        return evaluate(cfg, overrides, folder_of(training, cfg))
-
-    if untrained:
-        run = fill(cfg, worker, find, make)
-    else:
-        known = find_training(learning, with_model=False)
-        run = fill(cfg, worker, find, make, known, lambda: trained(learning, words, worker))
+    """Fill a cell. training: configuration and overrides of the training; None: those of the evaluation."""
+    of_training = () if untrained else learned(*(training or (cfg, overrides)), worker)
+    run = fill(cfg, overrides, worker, partial(_evaluated, cfg, overrides), *of_training)
     perplexity = run.metric("perplexity")
     return f"{run.run_id}: perplexity {DASH if perplexity is None else f'{perplexity:.2f}'}"
 

@@ -24,7 +24,7 @@ from infini.report.search import (
     tuned_yaml,
 )
 from infini.report.tables import RenderedReport
-from infini.runs.common import catch_divergence, describe_divergence, names_a_task, newest_on_the_data
+from infini.runs.common import describe_divergence, names_a_task, newest_on_the_data
 from infini.runs.publish import check_publishable, copy_runs
 from infini.runs.workers import Worker
 from infini.system.progress import progress_bar
@@ -243,11 +243,12 @@ class _Search:
             console.rule(f"{task}, {model}, {LEARNING_RATE}={rate:g}")
             from infini.runs.train import train
 
-            found = catch_divergence(lambda: train(cfg, words))
-            if isinstance(found, DivergedError):
-                console.print(str(found), style="yellow")
-            made = found.record if isinstance(found, DivergedError) else found
-            assert made is not None
+            try:
+                made = train(cfg, words)
+            except DivergedError as error:
+                console.print(str(error), style="yellow")
+                assert error.record is not None
+                made = error.record
             self.known.setdefault(key, []).append(made)
             return made
 

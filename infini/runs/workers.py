@@ -1,4 +1,5 @@
 """The runs of `infini reproduce`. Several processes may share a results folder: each run is made by one of them.
+With plan=true they are listed, with what each needs first, and how long such runs took.
 
 A process locks a file for each run that it makes. The lock ends with the process, so that another one takes over the
 run of a process that was killed.
@@ -7,25 +8,31 @@ run of a process that was killed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
 
+from infini import records
 from infini.config.compose import config_hash
 from infini.config.schema import PLACES, Config
 from infini.errors import BusyError
 from infini.evaluation.result_cache import cache_path
 from infini.records import RunRecord
+from infini.report.verdicts import counted
+from infini.runs.estimate import run_seconds
 from infini.system.paths import is_locked, lock_file
+from infini.system.progress import duration
 
 T = TypeVar("T")
 SECONDS_BETWEEN = 1.0
 """Seconds after which a process that waits looks whether another one has ended."""
 _DECIDES_NOTHING = ("logger", "parallel", "full", "plan", "workers", *PLACES)
 """Root keys that two commands may set differently for the same evaluation."""
+_PUBLISHED = "*"
+"""Marks the time of a published run."""
 
 
 @dataclass(frozen=True)
@@ -129,3 +136,42 @@ class Worker:
                 time.sleep(SECONDS_BETWEEN)
                 left = [number for number, path in busy.items() if not is_locked(path)]
         return [done[number] for number in range(len(jobs))]
+
+
+def describe(worker: Worker, results_dir: str) -> Iterator[str]:
+    """Lines on the runs of a worker that plans: number, time, run, cell. Cells whose training diverged have none: it is
+    not repeated.
+
+    A time is that of the quickest such run in results_dir. Where there is none it is that of a published run, on its
+    machine, and marked.
+    """
+    yours, published = records.load_records(results_dir), records.load_records(records.published_dir())
+    numbers = {run.record.run_id: run.number for run in worker.planned.values()}
+    counts = {"train": 0, "eval": 0}
+    total, unknown, elsewhere = 0.0, 0, False
+    for run in worker.planned.values():
+        made = run.record
+        counts[made.verb] += 1
+        seconds, mark = run_seconds(made.verb, run.cfg, yours), ""
+        if seconds is None:
+            seconds, mark = run_seconds(made.verb, run.cfg, published), _PUBLISHED
+        takes = "unknown" if seconds is None else f"{duration(seconds)}{mark}"
+        total, unknown = total + (seconds or 0.0), unknown + (seconds is None)
+        elsewhere = elsewhere or takes.endswith(_PUBLISHED)
+        after = f", after {numbers[made.parent]}" if made.parent in numbers else ""
+        what = f"{made.verb} {made.task}, {made.model}, seed {made.seed}{after}"
+        made_up = ", made-up text" if run.cfg.task.data_dir == "synthetic" else ""
+        yield f"{run.number:>3}  {takes:>11}  {what} ({run.cell}{made_up})"
+    for cell, how in worker.diverged.items():
+        yield f"     diverged  {cell}: {how}"
+    failed = f"; {counted(len(worker.diverged), 'cell')} diverged" if worker.diverged else ""
+    yield (
+        f"{counted(counts['train'], 'training')} and {counted(counts['eval'], 'evaluation')} to run; "
+        f"{counted(len(worker.filled), 'cell')} filled{failed}"
+    )
+    if any(run.cfg.task.data_dir == "synthetic" for run in worker.planned.values()):
+        yield "made-up text says nothing about the models: set INFINI_DATA_DIR or task.data_dir for the real table"
+    if total:
+        left = f", without {counted(unknown, 'run')} of unknown time" if unknown else ""
+        marked = f" ({_PUBLISHED} a published run, on its machine)" if elsewhere else ""
+        yield f"{duration(total)} in one process{left}, as such runs took{marked}"

@@ -144,7 +144,7 @@ def test_who_has_uncommitted_changes_hears_it_before_the_night(
 
 
 def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = reproduce_text.evaluate
+    evaluate = reproduce.evaluate
 
     def interrupted(cfg: Any, *arguments: Any) -> RunRecord:
         if cfg.model["name"] == "infini_delta":
@@ -152,7 +152,7 @@ def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.Monk
         return evaluate(cfg, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce_text, "evaluate", interrupted)
+        patch.setattr(reproduce, "evaluate", interrupted)
         infini("reproduce", code=130)
     assert "runs that had finished kept their records" in infini.err
     done = [(run.verb, run.model) for run in infini.records()]
