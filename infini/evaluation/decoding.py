@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,33 +71,19 @@ def logits_of(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:
     return logits.float()
 
 
-class SamplerState(Protocol):
-    """A source of tokens: a Reader, or another frozen dataclass with these fields."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def state(self) -> Any: ...
-    @property
-    def last(self) -> int: ...
-    def next_logits(self) -> tuple[torch.Tensor, Any]: ...
-
-
-D = TypeVar("D", bound=SamplerState)
-
-
 def generate(
-    reader: D,
+    reader: Any,
     max_new_tokens: int,
     temperature: float,
     top_p: float,
     generator: torch.Generator,
     ends: Container[int],
-) -> Iterator[tuple[int, D]]:
+) -> Iterator[tuple[int, Any]]:
     """Sample tokens until one of `ends` (not returned) or max_new_tokens; yields each with the Reader after it.
 
-    temperature: divides the logits; 0 is greedy. top_p: only the likeliest tokens, up to and including the one with
-    which their probabilities reach it. generator: a CPU generator.
+    reader: a Reader, or another frozen dataclass with `state`, `last` and `next_logits`. temperature: divides the
+    logits; 0 is greedy. top_p: only the likeliest tokens, up to and including the one with which their probabilities
+    reach it. generator: a CPU generator.
     """
     for _ in range(max_new_tokens):
         logits, state = reader.next_logits()
