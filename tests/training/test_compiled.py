@@ -21,7 +21,7 @@ from infini.models import build_model
 from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.nn.recurrent import Recurrence
 from infini.training.activation_checkpointing import grouped
-from infini.training.non_finite import first_not_finite
+from infini.training.module import first_not_finite
 
 N = tiny_dims().segment_length
 
