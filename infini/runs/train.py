@@ -49,7 +49,7 @@ from infini.system.progress import duration, plain_console, warn
 from infini.training.checkpoint import (
     TOKENIZER,
     checkpoint_folder,
-    load_weights_into,
+    load_weights,
     named_folder,
     read_description,
     save_model,
@@ -263,7 +263,9 @@ class _Training:
                 "start this training again"
             ) from error
         if trainer.interrupted or saving.stopping:
-            raise KeyboardInterrupt(f"stopped after step {module.global_step}. {saving.describe_resume()}")
+            effect = "starts again" if saving.newest_step is None else "resumes from it"
+            newest = describe_checkpoint(saving.newest_step)
+            raise KeyboardInterrupt(f"stopped after step {module.global_step}. {newest}: the same command {effect}")
         if not trainer.global_step == len(module.loss_curve) == cfg.recipe.steps:
             raise InputError(
                 f"recipe.steps={cfg.recipe.steps}: the training ended after {trainer.global_step} optimizer steps on "
@@ -392,7 +394,7 @@ def _start_from(cfg: Config, model: torch.nn.Module, tokenizer_hash: str) -> str
     description = read_description(folder, "init_from")
     if description.get("tokenizer_hash") != tokenizer_hash:
         raise InputError(f"init_from={cfg.init_from!r}: was trained with another tokenizer")
-    load_weights_into(model, folder)
+    load_weights(model, folder, description, "init_from")
     return str(description["weights_sha256"])
 
 

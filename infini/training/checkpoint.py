@@ -137,20 +137,16 @@ def load_model(
     except Exception as error:  # wrong types, or sizes that are impossible or too large
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"checkpoint={str(folder)!r}: {DESCRIPTION} does not describe a model ({reason})") from error
-    _load_weights(model, folder, description)
+    load_weights(model, folder, description)
     return model.to(device).eval(), description
 
 
-def load_weights_into(model: torch.nn.Module, folder: Path) -> None:
-    """Fill a model from the checkpoint that `init_from` names; InputError when a name or a shape differs, or a file is
-    damaged."""
-    _load_weights(model, folder, read_description(folder, "init_from"), "init_from")
-
-
-def _load_weights(
+def load_weights(
     model: torch.nn.Module, folder: Path, description: dict[str, Any], setting: str = "checkpoint"
 ) -> None:
-    from safetensors.torch import load_model as load_weights
+    """Fill a model from a checkpoint; InputError when a name or a shape differs, or a file is damaged. setting: the key
+    that names the folder."""
+    from safetensors.torch import load_model as load_tensors
 
     path = folder / WEIGHTS
     where = f"{setting}={str(folder)!r}"
@@ -161,7 +157,7 @@ def _load_weights(
     if damaged:
         raise InputError(f"{where}: {WEIGHTS} is damaged: its checksum is not the one in {DESCRIPTION}")
     try:
-        load_weights(model, str(path))
+        load_tensors(model, str(path))
     except Exception as error:
         # The first of several lines only says that something differs.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

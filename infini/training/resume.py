@@ -212,11 +212,6 @@ class SaveCheckpoints(Callback):
         elif now - self._asked > SECONDS_OF_ONE_STOP:
             raise KeyboardInterrupt
 
-    def describe_resume(self) -> str:
-        """A sentence on the newest checkpoint, and on the effect of starting the command again."""
-        effect = "starts again" if self.newest_step is None else "resumes from it"
-        return f"{describe_checkpoint(self.newest_step)}: the same command {effect}"
-
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self._saved = time.monotonic()
         self.started = True

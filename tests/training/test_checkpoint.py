@@ -15,7 +15,7 @@ from infini.errors import InputError
 from infini.models import registered
 from infini.nn.state import leaves
 from infini.system import devices as precision
-from infini.training.checkpoint import load_model, load_weights_into, read_description, save_model, sha256_of
+from infini.training.checkpoint import load_model, load_weights, read_description, save_model, sha256_of
 
 MODELS = sorted(set(registered("language_model")) - {"llm"})
 """Those that are trained from scratch."""
@@ -114,7 +114,7 @@ def test_a_checkpoint_without_checksums_is_refused(tmp_path: Path, gone: tuple[s
 def test_weights_of_other_sizes_are_one_line(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(InputError, match="does not fit this model") as error:
-        load_weights_into(make_model(WITH_MEMORY[0], torch.float32, d_ff=40), tmp_path)
+        load_weights(make_model(WITH_MEMORY[0], torch.float32, d_ff=40), tmp_path, read_description(tmp_path))
     assert "\n" not in str(error.value)
 
 
