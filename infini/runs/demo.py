@@ -75,10 +75,11 @@ def _demonstrate(cfg: Config, key: str | None, depth: float, device: torch.devic
     peak, said = peak_memory_bytes(device), tokenizer.decode(answer.given).replace(" ", "")
     position = answer.question.prompt.key_position
     seen = "no prompt of its training had this key" if is_held_out(key) else "prompts of its training may have had it"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "one processor thread"
     rows = {
         "key": f"{key}, after {position:,} of {length:,} tokens ({seen})",
         "answer": f"{said}, {'right' if answer.exact else 'wrong'}",
-        "time": f"{answer.seconds:.1f} s, {answer.tokens_read / answer.seconds:,.0f} tokens/s on {_where(device)}",
+        "time": f"{answer.seconds:.1f} s, {answer.tokens_read / answer.seconds:,.0f} tokens/s on {where}",
         "memory": _carried(answer, trial),
         "peak": f"{peak / 2**20:,.0f} MiB of the whole process, {(peak - used) / 2**20:,.1f} of them since "
         f"{trial.question.length:,} tokens",
@@ -109,9 +110,3 @@ def reading_speed(length: int) -> float:
     finally:
         torch.set_num_threads(threads)
     return answer.tokens_read / answer.seconds
-
-
-def _where(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return "one processor thread"

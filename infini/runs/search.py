@@ -41,20 +41,13 @@ def reproduce(
     worker: Worker,
     models: Sequence[str] = (),
 ) -> list[str]:
-    """Run the search; see `run_search`. The report is already limited to `models`.
-
-    Returns:
-        Nothing: a training that diverges is a result of the search.
-    """
-    run_search(report, cfg, overrides, seeds, worker)
-    return []
-
-
-def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker) -> None:
     """Train what is missing, extend the grid while a model's best rate is at its edge, write files for conf/tuned.
 
     All tasks of the report are searched, unless one is named. A plan has the report's rates; the others depend on
-    their losses.
+    their losses. The report is already limited to `models`.
+
+    Returns:
+        Nothing: a training that diverges is a result of the search.
     """
     if len(seeds) > 1:
         raise InputError(f"seed={','.join(map(str, seeds))}: a search takes one")
@@ -77,6 +70,7 @@ def run_search(report: SearchReport, cfg: Config, overrides: list[str], seeds: l
                 write_atomically(path, text.encode())
                 use = "the rate of rows with these settings" if report.settings else "copy it to conf/tuned"
                 worker.console.print(f"{path}: {use}")
+    return []
 
 
 def found_by_search(

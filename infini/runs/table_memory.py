@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -48,19 +47,9 @@ def measure(cfg: Config, segments: int) -> Measured:
     for _ in range(segments):
         # One segment per call, because at paper scale the attention scores of all segments take gigabytes.
         state = model.prefill(ids, state)
-    return Measured(
-        symbols(cfg, model, segments),
-        model.state_floats(segments),
-        memory_floats(state),
-        model.receptive_field(segments),
-    )
-
-
-def symbols(cfg: Config, model: Any, segments: int) -> Symbols:
-    """The symbols of Table 1 for a model and its configuration."""
     dims, options = cfg.dims, cfg.model
-    return Symbols(
-        N=dims.segment_length,
+    symbols = Symbols(
+        N=N,
         S=segments,
         l=dims.n_layers,
         H=dims.n_heads,
@@ -68,9 +57,10 @@ def symbols(cfg: Config, model: Any, segments: int) -> Symbols:
         d_model=dims.d_model,
         d_key=dims.d_key,
         d_value=dims.d_key if dims.d_value is None else dims.d_value,
-        c=options.get("compressed_segments", 0) * dims.segment_length,
+        c=options.get("compressed_segments", 0) * N,
         r=options.get("rate", 1),
         p=optional(model, "summary_vectors"),
         m=options.get("accumulated", 0),
-        M=options.get("memory_segments", 0) * options.get("memory_multiple", 1) * dims.segment_length,
+        M=options.get("memory_segments", 0) * options.get("memory_multiple", 1) * N,
     )
+    return Measured(symbols, model.state_floats(segments), memory_floats(state), model.receptive_field(segments))

@@ -324,7 +324,7 @@ def test_a_search_takes_the_models_that_are_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     searched: list[list[str]] = []
-    monkeypatch.setattr("infini.runs.search.run_search", lambda report, *_: searched.append(report.models))
+    monkeypatch.setattr("infini.runs.search.reproduce", lambda report, *_: searched.append(report.models) or [])
     assert cli.main(["reproduce", "report=lr_search", "model=local,rmt"]) == 0
     assert searched == [["local", "rmt"]]
     shown = capfd.readouterr().out
