@@ -82,22 +82,6 @@ def _evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None
     return min(each) * examples if each else None
 
 
-def _alike(cfg: Config, run: RunRecord) -> bool:
-    """Whether a run is of the same model, options, recipe and sizes."""
-    was = run.config
-    return (_options(was["model"]), _work(was["recipe"]), _sizes(was["model"], was["dims"]), was["scale"]["name"]) == (
-        _options(cfg.model),
-        _work(vars(cfg.recipe)),
-        _sizes(cfg.model, vars(cfg.dims)),
-        cfg.scale.name,
-    )
-
-
-def _sizes(model: Mapping[str, Any], dims: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a model. A configuration does not have those of a pretrained base before it is read."""
-    return {"segment_length": dims["segment_length"]} if "base" in model else dict(dims)
-
-
 _NO_WORK = {
     *("steps", "warmup_steps", "schedule", "final_lr_fraction", "save_every", "advance_below", "sparse_loss_scale"),
     *("gate_init", "first_segment", "attention_scale", "rope_base"),
@@ -105,11 +89,20 @@ _NO_WORK = {
 """Numbers of a recipe, and options of a model, that change no step's work."""
 
 
-def _work(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the seconds of a step. An option that is off equals one that did not exist yet."""
-    return {key: value for key, value in settings.items() if value is not None and key not in _NO_WORK}
+def _alike(cfg: Config, run: RunRecord) -> bool:
+    """Whether a run is of the same model, options, recipe and sizes."""
+    was = run.config
+    asked = _work(cfg.model, vars(cfg.recipe), vars(cfg.dims))
+    return was["scale"]["name"] == cfg.scale.name and _work(was["model"], was["recipe"], was["dims"]) == asked
 
 
-def _options(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a model that decide the seconds of a step. Positions were rotary before there was a choice."""
-    return {"positions": "rotary"} | _work(model)
+def _work(model: Mapping[str, Any], recipe: Mapping[str, Any], dims: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What decides the seconds of a step: options of the model, recipe, sizes."""
+    # An option that is off equals one that did not exist yet. Positions were rotary before there was a choice.
+    options, steps = (
+        {key: value for key, value in each.items() if value is not None and key not in _NO_WORK}
+        for each in (model, recipe)
+    )
+    # A configuration does not have the sizes of a pretrained base before it is read.
+    sizes = {"segment_length": dims["segment_length"]} if "base" in model else dict(dims)
+    return [{"positions": "rotary"} | options, steps, sizes]
