@@ -21,7 +21,7 @@ from infini.system.network import is_cached, reachable
 from infini.system.paths import is_folder
 from infini.system.progress import duration
 from infini.training.checkpoint import named_folder, read_description
-from infini.training.launcher import PLACE, check_shares, launched, place_of
+from infini.training.launcher import LAUNCHED, PLACE, check_shares, place_of
 from infini.training.loggers import check_logger
 
 TRAINING_SPLITS = ("train", "validation")
@@ -31,7 +31,7 @@ TRAINING_SPLITS = ("train", "validation")
 def begin_training(cfg: Config) -> None:
     """Check what a training needs, and print what it will do; of several processes one prints."""
     check_training(cfg)
-    if cfg.parallel.name == "single" or not launched() or os.environ.get(PLACE[0]) == "0":
+    if cfg.parallel.name == "single" or LAUNCHED not in os.environ or os.environ.get(PLACE[0]) == "0":
         print(describe_training(cfg), file=sys.stderr, flush=True)
 
 

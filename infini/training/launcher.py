@@ -14,11 +14,6 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 """Variable that says that torchrun, or rank 0, started this process."""
 
 
-def launched() -> bool:
-    """Whether torchrun, or rank 0 of a training, started this process."""
-    return LAUNCHED in os.environ
-
-
 def place_of(parallel: ParallelConfig, by_launcher: bool) -> tuple[int, int, int | None, int | None]:
     """Rank, rank on this node, number of processes, and number on each node; None: as many as there are GPUs.
 
@@ -32,7 +27,7 @@ def place_of(parallel: ParallelConfig, by_launcher: bool) -> tuple[int, int, int
             require(value in (None, 1), f"parallel.{key}", value, allowed)
         return 0, 0, 1, 1
     require(parallel.strategy == "auto", "parallel.strategy", parallel.strategy, f"parallel={parallel.name} takes auto")
-    if by_launcher and launched():
+    if by_launcher and LAUNCHED in os.environ:
         rank, local_rank, size, local_size = (_number(name) for name in PLACE)
         for (key, value), there in zip(numbers, (local_size, size // local_size), strict=True):
             allowed = f"torchrun started {there}; set this number, or leave the key out"

@@ -33,16 +33,14 @@ class TrainingCurves(Callback):
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self.tokens, self.seconds = module.tokens_seen, module.seconds
 
-    def on_before_optimizer_step(self, trainer: lightning.Trainer, module: Any, optimizer: Any) -> None:
-        if (trainer.global_step + 1) % log_every(trainer) == 0:
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        if (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
             self.gradient_norm = torch.nn.utils.get_total_norm(gradients)
 
-    def on_train_batch_end(
-        self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
-        if step % log_every(trainer) == 0:
+        if step % trainer.log_every_n_steps == 0:
             module.log_dict(self._values(trainer, module))
         # The validation at the end of a training is that of its record.
         if self.validate_every is not None and step % self.validate_every == 0 and step < trainer.max_steps:
@@ -65,11 +63,6 @@ class TrainingCurves(Callback):
             # Before it is clipped.
             values["gradient_norm"] = float(self.gradient_norm)
         return values
-
-
-def log_every(trainer: Any) -> int:
-    """Optimizer steps between two points of a curve."""
-    return int(trainer.log_every_n_steps)
 
 
 def gate_values(gates: Sequence[Sequence[float]] | None) -> dict[str, float]:
