@@ -32,7 +32,7 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
     cfg = dataclasses.asdict(composed)
     pretrained = "base" in composed.model and "model" in verb.groups
     if pretrained:
-        from infini.runs.preflight import segment_length
+        from infini.runs.common import segment_length
 
         cfg["dims"] = {"name": "of the base", "segment_length": segment_length(composed, given)}
     lines = [f"infini {verb.name}: {verb.summary}", "", f"  {verb.example}"]

@@ -7,25 +7,32 @@ import ctypes
 import importlib
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infini import records
 from infini.commands import verbs
-from infini.config.compose import config_hash
-from infini.config.schema import Config, key_of
+from infini.config.compose import cache_folder, config_hash, data_folder
+from infini.config.data_files import no_data
+from infini.config.schema import Config, key_of, settings_in
 from infini.errors import InputError
 from infini.models import base_of, build_model, kind_of
+from infini.pretrained.base_names import SEGMENT, injected, local_path
 from infini.records import RunRecord, value_at
 from infini.report.search import LEARNING_RATE
-from infini.runs.preflight import check_base, model_options, segment_length
 from infini.system.devices import emulated_bfloat16, pick_device, uses_bfloat16
+from infini.system.network import is_cached, reachable
+from infini.system.paths import is_folder
 from infini.training.checkpoint import TOKENIZER, checkpoint_folder, load_model, named_folder, read_description
 
 if TYPE_CHECKING:
     import torch
+
+
+TRAINING_SPLITS = ("train", "validation")
+"""Splits that a training reads."""
 
 
 def diverged_before(cfg: Config) -> RunRecord | None:
@@ -66,6 +73,31 @@ def load_data_module(cfg: Config) -> Any:
     return load_task(cfg.task.name).DataModule(cfg)
 
 
+def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
+    """Raises InputError where a folder of data is named and lacks the files of a split; without splits, where it does
+    not exist. Raises it for splits also where no folder is named and the hub is neither cached nor reachable."""
+    if cfg.task.data_dir == "synthetic" or not cfg.task.reads_data:
+        return
+    found = data_folder(cfg.task.corpus, cfg.task.data_dir)
+    if found is None:
+        # A mixture takes the corpora that are there. Whether a task takes an encoder-decoder, whose weights are named,
+        # is checked first, with its class.
+        checked = splits and not cfg.task.corpora and (cfg.task.kind == "any" or "weights" not in cfg.model)
+        if checked and not is_cached(cfg.task.hub_id, cache_folder(cfg, create=False)) and not reachable():
+            raise no_data(cfg.task.corpus, cfg.task.data_layout, cfg.task.hub_id, ConnectionError())
+        return
+    folder, setting = found
+    for split in splits or (() if is_folder(folder) else TRAINING_SPLITS[:1]):
+        cfg.task.data_files(folder, split, setting)
+
+
+def check_base(cfg: Config) -> None:
+    """Raises InputError where the model's base is a path that does not exist."""
+    if "base" in cfg.model:
+        name = str(cfg.model["base"])
+        local_path(name, f"model.base={name!r}")
+
+
 def keep_large_buffers() -> None:
     """Make glibc keep freed buffers. Returned to the system and faulted in again, they cost a third of every step."""
     if sys.platform.startswith("linux"):
@@ -104,6 +136,34 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
     dims = replace(cfg.dims, name="base", **sizes)
     scale = replace(cfg.scale, tokenizer="base", vocab_size=len(base.tokenizer))
     return replace(cfg, dims=dims, scale=scale, model=model_options(cfg, keys))
+
+
+def segment_length(cfg: Config, keys: Collection[str] = ()) -> int:
+    """Tokens of a segment: of a pretrained language model those that it was injected with, else SEGMENT, where no key
+    of the command line and no experiment says otherwise."""
+    usual = settings_in("dims", cfg.dims.name).get("segment_length")
+    # The sizes "base" were taken from the base before, and the segment with them.
+    asked = "base" not in cfg.model or cfg.dims.name == "base" or {"dims", "dims.segment_length"} & set(keys)
+    if asked or usual not in (None, cfg.dims.segment_length):
+        return cfg.dims.segment_length
+    return int(injected(cfg.model["base"]).get("segment_length", SEGMENT))
+
+
+def model_options(cfg: Config, keys: Collection[str] = ()) -> dict[str, Any]:
+    """The model's options: of a base that has a memory already its own, where no key of the command line and no
+    experiment says otherwise."""
+    if "base" not in cfg.model or cfg.model["memory"] == "full":
+        return cfg.model
+    usual, own = settings_in("model", cfg.model["name"]), injected(cfg.model["base"])
+    names = ["update_rule", "window", "sinks", "layers"]
+    if cfg.model["memory"] == "infini":
+        # Without a memory they have no effect.
+        names += ["memory_decay", "input_gate"]
+    return cfg.model | {
+        name: own[name]
+        for name in names
+        if name in own and f"model.{name}" not in keys and cfg.model[name] == usual.get(name)
+    }
 
 
 def _with_models(cfg: Config) -> Iterator[RunRecord]:

@@ -21,6 +21,7 @@ from infini.pretrained.base_names import injected
 from infini.records import value_at
 from infini.report.tables import DASH
 from infini.runs.common import (
+    check_data,
     check_kind,
     eval_overrides,
     find_model,
@@ -31,7 +32,6 @@ from infini.runs.common import (
     untrained,
     with_base,
 )
-from infini.runs.preflight import check_data
 from infini.system.devices import begin_peak_memory, peak_memory_bytes, pick_device
 from infini.system.progress import plain_console
 from infini.training.checkpoint import load_model, read_description

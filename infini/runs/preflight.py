@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from infini import records
-from infini.config.compose import cache_folder, data_folder
-from infini.config.data_files import no_data
-from infini.config.schema import Config, settings_in
+from infini.config.compose import data_folder
+from infini.config.schema import Config
 from infini.errors import InputError
-from infini.pretrained.base_names import SEGMENT, injected, local_path
 from infini.records import RunRecord, value_at
+from infini.runs.common import TRAINING_SPLITS, check_base, check_data, segment_length
 from infini.system.devices import may_have_gpu
-from infini.system.network import is_cached, reachable
-from infini.system.paths import is_folder
 from infini.system.progress import duration
 from infini.training.checkpoint import named_folder, read_description
 from infini.training.launcher import LAUNCHED, PLACE, check_shares, place_of
 from infini.training.loggers import check_logger
-
-TRAINING_SPLITS = ("train", "validation")
-"""Splits that a training reads."""
 
 
 def begin_training(cfg: Config) -> None:
@@ -62,31 +56,6 @@ def check_optimizer(cfg: Config) -> None:
         raise InputError("optimizer=adafactor: parallel=fsdp2 takes adamw or muon; or use parallel=ddp")
 
 
-def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
-    """Raises InputError where a folder of data is named and lacks the files of a split; without splits, where it does
-    not exist. Raises it for splits also where no folder is named and the hub is neither cached nor reachable."""
-    if cfg.task.data_dir == "synthetic" or not cfg.task.reads_data:
-        return
-    found = data_folder(cfg.task.corpus, cfg.task.data_dir)
-    if found is None:
-        # A mixture takes the corpora that are there. Whether a task takes an encoder-decoder, whose weights are named,
-        # is checked first, with its class.
-        checked = splits and not cfg.task.corpora and (cfg.task.kind == "any" or "weights" not in cfg.model)
-        if checked and not is_cached(cfg.task.hub_id, cache_folder(cfg, create=False)) and not reachable():
-            raise no_data(cfg.task.corpus, cfg.task.data_layout, cfg.task.hub_id, ConnectionError())
-        return
-    folder, setting = found
-    for split in splits or (() if is_folder(folder) else TRAINING_SPLITS[:1]):
-        cfg.task.data_files(folder, split, setting)
-
-
-def check_base(cfg: Config) -> None:
-    """Raises InputError where the model's base is a path that does not exist."""
-    if "base" in cfg.model:
-        name = str(cfg.model["base"])
-        local_path(name, f"model.base={name!r}")
-
-
 def describe_training(cfg: Config) -> str:
     """One line on a training that begins: what is trained, on which device and data, where it is written, and how large
     published such models are and how long they took. Parameters are counted when torch has made the model."""
@@ -105,34 +74,6 @@ def describe_training(cfg: Config) -> str:
         f"{recipe.steps:,} steps of {tokens:,} tokens on {_device(cfg)}; {_parameters(cfg, known)}; {data}; "
         f"results in {cfg.results_dir}{_seconds(cfg, known)}"
     )
-
-
-def segment_length(cfg: Config, keys: Collection[str] = ()) -> int:
-    """Tokens of a segment: of a pretrained language model those that it was injected with, else SEGMENT, where no key
-    of the command line and no experiment says otherwise."""
-    usual = settings_in("dims", cfg.dims.name).get("segment_length")
-    # The sizes "base" were taken from the base before, and the segment with them.
-    asked = "base" not in cfg.model or cfg.dims.name == "base" or {"dims", "dims.segment_length"} & set(keys)
-    if asked or usual not in (None, cfg.dims.segment_length):
-        return cfg.dims.segment_length
-    return int(injected(cfg.model["base"]).get("segment_length", SEGMENT))
-
-
-def model_options(cfg: Config, keys: Collection[str] = ()) -> dict[str, Any]:
-    """The model's options: of a base that has a memory already its own, where no key of the command line and no
-    experiment says otherwise."""
-    if "base" not in cfg.model or cfg.model["memory"] == "full":
-        return cfg.model
-    usual, own = settings_in("model", cfg.model["name"]), injected(cfg.model["base"])
-    names = ["update_rule", "window", "sinks", "layers"]
-    if cfg.model["memory"] == "infini":
-        # Without a memory they have no effect.
-        names += ["memory_decay", "input_gate"]
-    return cfg.model | {
-        name: own[name]
-        for name in names
-        if name in own and f"model.{name}" not in keys and cfg.model[name] == usual.get(name)
-    }
 
 
 def _published(cfg: Config) -> list[RunRecord]:

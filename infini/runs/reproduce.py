@@ -22,15 +22,18 @@ from infini.report.load import load_report, report_of_runs
 from infini.report.search import LEARNING_RATE
 from infini.runs import table
 from infini.runs.common import (
+    check_base,
+    check_data,
     describe_divergence,
     diverged_before,
     eval_overrides,
     find_training,
     fits_variant,
+    model_options,
     on_the_data,
+    segment_length,
 )
 from infini.runs.evaluate import evaluate
-from infini.runs.preflight import check_base, check_data, model_options, segment_length
 from infini.runs.workers import Worker, describe
 from infini.system.progress import plain_console
 from infini.training.checkpoint import checkpoint_folder

@@ -13,9 +13,8 @@ from infini.config.schema import Config
 from infini.records import RunRecord, value_at
 from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow
 from infini.report.selection import rows_of_models
-from infini.runs.common import find_training
+from infini.runs.common import check_data, find_training
 from infini.runs.estimate import describe_time
-from infini.runs.preflight import check_data
 from infini.runs.reproduce import evaluations, fill, run_jobs, say_trained, settle, trained
 from infini.runs.workers import Worker
 from infini.system.devices import pick_device

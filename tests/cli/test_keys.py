@@ -37,7 +37,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def stubs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Verbs that only write down their names, where the hub could give what they read."""
-    monkeypatch.setattr("infini.runs.preflight.reachable", lambda: True)
+    monkeypatch.setattr("infini.runs.common.reachable", lambda: True)
     called: list[str] = []
     for name, verb in verbs().items():
         module = types.ModuleType(verb.module)

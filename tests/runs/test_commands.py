@@ -281,7 +281,7 @@ def of_hub(infini: Runner, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Run
         return datasets.IterableDataset.from_generator(lambda: iter(rows))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    for module in ("infini.runs.preflight", "infini.tasks.text.hub"):
+    for module in ("infini.runs.common", "infini.tasks.text.hub"):
         monkeypatch.setattr(f"{module}.reachable", lambda: True)
     infini.settings = [text for text in infini.settings if not text.startswith("task.data_dir=")]
     return infini

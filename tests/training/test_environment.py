@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import inspect
 import os
 import shutil
@@ -18,10 +19,9 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tiny_runs import outcome, words
 
-from infini import records
+from infini import records, runs
 from infini.cli import main as cli
 from infini.errors import InputError
-from infini.runs import _check_ranks
 from infini.training.module import LanguageModelModule
 from infini.training.trainer import make_trainer
 
@@ -272,7 +272,7 @@ def test_a_strategy_that_starts_processes_is_one_line(
 def test_a_rank_that_is_no_number_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(InputError) as refused:
-        _check_ranks()
+        importlib.reload(runs)
     assert str(refused.value) == f"{name}={value!r}: this environment variable must be a number, or unset"
 
 
