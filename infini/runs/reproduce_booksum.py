@@ -104,8 +104,9 @@ def _system(overrides: list[str], worker: Worker, untrained: bool) -> RunRecord:
         lengths = ",".join(map(format_length, known(training)[1]))
         return [*(text for text in overrides if not text.startswith("length=")), f"length=[{lengths}]"]
 
-    of_training = () if untrained else learned(cfg, overrides, worker)
-    return fill(cfg, overrides, worker, find, *of_training, missing=missing)
+    if untrained:
+        return fill(cfg, overrides, worker, find, missing=missing)
+    return fill(cfg, overrides, worker, find, *learned(cfg, overrides, worker), missing=missing)
 
 
 def _asked_alike(run: RunRecord, cfg: Config) -> bool:
