@@ -43,25 +43,13 @@ def cut(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOu
 
 
 def _by_parts(read: Callable[..., ModelOutput], tokens: int) -> Callable[..., ModelOutput]:
-    def call(
-        ids_BT: torch.Tensor,
-        state: State | None = None,
-        mask_BT: torch.Tensor | None = None,
-        reset_BT: torch.Tensor | None = None,
-        write_weight_BT: torch.Tensor | None = None,
-    ) -> ModelOutput:
+    def call(ids_BT: torch.Tensor, state: State | None = None, **beside_BT: torch.Tensor | None) -> ModelOutput:
+        """beside_BT: masks, resets and weights of writes."""
         hidden, losses = [], []
         for start in range(0, ids_BT.shape[1], tokens):
             columns = slice(start, start + tokens)
-            beside: dict[str, Any] = {
-                name: None if tensor_BT is None else tensor_BT[:, columns]
-                for name, tensor_BT in (
-                    ("mask_BT", mask_BT),
-                    ("reset_BT", reset_BT),
-                    ("write_weight_BT", write_weight_BT),
-                )
-            }
-            out = read(ids_BT[:, columns], state, **beside)
+            part = {name: None if each is None else each[:, columns] for name, each in beside_BT.items()}
+            out = read(ids_BT[:, columns], state, **part)
             state = out.state
             hidden.append(out.hidden_BTD)
             losses.append(out.aux_loss * (out.hidden_BTD.shape[1] / ids_BT.shape[1]))

@@ -53,13 +53,7 @@ def check_shares(cfg: Config, size: int) -> None:
         return
     allowed = f"each device needs a segment of recipe.segments_per_sequence={recipe.segments_per_sequence}"
     require(sequence <= recipe.segments_per_sequence, "parallel.sequence", sequence, allowed)
-    for name in (
-        "checkpoint_segments",
-        "curriculum",
-        "length_extension",
-        "long_history",
-        "sparse_writes",
-    ):
+    for name in ("checkpoint_segments", "curriculum", "length_extension", "long_history", "sparse_writes"):
         if (value := getattr(recipe, name)) is not None:
             raise InputError(f"recipe.{name}={value}: must be null with parallel.sequence={sequence}")
 
