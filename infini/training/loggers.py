@@ -55,8 +55,25 @@ def check_logger(name: str) -> None:
     prints the variables that are ignored."""
     if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
         raise InputError(f"logger={name}: needs a package that is not installed; pip install {PACKAGES[name]}")
-    if name == "wandb":
-        _check_variables()
+    if name != "wandb":
+        return
+    import wandb
+
+    if mode := os.environ.get("WANDB_MODE"):
+        one_of("WANDB_MODE", mode, WANDB_MODES)
+    settings = wandb.Settings()
+    for name, value in sorted(os.environ.items()):
+        if name in WANDB_OF_A_RUN:
+            print(f"logger=wandb: {name}={value} is ignored; {WANDB_OF_A_RUN[name]}", file=sys.stderr)
+        # An invalid key is reported on connecting, and the curves go offline.
+        elif name.startswith("WANDB_") and name not in ("WANDB_MODE", "WANDB_API_KEY"):
+            try:
+                settings.update_from_env_vars({name: value})
+            except ValueError as error:
+                # pydantic's errors list their reasons.
+                errors = getattr(error, "errors", None)
+                reason = errors()[0]["msg"] if callable(errors) else str(error).strip().splitlines()[0]
+                raise InputError(f"{name}={value!r}: Weights & Biases does not take it ({reason})") from error
 
 
 def make_logger(logger: LoggerConfig, folder: Path, labels: RunLabels) -> Any:
@@ -196,29 +213,6 @@ WANDB_OF_A_RUN = {
     ),
 }
 """Variable that would choose the run, its place or the run it resumes -> what decides that instead."""
-
-
-def _check_variables() -> None:
-    import wandb
-
-    if mode := os.environ.get("WANDB_MODE"):
-        one_of("WANDB_MODE", mode, WANDB_MODES)
-    settings = wandb.Settings()
-    for name, value in sorted(os.environ.items()):
-        if name in WANDB_OF_A_RUN:
-            print(f"logger=wandb: {name}={value} is ignored; {WANDB_OF_A_RUN[name]}", file=sys.stderr)
-        # An invalid key is reported on connecting, and the curves go offline.
-        elif name.startswith("WANDB_") and name not in ("WANDB_MODE", "WANDB_API_KEY"):
-            try:
-                settings.update_from_env_vars({name: value})
-            except ValueError as error:
-                raise InputError(f"{name}={value!r}: Weights & Biases does not take it ({_reason(error)})") from error
-
-
-def _reason(error: ValueError) -> str:
-    """The reason in an error of pydantic, or in the first line of another."""
-    found = getattr(error, "errors", None)
-    return str(found()[0]["msg"]) if callable(found) else str(error).strip().splitlines()[0]
 
 
 @contextmanager

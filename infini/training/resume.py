@@ -59,34 +59,28 @@ class UnfinishedRun:
         self._lock = lock_file(self.folder / "lock", busy, required=False, named=self.folder)
         for partial in self.folder.glob(".*.partial"):
             partial.unlink(missing_ok=True)  # of a killed process
-        run = self._read_run()
-        if run.get("ended"):
+        found = self._read_run()
+        if found.get("ended"):
             # The process was killed in `clear`: its record is written, and this is another training.
             for path in self._checkpoints():
                 path.unlink(missing_ok=True)
-        if not self._checkpoints():
-            run = {}
         now = {key: record.environment.get(key) for key in ("git_revision", "git_dirty")}
-        if not {"run_id", "started", "mixed", *now} <= set(run):
-            run = {"run_id": record.run_id, "started": record.started, "mixed": False, **now}
-            self._write_run(run)
+        known = bool(self._checkpoints()) and {"run_id", "started", "mixed", *now} <= set(found)
+        run = dict(found) if known else {"run_id": record.run_id, "started": record.started, "mixed": False, **now}
         record.run_id, record.started = run["run_id"], run["started"]
         revisions = run.setdefault("git_revisions", [run["git_revision"]])
-        if {key: run[key] for key in now} != now and not (run["mixed"] and now["git_revision"] in revisions):
+        if {key: run[key] for key in now} != now:
             # Written to disk: the next process may be at the first commit again.
-            run["mixed"] = True
-            run["git_revisions"] = list(dict.fromkeys([*revisions, now["git_revision"]]))
-            self._write_run(run)
+            run |= {"mixed": True, "git_revisions": list(dict.fromkeys([*revisions, now["git_revision"]]))}
         if run["mixed"]:
             record.environment |= {"git_revisions": run["git_revisions"], "git_dirty": True}
         if "bfloat16" in record.environment:
-            used = run.get("products", [])
             product = "bfloat16" if record.environment["bfloat16"] else "float32"
-            if product not in used:
-                run["products"] = used = [*used, product]
-                self._write_run(run)
-            if len(used) > 1:
-                record.environment["products"] = used
+            run["products"] = list(dict.fromkeys([*run.get("products", ()), product]))
+            if len(run["products"]) > 1:
+                record.environment["products"] = run["products"]
+        if run != found:
+            self._write_run(run)
         return bool(run["mixed"])
 
     def save(self, step: int, write: Callable[[str], None]) -> Path:
