@@ -165,7 +165,7 @@ def stream_documents(
     reset_every: int | None = None,
     edges: list[int] | None = None,
     segment_length: int | None = None,
-    advance: Advance | None = None,
+    advance: Advance = lambda tokens: None,
 ) -> Streamed:
     """Read every document from its first token to its last (or to max_tokens), state carried, in constant memory.
 
@@ -195,8 +195,7 @@ def stream_documents(
         out = model(ids, state, mask_BT=None if mask.numpy().all() else mask, reset_BT=reset)
         state = out.state
         rows.add(active, position, token_nll(out.hidden_BTD, model.output_weight, targets, LOSS_CHUNK), targets)
-        if advance is not None:
-            advance(int(mask.numpy().sum()))
+        advance(int(mask.numpy().sum()))
     return rows.result()
 
 
@@ -253,7 +252,7 @@ def stream_with_foreign_memory(
     bos_id: int,
     *,
     max_tokens: int | None = None,
-    advance: Advance | None = None,
+    advance: Advance = lambda tokens: None,
 ) -> tuple[Streamed, Streamed]:
     """The `foreign` knock-out: (own, foreign) over the same tokens.
 
@@ -295,8 +294,7 @@ def stream_with_foreign_memory(
             grown = _growth(state, out.state)
             growth = grown if growth is None else torch.maximum(growth, grown)
         state = out.state
-        if advance is not None:
-            advance(int(mask.numpy().sum()))
+        advance(int(mask.numpy().sum()))
     result = own.result()
     if growth is not None:
         result.growth = [[value for value in layer if value != -math.inf] for layer in growth.tolist()]

@@ -206,7 +206,7 @@ def _stream(
     state: State | None,
     generator: torch.Generator,
     device: torch.device,
-    advance: Callable[[float], None] | None = None,
+    advance: Callable[[float], None] = lambda tokens: None,
 ) -> tuple[float, State]:
     """Tokens per second for `n_tokens` random tokens after `state`, and the state after them."""
     begin = time.perf_counter()
@@ -215,8 +215,7 @@ def _stream(
             width = min(call, n_tokens - position)
             ids = torch.randint(VOCABULARY, (1, width), generator=generator).to(device)
             state = model(ids, state).state
-            if advance is not None:
-                advance(width)
+            advance(width)
     wait(device)
     assert state is not None
     return n_tokens / (time.perf_counter() - begin), state
@@ -251,16 +250,17 @@ def _decoding(setting: Setting, peak: float) -> dict[str, Any]:
                 if step >= 3:  # the first warm up
                     seconds[which].append(1.0 / rate)
         ratios = quartiles([long / short for short, long in zip(*seconds, strict=True)])
+        milliseconds = [[1000 * value for value in quartiles(found)] for found in seconds]
+        shares = [product_flops(model, head=False) / quartiles(found)[1] / peak for found in seconds]
+        local = rows["local"]["milliseconds"] if rows else milliseconds
         rows[name] = {
             "tokens_before": lengths,
-            "milliseconds": [[1000 * value for value in quartiles(found)] for found in seconds],
-            "share_of_peak": [product_flops(model, head=False) / quartiles(found)[1] / peak for found in seconds],
+            "milliseconds": milliseconds,
+            "share_of_peak": shares,
             "ratio": list(ratios),
+            "milliseconds_to_local": milliseconds[1][1] / local[1][1],
         }
-        ours, theirs = (rows[which]["milliseconds"][1][1] for which in (name, "local"))
-        rows[name]["milliseconds_to_local"] = ours / theirs
-        for length, found, share in zip(lengths, seconds, rows[name]["share_of_peak"], strict=True):
-            low, median, high = (1000 * value for value in quartiles(found))
+        for length, (low, median, high), share in zip(lengths, milliseconds, shares, strict=True):
             last = length == lengths[1]
             table.add_row(
                 name,
