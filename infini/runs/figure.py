@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,11 +44,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     else:
         reports, suites = [report_of_runs(cfg.report, "draw")], []
     sources = _Sources([Path(cfg.results_dir), records.published_dir()])
-    not_drawn: list[str] = []
-    draw_report = _draw if named else partial(_unless_disputed, not_drawn)
-    drawn_by: list[Callable[[], list[str]]] = [partial(draw_report, report, cfg, sources) for report in reports]
-    drawn_by += [partial(_draw_bench, suite, cfg, sources) for suite in suites]
-    said = _in_turn(drawn_by)
+    said, not_drawn = _draw_all(reports, suites, cfg, sources, disputed=not named)
     print(*said, sep="\n", end="\n" * bool(said))
     print(*not_drawn, sep="\n", end="\n" * bool(not_drawn), file=sys.stderr)
     if not_drawn:
@@ -66,9 +62,7 @@ def draw_published(cfg: Config, published_dir: Path) -> None:
     """Write the figures that are published, of every report and bench, from published records to
     `<results_dir>/figures`."""
     reports = every_report([f"scale={cfg.scale.name}"])
-    sources = _Sources([published_dir])
-    drawn_by = [partial(_draw, report, cfg, sources, report.published_figures) for report in reports]
-    _in_turn([*drawn_by, *(partial(_draw_bench, suite, cfg, sources) for suite in DRAWN_BY)])
+    _draw_all(reports, list(DRAWN_BY), cfg, _Sources([published_dir]), published=True)
 
 
 class _Sources:
@@ -103,14 +97,32 @@ def every_report(overrides: Sequence[str]) -> list[RunReport]:
     ]
 
 
-def _in_turn(drawn_by: Sequence[Callable[[], list[str]]]) -> list[str]:
-    """Draw one after the other. Returns the lines to print."""
+def _draw_all(
+    reports: Sequence[RunReport],
+    suites: Sequence[str],
+    cfg: Config,
+    sources: _Sources,
+    disputed: bool = False,
+    published: bool = False,
+) -> tuple[list[str], list[str]]:
+    """Draw one after the other -> the lines to print, and lines on reports that were not drawn because runs compete for
+    a cell. disputed: whether there may be such; otherwise it is an error. published: only figures that are published.
+    """
     said: list[str] = []
-    with progress_bar("drawing", len(drawn_by), sys.stderr.isatty()) as advance:
-        for draw_some in drawn_by:
-            said += draw_some()
+    not_drawn: list[str] = []
+    with progress_bar("drawing", len(reports) + len(suites), sys.stderr.isatty()) as advance:
+        for report in reports:
+            try:
+                said += _draw(report, cfg, sources, report.published_figures if published else None)
+            except DisputedError as error:
+                if not disputed:
+                    raise
+                not_drawn.append(f"not drawn: {error}")
             advance(1)
-    return said
+        for suite in suites:
+            said += _draw_bench(suite, cfg, sources)
+            advance(1)
+    return said, not_drawn
 
 
 def _draw_bench(suite: str, cfg: Config, sources: _Sources) -> list[str]:
@@ -122,15 +134,6 @@ def _draw_bench(suite: str, cfg: Config, sources: _Sources) -> list[str]:
             paths = draw_one(run, results_dir / "figures")
             return _said(f"bench suite={suite}", paths, results_dir, published=folder != results_dir)
     return []
-
-
-def _unless_disputed(not_drawn: list[str], report: RunReport, cfg: Config, sources: _Sources) -> list[str]:
-    """_draw; where runs compete for a cell nothing is drawn, and a line that says so is added to `not_drawn`."""
-    try:
-        return _draw(report, cfg, sources)
-    except DisputedError as error:
-        not_drawn.append(f"not drawn: {error}")
-        return []
 
 
 def _draw(report: RunReport, cfg: Config, sources: _Sources, kinds: Collection[str] | None = None) -> list[str]:
