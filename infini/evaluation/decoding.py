@@ -72,12 +72,7 @@ def logits_of(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:
 
 
 def generate(
-    reader: Any,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-    generator: torch.Generator,
-    ends: Container[int],
+    reader: Any, max_new_tokens: int, temperature: float, top_p: float, generator: torch.Generator, ends: Container[int]
 ) -> Iterator[tuple[int, Any]]:
     """Sample tokens until one of `ends` (not returned) or max_new_tokens; yields each with the Reader after it.
 

@@ -60,11 +60,7 @@ class ResultCache:
     """
 
     def __init__(
-        self,
-        path: Path,
-        fields: Iterable[str],
-        record: RunRecord | None = None,
-        part: tuple[int, int] | None = None,
+        self, path: Path, fields: Iterable[str], record: RunRecord | None = None, part: tuple[int, int] | None = None
     ) -> None:
         self.path, self.part = path, part
         self._own = path if part is None else path.with_name(f"{path.stem}.{part[0]}of{part[1]}{path.suffix}")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import lightning
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from infini.config.schema import OptimizerConfig, RecipeConfig
 from infini.errors import DivergedError, InputError
@@ -461,12 +462,4 @@ def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | N
 
 
 def _finite(value: Any) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(value))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from _tensors(entry)
+    return all(bool(torch.isfinite(leaf).all()) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))

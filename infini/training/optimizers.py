@@ -73,11 +73,7 @@ class Muon(torch.optim.Optimizer):
     MOMENTUM = 0.95
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        weight_decay: float = 0.1,
-        products: torch.dtype = torch.float32,
+        self, params: Iterable[Any], lr: float = 1e-3, weight_decay: float = 0.1, products: torch.dtype = torch.float32
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self.products = products
