@@ -71,28 +71,20 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
     """Copy runs and the training runs behind them into `published_dir`, then renew tables, figures and CLAIMS.md there.
     Published tables of other reports are renewed too if the runs fill cells of theirs.
 
-    Everything is checked before the first file is written.
-
-    Args:
-        ids: run ids under `results_dir`.
-        results_dir: the folder of the runs.
-        published_dir: the folder of published results.
-        report: the report whose tables and figures are made, at every scale that has published runs of its task.
-
-    Returns:
-        Paths of all files written.
+    ids: run ids under `results_dir`. report: its tables and figures are made, at every scale that has published runs of
+    its task. Everything is checked before the first file is written; returns the paths of all files written.
 
     Raises:
-        InputError: a run is unknown, was made from a tree with uncommitted changes or from an unknown commit, read
-            synthetic data, differs from a published run of the same id, has a file of examples that it did not write,
-            competes with another run for a cell, or is of another task than the report.
+        InputError: a run is unknown, must not be published (see check_publishable), competes with another run for a
+            cell, or is of another task than the report.
     """
     before = {record.run_id: record for record in records.load_records(published_dir)}
     chosen = with_parents(ids, results_dir, before)
     tasks = [part.task for part in report.parts]
     if other := {chosen[run_id].task for run_id in ids} - set(tasks):
         of, about = ", ".join(sorted(other)), " or ".join(tasks)
-        fitting = [name for name in groups()["report"] if other <= _tasks_of(name)]
+        declared = {name: declared_report(name) for name in groups()["report"]}
+        fitting = [name for name, found in declared.items() if other <= {part.task for part in found.parts}]
         fits = f"; add report={' or report='.join(fitting)}" if fitting else ""
         raise InputError(f"report={report.name} is about task={about}, not {of}{fits}")
     for record in chosen.values():
@@ -145,12 +137,6 @@ def _check_declared(report: RunReport, scales: Iterable[str], after: Sequence[Ru
                 choice = f"report.aggregate={declared.aggregate or 'null'}"
                 what = f"report={report.name}: its published table is made with {choice}, which cannot choose here"
                 raise InputError(f"{what}: {error.problem}; publish one of the two") from error
-
-
-def _tasks_of(report: str) -> set[str]:
-    """The tasks whose runs fill cells of a report; none where runs do not fill it."""
-    declared = declared_report(report)
-    return {part.task for part in declared.parts} if isinstance(declared, RunReport) else set()
 
 
 def without_svg(figures: Sequence[Path]) -> list[Path]:

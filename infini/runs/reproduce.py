@@ -44,6 +44,8 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
     """Run what is missing for the report and every seed, then print the table. With cfg.plan print what is missing.
 
     models: only rows of these are run; all rows if there are none. What has a record in results_dir is not run again.
+    Each kind of report has a `reproduce`, which runs what its rows still need, and returns the headings of the jobs
+    whose training diverged.
     """
     console = plain_console()
     report = load_report(cfg.report)
@@ -105,10 +107,7 @@ def own_setting(settings: Sequence[str], asked: str) -> str | None:
 def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> list[str]:
     """Do all jobs, or plan them. A job whose training diverges does not stop the others.
 
-    jobs: a heading and a function that returns a line to print.
-
-    Returns:
-        Headings of the jobs whose training diverged.
+    jobs: a heading and a function that returns a line to print. Returns the headings of those that diverged.
     """
     console = worker.console
 

@@ -30,12 +30,7 @@ def reproduce(
     worker: Worker,
     models: Sequence[str] = (),
 ) -> list[str]:
-    """Run what the rows of `report.run` still need; only rows of `models` if there are any. A job is done if it has a
-    record.
-
-    Returns:
-        Row and seed of each job whose training diverged.
-    """
+    """The systems and references of `report.run`."""
     taken = ("task=", "model=", "seed=", "task.split=", "task.reference=")
     asked = [text for text in overrides if not text.startswith(taken)]
     names_lengths = any(text.startswith("length=") for text in asked)

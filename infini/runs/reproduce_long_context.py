@@ -27,12 +27,7 @@ def reproduce(
     worker: Worker,
     models: Sequence[str] = (),
 ) -> list[str]:
-    """Run what the rows of `report.run` still need; only rows of `models` if there are any. A job is done if it has a
-    record.
-
-    Returns:
-        Row and seed of each job whose training diverged.
-    """
+    """The rows of `report.run`."""
     known = {name: row.model for name, row in report.rows.items()}
     rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
     own = {name: report.rows[name].settings for name in rows}

@@ -70,12 +70,7 @@ def reproduce(
     worker: Worker,
     models: Sequence[str] = (),
 ) -> list[str]:
-    """Run what the rows of `report.run` still need; only rows of `models` if there are any. A job is done if it has a
-    record.
-
-    Returns:
-        Row and seed of each job whose training, or a training it starts from, diverged.
-    """
+    """The rows of `report.run`, each trained after the row or the model that it starts from."""
     known = {name: row.model for name, row in report.rows.items()}
     rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
     taken = ("task", "model", "recipe", "seed", "init_from", "task.knockout")

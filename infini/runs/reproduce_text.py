@@ -23,14 +23,8 @@ from infini.runs.workers import Worker
 def reproduce(
     report: Report, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker, models: Sequence[str] = ()
 ) -> list[str]:
-    """Train and evaluate every model of the report for every seed, one cell at a time.
-
-    All tasks of the report whose data exists are run, unless a task or a setting of its data is given. The settings of
-    all cells are checked before the first is run. A cell is done if a record of its configuration is in results_dir.
-
-    Returns:
-        Task, row and seed of each cell whose training diverged.
-    """
+    """Every row of the report in all of its tasks whose data exists, unless a task or a setting of its data is given.
+    The settings of all cells are checked before the first is run."""
     console = worker.console
     tasks = list(report.benchmarks)
     one = names_a_task(overrides)

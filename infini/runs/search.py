@@ -44,10 +44,7 @@ def reproduce(
     """Train what is missing, extend the grid while a model's best rate is at its edge, write files for conf/tuned.
 
     All tasks of the report are searched, unless one is named. A plan has the report's rates; the others depend on
-    their losses. The report is already limited to `models`.
-
-    Returns:
-        Nothing: a training that diverges is a result of the search.
+    their losses. The report is already limited to `models`. A training that diverges is a result of the search.
     """
     if len(seeds) > 1:
         raise InputError(f"seed={','.join(map(str, seeds))}: a search takes one")
