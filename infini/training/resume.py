@@ -66,7 +66,9 @@ class UnfinishedRun:
                 path.unlink(missing_ok=True)
         now = {key: record.environment.get(key) for key in ("git_revision", "git_dirty")}
         known = bool(self._checkpoints()) and {"run_id", "started", "mixed", *now} <= set(found)
-        run = dict(found) if known else {"run_id": record.run_id, "started": record.started, "mixed": False, **now}
+        run: dict[str, Any] = {"run_id": record.run_id, "started": record.started, "mixed": False, **now}
+        if known:
+            run = dict(found)
         record.run_id, record.started = run["run_id"], run["started"]
         revisions = run.setdefault("git_revisions", [run["git_revision"]])
         if {key: run[key] for key in now} != now:
