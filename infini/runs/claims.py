@@ -40,9 +40,7 @@ def judged(report: ClaimsReport, scale: str, published: Iterable[RunRecord]) -> 
 
 def totals_of(name: str, scale: str, published: Iterable[RunRecord]) -> str:
     """The verdicts on the claims about a report, counted; empty where there are none."""
-    report = declared_report("claims")
-    assert isinstance(report, ClaimsReport)
-    about = report.about(name)
+    about = cast(ClaimsReport, declared_report("claims")).about(name)
     return judged(about, scale, published).totals if about.claims else ""
 
 
@@ -69,6 +67,5 @@ def declared_report(name: str) -> ReportKind:
 
 def claims_text(scale: str, published: Iterable[RunRecord]) -> str:
     """CLAIMS.md: the claims at a scale, with links to the records."""
-    report = declared_report("claims")
-    assert isinstance(report, ClaimsReport)
+    report = cast(ClaimsReport, declared_report("claims"))
     return to_markdown(judged(report, scale, published), links={"published": "runs"})

@@ -76,23 +76,20 @@ def _demonstrate(cfg: Config, key: str | None, depth: float, device: torch.devic
     position = answer.question.prompt.key_position
     seen = "no prompt of its training had this key" if is_held_out(key) else "prompts of its training may have had it"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "one processor thread"
+    # Carried after the long text, beside what was carried after the first one.
+    (memory, segment), before = ((each.memory_bytes, each.state_bytes - each.memory_bytes) for each in (answer, trial))
+    same = "the same" if before == (memory, segment) else f"{before[0]:,} + {before[1]:,}"
     rows = {
         "key": f"{key}, after {position:,} of {length:,} tokens ({seen})",
         "answer": f"{said}, {'right' if answer.exact else 'wrong'}",
         "time": f"{answer.seconds:.1f} s, {answer.tokens_read / answer.seconds:,.0f} tokens/s on {where}",
-        "memory": _carried(answer, trial),
+        "memory": f"{memory:,} bytes + {segment:,} for the current segment ({same} after "
+        f"{trial.question.length:,} tokens)",
         "peak": f"{peak / 2**20:,.0f} MiB of the whole process, {(peak - used) / 2**20:,.1f} of them since "
         f"{trial.question.length:,} tokens",
     }
     for name, text in rows.items():
         print(f"{name:<8}{text}")
-
-
-def _carried(answer: Answer, trial: Answer) -> str:
-    """Bytes that are carried after the long text, beside those after the first one."""
-    (memory, segment), before = ((each.memory_bytes, each.state_bytes - each.memory_bytes) for each in (answer, trial))
-    same = "the same" if before == (memory, segment) else f"{before[0]:,} + {before[1]:,}"
-    return f"{memory:,} bytes + {segment:,} for the current segment ({same} after {trial.question.length:,} tokens)"
 
 
 def reading_speed(length: int) -> float:

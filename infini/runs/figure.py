@@ -7,20 +7,17 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from infini import records
-from infini.config.schema import groups, key_of
+from infini.config.schema import Config, groups, key_of
 from infini.errors import InputError
+from infini.records import RunRecord
 from infini.report.bench_figures import DRAWN_BY, newest
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.selection import DisputedError, RunReport, select_runs
 from infini.report.suites import SuiteReport
 from infini.system.progress import progress_bar
-
-if TYPE_CHECKING:
-    from infini.config.schema import Config
-    from infini.records import RunRecord
 
 
 def run(cfg: Config, overrides: list[str]) -> int:

@@ -8,10 +8,9 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from infini import records
-from infini.config.schema import groups, key_of
+from infini.config.schema import Config, groups, key_of
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
@@ -21,9 +20,6 @@ from infini.runs.claims import FILE as CLAIMS_FILE
 from infini.runs.claims import claims_text, declared_report
 from infini.system.paths import is_file
 from infini.system.progress import progress_bar
-
-if TYPE_CHECKING:
-    from infini.config.schema import Config
 
 EXAMPLES, MAX_BYTES = ".jsonl", 1 << 20
 """Suffix of the file with a record's examples, and the maximum size of a published one. Of a larger file only the hash

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rich.console import Console
 
 from infini import records
-from infini.config.schema import WandbConfig
+from infini.config.schema import Config, WandbConfig
 from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.kind import ReportKind
@@ -22,9 +22,7 @@ from infini.report.verdicts import counted
 from infini.runs.claims import totals_of
 from infini.system.paths import is_folder
 from infini.system.progress import plain_console
-
-if TYPE_CHECKING:
-    from infini.config.schema import Config
+from infini.training.loggers import check_logger, log_tables
 
 
 def wide_console() -> Console:
@@ -39,8 +37,6 @@ def run(cfg: Config, overrides: list[str]) -> int:
         raise InputError(f"results_dir={cfg.results_dir!r}: no such folder")
     records.check_writable(cfg.results_dir)
     if isinstance(cfg.logger, WandbConfig):
-        from infini.training.loggers import check_logger
-
         check_logger(cfg.logger.name)
     report = load_report(cfg.report)
     if not report.has_one_seed:
@@ -68,8 +64,6 @@ def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
     paths = write_report(rendered, Path(cfg.results_dir) / "tables", links={"yours": "../runs"})
     lines.print(f"written: {', '.join(map(str, paths))}")
     if isinstance(cfg.logger, WandbConfig):
-        from infini.training.loggers import log_tables
-
         log_tables(cfg.logger, Path(cfg.results_dir) / "logs", rendered)
 
 

@@ -232,11 +232,8 @@ class LanguageModelModule(lightning.LightningModule):
         the targets of the whole batch, detached; and the detached state after them, if it is carried."""
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
         penalised = writes and bool(self.recipe.sparse_writes)
-        if penalised:
-            # Tokens that are read a second time for the carried state only are not counted.
-            with recorded(self.model, "keys") as keys:
-                out = self._call(batch, state, whole)
-        else:
+        # Tokens that are read a second time for the carried state only are not counted.
+        with recorded(self.model, "keys") if penalised else contextlib.nullcontext([]) as keys:
             out = self._call(batch, state, whole)
         loss = objective = self._loss(out.hidden_BTD, batch["targets_BT"], whole.targets)
         if "lm_targets_BT" in batch:
