@@ -15,7 +15,7 @@ from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.render import write_report
-from infini.report.selection import DisputedError, RunReport, select_runs
+from infini.report.selection import DisputedError, RunReport, Selection, select_runs
 from infini.runs.claims import FILE as CLAIMS_FILE
 from infini.runs.claims import claims_text, declared_report
 from infini.system.paths import is_file
@@ -87,7 +87,14 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
         check_publishable(record, results_dir, before)
     after = list({**before, **chosen}.values())
     scales = sorted({record.scale for record in after if record.verb == "eval" and record.task in tasks})
-    _check_declared(report, scales, after)
+    # A choice on the command line (report.aggregate) settles this table alone. Everybody else makes the published table
+    # again as the project declares it, which would refuse these runs.
+    as_declared = declared_report(report.name)
+    assert isinstance(as_declared, RunReport)
+    choice = f"report.aggregate={as_declared.aggregate or 'null'}"
+    for scale in scales:
+        what = f"report={report.name}: its published table is made with {choice}, which cannot choose here"
+        _selections(as_declared, scale, after, what)
     shown = [(report, scale) for scale in scales] + _others(report, set(ids), after, published_dir)
     with progress_bar("making tables", len(shown) + 1, sys.stderr.isatty()) as advance:
         rendered = []
@@ -117,22 +124,12 @@ def publish(ids: Sequence[str], results_dir: Path, published_dir: Path, report: 
     return [*written, published_dir / CLAIMS_FILE]
 
 
-def _check_declared(report: RunReport, scales: Iterable[str], after: Sequence[RunRecord]) -> None:
-    """Raise InputError if runs compete for a cell of the report as the project declares it.
-
-    A choice on the command line (report.aggregate) settles this table alone. Everybody else makes the published table
-    again by the declaration, which would refuse these runs.
-    """
-    declared = declared_report(report.name)
-    assert isinstance(declared, RunReport)
-    for scale in scales:
-        for part in declared.parts:
-            try:
-                select_runs(part, scale, after)
-            except DisputedError as error:
-                choice = f"report.aggregate={declared.aggregate or 'null'}"
-                what = f"report={report.name}: its published table is made with {choice}, which cannot choose here"
-                raise InputError(f"{what}: {error.problem}; publish one of the two") from error
+def _selections(report: RunReport, scale: str, after: Sequence[RunRecord], disputed: str) -> list[Selection]:
+    """The runs behind each part of a report. InputError that begins with `disputed` where runs compete for a cell."""
+    try:
+        return [select_runs(part, scale, after) for part in report.parts]
+    except DisputedError as error:
+        raise InputError(f"{disputed}: {error.problem}; publish one of the two") from error
 
 
 def without_svg(figures: Sequence[Path]) -> list[Path]:
@@ -174,11 +171,8 @@ def _others(
         other = declared_report(name) if scales else None
         if isinstance(other, RunReport):
             for scale in scales:
-                try:
-                    selections = [select_runs(part, scale, after) for part in other.parts]
-                except DisputedError as error:
-                    what = f"report={name} has rows of the same models, and its published table could not be made again"
-                    raise InputError(f"{what}: {error.problem}; publish one of the two") from error
+                what = f"report={name} has rows of the same models, and its published table could not be made again"
+                selections = _selections(other, scale, after, what)
                 if any(run.run_id in ids for selection in selections for run in selection.all_runs):
                     found.append((other, scale))
     return found
