@@ -144,7 +144,9 @@ def trained(cfg: Config, overrides: list[str], worker: Worker) -> RunRecord:
     def make() -> RunRecord:
         from infini.runs.train import train
 
-        return train(cfg, overrides)
+        made = train(cfg, overrides)
+        assert made is not None
+        return made
 
     found = find_training(cfg)
     if found is None:

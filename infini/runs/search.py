@@ -238,8 +238,8 @@ class _Search:
                 made = train(cfg, words)
             except DivergedError as error:
                 console.print(str(error), style="yellow")
-                assert error.record is not None
                 made = error.record
+            assert made is not None
             self.known.setdefault(key, []).append(made)
             return made
 

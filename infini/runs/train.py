@@ -70,30 +70,24 @@ HIGHEST_LOSS = math.log(sys.float_info.max)
 
 def run(cfg: Config, overrides: list[str]) -> int:
     """Train, write model and record, and print their paths."""
-    record = _train(cfg, overrides, launched=True)
+    record = train(cfg, overrides, launched=True)
     if record is not None:
         places = checkpoint_folder(cfg.results_dir, record.run_id), records.record_path(cfg.results_dir, record.run_id)
         print(f"model: {places[0]}\nrecord: {places[1]}", file=sys.stderr)
     return 0
 
 
-def train(cfg: Config, overrides: list[str]) -> records.RunRecord:
+# Slurm announces the end of a job's time with this signal.
+@as_interrupt("SIGUSR1", unless_handled=True)
+def train(cfg: Config, overrides: list[str], launched: bool = False) -> records.RunRecord | None:
     """Train a model of `cfg`, save it below `<results_dir>/checkpoints/<run id>` and write its record.
 
     A training that was stopped resumes from its last checkpoint when the same configuration is started again. With
-    several devices the other processes are started here.
+    several devices the other processes are started here, unless torchrun may have started this one (launched); None in
+    a process of another rank than 0.
     Raises InputError when the data cannot be loaded or the configuration does not fit. Raises DivergedError, with the
     record, when the training diverges, or when a record says that it did.
     """
-    record = _train(cfg, overrides, launched=False)
-    assert record is not None
-    return record
-
-
-# Slurm announces the end of a job's time with this signal.
-@as_interrupt("SIGUSR1", unless_handled=True)
-def _train(cfg: Config, overrides: list[str], launched: bool) -> records.RunRecord | None:
-    """See train. None: this process is of another rank than 0. launched: whether torchrun may have started it."""
     check_kind(cfg)
     cfg = with_base(cfg, overrides)
     device = pick_device(cfg.parallel.accelerator)
@@ -136,7 +130,7 @@ def _train(cfg: Config, overrides: list[str], launched: bool) -> records.RunReco
 
 
 def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ranks, launched: bool) -> _Training:
-    """Load the data, make the model and find what an earlier process left. launched: see _train."""
+    """Load the data, make the model and find what an earlier process left. launched: see train."""
     begin_peak_memory(device)
     console = plain_console()
     data = load_data_module(cfg)
