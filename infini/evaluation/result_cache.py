@@ -63,6 +63,8 @@ class ResultCache:
         self, path: Path, fields: Iterable[str], record: RunRecord | None = None, part: tuple[int, int] | None = None
     ) -> None:
         self.path, self.part = path, part
+        self._parts = f"{path.stem}.*of*{path.suffix}"
+        """Pattern of the files of all parts."""
         self._own = path if part is None else path.with_name(f"{path.stem}.{part[0]}of{part[1]}{path.suffix}")
         self._required = {"name", *fields}
         self._file: BinaryIO | None = None
@@ -74,13 +76,9 @@ class ResultCache:
         self.machine = hardware.get("accelerator") or hardware.get("cpu")
         self.entries = self._read()
 
-    def _files(self) -> list[Path]:
-        """The file of the whole evaluation, and those of all parts that were begun."""
-        return [self.path, *sorted(self.path.parent.glob(f"{self.path.stem}.*of*{self.path.suffix}"))]
-
     def _read(self) -> dict[str, dict[str, Any]]:
         entries: dict[str, dict[str, Any]] = {}
-        for path in self._files():
+        for path in (self.path, *sorted(self.path.parent.glob(self._parts))):
             for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
                 if not line.endswith(b"\n"):
                     break  # a kill cut this line short: it is measured again
@@ -161,7 +159,9 @@ class ResultCache:
                 self.entries.pop(name, None)
             if self.entries:
                 write_atomically(self.path, b"".join(map(to_line, self.entries.values())))
-            for path in self._files()[bool(self.entries) :]:
+            else:
+                self.path.unlink(missing_ok=True)
+            for path in self.path.parent.glob(self._parts):
                 path.unlink(missing_ok=True)
 
 

@@ -233,7 +233,10 @@ class LanguageModelModule(lightning.LightningModule):
         writes = bool(optional(self.model, "memory_layers")) and self.in_last_stage
         penalised = writes and bool(self.recipe.sparse_writes)
         # Tokens that are read a second time for the carried state only are not counted.
-        with recorded(self.model, "keys") if penalised else contextlib.nullcontext([]) as keys:
+        kept: contextlib.AbstractContextManager[Any] = (
+            recorded(self.model, "keys") if penalised else contextlib.nullcontext()
+        )
+        with kept as keys:
             out = self._call(batch, state, whole)
         loss = objective = self._loss(out.hidden_BTD, batch["targets_BT"], whole.targets)
         if "lm_targets_BT" in batch:
