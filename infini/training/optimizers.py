@@ -56,7 +56,23 @@ def _evaluated(closure: Any) -> Any:
         return closure()
 
 
-class Muon(torch.optim.Optimizer):
+class _OneByOne(torch.optim.Optimizer):
+    """Moves every parameter that has a gradient by itself."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = _evaluated(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.move(parameter, parameter.grad, group)
+        return loss
+
+    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Muon(_OneByOne):
     """torch.optim.Muon with Nesterov momentum 0.95 and AdamW's step size, in the format of the training's products.
 
     torch's always runs the Newton-Schulz iterations in bfloat16. A processor without bfloat16 arithmetic takes more
@@ -78,23 +94,15 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self.products = products
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One step of every parameter that has a gradient."""
-        loss = _evaluated(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter.grad)
-                momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - self.MOMENTUM)
-                update = self._orthogonal(parameter.grad.lerp(momentum, self.MOMENTUM))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                # The factor gives the update the root mean square of AdamW's.
-                parameter.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
-        return loss
+    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        momentum = state["momentum_buffer"].lerp_(gradient, 1 - self.MOMENTUM)
+        update = self._orthogonal(gradient.lerp(momentum, self.MOMENTUM))
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        # The factor gives the update the root mean square of AdamW's.
+        parameter.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
 
     def _orthogonal(self, matrix: torch.Tensor) -> torch.Tensor:
         """The matrix with all singular values moved close to 1, by Newton-Schulz iterations."""
@@ -140,18 +148,15 @@ class MuonBesideAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step of the parts."""
         loss = _evaluated(closure)
         for part in self.parts:
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the parts."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state_dict."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self.param_groups = [group for part in self.parts for group in part.param_groups]
@@ -161,7 +166,7 @@ FORGETTING = 0.8
 """After t steps the newest squares have weight t^-0.8 in the average."""
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(_OneByOne):
     """Shazeer and Stern's Adafactor (2018) without momentum, at the learning rate of the schedule.
 
     torch's uses min(lr, 1 / sqrt(step)), so that rates of the paper's search would have no effect. Below that bound the
@@ -179,18 +184,11 @@ class Adafactor(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "smallest_scale": smallest_scale, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One step of every parameter that has a gradient."""
-        loss = _evaluated(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    update = self._update(parameter, parameter.grad)
-                    size = _rms(parameter).clamp(min=group["smallest_scale"])
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.sub_(update.mul_(group["lr"] * size))
-        return loss
+    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        update = self._update(parameter, gradient)
+        size = _rms(parameter).clamp(min=group["smallest_scale"])
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.sub_(update.mul_(group["lr"] * size))
 
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """U / max(1, RMS(U)); updates the averages."""
