@@ -88,7 +88,6 @@ def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None
 
 
 def _write(folder: Path, model: Any, tokenizer: Any, trained: str) -> None:
-    """Write a model, and print what it is."""
     from infini.pretrained.llm import settings_of
 
     print(f"writing {folder}", file=sys.stderr, flush=True)

@@ -418,7 +418,6 @@ def _rows(batch: dict[str, Any], first: int, last: int) -> dict[str, Any]:
 
 
 def _rows_of(state: State | None, first: int, last: int) -> State | None:
-    """These rows of a state."""
     if state is None or (first, last) == (0, state.clock.slot_B.shape[0]):
         return state
     return select_rows(state, torch.arange(first, last))

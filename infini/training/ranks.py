@@ -50,7 +50,6 @@ class Ranks:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes."""
         return self.size // self.local_size
 
     def bounds(self, n_rows: int) -> tuple[int, int]:

@@ -139,7 +139,6 @@ class UnfinishedRun:
             self.folder.rmdir()
 
     def release(self) -> None:
-        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
