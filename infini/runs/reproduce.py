@@ -44,8 +44,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
     """Run what is missing for the report and every seed, then print the table. With cfg.plan print what is missing.
 
     models: only rows of these are run; all rows if there are none. What has a record in results_dir is not run again.
-    Each kind of report has a `reproduce`, which runs what its rows still need, and returns the headings of the jobs
-    whose training diverged.
+    Each kind of report has a `reproduce`, which runs what its rows still need.
     """
     console = plain_console()
     report = load_report(cfg.report)
@@ -64,15 +63,15 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
     report = report.limited_to(models)
     work = importlib.import_module(report.verbs["reproduce"].module)
     worker = Worker(console, cfg.plan)
-    diverged = work.reproduce(report, cfg, overrides, seeds, worker, models)
+    work.reproduce(report, cfg, overrides, seeds, worker, models)
     if cfg.plan:
         lines = plain_console(stderr=False)
         for line in describe(worker, cfg.results_dir):
             lines.print(line)
         return 0
     table.show(report, cfg, overrides)
-    if diverged:
-        raise DivergedError(f"{LEARNING_RATE}: too high for {'; '.join(diverged)}; the other cells are filled")
+    if worker.diverged:
+        raise DivergedError(f"{LEARNING_RATE}: too high for {'; '.join(worker.diverged)}; the other cells are filled")
     return 0
 
 
@@ -104,34 +103,25 @@ def own_setting(settings: Sequence[str], asked: str) -> str | None:
     return None if own == asked.lstrip("+") else own
 
 
-def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> list[str]:
+def run_jobs(jobs: Sequence[tuple[str, Callable[[], str]]], worker: Worker) -> None:
     """Do all jobs, or plan them. A job whose training diverges does not stop the others.
 
-    jobs: a heading and a function that returns a line to print. Returns the headings of those that diverged.
+    jobs: a heading and a function that returns a line to print.
     """
-    console = worker.console
 
-    def do(number: int, where: str, make: Callable[[], str]) -> bool:
-        """Whether its training diverged."""
+    def do(number: int, where: str, make: Callable[[], str]) -> None:
         if not worker.planning:
-            console.rule(f"{number} of {len(jobs)}: {where}")
+            worker.console.rule(f"{number} of {len(jobs)}: {where}")
         try:
-            line = make()
+            worker.say(make())
         except BusyError:
-            console.print("another process runs this; continuing with the other runs")
+            worker.say("another process runs this; continuing with the other runs")
             raise
         except DivergedError as error:
-            if worker.planning:
-                worker.diverged[where] = str(error)
-            else:
-                console.print(str(error), style="yellow")
-            return True
-        if not worker.planning:
-            console.print(line)
-        return False
+            worker.diverged[where] = str(error)
+            worker.say(str(error), style="yellow")
 
-    numbered = [(where, partial(do, number, where, make)) for number, (where, make) in enumerate(jobs, 1)]
-    return [where for (where, _), diverged in zip(jobs, worker.do_all(numbered), strict=True) if diverged]
+    worker.do_all([(where, partial(do, number, where, make)) for number, (where, make) in enumerate(jobs, 1)])
 
 
 def trained(cfg: Config, overrides: list[str], worker: Worker) -> RunRecord:
@@ -154,13 +144,8 @@ def trained(cfg: Config, overrides: list[str], worker: Worker) -> RunRecord:
             # A training is not repeated, and says so itself.
             raise DivergedError(describe_divergence(before, cfg.results_dir), record=before)
         return worker.make("train", cfg, cfg.init_from, lambda: find_training(cfg), make)
-    say_trained(found, worker)
+    worker.say(f"trained before: {found.run_id}")
     return found
-
-
-def say_trained(training: RunRecord, worker: Worker) -> None:
-    if not worker.planning:
-        worker.console.print(f"trained before: {training.run_id}")
 
 
 def learned(
@@ -190,7 +175,7 @@ def fill(
         missing: overrides of an evaluation of only what the evaluations on record lack.
     """
     if on_record is not None and (found := find(on_record)) is not None:
-        say_trained(on_record, worker)
+        worker.say(f"trained before: {on_record.run_id}")
         return found
     training = train()
     parent = None if training is None else training.run_id

@@ -29,7 +29,7 @@ def reproduce(
     seeds: list[int],
     worker: Worker,
     models: Sequence[str] = (),
-) -> list[str]:
+) -> None:
     """The systems and references of `report.run`."""
     taken = ("task=", "model=", "seed=", "task.split=", "task.reference=")
     asked = [text for text in overrides if not text.startswith(taken)]
@@ -60,7 +60,7 @@ def reproduce(
     jobs = [
         (f"{report.systems[name].title}, seed {seed}", partial(one_cell, name, seed)) for seed in seeds for name in rows
     ]
-    return run_jobs(jobs, worker)
+    run_jobs(jobs, worker)
 
 
 def _reference(overrides: list[str], name: str, worker: Worker) -> RunRecord:

@@ -26,7 +26,7 @@ def reproduce(
     seeds: list[int],
     worker: Worker,
     models: Sequence[str] = (),
-) -> list[str]:
+) -> None:
     """The rows of `report.run`."""
     known = {name: row.model for name, row in report.rows.items()}
     rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
@@ -40,7 +40,7 @@ def reproduce(
         for seed in seeds
         for name in rows
     ]
-    return run_jobs(jobs, worker)
+    run_jobs(jobs, worker)
 
 
 def _fill(report: LongContextReport, row: LongContextRow, asked: list[str], seed: int, worker: Worker) -> str:

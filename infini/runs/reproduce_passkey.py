@@ -15,7 +15,7 @@ from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow
 from infini.report.selection import rows_of_models
 from infini.runs.common import check_data, find_training
 from infini.runs.estimate import describe_time
-from infini.runs.reproduce import evaluations, fill, run_jobs, say_trained, settle, trained
+from infini.runs.reproduce import evaluations, fill, run_jobs, settle, trained
 from infini.runs.workers import Worker
 from infini.system.devices import pick_device
 
@@ -69,7 +69,7 @@ def reproduce(
     seeds: list[int],
     worker: Worker,
     models: Sequence[str] = (),
-) -> list[str]:
+) -> None:
     """The rows of `report.run`, each trained after the row or the model that it starts from."""
     known = {name: row.model for name, row in report.rows.items()}
     rows = rows_of_models(report.name, {name: known[name] for name in report.to_run}, models, known)
@@ -96,9 +96,7 @@ def reproduce(
             check_data(compose(job.pretraining()))
     if not worker.planning and (said := _time_left(jobs)) is not None:
         worker.console.print(said, markup=False, highlight=False, soft_wrap=True)
-    return run_jobs(
-        [(f"{job.row.title}, seed {job.seed}", partial(_fill, report, job, worker)) for job in jobs], worker
-    )
+    run_jobs([(f"{job.row.title}, seed {job.seed}", partial(_fill, report, job, worker)) for job in jobs], worker)
 
 
 def _learns_prompts(report: PasskeyReport, row: PasskeyRow) -> bool:
@@ -145,7 +143,7 @@ def _model(report: PasskeyReport, job: _Job, worker: Worker) -> RunRecord | None
     """The training of a row's model, None for a pretrained model as it is. If its model is not there, it is trained,
     after the training it starts from."""
     if job.row.recipe and (known := _on_record(report, job, with_model=True)) is not None:
-        say_trained(known, worker)
+        worker.say(f"trained before: {known.run_id}")
         return known
     start: RunRecord | None = None
     if job.row.start in PRETRAINING:

@@ -22,7 +22,7 @@ from infini.runs.workers import Worker
 
 def reproduce(
     report: Report, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker, models: Sequence[str] = ()
-) -> list[str]:
+) -> None:
     """Every row of the report in all of its tasks whose data exists, unless a task or a setting of its data is given.
     The settings of all cells are checked before the first is run."""
     console = worker.console
@@ -76,7 +76,7 @@ def reproduce(
     jobs = [
         (f"{task}, {report.models[row]}, seed {seed}", partial(one_cell, task, row, seed)) for task, row, seed in cells
     ]
-    return run_jobs(jobs, worker)
+    run_jobs(jobs, worker)
 
 
 def _fill(

@@ -40,7 +40,7 @@ def reproduce(
     seeds: list[int],
     worker: Worker,
     models: Sequence[str] = (),
-) -> list[str]:
+) -> None:
     """Train what is missing, extend the grid while a model's best rate is at its edge, write files for conf/tuned.
 
     All tasks of the report are searched, unless one is named. A plan has the report's rates; the others depend on
@@ -67,7 +67,6 @@ def reproduce(
                 write_atomically(path, text.encode())
                 use = "the rate of rows with these settings" if report.settings else "copy it to conf/tuned"
                 worker.console.print(f"{path}: {use}")
-    return []
 
 
 def found_by_search(

@@ -59,8 +59,13 @@ class Worker:
         self.filled: list[str] = []
         """Cells of a plan that need no run."""
         self.diverged: dict[str, str] = {}
-        """Cells of a plan whose training diverged and is not repeated -> how it did."""
+        """Cells whose training diverged, which is not repeated -> how it did."""
         self._cell = ""
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a line on a run; a plan has none."""
+        if not self.planning:
+            self.console.print(text, style=style)
 
     def make(
         self,

@@ -324,7 +324,7 @@ def test_a_search_takes_the_models_that_are_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     searched: list[list[str]] = []
-    monkeypatch.setattr("infini.runs.search.reproduce", lambda report, *_: searched.append(report.models) or [])
+    monkeypatch.setattr("infini.runs.search.reproduce", lambda report, *_: searched.append(report.models))
     assert cli.main(["reproduce", "report=lr_search", "model=local,rmt"]) == 0
     assert searched == [["local", "rmt"]]
     shown = capfd.readouterr().out
