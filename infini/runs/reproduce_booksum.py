@@ -23,12 +23,7 @@ from infini.tasks.booksum.config import REFERENCES, BooksumConfig
 
 
 def reproduce(
-    report: SummaryReport,
-    cfg: Config,
-    overrides: list[str],
-    seeds: list[int],
-    worker: Worker,
-    models: Sequence[str] = (),
+    report: SummaryReport, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker, models: Sequence[str]
 ) -> None:
     """The systems and references of `report.run`."""
     taken = ("task=", "model=", "seed=", "task.split=", "task.reference=")

@@ -25,7 +25,7 @@ def reproduce(
     overrides: list[str],
     seeds: list[int],
     worker: Worker,
-    models: Sequence[str] = (),
+    models: Sequence[str],
 ) -> None:
     """The rows of `report.run`."""
     known = {name: row.model for name, row in report.rows.items()}

@@ -63,12 +63,7 @@ def _own(row: PasskeyRow) -> list[str]:
 
 
 def reproduce(
-    report: PasskeyReport,
-    cfg: Config,
-    overrides: list[str],
-    seeds: list[int],
-    worker: Worker,
-    models: Sequence[str] = (),
+    report: PasskeyReport, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker, models: Sequence[str]
 ) -> None:
     """The rows of `report.run`, each trained after the row or the model that it starts from."""
     known = {name: row.model for name, row in report.rows.items()}

@@ -21,7 +21,7 @@ from infini.runs.workers import Worker
 
 
 def reproduce(
-    report: Report, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker, models: Sequence[str] = ()
+    report: Report, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker, models: Sequence[str]
 ) -> None:
     """Every row of the report in all of its tasks whose data exists, unless a task or a setting of its data is given.
     The settings of all cells are checked before the first is run."""

@@ -34,12 +34,7 @@ Found = dict[str, dict[float, Outcome]]
 
 
 def reproduce(
-    report: SearchReport,
-    cfg: Config,
-    overrides: list[str],
-    seeds: list[int],
-    worker: Worker,
-    models: Sequence[str] = (),
+    report: SearchReport, cfg: Config, overrides: list[str], seeds: list[int], worker: Worker, models: Sequence[str]
 ) -> None:
     """Train what is missing, extend the grid while a model's best rate is at its edge, write files for conf/tuned.
 

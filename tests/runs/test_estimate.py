@@ -147,7 +147,7 @@ def test_it_is_the_first_line(
     monkeypatch.setattr("infini.runs.demo.reading_speed", lambda length: PUBLISHED)
     monkeypatch.setattr(reproduce_passkey, "_fill", lambda report, job, console: "filled")
     worker = Worker(Console(width=200))
-    reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1], worker)  # type: ignore[arg-type]
+    reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1], worker, ())  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("2 trainings and 2 evaluations to run, about 18 minutes here")
     assert lines.count("filled") == 2
