@@ -116,9 +116,7 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
         )
         for about, group in rows.items()
     )
-    notes = (report.note,) if report.note else ()
-    totals = _totals([row for group in rows.values() for row in group])
-    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tables, notes, totals)
+    return report.rendered(scale, tables, (), totals=_totals([row for group in rows.values() for row in group]))
 
 
 def _totals(rows: Sequence[Row], named: bool = True) -> str:

@@ -210,9 +210,7 @@ def build_memory_report(report: MemoryReport, scale: str, measured: Mapping[str,
     tables = (_formulas(report.models), _numbers(measured), _prints())
     why = dict.fromkeys(filter(None, (TABLE1[model].why for model in report.models)))
     legend = (LETTERS, _sizes(measured))
-    notes = tuple(filter(None, [report.note, " ".join(why), *legend]))
-    title = f"{report.title}, scale {scale}"
-    return RenderedReport(report.name, scale, title, tables, notes, main=1, legend=legend)
+    return report.rendered(scale, tables, [" ".join(why), *legend], main=1, legend=legend)
 
 
 def _number(value: float, form: str = ",.0f", origin: Origin = "computed") -> Cell:

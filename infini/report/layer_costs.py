@@ -38,9 +38,8 @@ Found = Mapping[str, Any]
 
 def build_layer_report(report: ReportKind, scale: str, run: RunRecord | None, source: Source) -> RenderedReport:
     """The tables of a record; no tables if there is none."""
-    heading, notes = f"{report.title}, scale {scale}", [report.note] if report.note else []
     if run is None:
-        return RenderedReport(report.name, scale, heading, (), (*notes, "no measurement yet: infini bench suite=layer"))
+        return report.rendered(scale, (), ["no measurement yet: infini bench suite=layer"])
     measures: tuple[tuple[str, str, Callable[[Found], float]], ...] = (
         ("Seconds", ",.3f", lambda found: statistics.median(found["seconds"])),
         ("Times the seconds of local attention", ".2f", lambda found: float(found["to_local"])),
@@ -55,7 +54,7 @@ def build_layer_report(report: ReportKind, scale: str, run: RunRecord | None, so
     rates = measured["rates"]
     products = "bfloat16" if run.environment.get("bfloat16") else "float32"
     equal = ", ".join(f"{TITLES[way]} {error:.0e}" for way, error in measured["peer_differences"].items())
-    notes += [
+    notes = [
         f"{measured['n_heads']} heads of {measured['d_key']}, d_model {measured['d_model']}, segments of "
         f"{measured['segment_length']:,}, one sequence; products in {products}. Medians of interleaved repeats. Equal "
         "weights; relative difference of the other package's outputs to ours over three segments in float32: "
@@ -66,7 +65,7 @@ def build_layer_report(report: ReportKind, scale: str, run: RunRecord | None, so
         f"{source}: hardware {hardware_of(run)}, {counted(run.environment.get('threads', 1), 'thread')}; "
         f"commit {commit_of(run)}",
     ]
-    return RenderedReport(report.name, scale, heading, tuple(tables), tuple(notes))
+    return report.rendered(scale, tables, notes)
 
 
 def _columns(run: RunRecord) -> list[tuple[int, str]]:

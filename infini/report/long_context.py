@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from infini.config.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.intervals import effective_trials, proportion_interval
-from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.selection import Drawings, RowsOfOneTask, Selection, make_row, select_sources
+from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
+from infini.report.selection import Drawings, RowsOfOneTask, Selection, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -64,7 +64,7 @@ class LongContextReport(RowsOfOneTask):
         parse_lengths(self.lengths, "report.lengths")
         for name, row in rows.items():
             parse_lengths(row.lengths or self.lengths, f"report.rows.{name}.lengths")
-        self.check_rows()
+        self.check_choices()
 
     @property
     def by_name(self) -> Mapping[str, LongContextRow]:
@@ -112,15 +112,13 @@ class LongContextReport(RowsOfOneTask):
                 cells = partial(self._cells, name, of_cell)
                 rows = rows_by_source(self.titles, sources, {}, cells, self.rows)
                 tables.append(Table(f"{name} ({asks}): {text}", columns, tuple(rows)))
-        notes = [self.note] if self.note else []
-        notes.append(f"{DASH}: not available.")
+        notes = [f"{DASH}: not available."]
         for source, selection in sources.items():
             runs = selection.all_runs
             examples = distinct(cell["examples"] for run in runs for cell in run.series["cells"])
             details = [f"{examples} questions a cell", f"prompts of {distinct(run.data['revision'] for run in runs)}"]
             notes.append(provenance(source, runs, details))
-        notes += disputes(sources)
-        return RenderedReport(self.name, scale, f"{self.title}, scale {scale}", tuple(tables), tuple(notes))
+        return self.rendered(scale, tables, [*notes, *disputes(sources)])
 
     def _cells(
         self, subtask: str, of_cell: Callable[[Mapping[str, Any]], _Counts], runs: Sequence[RunRecord], source: str

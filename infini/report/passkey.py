@@ -12,8 +12,8 @@ from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths,
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
-from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.selection import Drawings, RowsOfOneTask, Selection, make_row, select_sources
+from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
+from infini.report.selection import Drawings, RowsOfOneTask, Selection, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -115,7 +115,7 @@ class PasskeyReport(RowsOfOneTask):
         parse_depths(self.depths, "report.depths")
         rows = {name: make_row(PasskeyRow, f"report.rows.{name}", row) for name, row in self.rows.items()}
         object.__setattr__(self, "rows", rows)
-        self.check_rows()
+        self.check_choices()
         for name, row in rows.items():
             # A row may start from a row that has a start itself. The chain ends at fresh or pretrained weights.
             seen = [name]
@@ -231,20 +231,17 @@ class PasskeyReport(RowsOfOneTask):
         tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
         if behind:
             tables.append(Table(DETAILS, DETAIL_COLUMNS, tuple(behind)))
-        notes = [self.note] if self.note else []
-        notes.append(
+        notes = [
             f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
             "means over the seeds of the row, or as many as the number in brackets says."
-        )
+        ]
         left_out = _left_out(self, scale, yours or (), sources.get("yours"))
         for source, selection in sources.items():
             runs = selection.all_runs
             tokenizers = distinct(run.data.get("tokenizer") for run in runs)
             if runs or source != "yours" or not left_out:
                 notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
-        notes += [*left_out, *disputes(sources)]
-        title = f"{self.title}, scale {scale}"
-        return RenderedReport(self.name, scale, title, tuple(tables), tuple(notes), legend=tuple(left_out))
+        return self.rendered(scale, tables, [*notes, *left_out, *disputes(sources)], legend=tuple(left_out))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.curves import draw_curves

@@ -83,10 +83,8 @@ def title_of(way: str) -> str:
 
 def build_prompt_report(report: ReportKind, scale: str, run: RunRecord | None, source: Source) -> RenderedReport:
     """The tables of a record; no tables if there is none."""
-    notes = [report.note] if report.note else []
     if run is None:
-        notes.append("no measurement yet: infini bench suite=llm_generate model.base=<base>")
-        return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", (), tuple(notes))
+        return report.rendered(scale, (), ["no measurement yet: infini bench suite=llm_generate model.base=<base>"])
     found = {measure: curves(run, measure) for measure in MEASURES}
     tables = [_table(measure.title, found[measure], run, source, measure.form) for measure in MEASURES]
     later = run.series[SERIES]["new_tokens"] // 2
@@ -95,9 +93,7 @@ def build_prompt_report(report: ReportKind, scale: str, run: RunRecord | None, s
     }
     tables.insert(1, _table("Tokens a second while reading", speed, run, source, ",.0f"))
     tables.append(_crossings(found, run, source))
-    return RenderedReport(
-        report.name, scale, f"{report.title}, scale {scale}", tuple(tables), (*notes, *_notes(run, source))
-    )
+    return report.rendered(scale, tables, _notes(run, source))
 
 
 def _table(

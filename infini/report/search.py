@@ -10,10 +10,9 @@ from typing import ClassVar
 
 from infini.errors import require
 from infini.records import RunRecord
-from infini.report.kind import REPRODUCED, OwnVerb, ReportKind
+from infini.report.kind import REPRODUCED, OwnVerb, ReportKind, allowed
 from infini.report.selection import rows_of_models
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table
-from infini.report.typed import allowed
 
 LEARNING_RATE = "optimizer.lr"
 METRICS = ("validation_nll_per_token", "validation_summary_nll")
@@ -147,8 +146,7 @@ def build_search(
             )
         )
     whose = ", ".join(f"{count} {source}" for source, count in sorted(shown.items()))
-    notes = tuple(filter(None, [report.note, "*: the lowest of its row.", whose and f"Trainings: {whose}."]))
-    return RenderedReport(report.name, scale, f"{report.title}, scale {scale}", tuple(tables), notes)
+    return report.rendered(scale, tables, ["*: the lowest of its row.", whose and f"Trainings: {whose}."])
 
 
 def _cell(run: Outcome, best: bool, published: Collection[str]) -> Cell:

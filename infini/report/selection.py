@@ -14,7 +14,6 @@ from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
 from infini.report.kind import ReportKind
 from infini.report.tables import RenderedReport
-from infini.report.typed import check_types
 
 IRRELEVANT_SETTINGS = {
     "task.data_dir",
@@ -93,6 +92,7 @@ class DisputedError(InputError):
         self.problem = problem
 
 
+@dataclass(frozen=True, kw_only=True)
 class RunReport(ReportKind, ABC):
     """A kind of report whose cells are filled by evaluation runs."""
 
@@ -107,11 +107,10 @@ class RunReport(ReportKind, ABC):
     """Whether a run also supersedes runs of other seeds that differ more from what the row declares."""
     published_figures: list[str] | None = None
     """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
-    baseline: str | None = None
-    """Row with which the losses of the others are compared."""
-    aggregate: str | None
-    """What to do with several runs of one row, scale and seed: null (an error), newest, mean, or largest (all are kept,
-    the report chooses cell by cell)."""
+    aggregate: str | None = None
+    """What to do with several runs of one row, scale and seed: null (an error) or one of `choices`. newest; mean; or
+    largest, with which all are kept and the report takes, cell by cell, the run with most examples, the newest of
+    several such runs."""
     run: list[str] | str = "all"
     """Rows that `infini reproduce` makes, of those with a model: names, or all."""
 
@@ -120,19 +119,19 @@ class RunReport(ReportKind, ABC):
         """The names in `run`."""
         return [self.run] if isinstance(self.run, str) else self.run
 
-    def check_run(self, rows: Collection[str]) -> None:
-        """Raise InputError for a name in `run` that is not one of `rows`."""
+    def check_choices(self) -> None:
+        """Raise InputError for an `aggregate`, or a name in `run` or `published_figures`, that is not allowed."""
+        named, rows = self.published_figures, self.titles
+        fits = named is None or (isinstance(named, list) and set(map(str, named)) <= set(self.figure_kinds))
+        kinds = ", ".join(self.figure_kinds)
+        require(fits, "report.published_figures", named, f"null, or a list of {kinds}")
+        *others, last = self.choices
+        choices = f"{', '.join(['null', *others])} or {last}"
+        require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, choices)
         require(isinstance(self.run, str | list), "report.run", self.run, "all, or names of rows")
         for name in self.wanted:
             if name != "all" and name not in rows:
                 raise InputError(f"report.run={name!r}: all, or names of {', '.join(rows)}{did_you_mean(name, rows)}")
-
-    def check_figures(self) -> None:
-        """Raise InputError for a kind in `published_figures` that cannot be drawn."""
-        named = self.published_figures
-        allowed = f"null, or a list of {', '.join(self.figure_kinds)}"
-        fits = named is None or (isinstance(named, list) and set(map(str, named)) <= set(self.figure_kinds))
-        require(fits, "report.published_figures", named, allowed)
 
     @property
     def parts(self) -> Sequence[Self]:
@@ -189,21 +188,12 @@ class RunReport(ReportKind, ABC):
         """Kind of figure -> what draws it. known: all records beside the selection."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowsOfOneTask(RunReport):
-    """For a frozen dataclass, which calls `check_rows` when it is made."""
-
-    run: list[str] | str = "all"
-    """Rows that `infini reproduce` makes, of those with a model: names, or all."""
-    aggregate: str | None = None
-    """What to do with several runs of one cell: null (an error) or one of `choices`. See RunReport; with `largest` the
-    run with most examples counts, the newest of several such runs."""
-    published_figures: list[str] | None = None
-    """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
+class RowsOfOneTask(RunReport, ABC):
+    """A report with one task, whose rows are the key that every report of the kind has."""
 
     @property
     def by_name(self) -> Mapping[str, Any]:
-        """Row name -> the row, in the order of the table: the key that every report of the kind has."""
+        """Row name -> the row, in the order of the table."""
         rows: Mapping[str, Any] = getattr(self, self.sign)
         return rows
 
@@ -211,31 +201,11 @@ class RowsOfOneTask(RunReport):
     def titles(self) -> Mapping[str, str]:
         return {name: row.title for name, row in self.by_name.items()}
 
-    def check_rows(self) -> None:
-        """Raise InputError for an `aggregate`, or a name in `run` or `published_figures`, that is not allowed."""
-        self.check_figures()
-        allowed = f"null or {' or '.join(self.choices)}"
-        require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, allowed)
-        self.check_run(self.by_name)
-
     @property
     def to_run(self) -> list[str]:
         """The rows that `infini reproduce` makes, in the order of the table."""
         runnable = [name for name, row in self.by_name.items() if row.model]
         return [name for name in runnable if "all" in self.wanted or name in self.wanted]
-
-
-def make_row(cls: Any, where: str, values: Any) -> Any:
-    """A row of a dataclass from its mapping in the YAML; InputError for a key that is missing or unknown, or a value of
-    another type."""
-    if isinstance(values, cls):
-        return values
-    require(isinstance(values, Mapping), where, values, "must be a group of keys")
-    check_types(cls, where, values)
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise InputError(f"{where}: {error}") from error
 
 
 def rows_of_models(

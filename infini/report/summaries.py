@@ -14,8 +14,8 @@ from infini.errors import require
 from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
 from infini.report.declared import declared_at, find_mismatches, report_mismatches
-from infini.report.kind import REPRODUCED, OwnVerb, values_of
-from infini.report.selection import Drawings, RowsOfOneTask, Selection, make_row, select_sources
+from infini.report.kind import REPRODUCED, OwnVerb, allowed, make_row, values_of
+from infini.report.selection import Drawings, RowsOfOneTask, Selection, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -30,7 +30,6 @@ from infini.report.tables import (
     quoted,
     rows_by_source,
 )
-from infini.report.typed import allowed
 
 COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
 """Metric -> heading."""
@@ -100,8 +99,8 @@ class SummaryReport(RowsOfOneTask):
 
     def __post_init__(self) -> None:
         parse_lengths(self.input_lengths, "report.input_lengths")
-        self.check_rows()
         object.__setattr__(self, "systems", {name: _row(name, row) for name, row in self.systems.items()})
+        self.check_choices()
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or run.data.get("split") != self.split or not self.cells_of(run):
@@ -212,19 +211,18 @@ def build_summary_report(
     else:
         tables = [table("ROUGE, F-measure in per cent", (*BESIDE, *COLUMNS.values()), at_one)]
     synthetic = any(selection.synthetic for selection in sources.values())
-    title = f"{report.title}, scale {scale}{' [SYNTHETIC BOOKS: says nothing about the systems]' if synthetic else ''}"
-    notes = [report.note] if report.note else []
-    notes.append(
+    notes = [
         f"Mean {PLUS_MINUS} standard deviation over seeds (their number); in brackets the interval over books, "
         f"95 %, of the mean over seeds; {DASH}: not available."
-    )
+    ]
     for source, selection in sources.items():
         runs = selection.all_runs
         books = distinct(f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs)
         tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
         notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
     notes += [*report_mismatches(sources, scale, report.titles), *disputes(sources)]
-    return RenderedReport(report.name, scale, title, tuple(tables), tuple(notes))
+    mark = " [SYNTHETIC BOOKS: says nothing about the systems]" if synthetic else ""
+    return report.rendered(scale, tables, notes, mark)
 
 
 def cells_at(runs: Iterable[RunRecord], length: int) -> list[tuple[RunRecord, dict[str, Any]]]:

@@ -11,11 +11,10 @@ from infini.config.schema import groups, settings_in
 from infini.errors import InputError, did_you_mean, one_of, require
 from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches
-from infini.report.kind import REPRODUCED, OwnVerb, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, allowed, values_of
 from infini.report.positions import BY_PLACE, BY_POSITION
 from infini.report.selection import IRRELEVANT_SETTINGS, Drawings, RunReport, Selection
 from infini.report.tables import RenderedReport
-from infini.report.typed import allowed
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,6 @@ class Report(RunReport):
     """Reports that were merged into this one: runs on record name them as the report of their variant."""
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Model name -> the paper's values: memory, xl_cache, segment_length and one for each benchmark."""
-    aggregate: str | None = None
-    """What to do with several runs of one model, scale and seed: null (an error), newest or mean."""
     baseline: str | None = None
     """Row with which the losses of the others are compared."""
     baselines: dict[str, str] = field(default_factory=dict)
@@ -74,10 +71,6 @@ class Report(RunReport):
     whole_documents: bool = field(default=False, metadata=allowed("true or false"))
     """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
-    published_figures: list[str] | None = None
-    """Kinds of the figures that are published, of `figure_kinds`; null: all that can be drawn."""
-    run: list[str] | str = "all"
-    """Rows that `infini reproduce` makes, of those with a model: names, or all."""
     untrained: bool | list[str] = False
     """Whether the rows are pretrained models that are evaluated without a training, or which rows are. No other run
     fills a cell of theirs."""
@@ -85,9 +78,7 @@ class Report(RunReport):
     """Task that the rows are trained on, if it is not the one that evaluates them."""
 
     def __post_init__(self) -> None:
-        self.check_figures()
-        require(self.aggregate in (None, *self.choices), "report.aggregate", self.aggregate, "null, newest or mean")
-        self.check_run(self.models)
+        self.check_choices()
         for model in self.paper:
             if model not in self.models:
                 raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")

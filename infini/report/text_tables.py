@@ -57,17 +57,17 @@ def build_report(
     # Task -> source -> selection.
     chosen = {part.task: select_sources(part, scale, published, yours) for part in report.parts}
     counts = counted([*published, *(yours or ())])
-    title = f"{report.title}, scale {scale}"
+    mark = ""
     made_up = [task for task, sources in chosen.items() if any(found.synthetic for found in sources.values())]
     if made_up:
         with_runs = [task for task, sources in chosen.items() if any(found.runs for found in sources.values())]
         where = "" if made_up == with_runs else f" in {', '.join(report.benchmarks[task] for task in made_up)}"
         # Published runs are never synthetic.
         where += " of the rows that are yours" if any(chosen[task]["published"].runs for task in made_up) else ""
-        title += f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
+        mark = f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
     main, without_run = _main_table(report, chosen)
     tables = [main, _sizes_table(report, chosen)]
-    notes = [report.note] if report.note else []
+    notes = []
     if without_run:
         notes.append(f"rows without a run, not shown: {'; '.join(without_run)}.")
     notes.append(f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets; {DASH} not available.")
@@ -93,7 +93,7 @@ def build_report(
         notes += [*report_mismatches(named, scale, part.models), *disputes(named)]
         if other := _other_data(sources):
             notes.append(f"{OTHER_DATA_MARK} {report.benchmarks[part.task]}, yours: {other}")
-    return RenderedReport(report.name, scale, title, tuple(table for table in tables if table.rows), tuple(notes))
+    return report.rendered(scale, [table for table in tables if table.rows], notes, mark)
 
 
 def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tuple[Table, list[str]]:

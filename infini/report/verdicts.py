@@ -9,13 +9,13 @@ All other claims are inconclusive, and the finding says what would decide them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from infini.errors import InputError, did_you_mean, require
+from infini.errors import did_you_mean, require
 from infini.report.intervals import LEVEL, holm, p_value
-from infini.report.typed import check_types
+from infini.report.kind import make_row
 
 Verdict = Literal["holds", "does not hold", "inconclusive", "not testable"]
 Direction = Literal["below", "above"]
@@ -60,20 +60,12 @@ class Claim:
     """Why it cannot be tested at this scale; empty if it can."""
 
     @classmethod
-    def from_config(cls, values: Any, measures: Iterable[str]) -> Claim:
+    def from_config(cls, values: Any, measures: Collection[str]) -> Claim:
         """A claim from a mapping; InputError for a key or value that is not allowed."""
-        if isinstance(values, cls):
-            return values
-        require(isinstance(values, Mapping), "report.claims", values, "must be a group of keys")
-        name = values.get("name")
-        check_types(cls, f"report.claims.{name}", values)
-        try:
-            made = cls(**values)
-        except TypeError as error:
-            raise InputError(f"report.claims.{name}: {error}") from error
-        if made.measure not in measures:
-            hint = did_you_mean(made.measure, measures)
-            raise InputError(f"report.claims.{name}.measure={made.measure!r}: one of {', '.join(measures)}{hint}")
+        where = f"report.claims.{values.get('name')}" if isinstance(values, Mapping) else "report.claims"
+        made: Claim = make_row(cls, where, values)
+        allowed = f"one of {', '.join(measures)}{did_you_mean(made.measure, measures)}"
+        require(made.measure in measures, f"{where}.measure", made.measure, allowed)
         return replace(made, rows=tuple(made.rows))
 
 

@@ -17,6 +17,7 @@ from infini.report.bench_figures import DRAWN_BY, newest
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.selection import DisputedError, RunReport, select_runs
 from infini.report.suites import SuiteReport
+from infini.report.text_report import Report
 from infini.system.progress import progress_bar
 
 
@@ -147,7 +148,7 @@ def _draw(report: RunReport, cfg: Config, sources: _Sources, kinds: Collection[s
         if paths:
             said = _said(report.name, paths, results_dir, published=folder != results_dir)
             for part, found in selections:
-                if part.baseline and found.runs and part.baseline not in found.runs:
+                if isinstance(part, Report) and part.baseline and found.runs and part.baseline not in found.runs:
                     said.append(
                         f"{part.task}: no gap by position, which needs model={part.baseline} with the same seed"
                     )

@@ -11,8 +11,8 @@ import pytest
 from infini.config.compose import compose
 from infini.config.schema import groups
 from infini.errors import InputError
+from infini.report.kind import check_types
 from infini.report.load import load_report
-from infini.report.typed import check_types
 
 VALUES: tuple[Any, ...] = (5, True, "x", None, [5], [[1]], {"a": 5}, {3: "x"}, float("nan"))
 """No field takes all of them."""
