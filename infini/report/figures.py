@@ -25,8 +25,8 @@ from infini.report.canvas import (
     token_axis,
 )
 from infini.report.palette import QUIET, Look, drawn_as, ink, looks
-from infini.report.positions import BY_POSITION, gap
 from infini.report.selection import Selection
+from infini.report.stats import BY_POSITION, gap
 from infini.report.text_report import Report
 from infini.report.verdicts import counted
 

@@ -1,4 +1,5 @@
-"""Differences in loss and their uncertainty, paired by seed and document and clustered by both.
+"""Differences in loss and their uncertainty, paired by seed and document and clustered by both: of whole documents, and
+by position in the document or by place in the segment.
 
 The estimate is sum(d) / sum(w) over all (seed, document) pairs. d is a difference of total negative log-likelihoods in
 nats and w the number of tokens in the sum, so the unit is nats per token. Errors come from
@@ -7,9 +8,10 @@ nats and w the number of tokens in the sum, so the unit is nats per token. Error
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,14 +19,11 @@ from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.intervals import Estimate, two_way
 
+BY_POSITION, BY_PLACE = "nll_by_position", "nll_by_place"
+"""Series of an evaluation: losses by position in the document, and by place in the segment."""
 Knockout = Literal["reset", "foreign"]
 Pair = tuple[float, float, str, int]
 """A difference of total losses in nats, the tokens behind it, the document and the seed."""
-
-_KNOCKOUT_FIELDS: dict[str, tuple[str, str, str]] = {
-    "reset": ("nll_reset", "nll_reset_base", "reset_tokens"),
-    "foreign": ("nll_foreign", "nll_foreign_base", "foreign_tokens"),
-}
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
     `reset` treats every segment as the first. `foreign` gives the model the memory of another document. Documents
     without the knock-out are left out; None if no document has it.
     """
-    knocked, normal, tokens = _KNOCKOUT_FIELDS[knockout]
+    knocked, normal, tokens = f"nll_{knockout}", f"nll_{knockout}_base", f"{knockout}_tokens"
     pairs: list[Pair] = []
     used: list[RunRecord] = []
     for seed_runs in by_seed(runs).values():
@@ -133,11 +132,7 @@ def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | Non
 
 
 def documents_of(run: RunRecord) -> dict[str, dict[str, float]]:
-    """The per-document entries of a run by document name.
-
-    Raises:
-        InputError: two entries share a name.
-    """
+    """The per-document entries of a run by document name; InputError if two share a name."""
     named = {str(entry["name"]): entry for entry in run.documents}
     if len(named) != len(run.documents):
         raise InputError(f"run {run.run_id}: two documents share a name, so runs cannot be paired by document")
@@ -145,11 +140,8 @@ def documents_of(run: RunRecord) -> dict[str, dict[str, float]]:
 
 
 def check_same_documents(run: RunRecord, reference: RunRecord) -> None:
-    """Check that two runs scored the same documents with the same numbers of tokens.
-
-    Raises:
-        InputError: they did not. The message names both runs and the first document that differs.
-    """
+    """Raise InputError, with the first document that differs, unless two runs scored the same documents with the same
+    numbers of tokens."""
     mine, theirs = documents_of(run), documents_of(reference)
     for document in sorted(mine.keys() | theirs.keys()):
         counts = [entries[document]["tokens"] if document in entries else 0 for entries in (mine, theirs)]
@@ -170,3 +162,81 @@ def _mean_nll(runs: Sequence[RunRecord], reference: RunRecord) -> dict[str, floa
         document: float(np.mean([documents_of(run)[document]["nll"] for run in runs]))
         for document in documents_of(reference)
     }
+
+
+def gap(
+    runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float = 2.0, series: str = BY_POSITION
+) -> np.ndarray:
+    """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, half of its interval).
+
+    It uses the seeds that both have, pairs runs by seed and document and clusters by both (infini.report.intervals). A
+    bin ends at the first edge of the series that is at least `growth` times its start; the last bin ends with the
+    longest document or segment. Positions that fewer than two documents reach are left out. The result is empty if no
+    seed has the series in both, or, by place, if the segment lengths differ.
+    """
+    known = [[run for run in side if series in run.series] for side in (runs, baseline)]
+    mine, theirs = (by_seed(side) for side in known)
+    shared = sorted(mine.keys() & theirs.keys())
+    if not shared:
+        return np.empty((0, 4))
+    reference = mine[shared[0]][0]
+    edges = np.asarray(reference.series[series]["edges"], dtype=np.float64)
+    if series == BY_PLACE and theirs[shared[0]][0].series[series]["edges"] != reference.series[series]["edges"]:
+        return np.empty((0, 4))
+    starts = growing_bins(edges, growth)
+    differences, tokens, names, seeds = [], [], [], []
+    for seed in shared:
+        nll_a, counts = _binned(mine[seed], reference, starts, series)
+        nll_b, _ = _binned(theirs[seed], reference, starts, series)
+        differences.append(nll_a - nll_b)
+        tokens.append(counts)
+        names += [str(document["name"]) for document in reference.documents]
+        seeds += [seed] * len(reference.documents)
+    difference, weight = np.concatenate(differences), np.concatenate(tokens)
+    longest = max(sum(row) for row in reference.series[series]["tokens"])
+    bounds = np.append(edges[starts], min(edges[-1], longest))
+    points = []
+    for index in range(len(starts)):
+        reached = np.flatnonzero(weight[:, index] > 0)
+        books = [names[row] for row in reached]
+        if len(set(books)) < 2:
+            continue
+        found = two_way(
+            list(difference[reached, index]), list(weight[reached, index]), books, [seeds[row] for row in reached]
+        )
+        if math.isfinite(found.mean):
+            points.append((bounds[index], bounds[index + 1], found.mean, found.half_width))
+    return np.array(points).reshape(-1, 4)
+
+
+def growing_bins(edges: np.ndarray, growth: float) -> list[int]:
+    """Indices of the edges that start a bin. A bin ends at `growth` times its start or later."""
+    starts = [0]
+    for index in range(1, len(edges) - 1):
+        if edges[index] >= edges[starts[-1]] * growth:
+            starts.append(index)
+    return starts
+
+
+def _binned(
+    runs: Sequence[RunRecord], reference: RunRecord, starts: list[int], name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Loss in nats, averaged over `runs`, and tokens: [documents of `reference`, bins]."""
+
+    def grid(rows: Sequence[Sequence[Any]]) -> np.ndarray:
+        """Rows of one width, because documents may end before the last bin. A loss of null becomes NaN."""
+        return np.array([[*row, *[0.0] * (len(edges) - 1 - len(row))] for row in rows], dtype=np.float64)
+
+    losses = []
+    counts = np.empty((0, 0))
+    edges = reference.series[name]["edges"]
+    for run in runs:
+        check_same_documents(run, reference)
+        series = run.series[name]
+        if series["edges"] != edges:
+            raise InputError(f"runs {run.run_id} and {reference.run_id} have losses at different positions")
+        rows = {document["name"]: row for row, document in enumerate(run.documents)}
+        order = [rows[document["name"]] for document in reference.documents]
+        loss, counts = (np.add.reduceat(grid(series[kind])[order], starts, axis=1) for kind in ("nll", "tokens"))
+        losses.append(loss)
+    return np.mean(losses, axis=0), counts

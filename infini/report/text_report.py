@@ -12,8 +12,8 @@ from infini.errors import InputError, did_you_mean, one_of, require
 from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches
 from infini.report.kind import REPRODUCED, OwnVerb, allowed, values_of
-from infini.report.positions import BY_PLACE, BY_POSITION
 from infini.report.selection import IRRELEVANT_SETTINGS, Drawings, RunReport, Selection
+from infini.report.stats import BY_PLACE, BY_POSITION
 from infini.report.tables import RenderedReport
 
 

@@ -11,10 +11,9 @@ from infini.config.lengths import format_length
 from infini.records import RunRecord, value_at
 from infini.report.declared import report_mismatches
 from infini.report.intervals import holm, p_value
-from infini.report.positions import BY_PLACE, BY_POSITION, gap
 from infini.report.selection import Selection, select_sources
 from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
-from infini.report.stats import Effect, knockout_cost, paired_difference
+from infini.report.stats import BY_PLACE, BY_POSITION, Effect, gap, knockout_cost, paired_difference
 from infini.report.tables import (
     DASH,
     DISPUTED,

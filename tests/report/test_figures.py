@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from report_runs import make_eval, make_train, report_settings
-from scipy import stats
+from scipy.stats import t as student
 
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.evaluation.perplexity import position_edges
 from infini.records import RunRecord
-from infini.report import canvas, costs, figures, positions
+from infini.report import canvas, costs, figures, stats
 from infini.report.load import draw, load_report
 from infini.report.palette import MODELS, look_of, looks
 from infini.report.selection import Selection, select_runs
@@ -63,18 +63,18 @@ def test_the_title_of_gaps_says_how_many_seeds_the_curves_have(
 def test_gap_is_paired_by_book_and_weighed_by_tokens() -> None:
     runs, baseline = [make_eval("infini_linear", 1, 3.9)], [make_eval("local", 1, 4.0)]
     runs[0].series["nll_by_position"]["nll"][0][0] += 250 * 0.03
-    first, last, gap, half = positions.gap(runs, baseline).T
+    first, last, gap, half = stats.gap(runs, baseline).T
     # The last bin holds one book only and is left out.
     assert list(first) == [0, 250, 500, 1000] and list(last) == [250, 500, 1000, 2000]
     assert gap == pytest.approx([-0.09, -0.1, -0.1, -0.1])
     # Three documents of one seed leave two degrees of freedom.
     error = math.sqrt(3 / 2 * ((5.0**2) + 2 * 2.5**2)) / 750
-    assert half[0] == pytest.approx(stats.t.ppf(0.975, 2) * error)
+    assert half[0] == pytest.approx(student.ppf(0.975, 2) * error)
 
 
 def test_bins_grow_with_position() -> None:
     edges = np.arange(0, 256 * 41, 256)
-    starts = positions._growing_bins(edges, math.sqrt(2))
+    starts = stats.growing_bins(edges, math.sqrt(2))
     bounds = edges[starts]
     assert list(bounds[:5]) == [0, 256, 512, 768, 1280]
     assert all(later >= earlier * 1.4 for earlier, later in itertools.pairwise(bounds[1:]))
@@ -264,7 +264,7 @@ def test_rows_of_a_pretrained_model_have_the_colours_of_their_memories(tmp_path:
         for row, model in rows.items()
     }
     runs = {row: [make_eval("llm", 1, config={"model": options[row]})] for row in rows}
-    paths = figures.draw_gap(report, Selection(runs, {}), positions.BY_POSITION, tmp_path / "gap")
+    paths = figures.draw_gap(report, Selection(runs, {}), stats.BY_POSITION, tmp_path / "gap")
     svg = paths[1].read_text(encoding="utf-8").upper()
     look = looks(rows)
     # The baseline is the line at 0.
@@ -316,15 +316,15 @@ def test_of_one_seed_no_title_says_significantly() -> None:
 
 def test_the_interval_of_a_gap_knows_of_seeds() -> None:
     runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.9), (2, 3.7))]
-    *_, gap, half = positions.gap(runs, [make_eval("local", seed) for seed in (1, 2)]).T
+    *_, gap, half = stats.gap(runs, [make_eval("local", seed) for seed in (1, 2)]).T
     # Two seeds, 0.1 apart from their mean, leave one degree of freedom.
-    assert gap == pytest.approx([-0.2] * 4) and half == pytest.approx([0.1 * stats.t.ppf(0.975, 1)] * 4)
+    assert gap == pytest.approx([-0.2] * 4) and half == pytest.approx([0.1 * student.ppf(0.975, 1)] * 4)
 
 
 def test_a_gap_by_place_is_known_where_both_have_it_for_segments_of_one_length() -> None:
     runs = {model: make_eval(model, 1, loss) for model, loss in (("infini_linear", 3.9), ("local", 4.0))}
-    by_place = positions.BY_PLACE
-    assert len(positions.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place)) == 0
+    by_place = stats.BY_PLACE
+    assert len(stats.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place)) == 0
     for run in runs.values():
         tokens = [[entry["tokens"] // 4, entry["tokens"] - entry["tokens"] // 4] for entry in run.documents]
         means = [entry["nll"] / entry["tokens"] for entry in run.documents]
@@ -333,10 +333,10 @@ def test_a_gap_by_place_is_known_where_both_have_it_for_segments_of_one_length()
         rest = means if run.model == "local" else [mean + 0.1 for mean in means]
         nll = [[a * m, b * n] for (a, b), m, n in zip(tokens, first, rest, strict=True)]
         run.series[by_place] = {"edges": [0, 1, 4], "nll": nll, "tokens": tokens}
-    start, stop, gap, _ = positions.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place).T
+    start, stop, gap, _ = stats.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place).T
     assert list(start) == [0, 1] and list(stop) == [1, 4] and gap == pytest.approx([-0.4, 0.0])
     runs["local"].series[by_place] = {**runs["local"].series[by_place], "edges": [0, 1, 8]}
-    assert len(positions.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place)) == 0
+    assert len(stats.gap([runs["infini_linear"]], [runs["local"]], 1.0, by_place)) == 0
 
 
 def test_a_window_of_tokens_is_no_empty_memory() -> None:
@@ -355,7 +355,7 @@ def test_bins_of_an_evaluation_double() -> None:
     """Of the edges of a record, 64, 96, 128 and so on, the first that is the root of 2 farther is twice as far."""
     edges = np.array(position_edges(10**6))
     assert set(np.diff(edges)[3:] / edges[3:-1]) == {0.5, 1 / 3}
-    bounds = edges[positions._growing_bins(edges, math.sqrt(2))]
+    bounds = edges[stats.growing_bins(edges, math.sqrt(2))]
     assert list(bounds[:5]) == [0, 64, 96, 192, 384]
     assert {later / earlier for earlier, later in itertools.pairwise(bounds[2:])} == {2.0}
 
