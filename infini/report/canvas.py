@@ -10,7 +10,7 @@ import io
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +133,18 @@ def logarithmic(axes: Axes) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 1000 * low else (1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def label_axes(
+    panels: Mapping[str, Axes], lengths: list[int], tokens_of: str, named: Callable[[int], str] = format_length
+) -> None:
+    """Two logarithmic axes of each panel, the lower one of lengths. panels: label of the vertical axis -> panel."""
+    for label, axes in panels.items():
+        axes.set_xscale("log", base=2)
+        logarithmic(axes)
+        axes.set_xticks(lengths, [named(n) for n in lengths])
+        axes.set_xlabel(f"tokens of {tokens_of}")
+        axes.set_ylabel(label)
 
 
 def token_axis(axes: Axes, lowest: float, highest: float) -> None:

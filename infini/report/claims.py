@@ -26,7 +26,7 @@ from infini.report.selection import RunReport, Selection
 from infini.report.stats import Effect, paired_difference
 from infini.report.summaries import SummaryReport, cells_at
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
-from infini.report.training_tokens import equal_tokens
+from infini.report.text_measures import equal_tokens
 from infini.report.verdicts import Claim, Measured, PValues, Verdict, counted, judge
 
 SPECIALISED, MIXER, MOVED = (0.1, 0.9), (0.4, 0.6), 0.01

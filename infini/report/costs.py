@@ -13,10 +13,9 @@ from infini.report.canvas import SYNTHETIC_MARK, Label, entitle, label_points, n
 from infini.report.intervals import LEVEL
 from infini.report.palette import drawn_as, look_of, looks
 from infini.report.selection import Selection
-from infini.report.sizes import carried_floats
 from infini.report.stats import paired_difference
+from infini.report.text_measures import carried_floats
 from infini.report.text_report import Report
-from infini.report.training_tokens import trained_tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,17 +38,12 @@ def memory_points(selection: Selection) -> dict[str, Point]:
 
 def training_points(selection: Selection) -> dict[str, Point]:
     """Row -> perplexity against the seconds of its training."""
-
-    def seconds(run: RunRecord) -> float | None:
-        training = selection.training(run)
-        return None if training is None else training.cost.get("wall_seconds")
-
-    return _points(selection, seconds)
+    return _points(selection, lambda run: selection.spent(run, "wall_seconds"))
 
 
 def token_points(selection: Selection) -> dict[str, Point]:
     """Row -> perplexity against the tokens that it was trained on; empty unless rows differ by half or more."""
-    points = _points(selection, lambda run: trained_tokens(selection, run))
+    points = _points(selection, lambda run: selection.spent(run, "tokens_seen"))
     counts = [point.cost for point in points.values()]
     return points if counts and max(counts) >= 1.5 * min(counts) else {}
 

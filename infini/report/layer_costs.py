@@ -9,11 +9,10 @@ from typing import Any
 
 from infini.config.lengths import format_length
 from infini.records import RunRecord
-from infini.report.canvas import Label, entitle, label_ends, logarithmic, new_figure, save
+from infini.report.canvas import Label, entitle, label_axes, label_ends, new_figure, save
 from infini.report.kind import ReportKind
 from infini.report.palette import look_of
-from infini.report.tables import MISSING, RenderedReport, Row, Source, Table, commit_of, hardware_of, measured_cell
-from infini.report.verdicts import counted
+from infini.report.tables import MISSING, RenderedReport, Row, Source, Table, measured_cell, measured_on
 
 SERIES = "layer"
 TITLES = {
@@ -62,8 +61,7 @@ def build_layer_report(report: ReportKind, scale: str, run: RunRecord | None, so
         f"Least time: products at {rates['product_flops'] / 1e12:.2f} TFLOP/s, exponentials at "
         f"{rates['exponentials'] / 1e9:.2f} a nanosecond and memory traffic at {rates['bytes'] / 1e9:.1f} GB/s, one "
         "after the other, each measured alone in the same run.",
-        f"{source}: hardware {hardware_of(run)}, {counted(run.environment.get('threads', 1), 'thread')}; "
-        f"commit {commit_of(run)}",
+        measured_on(run, source),
     ]
     return report.rendered(scale, tables, notes)
 
@@ -89,11 +87,7 @@ def _table(title: str, form: str, value: Callable[[Found], float], run: RunRecor
 
 
 def draw_layer_costs(run: RunRecord, folder: Path) -> list[Path]:
-    """Draw seconds of the forward pass by length of the sequence.
-
-    Returns:
-        Paths of the PNG and the SVG.
-    """
+    """Draw seconds of the forward pass by length of the sequence."""
     lengths = run.series[SERIES]["lengths"]
     ticks = sorted(map(int, lengths))
     with new_figure(5.4, 3.4) as figure:
@@ -109,11 +103,7 @@ def draw_layer_costs(run: RunRecord, folder: Path) -> list[Path]:
             ends.append(Label(*list(points.items())[-1], title, LOOKS[way].colour))
             if ticks[-1] in points:
                 longest[way] = points[ticks[-1]]
-        axes.set_xscale("log", base=2)
-        logarithmic(axes)
-        axes.set_xticks(ticks, [format_length(n) for n in ticks])
-        axes.set_xlabel("tokens of the sequence")
-        axes.set_ylabel("seconds, forward pass")
+        label_axes({"seconds, forward pass": axes}, ticks, "the sequence")
         label_ends(axes, ends)
         times = ", ".join(
             f"{TITLES[way]} {seconds:,.1f} s" for way, seconds in longest.items() if way in ("local", "linear", "delta")

@@ -244,8 +244,7 @@ class PasskeyReport(RowsOfOneTask):
         return self.rendered(scale, tables, [*notes, *left_out, *disputes(sources)], legend=tuple(left_out))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
-        from infini.report.curves import draw_curves
-        from infini.report.figures import draw_gates
+        from infini.report.figures import draw_curves, draw_gates
         from infini.report.passkey_figures import accuracy_by_length, accuracy_by_updates, accuracy_heatmap
 
         with_memory = {name: row.title for name, row in self.rows.items() if row.knockout == "none"}
@@ -327,10 +326,6 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
     def over_cells(text: str, value: float) -> Cell:
         return measured_cell(text, source, value, len(seeds), ids)
 
-    def training_tokens(run: RunRecord) -> Any:
-        training = selection.training(run)
-        return training.cost.get("tokens_seen") if training else None
-
     examples = [cell["examples"] for _, cell in chosen]
     worst = min(cell["token_accuracy"] for _, cell in chosen)
     exact = 100 * statistics.fmean(cell["exact_match"] for _, cell in chosen)
@@ -343,7 +338,7 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
         over_cells(",".join(map(str, seeds)), len(seeds)),
         over_cells(percent(100 * worst) + interval, 100 * worst),
         over_cells(percent(exact), exact),
-        over_seeds(used, training_tokens, ",.0f", source),
+        over_seeds(used, lambda run: selection.spent(run, "tokens_seen"), ",.0f", source),
         over_seeds(used, lambda run: longest_input(selection.training_config(run)), ",.0f", source),
         over_seeds(used, lambda run: run.metric("half_dilution"), tokens_of_filler, source),
     )

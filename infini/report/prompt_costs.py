@@ -11,11 +11,10 @@ from pathlib import Path
 
 from infini.config.lengths import format_length
 from infini.records import RunRecord
-from infini.report.canvas import Label, entitle, label_ends, logarithmic, new_figure, save
+from infini.report.canvas import Label, entitle, label_axes, label_ends, new_figure, save
 from infini.report.kind import ReportKind
 from infini.report.palette import look_of
-from infini.report.tables import Cell, RenderedReport, Row, Source, Table, commit_of, hardware_of, measured_cell
-from infini.report.verdicts import counted
+from infini.report.tables import Cell, RenderedReport, Row, Source, Table, measured_cell, measured_on
 
 SERIES = "prompts"
 OWN = "own"
@@ -155,18 +154,13 @@ def _notes(run: RunRecord, source: Source) -> list[str]:
         f"{measured['tokens_per_call']:,} tokens, as infini generate does; the base in one call, as stock generate() "
         f"does. {measured['new_tokens']} tokens are drawn greedily, half of them before the length is reached.",
         f"{repeated}. Crossing points: between two lengths straight lines, both axes logarithmic.",
-        f"{source}: hardware {hardware_of(run)}, {counted(run.environment.get('threads', 1), 'thread')}; "
-        f"commit {commit_of(run)}",
+        measured_on(run, source),
     ]
 
 
 def draw_prompt_costs(run: RunRecord, folder: Path) -> list[Path]:
     """Draw, by length of the prompt, seconds to read it, milliseconds of a token drawn after it, and peak memory
-    (filled marks) with the cache in it (open marks).
-
-    Returns:
-        Paths of the PNG and the SVG.
-    """
+    (filled marks) with the cache in it (open marks)."""
     read, decode, cache, peak = (curves(run, measure) for measure in MEASURES)
     with new_figure(9.6, 3.2) as figure:
         first, second, third = figure.subplots(1, 3, gridspec_kw={"wspace": 0.4})
@@ -179,14 +173,13 @@ def draw_prompt_costs(run: RunRecord, folder: Path) -> list[Path]:
             third.plot(list(held), list(held.values()), **look.drawn | {"fillstyle": "none"})
             for points, what in ((peak[way], "peak"), (held, "cache")):
                 ends.append(Label(*list(points.items())[-1], f"{title_of(way)}: {what}", look.colour))
-        labels = ("seconds to read the prompt", "milliseconds of a token after it", "MB: peak (filled), cache (open)")
         lengths = list(next(iter(read.values())))
-        for axes, label in zip((first, second, third), labels, strict=True):
-            axes.set_xscale("log", base=2)
-            logarithmic(axes)
-            axes.set_xticks(lengths, [format_length(n) for n in lengths])
-            axes.set_xlabel("tokens of the prompt")
-            axes.set_ylabel(label)
+        panels = {
+            "seconds to read the prompt": first,
+            "milliseconds of a token after it": second,
+            "MB: peak (filled), cache (open)": third,
+        }
+        label_axes(panels, lengths, "the prompt")
         label_ends(third, ends)
         measured = run.series[SERIES]
         times = "; ".join(f"{title_of(way)} {points[lengths[-1]]:,.0f} s" for way, points in read.items())

@@ -78,6 +78,11 @@ class Selection:
         """The training run that made the checkpoint of `run`."""
         return self.parents.get(run.parent) if run.parent else None
 
+    def spent(self, run: RunRecord, cost: str) -> Any:
+        """A cost of the training that made the checkpoint of `run`, for example tokens_seen; None if it is unknown."""
+        training = self.training(run)
+        return training.cost.get(cost) if training else None
+
     def training_config(self, run: RunRecord) -> dict[str, Any]:
         """The configuration the model of `run` was trained with. If its training is unknown, that of `run`."""
         training = self.training(run)

@@ -151,8 +151,7 @@ class SummaryReport(RowsOfOneTask):
         return build_summary_report(self, scale, published, yours)
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
-        from infini.report.curves import draw_curves
-        from infini.report.figures import draw_gates
+        from infini.report.figures import draw_curves, draw_gates
         from infini.report.summary_figures import overall_by_length
 
         return {

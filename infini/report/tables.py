@@ -240,6 +240,12 @@ def marked(title: str, selection: Selection, row: str) -> str:
     return f"{title} {MISMATCH_MARK}" if row in selection.mismatches else title
 
 
+def measured_on(run: RunRecord, source: str) -> str:
+    """A note on the machine and the commit of a benchmark."""
+    threads = run.environment.get("threads", 1)
+    return f"{source}: hardware {hardware_of(run)}, {threads} thread{'s' * (threads != 1)}; commit {commit_of(run)}"
+
+
 def hardware_of(run: RunRecord) -> str:
     hardware = run.environment.get("hardware", {})
     described = f"{hardware.get('cpu')}, {hardware.get('cores')} cores, {hardware.get('memory_gb')} GB"

@@ -197,10 +197,9 @@ class Report(RunReport):
         return build_report(self, scale, published, yours)
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
-        from infini.report.bench_figures import newest_of_models
         from infini.report.costs import by_seconds, draw_costs, memory_points, token_points
-        from infini.report.curves import draw_curves
-        from infini.report.figures import draw_gap, draw_gates
+        from infini.report.figures import draw_curves, draw_gap, draw_gates
+        from infini.report.suites import newest
 
         if self.variants and not self.variants.keys() & selection.runs.keys():
             # Another report draws the models with their default settings.
@@ -213,7 +212,8 @@ class Report(RunReport):
             # Their gates are where they were put, and no training cost anything.
             return gaps
         held = "numbers carried from segment to segment (0: none)"
-        seconds, where = by_seconds(self, selection, newest_of_models(known, scale))
+        of_models = (run for run in known if "models" in run.series.get("train", {}))
+        seconds, where = by_seconds(self, selection, newest(of_models, scale, "train"))
         corpus = self.benchmarks[self.task]
         return {
             **gaps,

@@ -12,7 +12,6 @@ from infini.records import RunRecord, value_at
 from infini.report.declared import report_mismatches
 from infini.report.intervals import holm, p_value
 from infini.report.selection import Selection, select_sources
-from infini.report.sizes import REFERENCE, carried_floats, compression, xl_cache
 from infini.report.stats import BY_PLACE, BY_POSITION, Effect, gap, knockout_cost, paired_difference
 from infini.report.tables import (
     DASH,
@@ -32,9 +31,18 @@ from infini.report.tables import (
     provenance,
     quoted,
 )
-from infini.report.text_measures import Counts, bits_per_byte, counted, word_perplexity
+from infini.report.text_measures import (
+    REFERENCE,
+    Counts,
+    bits_per_byte,
+    carried_floats,
+    compression,
+    counted,
+    described_tokens,
+    word_perplexity,
+    xl_cache,
+)
 from infini.report.text_report import Report
-from infini.report.training_tokens import described, trained_tokens
 
 BIN_GROWTH = 4.0
 """Each column of a table of positions ends at this many times its first position."""
@@ -185,7 +193,7 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
 
 def _measures_table(report: Report, source: str, selection: Selection, counts: Counts) -> Table:
     measures: dict[str, tuple[Callable[[RunRecord], Any], str]] = {
-        "Training tokens": (lambda run: trained_tokens(selection, run), ",.0f"),
+        "Training tokens": (lambda run: selection.spent(run, "tokens_seen"), ",.0f"),
         "Word perplexity": (partial(word_perplexity, counts=counts), ".1f"),
         "Bits per byte": (partial(bits_per_byte, counts=counts), ".3f"),
     }
@@ -305,9 +313,10 @@ def _data(selection: Selection, report: Report) -> list[str]:
             f"({seen.get('source')}, revision {str(seen.get('revision'))[:12]}), "
             f"{_count(seen.get('documents'))} documents, {tokens} tokens"
         )
-    training_tokens = described(selection, {report.models[model]: found for model, found in selection.runs.items()})
+    by_title = {report.models[model]: found for model, found in selection.runs.items()}
+    trained = described_tokens(selection, by_title)
     tokenizers = distinct(run.data.get("tokenizer") for run in selection.all_runs)
-    return [f"data {distinct(data)}", f"tokenizer {tokenizers}", f"training tokens {training_tokens}"]
+    return [f"data {distinct(data)}", f"tokenizer {tokenizers}", f"training tokens {trained}"]
 
 
 def _count(value: Any) -> str:

@@ -13,10 +13,9 @@ from infini import records
 from infini.config.schema import Config, groups, key_of
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.bench_figures import DRAWN_BY, newest
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.selection import DisputedError, RunReport, select_runs
-from infini.report.suites import SuiteReport
+from infini.report.suites import SUITES, SuiteReport, newest
 from infini.report.text_report import Report
 from infini.system.progress import progress_bar
 
@@ -36,7 +35,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
     named = names_a_report(overrides)
     declared = load_report(cfg.report)
     if not named:
-        reports, suites = every_report(overrides), list(DRAWN_BY)
+        reports, suites = every_report(overrides), list(SUITES)
     elif isinstance(declared, SuiteReport):
         reports, suites = [], [declared.suite]
     else:
@@ -60,7 +59,7 @@ def draw_published(cfg: Config, published_dir: Path) -> None:
     """Write the figures that are published, of every report and bench, from published records to
     `<results_dir>/figures`."""
     reports = every_report([f"scale={cfg.scale.name}"])
-    _draw_all(reports, list(DRAWN_BY), cfg, _Sources([published_dir]), published=True)
+    _draw_all(reports, list(SUITES), cfg, _Sources([published_dir]), published=True)
 
 
 class _Sources:
@@ -125,11 +124,10 @@ def _draw_all(
 
 def _draw_bench(suite: str, cfg: Config, sources: _Sources) -> list[str]:
     """Draw the figure of `infini bench suite=<suite>` from the first source that has it. Returns the lines to print."""
-    series, draw_one = DRAWN_BY[suite]
     results_dir = Path(cfg.results_dir)
     for folder, known in sources:
-        if run := newest(known, cfg.scale.name, series):
-            paths = draw_one(run, results_dir / "figures")
+        if run := newest(known, cfg.scale.name, SUITES[suite].series):
+            paths = SUITES[suite].draw(run, results_dir / "figures")
             return _said(f"bench suite={suite}", paths, results_dir, published=folder != results_dir)
     return []
 

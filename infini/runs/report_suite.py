@@ -9,9 +9,8 @@ from infini import records
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.bench_figures import newest
 from infini.report.render import write_report
-from infini.report.suites import SUITES, SuiteReport
+from infini.report.suites import SUITES, SuiteReport, newest
 from infini.report.tables import RenderedReport, Source
 from infini.runs.publish import check_publishable, copy_runs, without_svg
 
@@ -27,6 +26,7 @@ def table(
     suite = SUITES[report.suite]
     own = newest(yours or (), cfg.scale.name, suite.series)
     source: Source = "yours" if own else "published"
+    assert suite.build is not None
     return suite.build(report, cfg.scale.name, own or newest(published, cfg.scale.name, suite.series), source)
 
 

@@ -15,7 +15,7 @@ from infini.config.compose import compose
 from infini.config.schema import LoggerConfig
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.curves import draw_curves, smoothed, training_curves
+from infini.report.figures import draw_curves, smoothed, training_curves
 from infini.report.selection import Selection
 from infini.runs import figure, publish, table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from report_runs import make_eval
 
 from infini.records import RunRecord
-from infini.report.sizes import carried_floats, xl_cache
+from infini.report.text_measures import carried_floats, xl_cache
 
 
 def test_what_a_pretrained_model_keeps_is_counted() -> None:
