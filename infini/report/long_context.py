@@ -11,7 +11,7 @@ from infini.config.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.intervals import effective_trials, proportion_interval
 from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
-from infini.report.selection import Drawings, RowsOfOneTask, Selection, select_sources
+from infini.report.selection import Drawings, RowsOfOneTask, Selection, cells_with_most, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -59,16 +59,8 @@ class LongContextReport(RowsOfOneTask):
     rows: dict[str, LongContextRow]
 
     def __post_init__(self) -> None:
-        rows = {name: make_row(LongContextRow, f"report.rows.{name}", row) for name, row in self.rows.items()}
-        object.__setattr__(self, "rows", rows)
         parse_lengths(self.lengths, "report.lengths")
-        for name, row in rows.items():
-            parse_lengths(row.lengths or self.lengths, f"report.rows.{name}.lengths")
-        self.check_choices()
-
-    @property
-    def by_name(self) -> Mapping[str, LongContextRow]:
-        return self.rows
+        self.make_rows(partial(make_row, LongContextRow))
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or not self.cells_of(run):
@@ -126,25 +118,24 @@ class LongContextReport(RowsOfOneTask):
         """A cell for each length: of each seed the run with most questions, together over seeds."""
         cells, trained = [], any(run.parent is not None for run in runs)
         for length in parse_lengths(self.lengths):
-            chosen: dict[int, tuple[str, _Counts]] = {}
-            for run in sorted(runs, key=lambda run: (run.started, run.run_id)):
-                for cell in run.series.get("cells", ()):
-                    counts = of_cell(cell)
-                    fits = (cell["subtask"], cell["length"]) == (subtask, length) and counts[1]
-                    if fits and (run.seed not in chosen or counts[1] >= chosen[run.seed][1][1]):
-                        chosen[run.seed] = run.run_id, counts
+
+            def place(cell: Mapping[str, Any], length: int = length) -> bool | None:
+                return ((cell["subtask"], cell["length"]) == (subtask, length) and of_cell(cell)[1] > 0) or None
+
+            chosen = cells_with_most(runs, place, lambda cell: of_cell(cell)[1]).values()
             if not chosen:
                 cells.append(MISSING)
                 continue
-            right, asked = (sum(counts[index] for _, counts in chosen.values()) for index in (0, 1))
+            counts = [of_cell(cell) for _, cell in chosen]
+            right, asked = map(sum, zip(*counts, strict=True))
             # Seeds of a trained row are models that may differ by more than chance. Without a training it is one model.
-            shares = [counts[0] / counts[1] for _, counts in chosen.values()]
-            trials = effective_trials(shares, asked) if trained else asked
+            trials = effective_trials([one / of for one, of in counts], asked) if trained else asked
             low, high = proportion_interval(right * trials / asked, trials)
             text = f"{100 * right / asked:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
             text += f", {int(asked)}" if of_cell is _distant else ""
-            ids = [run_id for run_id, _ in chosen.values()]
-            cells.append(measured_cell(text, source, 100 * right / asked, len(chosen), ids))
+            cells.append(
+                measured_cell(text, source, 100 * right / asked, len(chosen), [run.run_id for run, _ in chosen])
+            )
         return cells
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:

@@ -13,7 +13,7 @@ from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
 from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
-from infini.report.selection import Drawings, RowsOfOneTask, Selection, select_sources
+from infini.report.selection import Drawings, RowsOfOneTask, Selection, cells_with_most, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -113,21 +113,18 @@ class PasskeyReport(RowsOfOneTask):
     def __post_init__(self) -> None:
         parse_lengths(self.lengths, "report.lengths")
         parse_depths(self.depths, "report.depths")
-        rows = {name: make_row(PasskeyRow, f"report.rows.{name}", row) for name, row in self.rows.items()}
-        object.__setattr__(self, "rows", rows)
-        self.check_choices()
-        for name, row in rows.items():
+        self.make_rows(partial(make_row, PasskeyRow))
+        for name, row in self.rows.items():
             # A row may start from a row that has a start itself. The chain ends at fresh or pretrained weights.
             seen = [name]
-            parse_lengths(row.lengths or self.lengths, f"report.rows.{name}.lengths")
             while row.start not in ("", *PRETRAINING):
-                if row.start not in rows or row.start in seen:
+                if row.start not in self.rows or row.start in seen:
                     raise InputError(
                         f"report.rows.{seen[-1]}.start={row.start!r}: {', '.join(PRETRAINING)}, or another row that "
-                        f"does not start from it{did_you_mean(row.start, rows)}"
+                        f"does not start from it{did_you_mean(row.start, self.rows)}"
                     )
                 seen.append(row.start)
-                row = rows[row.start]
+                row = self.rows[row.start]
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or not self.cells_of(run):
@@ -283,18 +280,13 @@ def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord], length: int, sou
 def chosen_cells(
     report: PasskeyReport, runs: Iterable[RunRecord]
 ) -> dict[tuple[int, int, str], tuple[RunRecord, dict[str, Any]]]:
-    """(seed, length, depth) -> run and cell, for the report's lengths and depths: the cell with most examples, and of
-    several such cells the newest."""
+    """(seed, length, depth) -> run and cell, for the report's lengths and depths; see cells_with_most."""
     lengths, depths = parse_lengths(report.lengths), parse_depths(report.depths)
-    chosen: dict[tuple[int, int, str], tuple[RunRecord, dict[str, Any]]] = {}
-    for run in sorted(runs, key=lambda run: (run.started, run.run_id)):
-        for cell in run.series.get("cells", ()):
-            if cell["length"] not in lengths or cell["depth"] not in depths:
-                continue
-            place = run.seed, cell["length"], cell["depth"]
-            if place not in chosen or cell["examples"] >= chosen[place][1]["examples"]:
-                chosen[place] = run, cell
-    return chosen
+
+    def place(cell: Mapping[str, Any]) -> tuple[int, str] | None:
+        return (cell["length"], cell["depth"]) if cell["length"] in lengths and cell["depth"] in depths else None
+
+    return {(seed, *at): found for (seed, at), found in cells_with_most(runs, place).items()}
 
 
 def longest_input(training: Mapping[str, Any]) -> int:

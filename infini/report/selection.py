@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from infini.config.lengths import parse_lengths
 from infini.config.schema import evaluation_keys
 from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
@@ -194,13 +195,26 @@ class RunReport(ReportKind, ABC):
 
 
 class RowsOfOneTask(RunReport, ABC):
-    """A report with one task, whose rows are the key that every report of the kind has."""
+    """A report with one task, with rows of a class of their own."""
+
+    rows_key: ClassVar[str] = "rows"
+    """The key of its rows."""
 
     @property
     def by_name(self) -> Mapping[str, Any]:
         """Row name -> the row, in the order of the table."""
-        rows: Mapping[str, Any] = getattr(self, self.sign)
+        rows: Mapping[str, Any] = getattr(self, self.rows_key)
         return rows
+
+    def make_rows(self, of: Callable[[str, Any], Any]) -> None:
+        """Make the rows from their groups of keys; InputError for a key or value that is not allowed. of: takes where a
+        row is declared and its group of keys."""
+        rows = {name: of(f"report.{self.rows_key}.{name}", given) for name, given in self.by_name.items()}
+        object.__setattr__(self, self.rows_key, rows)
+        for name, row in rows.items():
+            if row.lengths:
+                parse_lengths(row.lengths, f"report.{self.rows_key}.{name}.lengths")
+        self.check_choices()
 
     @property
     def titles(self) -> Mapping[str, str]:
@@ -319,7 +333,7 @@ def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: 
     )
     chosen: list[RunRecord] = []
     for seed in sorted({run.seed for run in runs}):
-        chosen.extend(_of_seed(report, sorted((run for run in runs if run.seed == seed), key=_age), where))
+        chosen.extend(_of_seed(report, sorted((run for run in runs if run.seed == seed), key=age), where))
     selection.runs[name] = chosen
     if found := dict.fromkeys(text for run in chosen for text in mismatches.get(run.run_id, ())):
         selection.mismatches[name] = list(found)
@@ -363,8 +377,25 @@ def _made_again(run: RunRecord, later: RunRecord) -> bool:
     return read == read_later
 
 
-def _age(run: RunRecord) -> tuple[str, str]:
+def age(run: RunRecord) -> tuple[str, str]:
+    """The older of two runs comes first."""
     return run.started, run.run_id
+
+
+def cells_with_most(
+    runs: Iterable[RunRecord],
+    place: Callable[[Mapping[str, Any]], Any],
+    asked: Callable[[Mapping[str, Any]], float] = lambda cell: cell["examples"],
+) -> dict[tuple[int, Any], tuple[RunRecord, dict[str, Any]]]:
+    """(seed, place) -> run and cell: the cell with most examples, and of several such cells the newest. place: of a
+    cell; None leaves it out. asked: its number of examples."""
+    chosen: dict[tuple[int, Any], tuple[RunRecord, dict[str, Any]]] = {}
+    for run in sorted(runs, key=age):
+        for cell in run.series.get("cells", ()):
+            key = run.seed, place(cell)
+            if key[1] is not None and (key not in chosen or asked(cell) >= asked(chosen[key][1])):
+                chosen[key] = run, cell
+    return chosen
 
 
 def _agreeing(
@@ -373,7 +404,7 @@ def _agreeing(
     """All runs if `key` is the same for all of them; with `aggregate: newest`, the runs that agree with the newest."""
     if not runs:
         return []
-    last = max(runs, key=_age)
+    last = max(runs, key=age)
     expected = key(last)
     agreeing = [run for run in runs if key(run) == expected]
     if len(agreeing) == len(runs) or report.aggregate == "newest":

@@ -79,7 +79,7 @@ class SummaryRow:
 class SummaryReport(RowsOfOneTask):
     """A table of summaries, as `conf/report/<name>.yaml` declares it."""
 
-    sign = "systems"
+    sign = rows_key = "systems"
     figure_kinds = ("overall_by_length", "gates", "training")
     choices = ("newest",)
     one_match_is_enough = True
@@ -99,8 +99,7 @@ class SummaryReport(RowsOfOneTask):
 
     def __post_init__(self) -> None:
         parse_lengths(self.input_lengths, "report.input_lengths")
-        object.__setattr__(self, "systems", {name: _row(name, row) for name, row in self.systems.items()})
-        self.check_choices()
+        self.make_rows(_row)
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or run.data.get("split") != self.split or not self.cells_of(run):
@@ -161,13 +160,10 @@ class SummaryReport(RowsOfOneTask):
         }
 
 
-def _row(name: str, values: Any) -> SummaryRow:
-    made: SummaryRow = make_row(SummaryRow, f"report.systems.{name}", values)
-    where = f"report.systems.{name}"
+def _row(where: str, values: Any) -> SummaryRow:
+    made: SummaryRow = make_row(SummaryRow, where, values)
     require(len(made.paper) in (0, 4), f"{where}.paper", made.paper, "must be R-1, R-2, R-L and Overall, or empty")
     at_scale = {scale: tuple(texts) for scale, texts in made.at_scale.items()}
-    if made.lengths:
-        parse_lengths(made.lengths, f"{where}.lengths")
     listed = {"paper": tuple(made.paper), "settings": tuple(made.settings), "lengths": tuple(made.lengths)}
     return SummaryRow(**{**vars(made), **listed, "at_scale": at_scale})
 

@@ -11,7 +11,7 @@ from infini.config.schema import groups, settings_in
 from infini.errors import InputError, did_you_mean, one_of, require
 from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches
-from infini.report.kind import REPRODUCED, OwnVerb, allowed, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, allowed, make_row, values_of
 from infini.report.selection import IRRELEVANT_SETTINGS, Drawings, RunReport, Selection
 from infini.report.stats import BY_PLACE, BY_POSITION
 from infini.report.tables import RenderedReport
@@ -79,15 +79,9 @@ class Report(RunReport):
 
     def __post_init__(self) -> None:
         self.check_choices()
-        for model in self.paper:
-            if model not in self.models:
-                raise InputError(f"report.paper: no row {model!r} in report.models{did_you_mean(model, self.models)}")
-        for name in self.variants:
-            if name not in self.models:
-                raise InputError(f"report.variants: no row {name!r} in report.models{did_you_mean(name, self.models)}")
         if not isinstance(self.untrained, bool):
-            rows = isinstance(self.untrained, list) and set(self.untrained) <= set(self.models)
-            require(rows, "report.untrained", self.untrained, "true, false or a list of rows of report.models")
+            known = set(self.untrained) <= set(self.models)
+            require(known, "report.untrained", self.untrained, "true, false or a list of rows of report.models")
         names = self.former_names
         require(isinstance(names, list), "report.former_names", names, "a list of names")
         if self.trained_on is not None:
@@ -99,12 +93,15 @@ class Report(RunReport):
             require(self.baseline in self.models, "report.baseline", self.baseline, f"a model of report.models{hint}")
         alone = bool(self.baselines) and self.baseline is None
         require(not alone, "report.baselines", self.baselines, "needs report.baseline, for the rows it does not name")
-        for key in ("baselines", "compared_in_paper"):
-            for name in (*getattr(self, key), *getattr(self, key).values()):
-                if name not in self.models:
-                    hint = did_you_mean(name, self.models)
-                    raise InputError(f"report.{key}: no row {name!r} in report.models{hint}")
-        object.__setattr__(self, "variants", {name: _variant(name, given) for name, given in self.variants.items()})
+        for key in ("paper", "variants", "baselines", "compared_in_paper"):
+            rows: list[str] = list(getattr(self, key))
+            if key in ("baselines", "compared_in_paper"):
+                rows += getattr(self, key).values()
+            for row in rows:
+                if row not in self.models:
+                    raise InputError(f"report.{key}: no row {row!r} in report.models{did_you_mean(row, self.models)}")
+        variants = {name: _variant(f"report.variants.{name}", given) for name, given in self.variants.items()}
+        object.__setattr__(self, "variants", variants)
 
     @property
     def titles(self) -> Mapping[str, str]:
@@ -238,23 +235,16 @@ class Report(RunReport):
         }
 
 
-def _variant(name: str, given: Any) -> Variant:
-    if isinstance(given, Variant):
-        return given
-    whole = isinstance(given, Mapping) and {"model", "settings"} <= set(given) <= {"model", "settings", "rates"}
-    read: Mapping[str, Any] = given if whole else {}
-    settings, rates = read.get("settings"), read.get("rates", {})
-    positive = isinstance(rates, Mapping) and all(type(rate) in (int, float) and rate > 0 for rate in rates.values())
+def _variant(where: str, given: Any) -> Variant:
     allowed = "{model: name, settings: {scale: [key=value, ...]}}, with rates: {task: number above 0} or without"
-    require(_lists_settings(settings) and positive, f"report.variants.{name}", given, f"must be {allowed}")
-    assert settings is not None
-    return Variant(str(read["model"]), {scale: list(map(str, settings[scale])) for scale in settings}, dict(rates))
-
-
-def _lists_settings(settings: Any) -> bool:
-    return isinstance(settings, Mapping) and all(
-        isinstance(texts, list) and texts and all("=" in str(text) for text in texts) for texts in settings.values()
-    )
+    try:
+        made: Variant = make_row(Variant, where, given)
+        fits = all(texts and all("=" in text for text in texts) for texts in made.settings.values())
+        fits = fits and all(rate > 0 for rate in made.rates.values())
+    except InputError:
+        fits = False
+    require(fits, where, given, f"must be {allowed}")
+    return made
 
 
 @cache
