@@ -61,19 +61,18 @@ def new_figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write `<path>.png`, of 256 colours, and `<path>.svg`, without dates or program names in their metadata."""
+    """Write `<path>.png`, of 256 colours, and `<path>.svg`, without dates or program names in their metadata, and
+    return their paths, as all functions that draw do."""
     from PIL import Image
 
     drawn, small, vector = io.BytesIO(), io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=DPI, metadata={"Software": None}, bbox_inches="tight")
     Image.open(drawn).convert("RGB").quantize(256).save(small, format="png", optimize=True, dpi=(DPI, DPI))
     figure.savefig(vector, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
-    written = []
-    for suffix, content in (("png", small), ("svg", vector)):
-        target = path.parent / f"{path.name}.{suffix}"
+    written = {path.parent / f"{path.name}.png": small, path.parent / f"{path.name}.svg": vector}
+    for target, content in written.items():
         write_atomically(target, content.getvalue())
-        written.append(target)
-    return written
+    return list(written)
 
 
 def _figure_of(axes: Axes) -> Figure:
@@ -85,10 +84,8 @@ def _figure_of(axes: Axes) -> Figure:
 
 
 def entitle(axes: Axes, finding: str, detail: str, above: float = 6.0) -> None:
-    """Write what the figure says, and below it what is shown, over its upper left panel.
-
-    above: points between the panel and the text, more if the panel has a title of its own.
-    """
+    """Write what the figure says, and below it what is shown, over its upper left panel. above: points between the
+    panel and the text, more if the panel has a title of its own."""
     figure = _figure_of(axes)
     # The text is beside the panels, whose layout it must not change.
     figure.draw_without_rendering()
@@ -156,9 +153,9 @@ def token_axis(axes: Axes, lowest: float, highest: float) -> None:
     axes.set_xticks([], minor=True)
 
 
-def text_colour(share: float) -> str:
-    """The colour of a number on a cell of a heatmap. share: its value over the highest."""
-    return "white" if share > 0.6 else "black"
+def in_cell(share: float) -> dict[str, Any]:
+    """Keywords of a number in a cell of a heatmap. share: its value over the highest."""
+    return {"ha": "center", "va": "center", "color": "white" if share > 0.6 else "black", "fontsize": 7}
 
 
 @dataclass(frozen=True)
@@ -174,24 +171,17 @@ class Label:
 def spread(wanted: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
     """Middles as near to `wanted` as can be of things of these sizes that do not overlap, between `low` and `high`
     where there is room."""
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    heights = np.array([sizes[index] for index in order])
+    from scipy.optimize import isotonic_regression
+
+    order = np.argsort(wanted, kind="stable")
+    heights = np.asarray(sizes)[order]
     # The lowest place of each middle.
     below = low + np.cumsum(heights) - heights / 2
-    # Isotonic regression of what is wanted less that place: neighbours in each other's way share a mean.
-    pools: list[tuple[float, int]] = []
-    for rank, index in enumerate(order):
-        mean, size = wanted[index] - float(below[rank]), 1
-        while pools and pools[-1][0] > mean:
-            before, count = pools.pop()
-            mean, size = (before * count + mean * size) / (count + size), count + size
-        pools.append((mean, size))
-    room = max(0.0, high - low - float(heights.sum()))
-    moved = [min(max(mean, 0.0), room) for mean, size in pools for _ in range(size)]
-    found = [0.0] * len(wanted)
-    for rank, index in enumerate(order):
-        found[index] = float(below[rank]) + moved[rank]
-    return found
+    # Neighbours in each other's way share the mean of what is wanted less that place.
+    moved = isotonic_regression(np.asarray(wanted)[order] - below).x
+    found = np.empty(len(wanted))
+    found[order] = below + np.clip(moved, 0.0, max(0.0, high - low - heights.sum()))
+    return list(map(float, found))
 
 
 def label_ends(axes: Axes, labels: Sequence[Label]) -> None:

@@ -17,12 +17,12 @@ from infini.report.canvas import (
     Label,
     entitle,
     heatmap,
+    in_cell,
     label_ends,
     label_sides,
     logarithmic,
     new_figure,
     save,
-    text_colour,
     token_axis,
 )
 from infini.report.palette import QUIET, Look, drawn_as, ink, looks
@@ -49,17 +49,8 @@ def gate_heatmaps(
 ) -> list[Path]:
     """Draw and print sigmoid(beta), the weight of the memory, for every layer and head, a panel a row.
 
-    Args:
-        runs: row -> a run whose series `gates` has one list for each layer, with one number in [0, 1] for each head.
-        path: the figure's path without suffix.
-        titles: row -> the title of its panel; None is its name.
-        what: what the rows are about.
-
-    Returns:
-        Paths of the PNG and the SVG.
-
-    Raises:
-        InputError: a record has no gates, or they are not a grid of numbers in [0, 1].
+    runs: row -> a run whose series `gates` has one list for each layer, with one number in [0, 1] for each head;
+    InputError if it has none. titles: row -> the title of its panel; None is its name. what: what the rows are about.
     """
     grids = {row: _gates(run) for row, run in runs.items()}
     columns = min(len(grids), 4)
@@ -71,7 +62,7 @@ def gate_heatmaps(
         for axes, (row, grid) in zip(panels, grids.items(), strict=False):
             heatmap(axes, grid, 1.0)
             for (layer, head), value in np.ndenumerate(grid):
-                axes.text(head, layer, f"{value:.2f}", ha="center", va="center", color=text_colour(value), fontsize=7)
+                axes.text(head, layer, f"{value:.2f}", **in_cell(value))
             n_layers, n_heads = grid.shape
             axes.set_xticks(range(n_heads), [str(head + 1) for head in range(n_heads)])
             axes.set_yticks(range(n_layers), [str(layer + 1) for layer in range(n_layers)])
@@ -128,21 +119,10 @@ def gap_by_position(
     clustered by both. Positions that fewer than two documents reach are left out. More than MOST_TOGETHER rows have a
     panel each, in which the means of the others are pale.
 
-    Args:
-        rows: row -> evaluation runs. Those with the series count: {edges: [token positions, one more than bins], nll
-            and tokens: a list of the values of all bins for each document}, in the order of `documents`.
-        path: the figure's path without suffix.
-        baseline: the row at 0.
-        titles: row -> its title.
-        corpus: the name of the documents.
-        compared_with: row -> the row it is compared with; None: all with `baseline`.
-        models: row -> the model whose look it has, if they differ.
-
-    Returns:
-        Paths of the PNG and the SVG.
-
-    Raises:
-        InputError: there is nothing to compare, or two runs did not score the same documents in the same bins.
+    rows: row -> evaluation runs; those with the series count. baseline: the row at 0. titles: row -> its title. corpus:
+    the name of the documents. compared_with: row -> the row it is compared with; None: all with `baseline`. models: row
+    -> the model whose look it has, if they differ. Raises InputError if there is nothing to compare, or if two runs did
+    not score the same documents in the same bins.
     """
     known = {row: [run for run in runs if series in run.series] for row, runs in rows.items()}
     zeros = {row: baseline for row in known if row != baseline} if compared_with is None else compared_with
@@ -160,9 +140,8 @@ def gap_by_position(
     size = (5.2, 3.2) if together else (2.1 * columns, (1.45 + 0.15 * lines) * n_rows)
     with new_figure(*size) as figure:
         options: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
-        panels = figure.subplots(
-            n_rows, columns, gridspec_kw={"hspace": 0.15 + 0.16 * lines, "wspace": 0.08}, **options
-        ).flatten()
+        options["gridspec_kw"] = {"hspace": 0.15 + 0.16 * lines, "wspace": 0.08}
+        panels = figure.subplots(n_rows, columns, **options).flatten()
         # A place is that of the predicted token, counted from 1.
         shown = {
             row: (curve[:, :2].sum(1) / 2 + (series != BY_POSITION) / 2, *curve.T[2:]) for row, curve in curves.items()
@@ -251,25 +230,14 @@ def training_curves(
     at the line's end. More than CURVES_TOGETHER rows have a panel for each model.
 
     Each point is the mean of a sixtieth of the steps. A stroke across a line marks the end of a stage of the
-    curriculum.
-
-    Args:
-        trained: row name -> its training runs, which have the series `loss_curve`.
-        titles: row name -> its title.
-        path: the figure's path without suffix.
-        what: what is shown.
-
-    Returns:
-        Paths of the PNG and the SVG.
+    curriculum. trained: row -> its training runs, which have the series `loss_curve`. titles: row -> its title. what:
+    what is shown.
     """
     models = {row: drawn_as(runs[0]) for row, runs in trained.items()}
     look = looks(models)
-    together = len(trained) <= CURVES_TOGETHER
-    groups = (
-        [list(trained)]
-        if together
-        else [[row for row in trained if models[row] == model] for model in dict.fromkeys(models.values())]
-    )
+    groups = [[row for row in trained if models[row] == model] for model in dict.fromkeys(models.values())]
+    if len(trained) <= CURVES_TOGETHER:
+        groups = [list(trained)]
     curves = {row: _mean_curve(runs) for row, runs in trained.items()}
     with new_figure(5.6, 3.2 * len(groups)) as figure:
         panels = figure.subplots(len(groups), 1, sharex=True, sharey=True, squeeze=False).flatten()

@@ -12,7 +12,7 @@ import numpy as np
 
 from infini.config.lengths import format_length, parse_depths, parse_lengths
 from infini.records import RunRecord
-from infini.report.canvas import Label, entitle, heatmap, label_ends, label_sides, new_figure, save, text_colour
+from infini.report.canvas import Label, entitle, heatmap, in_cell, label_ends, label_sides, new_figure, save
 from infini.report.kind import values_of
 from infini.report.palette import QUIET, look_of, looks
 from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, percent
@@ -55,11 +55,7 @@ def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord]) -> _Accuracy:
 
 def accuracy_heatmap(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
     """Draw and print token accuracy in per cent, mean over seeds, of every row for every length and place of the key.
-    Marks show where key and question are in one segment, and cells with fewer prompts than others of their row.
-
-    Returns:
-        Paths of the PNG and the SVG.
-    """
+    Marks show where key and question are in one segment, and cells with fewer prompts than others of their row."""
     rows = {name: _accuracy(report, runs) for name, runs in selection.runs.items()}
     asked = [
         (length, depth)
@@ -76,9 +72,10 @@ def accuracy_heatmap(report: PasskeyReport, scale: str, selection: Selection, pa
                 if cell in row.values:
                     value = grid[place, column]
                     text = percent(value) + LOCAL_MARK * (cell in row.local) + FEWER_MARK * (cell in row.of_fewer)
-                    colour = text_colour(value / 100)
-                    axes.text(column, place, text, ha="center", va="center", color=colour, fontsize=7)
-        axes.set_yticks(range(len(rows)), [_title_with_counts(report, name, selection, rows[name]) for name in rows])
+                    axes.text(column, place, text, **in_cell(value / 100))
+        seeds = {name: counted(len({run.seed for run in selection.runs[name]}), "seed") for name in rows}
+        titles = [f"{report.titles[name]} ({seeds[name]}, n={max(of.prompts.values())})" for name, of in rows.items()]
+        axes.set_yticks(range(len(rows)), titles)
         axes.set_xticks(range(len(asked)), [depth for _, depth in asked], rotation=45, ha="right", fontsize=7)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
@@ -102,18 +99,10 @@ def accuracy_heatmap(report: PasskeyReport, scale: str, selection: Selection, pa
         return save(figure, path)
 
 
-def _title_with_counts(report: PasskeyReport, name: str, selection: Selection, row: _Accuracy) -> str:
-    seeds = {run.seed for run in selection.runs[name]}
-    return f"{report.rows[name].title} ({counted(len(seeds), 'seed')}, n={max(row.prompts.values())})"
-
-
 def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
     """Draw token accuracy against the length, a panel for each model and place of the key: rows that do what the paper
-    did (full lines), and the paper's numbers for them (dotted, open marks).
-
-    Returns:
-        Paths of the PNG and the SVG; empty if no such row has a run.
-    """
+    did (full lines), and the paper's numbers for them (dotted, open marks). Nothing is drawn if no such row has a
+    run."""
     names = [name for name, row in report.rows.items() if row.paper and name in selection.runs]
     if not names:
         return []
@@ -185,11 +174,8 @@ def _found_at_the_longest(report: PasskeyReport, rows: Mapping[str, _Accuracy]) 
 
 def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
     """Draw token accuracy against the number of memory updates, length over segment length. Each point is a model
-    trained with that segment length. Only places of the key that need a memory are drawn.
-
-    Returns:
-        Paths of the PNG and the SVG; empty if rows do not differ in their segment length.
-    """
+    trained with that segment length. Only places of the key that need a memory are drawn; nothing, if rows do not
+    differ in their segment length."""
     points: dict[tuple[str, int, str], dict[int, list[float]]] = {}
     titles: dict[str, str] = {}
     segments = {name: values_of(row.overrides).get("dims.segment_length") for name, row in report.rows.items()}
@@ -228,17 +214,10 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
         axes.set_xlabel("memory updates: length over segment length")
         axes.set_ylabel("tokens of the key right (per cent)")
         label_ends(axes, ends)
-        worst = [
-            f"{titles[model]} {percent(low)} % at {count:,}"
-            for model in titles
-            for low, count in [
-                min(
-                    (statistics.fmean(of), count)
-                    for (other, _, _), updates in points.items()
-                    for count, of in updates.items()
-                    if other == model
-                )
-            ]
-        ]
-        entitle(axes, f"Lowest accuracy by updates of the memory: {'; '.join(worst)}", f"{report.title}, scale {scale}")
+        means: dict[str, list[tuple[float, int]]] = {}
+        for (model, _, _), updates in points.items():
+            means.setdefault(model, []).extend((statistics.fmean(of), count) for count, of in updates.items())
+        lowest = {model: min(of) for model, of in means.items()}
+        worst = "; ".join(f"{titles[model]} {percent(low)} % at {count:,}" for model, (low, count) in lowest.items())
+        entitle(axes, f"Lowest accuracy by updates of the memory: {worst}", f"{report.title}, scale {scale}")
         return save(figure, path)

@@ -19,11 +19,7 @@ from infini.report.summaries import SummaryReport, cells_at
 
 def overall_by_length(report: SummaryReport, scale: str, selection: Selection, path: Path) -> list[Path]:
     """Draw the overall value (geometric mean of R-1, R-2 and R-L) against the tokens of a book that were read: the mean
-    over seeds, with bars for its interval over books.
-
-    Returns:
-        Paths of the PNG and the SVG; empty if no system was asked at two lengths.
-    """
+    over seeds, with bars for its interval over books. Nothing is drawn if no system was asked at two lengths."""
     curves = {name: points for name, runs in selection.runs.items() if (points := _points(report, runs))}
     if not any(len(points) > 1 for points in curves.values()):
         return []
