@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from rich.table import Table
 from torch.nn import functional as F
 
-from infini.bench.training import Setting, quartiles, wait
+from infini.bench.training import Setting, quartiles, seconds_of
 from infini.config.schema import DimsConfig
 from infini.nn.attention import InfiniAttention, LocalAttention
 from infini.system.devices import autocast, uses_bfloat16
@@ -90,14 +89,7 @@ def measure_rates(product_flops: float, device: torch.device) -> Rates:
     """The rates of this device, medians of nine. product_flops: see infini.bench.training.matrix_product_rate."""
 
     def per_second(amount: int, run: Callable[[], Any]) -> float:
-        seconds = []
-        for _ in range(11):
-            wait(device)
-            begin = time.perf_counter()
-            run()
-            wait(device)
-            seconds.append(time.perf_counter() - begin)
-        return amount / statistics.median(seconds[2:])
+        return amount / statistics.median([seconds_of(run, device) for _ in range(11)][2:])
 
     few = torch.randn(2**25 if device.type == "cuda" else 2**16, device=device)
     many = torch.randn(LARGE, device=device)
@@ -263,11 +255,11 @@ def _seconds(read: Read, tokens: int, backward: bool, setting: Setting) -> float
     """Seconds of one call; with a backward pass, to the input and all weights."""
     cfg, device = setting.cfg, setting.device
     x = torch.randn(1, tokens, cfg.dims.d_model, device=device, requires_grad=backward)
-    wait(device)
-    begin = time.perf_counter()
-    with torch.set_grad_enabled(backward), autocast(cfg.parallel.precision, device):
-        y = read(x)
-    if backward:
-        y.float().sum().backward()
-    wait(device)
-    return time.perf_counter() - begin
+
+    def call() -> None:
+        with torch.set_grad_enabled(backward), autocast(cfg.parallel.precision, device):
+            y = read(x)
+        if backward:
+            y.float().sum().backward()
+
+    return seconds_of(call, device)

@@ -209,6 +209,15 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of a call until its work is done."""
+    wait(device)
+    begin = time.perf_counter()
+    call()
+    wait(device)
+    return time.perf_counter() - begin
+
+
 def start_peak(device: torch.device, key: str, off: str) -> int:
     """Reset the peak and return the memory in use. Raises InputError if it cannot be reset, as on a CPU outside Linux.
 
@@ -242,13 +251,7 @@ def matrix_product_rate(precision: str, device: torch.device) -> tuple[float, st
     size = 8192 if device.type == "cuda" else 2048
     dtype = torch.bfloat16 if uses_bfloat16(precision, device) else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(13):
-        wait(device)
-        begin = time.perf_counter()
-        a @ b
-        wait(device)
-        seconds.append(time.perf_counter() - begin)
+    seconds = [seconds_of(lambda: a @ b, device) for _ in range(13)]
     gc.collect()
     return 2 * size**3 / statistics.median(seconds[3:]), str(dtype).removeprefix("torch.")
 

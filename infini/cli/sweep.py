@@ -21,7 +21,7 @@ from infini.commands import Verb, verbs
 from infini.config.schema import key_of
 from infini.errors import InputError, first_line
 from infini.records import write_atomically, written_records
-from infini.report.verdicts import counted
+from infini.report.tables import counted
 from infini.system.process import robust_streams
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from infini.report.passkey import PasskeyReport, chosen_cells, percent
 from infini.report.selection import RunReport, Selection
 from infini.report.stats import Effect, paired_difference
 from infini.report.summaries import SummaryReport, cells_at
-from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
+from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table, counted
 from infini.report.text_measures import equal_tokens
-from infini.report.verdicts import Claim, Measured, PValues, Verdict, counted, judge
+from infini.report.verdicts import Claim, Measured, PValues, Verdict, judge
 
 SPECIALISED, MIXER, MOVED = (0.1, 0.9), (0.4, 0.6), 0.01
 """Gates outside the first interval are specialised. Gates within the second are mixers if they differ from 0.5 by more
@@ -258,7 +258,7 @@ def _of_scores(
     found = difference_of_scores(selection, wanted, weights)
     if found is None:
         return Measured(missing=f"{claim.seeds} seeds of all, each with an Overall above 0")
-    estimate, used = found.estimate, found.run_ids
+    estimate, used = found
     text = _described(estimate, unit, ".2f", counted(estimate.n_documents, "book"))
     if estimate.n_documents < claim.documents:
         return Measured(text, used, missing=f"{claim.documents} books")
@@ -267,17 +267,11 @@ def _of_scores(
     return Measured(text, used, **_of_estimates(claim, [estimate], "books"))
 
 
-class ScoreDifference(NamedTuple):
-    """A weighted sum of Overall values, and the ids of the runs behind it."""
-
-    estimate: Estimate
-    run_ids: tuple[str, ...]
-
-
 def difference_of_scores(
     selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray
-) -> ScoreDifference | None:
-    """The weighted sum of the Overall of every (row, length), clustered by book and seed; None if no seed has all.
+) -> tuple[Estimate, tuple[str, ...]] | None:
+    """The weighted sum of the Overall of every (row, length), clustered by book and seed, and the ids of the runs; None
+    if no seed has all.
 
     None, too, if a metric is 0 in every book of a seed: its Overall is 0 whatever one book scores, and has no interval.
     """
@@ -288,7 +282,7 @@ def difference_of_scores(
     pseudo = {seed: weights @ (overall(found.mean(1))[:, None] + influence(found)) for seed, found in scores.items()}
     values = [value for found in pseudo.values() for value in found.tolist()]
     seeds = [seed for seed in pseudo for _ in names]
-    return ScoreDifference(two_way(values, [1.0] * len(values), names * len(pseudo), seeds), used)
+    return two_way(values, [1.0] * len(values), names * len(pseudo), seeds), used
 
 
 def _scores(

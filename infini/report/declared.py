@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from infini.config.schema import settings_in
 from infini.records import RunRecord, start_of, value_at
@@ -18,6 +18,10 @@ from infini.report.kind import values_of
 from infini.report.search import LEARNING_RATE
 from infini.report.selection import IRRELEVANT_SETTINGS, NOT_LEARNED, Selection
 from infini.report.tables import MISMATCH_MARK
+
+if TYPE_CHECKING:
+    from infini.report.summaries import SummaryReport
+    from infini.report.text_report import Report
 
 GROUPS = ("dims", "recipe", "optimizer", "model", "task", "scale")
 NOT_COMPARED = {"dims.name", "recipe.name", "scale.name"} | IRRELEVANT_SETTINGS | NOT_LEARNED
@@ -30,17 +34,6 @@ MAX_NAMED = 4
 
 Declared = Mapping[str, Mapping[str, Any]]
 """Group -> key -> value."""
-
-
-class Declares(Protocol):
-    """The members of a report that declare its rows."""
-
-    @property
-    def task(self) -> str: ...
-    def model_of(self, row: str) -> str: ...
-    def settings_of(self, row: str, scale: str) -> Sequence[str] | None:
-        """Settings of a row's trainings in addition to its model and scale, as the command line takes them."""
-        ...
 
 
 @cache
@@ -63,7 +56,7 @@ def tuned_rate(task: str, scale: str, model: str, optimizer: str) -> float | Non
     return None if rate is None else float(rate)
 
 
-def expected(report: Declares, row: str, scale: str, declared: Declared) -> dict[str, Any]:
+def expected(report: Report | SummaryReport, row: str, scale: str, declared: Declared) -> dict[str, Any]:
     """Dotted key -> value that the row declares for its trainings at a scale. declared: of their task."""
     groups = {**declared, "model": settings_in("model", report.model_of(row))}
     if "base" in groups["model"]:
@@ -107,7 +100,7 @@ def _plain(value: Any) -> str:
 
 
 def find_mismatches(
-    report: Declares, row: str, runs: Sequence[RunRecord], known: Selection, trained_on: str | None = None
+    report: Report | SummaryReport, row: str, runs: Sequence[RunRecord], known: Selection, trained_on: str | None = None
 ) -> dict[str, list[str]]:
     """Run id -> how its training differs from what the row declares; see RunReport.find_mismatches.
 

@@ -28,8 +28,8 @@ from infini.report.canvas import (
 from infini.report.palette import QUIET, Look, drawn_as, ink, looks
 from infini.report.selection import Selection
 from infini.report.stats import BY_POSITION, gap
+from infini.report.tables import counted
 from infini.report.text_report import Report
-from infini.report.verdicts import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

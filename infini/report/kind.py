@@ -128,15 +128,11 @@ def make_row(cls: Any, where: str, values: Any) -> Any:
         raise InputError(f"{where}: {error}") from error
 
 
-def allowed(what: str) -> dict[str, str]:
-    """Metadata of a field: what is said of a value that is not of its type, instead of the name of the type."""
-    return {"allowed": what}
-
-
 def check_types(cls: type, where: str, values: Mapping[str, Any]) -> None:
     """Raise InputError for the first value of another type than the dataclass's field declares.
 
-    where: the key of the whole, for messages. Keys that are no fields are passed over.
+    where: the key of the whole, for messages. Keys that are no fields are passed over. `allowed` in the metadata of a
+    field is said of a value that is not of its type, instead of the name of the type.
     """
     for field, hint in _fields(cls):
         if field.name not in values:

@@ -15,22 +15,15 @@ from infini.report.palette import look_of
 from infini.report.tables import MISSING, RenderedReport, Row, Source, Table, measured_cell, measured_on
 
 SERIES = "layer"
-TITLES = {
-    "local": "Local attention",
-    "linear": "Infini-attention, Linear",
-    "delta": "Infini-attention, Linear + Delta",
-    "full": "Full attention",
-    "peer_linear": "infini-transformer-pytorch, Linear",
-    "peer_delta": "infini-transformer-pytorch, Linear + Delta",
+WAYS = {
+    "local": ("Local attention", look_of("local")),
+    "linear": ("Infini-attention, Linear", look_of("infini_linear")),
+    "delta": ("Infini-attention, Linear + Delta", look_of("infini_delta")),
+    "full": ("Full attention", look_of("full")),
+    "peer_linear": ("infini-transformer-pytorch, Linear", look_of("infini_linear", 1)),
+    "peer_delta": ("infini-transformer-pytorch, Linear + Delta", look_of("infini_delta", 1)),
 }
-LOOKS = {
-    "local": look_of("local"),
-    "linear": look_of("infini_linear"),
-    "delta": look_of("infini_delta"),
-    "full": look_of("full"),
-    "peer_linear": look_of("infini_linear", 1),
-    "peer_delta": look_of("infini_delta", 1),
-}
+"""Way in a record -> its title and its look."""
 PASSES = {"forward": "forward", "backward": "forward and backward"}
 Found = Mapping[str, Any]
 
@@ -52,7 +45,7 @@ def build_layer_report(report: ReportKind, scale: str, run: RunRecord | None, so
     measured = run.series[SERIES]
     rates = measured["rates"]
     products = "bfloat16" if run.environment.get("bfloat16") else "float32"
-    equal = ", ".join(f"{TITLES[way]} {error:.0e}" for way, error in measured["peer_differences"].items())
+    equal = ", ".join(f"{WAYS[way][0]} {error:.0e}" for way, error in measured["peer_differences"].items())
     notes = [
         f"{measured['n_heads']} heads of {measured['d_key']}, d_model {measured['d_model']}, segments of "
         f"{measured['segment_length']:,}, one sequence; products in {products}. Medians of interleaved repeats. Equal "
@@ -75,7 +68,7 @@ def _columns(run: RunRecord) -> list[tuple[int, str]]:
 def _table(title: str, form: str, value: Callable[[Found], float], run: RunRecord, source: Source) -> Table:
     columns, lengths = _columns(run), run.series[SERIES]["lengths"]
     rows = []
-    for way, name in TITLES.items():
+    for way, (name, _) in WAYS.items():
         found = [lengths[str(n)][which].get(way) for n, which in columns]
         if any(found):
             cells = tuple(
@@ -93,20 +86,22 @@ def draw_layer_costs(run: RunRecord, folder: Path) -> list[Path]:
     with new_figure(5.4, 3.4) as figure:
         axes = figure.subplots()
         ends, longest = [], {}
-        for way, title in TITLES.items():
+        for way, (title, look) in WAYS.items():
             points = {
                 n: statistics.median(found["seconds"]) for n in ticks if (found := lengths[str(n)]["forward"].get(way))
             }
             if not points:
                 continue
-            axes.plot(list(points), list(points.values()), **LOOKS[way].drawn)
-            ends.append(Label(*list(points.items())[-1], title, LOOKS[way].colour))
+            axes.plot(list(points), list(points.values()), **look.drawn)
+            ends.append(Label(*list(points.items())[-1], title, look.colour))
             if ticks[-1] in points:
                 longest[way] = points[ticks[-1]]
         label_axes({"seconds, forward pass": axes}, ticks, "the sequence")
         label_ends(axes, ends)
         times = ", ".join(
-            f"{TITLES[way]} {seconds:,.1f} s" for way, seconds in longest.items() if way in ("local", "linear", "delta")
+            f"{WAYS[way][0]} {seconds:,.1f} s"
+            for way, seconds in longest.items()
+            if way in ("local", "linear", "delta")
         )
         entitle(
             axes,

@@ -21,6 +21,7 @@ from infini.report.tables import (
     RenderedReport,
     Row,
     Table,
+    counted,
     disputes,
     distinct,
     measured_cell,
@@ -29,7 +30,6 @@ from infini.report.tables import (
     quoted,
     rows_by_source,
 )
-from infini.report.verdicts import counted
 
 PAPER_LONGEST = 5120
 """Tokens of the longest input that the paper fine-tunes on."""
@@ -78,17 +78,6 @@ class PasskeyRow:
     """Settings of the task in which the questions differ from the paper's, for example digits: 8."""
     paper: dict[str, str] = field(default_factory=dict)
     """Length -> start/middle/end in per cent, as printed."""
-
-    def settings(self, scale: str) -> dict[str, Any]:
-        """Settings that distinguish the trainings of this row from those of other rows."""
-        return {
-            "model": self.model,
-            "recipe": self.recipe.format(scale=scale) if self.recipe else f"{self.start}_{scale}" * bool(self.start),
-            "start": self.start if self.recipe else "",
-            "extended": self.extended,
-            "sparse": self.sparse,
-            "frozen_gates": self.frozen_gates,
-        }
 
 
 @dataclass(frozen=True)
@@ -159,10 +148,9 @@ class PasskeyReport(RowsOfOneTask):
         self, name: str, model: str, training: Mapping[str, Any], scale: str, known: Selection
     ) -> list[str]:
         """What keeps a training with the configuration `training` from being the one that a row declares."""
-        recipe, optimizer = training.get("recipe", {}), training.get("optimizer", {})
-        settings = self.rows[name].settings(scale)
-        start = settings.pop("start")
-        frozen = optimizer.get("gate_lr") == 0
+        row, recipe = self.rows[name], training.get("recipe", {})
+        usual = f"{row.start}_{scale}" if row.start else ""
+        frozen = value_at(training, "optimizer.gate_lr") == 0
         shown = {
             "model": model,
             "recipe": recipe.get("name"),
@@ -170,14 +158,17 @@ class PasskeyReport(RowsOfOneTask):
             "sparse": bool(recipe.get("sparse_writes")),
             "frozen_gates": frozen,
         }
-        found = _differences(shown, settings)
+        wanted = {key: getattr(row, key) for key in shown}
+        wanted["recipe"] = row.recipe.format(scale=scale) if row.recipe else usual
+        found = _differences(shown, wanted)
         if frozen and value_at(training, "model.gate_init") != "zeros":
             found.append("its gates are frozen at another value than 0.5")
+        start = row.start if row.recipe else ""
         if start not in self._starts_of(training, scale, known):
             found.append(f"its training began with other weights than the row's ({start or 'fresh ones'})")
         of_task = training.get("task", {}).get("name") not in PRETRAINING
         taught = {f"task.{key}": value for key, value in STANDARD.items()} if of_task else {}
-        return found + _differences(training, taught | values_of(self.rows[name].overrides))
+        return found + _differences(training, taught | values_of(row.overrides))
 
     def _starts_of(self, training: Mapping[str, Any], scale: str, known: Selection) -> set[str]:
         """What a training started from, as rows name it; empty if its record is missing."""

@@ -17,7 +17,7 @@ from infini.report.kind import values_of
 from infini.report.palette import QUIET, look_of, looks
 from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, percent
 from infini.report.selection import Selection
-from infini.report.verdicts import counted
+from infini.report.tables import counted
 
 FEWER_MARK = "\N{DEGREE SIGN}"
 PAPER_LINE = (0, (1, 2))

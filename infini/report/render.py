@@ -109,17 +109,18 @@ def to_markdown(report: RenderedReport, links: Mapping[str, str] | None = None) 
         links: source (`published` or `yours`) -> folder of its records, relative to the folder of the text. Run ids of
             these sources become links to their records.
     """
+
+    def line(*cells: str) -> str:
+        return "| " + " | ".join(cells) + " |"
+
     lines = [f"# {_markdown(report.title)}", ""]
     if report.totals:
         lines += [_markdown(report.totals), ""]
     for table in report.tables:
         lines += [f"**{_markdown(table.title)}**", ""]
-        lines.append("| " + " | ".join([table.rows_are, *map(_markdown, table.columns)]) + " |")
-        lines.append("| " + " | ".join(["---", *["---" if table.is_prose else "---:"] * len(table.columns)]) + " |")
-        for row in table.rows:
-            lines.append(
-                "| " + " | ".join([_markdown(row.title), *(_markdown(cell.text) for cell in row.cells)]) + " |"
-            )
+        lines.append(line(table.rows_are, *map(_markdown, table.columns)))
+        lines.append(line("---", *["---" if table.is_prose else "---:"] * len(table.columns)))
+        lines += [line(*map(_markdown, (row.title, *(cell.text for cell in row.cells)))) for row in table.rows]
         lines.append("")
     lines += [f"- {_markdown(note)}" for note in report.notes]
     if behind := behind_cells(report):

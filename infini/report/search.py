@@ -10,17 +10,13 @@ from typing import ClassVar
 
 from infini.errors import require
 from infini.records import RunRecord
-from infini.report.kind import REPRODUCED, OwnVerb, ReportKind, allowed
+from infini.report.kind import REPRODUCED, OwnVerb, ReportKind
 from infini.report.selection import rows_of_models
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table
 
 LEARNING_RATE = "optimizer.lr"
 METRICS = ("validation_nll_per_token", "validation_summary_nll")
 """The loss that decides: on the validation documents, or on the summaries of the validation books."""
-
-
-def _listed(of: str) -> dict[str, str]:
-    return allowed(f"must be {{{of}: [key=value, ...]}}")
 
 
 @dataclass(frozen=True)
@@ -38,17 +34,21 @@ class SearchReport(ReportKind):
     models: list[str]
     benchmarks: dict[str, str]
     """Task name -> title of its table."""
-    rates: list[float] = field(default_factory=list, metadata=allowed("must be two rates above 0, or more"))
+    rates: list[float] = field(default_factory=list, metadata={"allowed": "must be two rates above 0, or more"})
     """Rates at which every model is trained first, ascending. The grid then grows, to as many rates for each model."""
     rates_at: dict[str, list[float]] = field(default_factory=dict)
     """Scale -> its rates; `rates` refers to those of the chosen scale."""
-    factor: float = field(default=2.0, metadata=allowed("must be above 1"))
+    factor: float = field(default=2.0, metadata={"allowed": "must be above 1"})
     """Ratio of a new rate to its neighbour. A grid grows while its best rate is at its edge."""
     most: int = 9
     """Maximum number of rates."""
-    settings: dict[str, list[str]] = field(default_factory=dict, metadata=_listed("scale"))
+    settings: dict[str, list[str]] = field(
+        default_factory=dict, metadata={"allowed": "must be {scale: [key=value, ...]}"}
+    )
     """Scale -> settings of every training, if they differ from the task's defaults. Then there are no other scales."""
-    model_settings: dict[str, list[str]] = field(default_factory=dict, metadata=_listed("model"))
+    model_settings: dict[str, list[str]] = field(
+        default_factory=dict, metadata={"allowed": "must be {model: [key=value, ...]}"}
+    )
     """Model -> further settings of its trainings."""
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class SearchReport(ReportKind):
         for key, of in (("settings", "scale"), ("model_settings", "model")):
             found = getattr(self, key)
             right = all("=" in text for listed in found.values() for text in listed)
-            require(right, f"report.{key}", found, _listed(of)["allowed"])
+            require(right, f"report.{key}", found, f"must be {{{of}: [key=value, ...]}}")
 
     def limited_to(self, models: Sequence[str]) -> SearchReport:
         return replace(self, models=rows_of_models(self.name, {model: model for model in self.models}, models))

@@ -14,7 +14,7 @@ from infini.errors import require
 from infini.records import RunRecord, value_at
 from infini.report.book_scores import interval_over_books
 from infini.report.declared import declared_at, find_mismatches, report_mismatches
-from infini.report.kind import REPRODUCED, OwnVerb, allowed, make_row, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
 from infini.report.selection import Drawings, RowsOfOneTask, Selection, select_sources
 from infini.report.tables import (
     DASH,
@@ -48,7 +48,7 @@ class SummaryRow:
     settings: tuple[str, ...] = ()
     """Settings of the model, as the command line takes them."""
     at_scale: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict, metadata=allowed("must be {scale: [key=value, ...]}")
+        default_factory=dict, metadata={"allowed": "must be {scale: [key=value, ...]}"}
     )
     """Scale -> further settings there; they override `settings`."""
     untrained: bool = False

@@ -54,7 +54,7 @@ def _finding(report: SummaryReport, selection: Selection, rows: list[str]) -> st
     """The slope over the logarithm of the length, with its interval, of each row that has all lengths."""
     lengths = parse_lengths(report.input_lengths)
     slopes = {
-        row: found.estimate
+        row: found[0]
         for row in rows
         if (found := difference_of_scores(selection, [(row, n) for n in lengths], slope_weights(lengths)))
     }

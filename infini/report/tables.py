@@ -177,6 +177,11 @@ def quoted(value: Any) -> Cell:
     return Cell(str(value), "quoted", number, source="paper")
 
 
+def counted(number: int, what: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def distinct(values: Iterable[Any]) -> str:
     """Each value once, in the order of their first occurrence."""
     return " | ".join(dict.fromkeys(str(value) for value in values))
@@ -187,8 +192,9 @@ def provenance(source: str, runs: Sequence[RunRecord], details: Sequence[str]) -
     if not runs:
         return f"{source}: no runs"
     machines, commits = distinct(map(hardware_of, runs)), distinct(map(commit_of, runs))
-    count = f"{len(runs)} evaluation run{'s' * (len(runs) != 1)}"
-    return "; ".join([f"{source}: {count}", *details, f"hardware {machines}", f"commit {commits}"])
+    return "; ".join(
+        [f"{source}: {counted(len(runs), 'evaluation run')}", *details, f"hardware {machines}", f"commit {commits}"]
+    )
 
 
 def rows_by_source(
@@ -242,8 +248,8 @@ def marked(title: str, selection: Selection, row: str) -> str:
 
 def measured_on(run: RunRecord, source: str) -> str:
     """A note on the machine and the commit of a benchmark."""
-    threads = run.environment.get("threads", 1)
-    return f"{source}: hardware {hardware_of(run)}, {threads} thread{'s' * (threads != 1)}; commit {commit_of(run)}"
+    threads = counted(run.environment.get("threads", 1), "thread")
+    return f"{source}: hardware {hardware_of(run)}, {threads}; commit {commit_of(run)}"
 
 
 def hardware_of(run: RunRecord) -> str:

@@ -11,7 +11,7 @@ from infini.config.schema import groups, settings_in
 from infini.errors import InputError, did_you_mean, one_of, require
 from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches
-from infini.report.kind import REPRODUCED, OwnVerb, allowed, make_row, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
 from infini.report.selection import IRRELEVANT_SETTINGS, Drawings, RunReport, Selection
 from infini.report.stats import BY_PLACE, BY_POSITION
 from infini.report.tables import RenderedReport
@@ -68,7 +68,7 @@ class Report(RunReport):
     compared_in_paper: dict[str, str] = field(default_factory=dict)
     """Row of a baseline -> the row with the tokens that the paper gave its own model. The figure of perplexity by
     training tokens marks the two."""
-    whole_documents: bool = field(default=False, metadata=allowed("true or false"))
+    whole_documents: bool = field(default=False, metadata={"allowed": "true or false"})
     """Whether evaluations read documents to their end, also at a scale that otherwise stops earlier
     (scale.eval_max_tokens). The table then has only such runs, and no knock-outs."""
     untrained: bool | list[str] = False
@@ -115,7 +115,10 @@ class Report(RunReport):
         )
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        if run.task != self.task or run.data.get("split") != self.split or not self._reads_as_far_as(run):
+        if run.task != self.task or run.data.get("split") != self.split:
+            return None
+        whole = value_at(run.config, "scale.eval_max_tokens") is None
+        if whole != self.whole_documents and not (whole and not _stops_early(run.scale)):
             return None
         trained = known.training_config(run)
         of = trained.get("variant")
@@ -130,12 +133,6 @@ class Report(RunReport):
         # A model that was trained as a variant is not the model with its default settings.
         usual = run.model in self.models and run.model not in self.variants and not trained.get("variant")
         return run.model if usual else None
-
-    def _reads_as_far_as(self, run: RunRecord) -> bool:
-        stopped = value_at(run.config, "scale.eval_max_tokens") is not None
-        if self.whole_documents:
-            return not stopped
-        return stopped or not _stops_early(run.scale)
 
     def is_untrained(self, row: str) -> bool:
         """Whether a row is a pretrained model as it is."""

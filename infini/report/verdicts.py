@@ -23,11 +23,6 @@ PValues = tuple[float, float]
 """One-sided p-values of a part: the first is small on the right side of the margin, the second on the wrong side."""
 
 
-def counted(number: int, what: str) -> str:
-    """`1 seed`, `3 seeds`."""
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 @dataclass(frozen=True)
 class Claim:
     """A claim of the paper and its test, as `conf/report/claims.yaml` declares it."""

@@ -14,7 +14,7 @@ from infini import records
 from infini.config.schema import Config
 from infini.demo import FOLDER
 from infini.records import RunRecord, value_at
-from infini.report.verdicts import counted
+from infini.report.tables import counted
 from infini.system.progress import duration
 from infini.training.checkpoint import read_description
 

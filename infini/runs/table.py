@@ -17,8 +17,7 @@ from infini.report.kind import ReportKind
 from infini.report.load import load_report, refuse_seed
 from infini.report.render import print_report, write_report
 from infini.report.selection import RunReport
-from infini.report.tables import RenderedReport
-from infini.report.verdicts import counted
+from infini.report.tables import RenderedReport, counted
 from infini.runs.claims import totals_of
 from infini.system.paths import is_folder
 from infini.system.progress import plain_console

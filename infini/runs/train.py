@@ -30,7 +30,7 @@ from infini.errors import DivergedError, InputError, one_of
 from infini.models import build_model
 from infini.nn.protocols import optional
 from infini.pretrained.seq2seq import Seq2Seq
-from infini.report.verdicts import counted
+from infini.report.tables import counted
 from infini.runs.common import (
     check_kind,
     describe_divergence,

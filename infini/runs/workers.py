@@ -21,7 +21,7 @@ from infini.config.schema import PLACES, Config
 from infini.errors import BusyError
 from infini.evaluation.result_cache import cache_path
 from infini.records import RunRecord
-from infini.report.verdicts import counted
+from infini.report.tables import counted
 from infini.runs.estimate import run_seconds
 from infini.system.paths import is_locked, lock_file
 from infini.system.progress import duration
