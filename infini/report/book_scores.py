@@ -21,14 +21,8 @@ def overall(means: np.ndarray) -> np.ndarray:
 
 
 def influence(scores: np.ndarray) -> np.ndarray:
-    """The effect of each book on the overall value of its seed, to first order.
-
-    Args:
-        scores: [..., books, metrics], means over books above 0.
-
-    Returns:
-        [..., books]; the mean over books is 0, and the standard error of the overall value is that of their mean.
-    """
+    """The effect of each book on the overall value of its seed, to first order, [..., books]: its mean over books is 0,
+    and the standard error of the overall value is that of the mean. scores: [..., books, metrics], means above 0."""
     means = scores.mean(-2)
     return overall(means)[..., None] * (scores / means[..., None, :] - 1).mean(-1)
 
@@ -36,10 +30,8 @@ def influence(scores: np.ndarray) -> np.ndarray:
 def mean_with_interval(scores: np.ndarray) -> tuple[float, tuple[float, float] | None]:
     """The overall value, mean over seeds, and its interval over books, or None if there is no interval.
 
-    The interval says what these models would score on other books; see `intervals.bounded_mean_interval`.
-
-    Args:
-        scores: [seeds, books, metrics]; with one metric its mean is the overall value.
+    The interval says what these models would score on other books; see `intervals.bounded_mean_interval`. scores:
+    [seeds, books, metrics]; with one metric its mean is the overall value.
     """
     mean = float(overall(scores.mean(1)).mean())
     if not (scores.mean(1) > 0).all():
@@ -48,16 +40,10 @@ def mean_with_interval(scores: np.ndarray) -> tuple[float, tuple[float, float] |
 
 
 def interval_over_books(cells: Sequence[Mapping[str, Any]], metric: str) -> tuple[float, float] | None:
-    """Bounds of the interval over books (95 %) of a metric's mean over seeds, or None if there is no interval.
+    """The interval over books (95 %) of a metric's mean over seeds, or None if there is none; ValueError if no book is
+    in all cells. With one seed this is the interval that its evaluation recorded.
 
-    With one seed this is the interval that its evaluation recorded.
-
-    Args:
-        cells: the scores of each seed at one input length, as evaluations record them.
-        metric: a metric of every book, or `overall`.
-
-    Raises:
-        ValueError: no book is in all cells.
+    cells: the scores of each seed at one input length, as evaluations record them. metric: of every book, or `overall`.
     """
     by_name = [{book["name"]: book for book in cell["books"]} for cell in cells]
     shared = [name for name in by_name[0] if all(name in books for books in by_name)]

@@ -10,6 +10,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -126,27 +127,21 @@ def _totals(rows: Sequence[Row], named: bool = True) -> str:
     return f"{counted(len(rows), 'claim')}: {found}"
 
 
-def _with_more(
-    parts: Callable[[int, int], Sequence[PValues]], estimate: Estimate, what: str
-) -> list[tuple[str, Callable[[], Sequence[PValues]]]]:
-    """The parts as they would be with more seeds, then with more documents too. parts: of (seeds, documents)."""
-    seeds = [n for n in MORE_SEEDS if n > estimate.n_seeds]
-    steps = [(n, estimate.n_documents) for n in seeds]
-    steps += [(n, k * estimate.n_documents) for k in MORE_DOCUMENTS for n in seeds]
-    return [
-        (f"{n} seeds" + (f" on {docs} {what}" if docs > estimate.n_documents else ""), lambda n=n, d=docs: parts(n, d))  # type: ignore[misc]
-        for n, docs in steps
-    ]
-
-
 def _of_estimates(claim: Claim, estimates: Sequence[Estimate], what: str) -> dict[str, Any]:
-    """The parts of a claim that means lie below or above the margin, now and with more data."""
+    """The parts of a claim that means lie below or above the margin: now, with more seeds, then with more documents."""
 
     def parts(found: Sequence[Estimate]) -> tuple[PValues, ...]:
         ordered = (estimate.p_values(claim.margin) for estimate in found)
         return tuple((above, below) if claim.direction == "above" else (below, above) for above, below in ordered)
 
-    more = _with_more(lambda s, d: parts([e.with_more(s, d) for e in estimates]), estimates[0], what)
+    def later(n_seeds: int, n_documents: int) -> tuple[PValues, ...]:
+        return parts([estimate.with_more(n_seeds, n_documents) for estimate in estimates])
+
+    seeds, documents = estimates[0].n_seeds, estimates[0].n_documents
+    steps = [(n, k) for k in (1, *MORE_DOCUMENTS) for n in MORE_SEEDS if n > seeds]
+    more = [
+        (f"{n} seeds" + f" on {k * documents} {what}" * (k > 1), partial(later, n, k * documents)) for n, k in steps
+    ]
     return {"parts": parts(estimates), "with_more": more}
 
 

@@ -19,17 +19,11 @@ LEVEL = 0.95
 
 
 def proportion_interval(successes: float, trials: float, level: float = LEVEL) -> tuple[float, float]:
-    """Clopper-Pearson interval of a share.
+    """Clopper-Pearson interval of a share, (low, high).
 
-    Args:
-        successes: How many of the trials succeeded. A prompt with some correct digits counts as that fraction of a
-            success. A fraction between 0 and 1 varies less than a coin flip of the same mean, so the interval covers
-            at least `level`, however the tokens of one prompt depend on each other.
-        trials: Number of prompts, above 0.
-        level: Coverage.
-
-    Returns:
-        (low, high), shares between 0 and 1; (low, 1) if all succeeded, (0, high) if none did.
+    A prompt with some correct digits counts as that fraction of a success. A fraction varies less than a coin flip of
+    the same mean, so the interval covers at least `level`, however the tokens of one prompt depend on each other.
+    trials: number of prompts, above 0.
     """
     tail = (1 - level) / 2
     low = 0.0 if successes <= 0 else float(special.betaincinv(successes, trials - successes + 1, tail))
@@ -38,12 +32,11 @@ def proportion_interval(successes: float, trials: float, level: float = LEVEL) -
 
 
 def proportion_p(successes: float, trials: float, expected: float) -> tuple[float, float]:
-    """One-sided p-values of a share, the tests that correspond to `proportion_interval`.
+    """One-sided p-values (p, q) of a share, the tests that correspond to `proportion_interval`.
 
-    Returns:
-        (p, q): p is the probability of at least this many successes if the share were `expected`; a small p means it is
-        above. q is the probability of at most this many; a small q means it is below. If `expected` is 0 or 1, only one
-        outcome is possible. Every share is above an `expected` below 0, and below one above 1.
+    p is the probability of at least this many successes if the share were `expected`; a small p means it is above. q is
+    the probability of at most this many; a small q means it is below. If `expected` is 0 or 1, only one outcome is
+    possible. Every share is above an `expected` below 0, and below one above 1.
     """
     if not 0 <= expected <= 1:
         return (0.0, 1.0) if expected < 0 else (1.0, 0.0)
@@ -187,18 +180,12 @@ def two_way(
 
 
 def bounded_mean_interval(influence: np.ndarray, mean: float, top: float = 100.0) -> tuple[float, float] | None:
-    """Interval of a statistic of documents between 0 and `top`, from Student's t on its logit.
+    """Interval of a statistic of documents between 0 and `top`, from Student's t on its logit; None with fewer than two
+    documents, or if the statistic is 0 or `top`.
 
     Scores near 0 are skewed; their logits are less so, and the interval stays within the range of scores. With 8
-    documents it covers about 93 in 100, the percentile bootstrap about 86.
-
-    Args:
-        influence: [documents], the effect of each document on the statistic (mean 0).
-        mean: The statistic.
-        top: The highest value it can have.
-
-    Returns:
-        (low, high); None with fewer than two documents, or if the statistic is 0 or `top`.
+    documents it covers about 93 in 100, the percentile bootstrap about 86. influence: [documents], the effect of each
+    document on the statistic (mean 0). mean: the statistic.
     """
     n = len(influence)
     if n < 2 or not 0 < mean < top:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from infini.config.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.intervals import effective_trials, proportion_interval
-from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.selection import Drawings, RowsOfOneTask, Selection, cells_with_most, select_sources
 from infini.report.tables import (
     DASH,
@@ -60,7 +60,7 @@ class LongContextReport(RowsOfOneTask):
 
     def __post_init__(self) -> None:
         parse_lengths(self.lengths, "report.lengths")
-        self.make_rows(partial(make_row, LongContextRow))
+        self.make_rows(LongContextRow)
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or not self.cells_of(run):

@@ -12,7 +12,7 @@ from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths,
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
-from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.selection import Drawings, RowsOfOneTask, Selection, cells_with_most, select_sources
 from infini.report.tables import (
     DASH,
@@ -102,7 +102,7 @@ class PasskeyReport(RowsOfOneTask):
     def __post_init__(self) -> None:
         parse_lengths(self.lengths, "report.lengths")
         parse_depths(self.depths, "report.depths")
-        self.make_rows(partial(make_row, PasskeyRow))
+        self.make_rows(PasskeyRow)
         for name, row in self.rows.items():
             # A row may start from a row that has a start itself. The chain ends at fresh or pretrained weights.
             seen = [name]

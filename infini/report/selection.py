@@ -13,7 +13,7 @@ from infini.config.lengths import parse_lengths
 from infini.config.schema import evaluation_keys
 from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
-from infini.report.kind import ReportKind
+from infini.report.kind import ReportKind, make_row
 from infini.report.tables import RenderedReport
 
 IRRELEVANT_SETTINGS = {
@@ -206,14 +206,14 @@ class RowsOfOneTask(RunReport, ABC):
         rows: Mapping[str, Any] = getattr(self, self.rows_key)
         return rows
 
-    def make_rows(self, of: Callable[[str, Any], Any]) -> None:
-        """Make the rows from their groups of keys; InputError for a key or value that is not allowed. of: takes where a
-        row is declared and its group of keys."""
-        rows = {name: of(f"report.{self.rows_key}.{name}", given) for name, given in self.by_name.items()}
+    def make_rows(self, of: type) -> None:
+        """Make the rows, of this class, from their groups of keys; InputError for what is not allowed."""
+        where = f"report.{self.rows_key}"
+        rows = {name: make_row(of, f"{where}.{name}", given) for name, given in self.by_name.items()}
         object.__setattr__(self, self.rows_key, rows)
         for name, row in rows.items():
             if row.lengths:
-                parse_lengths(row.lengths, f"report.{self.rows_key}.{name}.lengths")
+                parse_lengths(row.lengths, f"{where}.{name}.lengths")
         self.check_choices()
 
     @property

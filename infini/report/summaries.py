@@ -12,9 +12,9 @@ from infini.config.lengths import format_length, parse_lengths
 from infini.config.schema import groups
 from infini.errors import require
 from infini.records import RunRecord, value_at
-from infini.report.book_scores import interval_over_books
+from infini.report.book_scores import METRICS, interval_over_books
 from infini.report.declared import declared_at, find_mismatches, report_mismatches
-from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.selection import Drawings, RowsOfOneTask, Selection, select_sources
 from infini.report.tables import (
     DASH,
@@ -43,17 +43,17 @@ class SummaryRow:
 
     title: str
     model: str | None = None
-    paper: tuple[float, ...] = ()
+    paper: list[float] = field(default_factory=list)
     """R-1, R-2, R-L and Overall as printed."""
-    settings: tuple[str, ...] = ()
+    settings: list[str] = field(default_factory=list)
     """Settings of the model, as the command line takes them."""
-    at_scale: Mapping[str, tuple[str, ...]] = field(
+    at_scale: Mapping[str, list[str]] = field(
         default_factory=dict, metadata={"allowed": "must be {scale: [key=value, ...]}"}
     )
     """Scale -> further settings there; they override `settings`."""
     untrained: bool = False
     """Whether the model is a pretrained one that is evaluated as it is."""
-    lengths: tuple[str | int, ...] = ()
+    lengths: list[str | int] = field(default_factory=list)
     """Lengths that `infini reproduce` asks, if not all of the report."""
 
     def settings_at(self, scale: str) -> list[str]:
@@ -99,7 +99,10 @@ class SummaryReport(RowsOfOneTask):
 
     def __post_init__(self) -> None:
         parse_lengths(self.input_lengths, "report.input_lengths")
-        self.make_rows(_row)
+        self.make_rows(SummaryRow)
+        for name, row in self.systems.items():
+            allowed = "must be R-1, R-2, R-L and Overall, or empty"
+            require(len(row.paper) in (0, 4), f"report.systems.{name}.paper", row.paper, allowed)
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
         if run.task != self.task or run.data.get("split") != self.split or not self.cells_of(run):
@@ -147,7 +150,54 @@ class SummaryReport(RowsOfOneTask):
     def render(
         self, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
     ) -> RenderedReport:
-        return build_summary_report(self, scale, published, yours)
+        """A table or two, a line for each row and source."""
+        sources = select_sources(self, scale, published, yours)
+        lengths = parse_lengths(self.input_lengths)
+        paper: dict[str, list[Cell]] = {}
+        cells_of: dict[str, Callable[[Sequence[RunRecord], str], list[Cell]]]
+        if len(lengths) > 1:
+            columns = [*map(format_length, lengths)]
+            cells_of = {
+                "Overall, geometric mean of R-1, R-2 and R-L, by tokens read": lambda runs, source: [
+                    _score(runs, "overall", length, source) for length in lengths
+                ],
+                "R-1 / R-2 / R-L, F-measure in per cent, by tokens read": lambda runs, source: [
+                    _types(runs, length, source) for length in lengths
+                ],
+            }
+        else:
+            columns = [*BESIDE, *COLUMNS.values()]
+            for name, row in self.systems.items():
+                if row.paper:
+                    by_metric = dict(zip((*METRICS, "overall"), row.paper, strict=True))
+                    beside = [MISSING] * len(BESIDE)
+                    paper[name] = [*beside, *(quoted(by_metric.get(metric)) for metric in COLUMNS)]
+            cells_of = {
+                "ROUGE, F-measure in per cent": lambda runs, source: [
+                    *_counts(runs, lengths[0], source),
+                    *(_score(runs, metric, lengths[0], source) for metric in COLUMNS),
+                ]
+            }
+        expected = [name for name, row in self.systems.items() if row.model and not row.paper]
+        tables = []
+        for what, cells in cells_of.items():
+            rows = rows_by_source(self.titles, sources, paper, cells, expected)
+            tables.append(Table(what, ("Source", *columns), tuple(rows), "System"))
+        notes = [
+            f"Mean {PLUS_MINUS} standard deviation over seeds (their number); in brackets the interval over books, "
+            f"95 %, of the mean over seeds; {DASH}: not available."
+        ]
+        for source, selection in sources.items():
+            runs = selection.all_runs
+            books = distinct(
+                f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs
+            )
+            tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
+            notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
+        notes += [*report_mismatches(sources, scale, self.titles), *disputes(sources)]
+        synthetic = any(selection.synthetic for selection in sources.values())
+        mark = " [SYNTHETIC BOOKS: says nothing about the systems]" * synthetic
+        return self.rendered(scale, tables, notes, mark)
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.figures import draw_curves, draw_gates
@@ -158,66 +208,6 @@ class SummaryReport(RowsOfOneTask):
             "gates": partial(draw_gates, selection, titles=self.titles, what=self.title),
             "training": partial(draw_curves, selection, self.titles, f"{self.title}, scale {scale}"),
         }
-
-
-def _row(where: str, values: Any) -> SummaryRow:
-    made: SummaryRow = make_row(SummaryRow, where, values)
-    require(len(made.paper) in (0, 4), f"{where}.paper", made.paper, "must be R-1, R-2, R-L and Overall, or empty")
-    at_scale = {scale: tuple(texts) for scale, texts in made.at_scale.items()}
-    listed = {"paper": tuple(made.paper), "settings": tuple(made.settings), "lengths": tuple(made.lengths)}
-    return SummaryRow(**{**vars(made), **listed, "at_scale": at_scale})
-
-
-def build_summary_report(
-    report: SummaryReport, scale: str, published: Iterable[RunRecord], yours: Iterable[RunRecord] | None = None
-) -> RenderedReport:
-    """The table, a line for each row and source. InputError: two runs compete for a cell."""
-    sources = select_sources(report, scale, published, yours)
-    lengths = parse_lengths(report.input_lengths)
-    several = len(lengths) > 1
-
-    def printed(row: SummaryRow) -> list[Cell]:
-        by_metric = dict(zip(("rouge1", "rouge2", "rougeL", "overall"), row.paper, strict=True))
-        return [*[MISSING] * len(BESIDE), *(quoted(by_metric.get(metric)) for metric in COLUMNS)]
-
-    def at_one(runs: Sequence[RunRecord], source: str) -> list[Cell]:
-        return [*_counts(runs, lengths[0], source), *(_score(runs, metric, lengths[0], source) for metric in COLUMNS)]
-
-    def overall(runs: Sequence[RunRecord], source: str) -> list[Cell]:
-        return [_score(runs, "overall", length, source) for length in lengths]
-
-    def types(runs: Sequence[RunRecord], source: str) -> list[Cell]:
-        return [_types(runs, length, source) for length in lengths]
-
-    systems = report.systems.items()
-
-    def table(what: str, columns: Sequence[str], cells: Callable[[Sequence[RunRecord], str], list[Cell]]) -> Table:
-        paper = {name: printed(row) for name, row in systems if row.paper and not several}
-        expected = [name for name, row in systems if row.model and not row.paper]
-        rows = rows_by_source(report.titles, sources, paper, cells, expected)
-        return Table(what, ("Source", *columns), tuple(rows), "System")
-
-    if several:
-        columns = [*map(format_length, lengths)]
-        tables = [
-            table("Overall, geometric mean of R-1, R-2 and R-L, by tokens read", columns, overall),
-            table("R-1 / R-2 / R-L, F-measure in per cent, by tokens read", columns, types),
-        ]
-    else:
-        tables = [table("ROUGE, F-measure in per cent", (*BESIDE, *COLUMNS.values()), at_one)]
-    synthetic = any(selection.synthetic for selection in sources.values())
-    notes = [
-        f"Mean {PLUS_MINUS} standard deviation over seeds (their number); in brackets the interval over books, "
-        f"95 %, of the mean over seeds; {DASH}: not available."
-    ]
-    for source, selection in sources.items():
-        runs = selection.all_runs
-        books = distinct(f"{run.data.get('name')} {run.data.get('split')} ({run.data.get('source')})" for run in runs)
-        tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
-        notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
-    notes += [*report_mismatches(sources, scale, report.titles), *disputes(sources)]
-    mark = " [SYNTHETIC BOOKS: says nothing about the systems]" if synthetic else ""
-    return report.rendered(scale, tables, notes, mark)
 
 
 def cells_at(runs: Iterable[RunRecord], length: int) -> list[tuple[RunRecord, dict[str, Any]]]:
@@ -246,11 +236,10 @@ def _score(runs: Iterable[RunRecord], metric: str, length: int, source: str) -> 
 
 def _types(runs: Iterable[RunRecord], length: int, source: str) -> Cell:
     """Means over books and seeds of R-1, R-2 and R-L in one cell, whose value is R-1."""
-    metrics = ("rouge1", "rouge2", "rougeL")
     found = [(run, cell) for run, cell in cells_at(runs, length) if cell["overall"] is not None]
     if not found:
         return MISSING
-    means = [statistics.fmean(float(cell[metric]) for _, cell in found) for metric in metrics]
+    means = [statistics.fmean(float(cell[metric]) for _, cell in found) for metric in METRICS]
     ids = [run.run_id for run, _ in found]
     return measured_cell(" / ".join(f"{mean:.1f}" for mean in means), source, means[0], len(found), ids)
 

@@ -15,7 +15,7 @@ from infini.records import RunRecord
 from infini.report.book_scores import METRICS, interval_over_books
 from infini.report.load import load_report
 from infini.report.selection import select_runs
-from infini.report.summaries import SummaryReport, build_summary_report
+from infini.report.summaries import SummaryReport
 from infini.report.tables import DASH
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books
 
@@ -108,7 +108,7 @@ def test_a_reference_that_no_seed_changes_is_not_three() -> None:
     # The same of a model is no accident, and stands there.
     for seed in (1, 2, 3):
         runs += summaries("infini_linear", {500 * 1024: (5, 5, 5)}, seed=seed)
-    (table,) = build_summary_report(report, "laptop", runs, None).tables
+    (table,) = report.render("laptop", runs, None).tables
     cells = {row.model: row.cells[table.columns.index("R-1")].text for row in table.rows}
     lead, random = on_the_logit([1, 2, 6]), on_the_logit([2, 3, 7])
     assert cells["lead/published"] == f"3.0 [{lead[0]:.1f}, {lead[1]:.1f}]"
@@ -125,7 +125,7 @@ def test_beside_the_scores_stands_how_much_of_a_book_was_read_and_of_one_book_no
         book["tokens_read"] = count
     human = reference("human", [(1, 2, 6)])
     human[0].series["cells"][0]["books"] = human[0].series["cells"][0]["books"][:1]
-    (table,) = build_summary_report(report, "laptop", runs + human, None).tables
+    (table,) = report.render("laptop", runs + human, None).tables
     cells = {row.model: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
     assert cells["infini_linear/published"]["Tokens read"].text == "3,000"
     assert cells["infini_linear/paper"]["Tokens read"].origin == "missing"
@@ -148,7 +148,7 @@ def test_a_newer_run_takes_the_cells_that_it_fills_and_no_others(newer_lengths: 
         select_runs(disputed, "laptop", runs)
     report = load_report(compose([*words, "report.aggregate=newest"]).report)
     assert isinstance(report, SummaryReport)
-    table = build_summary_report(report, "laptop", runs).tables[0]
+    table = report.render("laptop", runs).tables[0]
     (row,) = [row for row in table.rows if row.model.startswith("infini_linear")]
     shown = {length: text.text.split()[0] for length, text in zip((64, 128, 256), row.cells[1:], strict=True)}
     older_scores = {128: "2.0"} if 128 not in newer_lengths else {}

@@ -17,7 +17,7 @@ from infini.config.compose import compose
 from infini.report.claims import _scores
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
-from infini.report.summaries import SummaryReport, build_summary_report
+from infini.report.summaries import SummaryReport
 from infini.report.summary_figures import overall_by_length
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge, scorable
 
@@ -107,7 +107,7 @@ def test_tables_figures_and_claims_have_nothing_of_what_was_not_scored(tmp_path:
     runs += without_scores(summaries("infini_linear", {length: (1, 2, 6)}, seed=2)) + without_scores(
         reference("lead", [(1, 2, 6)])
     )
-    (table,) = build_summary_report(report, "laptop", runs, None).tables
+    (table,) = report.render("laptop", runs, None).tables
     cells = {line.model: line.cells[table.columns.index("Overall")].text for line in table.rows}
     assert cells["infini_linear/published"].startswith("3.0 ")
     assert cells["infini_delta/published"] == cells["lead/published"] == "—"

@@ -17,7 +17,7 @@ from infini.config.schema import evaluation_keys
 from infini.records import RunRecord
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
-from infini.report.summaries import SummaryReport, build_summary_report
+from infini.report.summaries import SummaryReport
 
 SMALL = ("model.window=32", "model.k=16")
 LENGTH = 500 * 1024
@@ -263,6 +263,6 @@ def marked(
     """The title of the one row with runs, and the notes on what is marked."""
     declared = declared or {"recipe": {"steps": 10}}
     with patch("infini.report.declared.declared_at", lambda task, scale: declared):
-        made = build_summary_report(report, "laptop", runs, None)
+        made = report.render("laptop", runs, None)
     (title,) = [row.title for row in made.tables[0].rows if row.cells[0].run_ids]
     return title, [note for note in made.notes if "\N{DAGGER}" in note]
