@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from infini.config.schema import OF_REPORTS, SHOWN
@@ -145,7 +145,9 @@ LETTERS = (
     "compressed memories of r tokens each, p summary vectors of a segment, m segments whose summary vectors are kept, "
     "M tokens of a large memory. Floats are numbers carried from one segment to the next."
 )
-PLAIN = Symbols(N=1, S=1, l=1, H=1, G=1, d_model=1, d_key=1, d_value=1)
+OWN = ("c", "r", "p", "m", "M")
+"""Symbols of single models."""
+DEFAULTS = {entry.name: entry.default for entry in fields(Symbols)}
 ENTRIES_65K = 65_000
 """Table 2's "65K": with 65,536 the printed 183M would be 185M."""
 
@@ -201,7 +203,7 @@ class MemoryReport(ReportKind):
         for model in self.models:
             if model not in TABLE1:
                 raise InputError(f"report.models: Table 1 has no {model!r}{did_you_mean(model, TABLE1)}")
-        if self.segments is not None and (not isinstance(self.segments, int) or self.segments < 1):
+        if self.segments is not None and self.segments < 1:
             raise InputError(f"report.segments={self.segments!r}: a number from 1 on, or null")
 
 
@@ -218,13 +220,7 @@ def _number(value: float, form: str = ",.0f", origin: Origin = "computed") -> Ce
 
 
 def _formulas(models: Sequence[str]) -> Table:
-    columns = (
-        "Memory footprint",
-        "Carried, as built here",
-        "Context length",
-        "Memory update",
-        "Memory retrieval",
-    )
+    columns = ("Memory footprint", "Carried, as built here", "Context length", "Memory update", "Memory retrieval")
     rows = []
     for model in models:
         entry = TABLE1[model]
@@ -261,24 +257,20 @@ def _numbers(measured: Mapping[str, Measured]) -> Table:
 
 
 def _prints() -> Table:
-    rows = tuple(
-        Row(
-            model,
-            TABLE1[model].title,
-            (quoted(text), _number(value, ".1f" if text.endswith("x") else ",.0f"), Cell(assumption, "computed")),
-        )
-        for model, text, value, assumption in printed()
-    )
-    return Table("Sizes that the paper prints, by its own sizes (12 layers)", ("Printed", "Number", "If"), rows)
+    rows = []
+    for model, text, value, assumption in printed():
+        number = _number(value, ".1f" if text.endswith("x") else ",.0f")
+        rows.append(Row(model, TABLE1[model].title, (quoted(text), number, Cell(assumption, "computed"))))
+    return Table("Sizes that the paper prints, by its own sizes (12 layers)", ("Printed", "Number", "If"), tuple(rows))
 
 
 def _sizes(measured: Mapping[str, Measured]) -> str:
     """The values of the symbols: first those that all models share, then those of single models."""
-    own = ("c", "r", "p", "m", "M")
-    shared = next(({k: v for k, v in vars(found.s).items() if k not in own} for found in measured.values()), {})
-    parts = [", ".join(f"{name} {value:,}" for name, value in shared.items())]
-    for model, found in measured.items():
-        some = {name: getattr(found.s, name) for name in own if getattr(found.s, name) != getattr(PLAIN, name)}
-        if some:
-            parts.append(f"{TABLE1[model].title}: " + ", ".join(f"{name} {value:,}" for name, value in some.items()))
+
+    def listed(found: Measured, own: bool) -> str:
+        shown = {name: value for name, value in vars(found.s).items() if (name in OWN) == own}
+        return ", ".join(f"{name} {value:,}" for name, value in shown.items() if not own or value != DEFAULTS[name])
+
+    parts = [listed(found, False) for found in list(measured.values())[:1]]
+    parts += [f"{TABLE1[model].title}: {own}" for model, found in measured.items() if (own := listed(found, True))]
     return f"Sizes: {'; '.join(parts)}."

@@ -71,5 +71,5 @@ def draw(
     known: all records beside the selection. kinds: which figures; None: all.
     """
     drawings = report.drawings(scale, selection, known) if selection.runs else {}
-    wanted = {kind: draw_one for kind, draw_one in drawings.items() if kinds is None or kind in kinds}
-    return [path for kind, draw_one in wanted.items() for path in draw_one(folder / f"{report.name}_{scale}_{kind}")]
+    wanted = [kind for kind in drawings if kinds is None or kind in kinds]
+    return [path for kind in wanted for path in drawings[kind](folder / f"{report.name}_{scale}_{kind}")]

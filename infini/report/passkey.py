@@ -197,18 +197,12 @@ class PasskeyReport(RowsOfOneTask):
         def label(source: str, runs: Sequence[RunRecord]) -> str:
             return source + " (books: SYNTHETIC)" * any(map(sources[source].learned_synthetic_text, runs))
 
-        accuracy = rows_by_source(
-            self.titles,
-            sources,
-            {
-                name: [quoted(row.paper.get(length)) for length in lengths]
-                for name, row in self.rows.items()
-                if row.paper
-            },
-            lambda runs, source: [_accuracy(self, runs, length, source) for length in numbers],
-            [name for name, row in self.rows.items() if not row.paper],
-            label,
-        )
+        def cells(runs: Sequence[RunRecord], source: str) -> list[Cell]:
+            return [_accuracy(self, runs, length, source) for length in numbers]
+
+        printed = {name: [*map(quoted, map(row.paper.get, lengths))] for name, row in self.rows.items() if row.paper}
+        others = [name for name, row in self.rows.items() if not row.paper]
+        accuracy = rows_by_source(self.titles, sources, printed, cells, others, label)
         behind = [
             _behind(self, name, selection.runs[name], selection, source)
             for name in self.rows

@@ -95,46 +95,26 @@ def build_prompt_report(report: ReportKind, scale: str, run: RunRecord | None, s
     return report.rendered(scale, tables, _notes(run, source))
 
 
-def _table(
-    title: str,
-    points: Mapping[str, Mapping[int, float]],
-    run: RunRecord,
-    source: Source,
-    form: str,
-) -> Table:
-    columns = tuple(format_length(n) for n in next(iter(points.values())))
-    rows = tuple(
-        Row(
-            way,
-            title_of(way),
-            tuple(measured_cell(format(value, form), source, value, 1, [run.run_id]) for value in values.values()),
-        )
-        for way, values in points.items()
-    )
-    return Table(title, columns, rows, "Cache")
+def _table(title: str, points: Mapping[str, Mapping[int, float]], run: RunRecord, source: Source, form: str) -> Table:
+    columns, rows = tuple(format_length(n) for n in next(iter(points.values()))), []
+    for way, of in points.items():
+        cells = tuple(measured_cell(format(value, form), source, value, 1, [run.run_id]) for value in of.values())
+        rows.append(Row(way, title_of(way), cells))
+    return Table(title, columns, tuple(rows), "Cache")
 
 
 def _crossings(found: Mapping[Measure, Mapping[str, Mapping[int, float]]], run: RunRecord, source: Source) -> Table:
-    rows = []
-    for way in next(iter(found.values())):
-        if way != OWN:
-            cells = tuple(_crossing_cell(points[way], points[OWN], run, source) for points in found.values())
-            rows.append(Row(way, title_of(way), cells))
-    return Table(
-        "Where the memory overtakes the base's own cache, in tokens",
-        tuple(m.better for m in MEASURES),
-        tuple(rows),
-        "Cache",
-    )
+    def cell(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Cell:
+        lengths = list(ours)
+        at = crossing(lengths, list(ours.values()), list(theirs.values()))
+        text = f"{at / 1024:.1f}K" if at else f"the shortest ({format_length(lengths[0])})"
+        text = f"not up to {format_length(lengths[-1])}" if at is None else text
+        return Cell(text, "computed", at, run_ids=(run.run_id,), source=source)
 
-
-def _crossing_cell(ours: Mapping[int, float], theirs: Mapping[int, float], run: RunRecord, source: Source) -> Cell:
-    lengths = list(ours)
-    at = crossing(lengths, list(ours.values()), list(theirs.values()))
-    if at is None:
-        return Cell(f"not up to {format_length(lengths[-1])}", "computed", run_ids=(run.run_id,), source=source)
-    text = f"{at / 1024:.1f}K" if at else f"the shortest ({format_length(lengths[0])})"
-    return Cell(text, "computed", at, run_ids=(run.run_id,), source=source)
+    ways = [way for way in next(iter(found.values())) if way != OWN]
+    rows = [Row(way, title_of(way), tuple(cell(of[way], of[OWN]) for of in found.values())) for way in ways]
+    title = "Where the memory overtakes the base's own cache, in tokens"
+    return Table(title, tuple(measure.better for measure in MEASURES), tuple(rows), "Cache")
 
 
 def _notes(run: RunRecord, source: Source) -> list[str]:

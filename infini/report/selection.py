@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -35,7 +36,6 @@ _LEFT_OUT = IRRELEVANT_SETTINGS | {"task.positions"}
 NOT_LEARNED = {f"{group}.{key}" for group in ("task", "scale") for key in evaluation_keys(group)} | {"task.positions"}
 """Keys that only an evaluation reads, although a training's configuration has them too, and one without effect."""
 _TRAINING_GROUPS = ("model", "dims", "optimizer", "recipe")
-_EVALUATION_GROUPS = ("task", "scale")
 
 
 Drawings = Mapping[str, Callable[[Path], list[Path]]]
@@ -179,14 +179,9 @@ class RunReport(ReportKind, ABC):
     ) -> RenderedReport:
         """The tables of the report at one scale. Rows whose runs differ from what they declare are marked.
 
-        Args:
-            scale: only runs of this scale fill cells.
-            published: published records; synthetic ones are left out.
-            yours: records of the results folder; None renders the published records alone. A row of which two runs
-                compete for a cell has a mark, and a note names the runs.
-
-        Raises:
-            InputError: two published runs compete for a cell, see `select_runs`.
+        published: published records; synthetic ones are left out. InputError if two of them compete for a cell, see
+        `select_runs`. yours: records of the results folder; None renders the published records alone. A row of which
+        two of them compete for a cell has a mark, and a note names the runs.
         """
 
     @abstractmethod
@@ -272,20 +267,14 @@ def select_runs(report: RunReport, scale: str, records: Iterable[RunRecord], kee
     evaluation that was repeated with the same outcome, the newest is kept. With `aggregate: newest` the newest run
     decides each of these, cell by cell where runs of one setting fill several; with `mean` all runs of a seed are kept.
 
-    keep_disputes: leave out rows whose runs compete, and say so in Selection.disputed.
-
-    Raises:
-        InputError: two runs compete for a cell, and the report does not say how to choose. The message names both.
+    keep_disputes: leave out rows whose runs compete for a cell, and say so in Selection.disputed; otherwise InputError
+    names the runs.
     """
     known = list(records)
-    parents = {record.run_id: record for record in known if record.verb == "train"}
-    selection = Selection({}, parents)
-    rows = {
-        record.run_id: report.row_of(record, selection)
-        for record in known
-        if record.verb == "eval" and record.scale == scale
-    }
-    candidates = [record for record in known if rows.get(record.run_id) is not None]
+    selection = Selection({}, {record.run_id: record for record in known if record.verb == "train"})
+    candidates = [record for record in known if record.verb == "eval" and record.scale == scale]
+    rows = {record.run_id: report.row_of(record, selection) for record in candidates}
+    candidates = [record for record in candidates if rows[record.run_id] is not None]
     if report.one_corpus:
         candidates = _real(candidates)
         what = f"{report.name} at scale {scale}: different data in one table"
@@ -328,9 +317,8 @@ def _select_row(report: RunReport, name: str, runs: list[RunRecord], selection: 
             selection.superseded[name] = left_out
             runs = [run for run in runs if run.run_id not in left_out]
     runs = _agreeing(runs, _corpus, report, f"{where}: different data in one row")
-    runs = _agreeing(
-        runs, lambda run: _settings(run, selection), report, f"{where}: runs with different settings in one cell"
-    )
+    settings = partial(_settings, selection=selection)
+    runs = _agreeing(runs, settings, report, f"{where}: runs with different settings in one cell")
     chosen: list[RunRecord] = []
     for seed in sorted({run.seed for run in runs}):
         chosen.extend(_of_seed(report, sorted((run for run in runs if run.seed == seed), key=age), where))
@@ -413,10 +401,9 @@ def _agreeing(
     found = key(other)
     differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     detail = ", ".join(f"{name} {found.get(name, 'unset')} and {expected.get(name, 'unset')}" for name in differing[:3])
-    takes = (
-        "take the newest with report.aggregate=newest" if "newest" in report.choices else "move one of them elsewhere"
-    )
-    raise DisputedError(f"{problem}: {other.run_id} and {last.run_id} ({detail})", takes)
+    newest = "take the newest with report.aggregate=newest"
+    choose = newest if "newest" in report.choices else "move one of them elsewhere"
+    raise DisputedError(f"{problem}: {other.run_id} and {last.run_id} ({detail})", choose)
 
 
 def _corpus(run: RunRecord) -> dict[str, str]:
@@ -430,13 +417,9 @@ def _settings(run: RunRecord, selection: Selection) -> dict[str, str]:
     # A run with neither parent nor base used no model, whatever its configuration says.
     of_model = run.parent or "base" in run.environment
     training, evaluation = selection.training_config(run) if of_model else {}, run.config
-    settings = _start(training, selection)
-    for config, groups in ((training, _TRAINING_GROUPS), (evaluation, _EVALUATION_GROUPS)):
-        for group in groups:
-            _flatten(config.get(group), group, settings)
+    settings = _start(training, selection) | _flat(training, *_TRAINING_GROUPS) | _flat(evaluation, "task", "scale")
     # The prompts of the training may differ from those of the evaluation.
-    learned: dict[str, str] = {}
-    _flatten(training.get("task"), "task", learned)
+    learned = _flat(training, "task")
     kept = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
     return kept | {f"training {name}": learned[name] for name in learned.keys() - _LEFT_OUT - NOT_LEARNED}
 
@@ -449,16 +432,18 @@ def _start(training: Mapping[str, Any], selection: Selection) -> dict[str, str]:
     start = selection.parents.get(name)
     if start is None:
         return {"init_from": json.dumps("unknown")}
-    settings = _start(start.config, selection)
-    for group in ("task", *_TRAINING_GROUPS):
-        _flatten(start.config.get(group), group, settings)
+    settings = _start(start.config, selection) | _flat(start.config, "task", *_TRAINING_GROUPS)
     kept = {f"start {key}": value for key, value in settings.items() if key not in _LEFT_OUT | NOT_LEARNED}
     return kept | {"init_from": json.dumps(start.model)}
 
 
-def _flatten(value: Any, name: str, into: dict[str, str]) -> None:
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            _flatten(entry, f"{name}.{key}", into)
-    elif value is not None:
-        into[name] = json.dumps(value, sort_keys=True)
+def _flat(values: Mapping[str, Any], *names: str) -> dict[str, str]:
+    """Dotted key -> value as JSON, below these names, for values that are set."""
+    found: dict[str, str] = {}
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": text for key, text in _flat(value, *value).items()}
+        elif value is not None:
+            found[name] = json.dumps(value, sort_keys=True)
+    return found

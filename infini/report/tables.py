@@ -100,17 +100,14 @@ class RenderedReport:
         """
         if not self.tables:
             return self
-        kept = tuple(
-            _shortened(table) for index, table in enumerate(self.tables) if index == self.main or table.short_columns
-        )
+        main = self.tables[self.main]
+        kept = tuple(_shortened(table) for table in self.tables if table is main or table.short_columns)
         rows = [row for table in kept for row in table.rows]
         cells = [cell for row in rows for cell in row.cells]
         shown = "".join([*(row.title for row in rows), *(cell.text for cell in cells)])
         has_results = any(cell.origin in ("measured", "computed") for cell in cells)
-        kept_notes = tuple(
-            note for note in self.notes if note in self.legend or (not note[0].isalnum() and note[0] in shown)
-        )
-        return replace(self, tables=kept, main=0, notes=kept_notes if has_results else self.notes)
+        marks = [note for note in self.notes if note in self.legend or (not note[0].isalnum() and note[0] in shown)]
+        return replace(self, tables=kept, main=0, notes=tuple(marks) if has_results else self.notes)
 
     @property
     def stem(self) -> str:
@@ -120,13 +117,11 @@ class RenderedReport:
 
 def _shortened(table: Table) -> Table:
     """The columns of the short form, without columns of the reader's runs that are empty."""
-    names = table.short_columns or table.columns
-    columns = {name: [row.cells[table.columns.index(name)] for row in table.rows] for name in names}
-    kept = [
-        name for name, cells in columns.items() if not name.endswith(YOURS) or any(cell.text != DASH for cell in cells)
-    ]
-    rows = tuple(replace(row, cells=tuple(row.cells[table.columns.index(name)] for name in kept)) for row in table.rows)
-    return replace(table, columns=tuple(kept), rows=rows)
+    at = [table.columns.index(name) for name in table.short_columns or table.columns]
+    shown = {index for index in at if any(row.cells[index].text != DASH for row in table.rows)}
+    kept = [index for index in at if index in shown or not table.columns[index].endswith(YOURS)]
+    rows = tuple(replace(row, cells=tuple(row.cells[index] for index in kept)) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[index] for index in kept), rows=rows)
 
 
 def over_seeds(
@@ -207,12 +202,8 @@ def rows_by_source(
 ) -> list[Row]:
     """Lines of a table with a line for each row and source: the paper's, then published and yours.
 
-    Args:
-        titles: row -> its title.
-        printed: row -> the cells that the paper prints.
-        cells: of the runs of a row and a source.
-        expected: rows that have a line of published runs even if there are none.
-        label: what the line of a source is called.
+    titles: row -> its title. printed: row -> the cells that the paper prints. cells: of the runs of a row and a source.
+    expected: rows that have a line of published runs even if there are none. label: the name of a source's line.
     """
     rows, awaited = [], set(expected)
     for name, title in titles.items():
@@ -262,9 +253,8 @@ def commit_of(run: RunRecord) -> str:
     """The shortened commit of a run, or its commits if it was interrupted and resumed at another."""
     several = run.environment.get("git_revisions") or ()
     if len(several) > 1:
-        return (
-            f"{' and '.join((revision or 'unknown')[:12] for revision in several)}, begun at one and ended at another"
-        )
+        both = " and ".join((revision or "unknown")[:12] for revision in several)
+        return f"{both}, begun at one and ended at another"
     revision = run.environment.get("git_revision")
     if revision is None:
         return "unknown"

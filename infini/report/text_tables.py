@@ -167,7 +167,7 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
         ours = [MISSING, MISSING, MISSING]
         if row in found:
             source, selection = found[row]
-            title = marked(report.models[row], selection, row)
+            title = marked(title, selection, row)
             cache = xl_cache(first[row], selection.training(first[row]))
             size, length = floats[row], value_at(selection.training_config(first[row]), "dims.segment_length")
             ratio = "" if size is None else compression(size, floats.get(REFERENCE))
@@ -197,15 +197,11 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
         "Word perplexity": (partial(word_perplexity, counts=counts), ".1f"),
         "Bits per byte": (partial(bits_per_byte, counts=counts), ".3f"),
     }
-    rows = tuple(
-        Row(
-            model,
-            marked(report.models[model], selection, model),
-            tuple(over_seeds(runs, value, form, source) for value, form in measures.values()),
-        )
-        for model, runs in selection.runs.items()
-    )
-    return Table(f"{report.benchmarks[report.task]}: other measures ({_whose(source)})", tuple(measures), rows)
+    rows = []
+    for model, runs in selection.runs.items():
+        cells = tuple(over_seeds(runs, value, form, source) for value, form in measures.values())
+        rows.append(Row(model, marked(report.models[model], selection, model), cells))
+    return Table(f"{report.benchmarks[report.task]}: other measures ({_whose(source)})", tuple(measures), tuple(rows))
 
 
 def _memory_table(report: Report, source: str, selection: Selection) -> Table:
@@ -253,18 +249,10 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
     for row, points in gaps.items():
         mine, theirs = ([run for run in runs if series in run.series] for runs in (selection.runs[row], at_zero[row]))
         shared = {run.seed for run in mine} & {run.seed for run in theirs}
-        found = {
-            (first, last): measured_cell(
-                f"{mean:+.4f} {PLUS_MINUS} {half:.4f}",
-                source,
-                mean,
-                len(shared),
-                [run.run_id for run in (*mine, *theirs) if run.seed in shared],
-                half,
-                "ci",
-            )
-            for first, last, mean, half in points.tolist()
-        }
+        run_ids, found = [run.run_id for run in (*mine, *theirs) if run.seed in shared], {}
+        for first, last, mean, half in points.tolist():
+            text = f"{mean:+.4f} {PLUS_MINUS} {half:.4f}"
+            found[first, last] = measured_cell(text, source, mean, len(shared), run_ids, half, "ci")
         if found:
             cells = [found.get(at, MISSING) for at in bins]
             ids = dict.fromkeys(run_id for cell in cells for run_id in cell.run_ids)
