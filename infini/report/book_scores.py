@@ -1,13 +1,17 @@
-"""Means of scores over books and seeds, and their intervals."""
+"""Means of scores over books and seeds, and their intervals and differences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infini.report.intervals import bounded_mean_interval
+from infini.report.intervals import Estimate, bounded_mean_interval, two_way
+
+if TYPE_CHECKING:
+    from infini.records import RunRecord
+    from infini.report.selection import Selection
 
 METRICS = ("rouge1", "rouge2", "rougeL")
 """Metrics that make the overall value."""
@@ -53,3 +57,57 @@ def interval_over_books(cells: Sequence[Mapping[str, Any]], metric: str) -> tupl
     # [seeds, books, metrics]
     scores = np.array([[[float(books[name][m]) for m in wanted] for name in shared] for books in by_name])
     return mean_with_interval(scores)[1]
+
+
+def cells_at(runs: Iterable[RunRecord], length: int) -> list[tuple[RunRecord, dict[str, Any]]]:
+    """The runs that have scores at an input length, with these scores. Those of a reference count at every length."""
+    found = [(run, cell) for run in runs for cell in run.series.get("cells", ())]
+    return [(run, cell) for run, cell in found if cell.get("length") in (None, length)]
+
+
+def slope_weights(lengths: Sequence[int]) -> np.ndarray:
+    """Weights of values at these lengths whose sum is their slope over a doubling (least squares)."""
+    doublings = np.log2(lengths)
+    weights: np.ndarray = (doublings - doublings.mean()) / ((doublings - doublings.mean()) ** 2).sum()
+    return weights
+
+
+def difference_of_scores(
+    selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray
+) -> tuple[Estimate, tuple[str, ...]] | None:
+    """The weighted sum of the Overall of every (row, length), clustered by book and seed, and the ids of the runs; None
+    if no seed has all.
+
+    None, too, if a metric is 0 in every book of a seed: its Overall is 0 whatever one book scores, and has no interval.
+    """
+    scores, names, used = _scores(selection, wanted)
+    if not scores or not all((found.mean(1) > 0).all() for found in scores.values()):
+        return None
+    # Overall of a seed as each book alone gives it, to first order. The mean over books is the Overall.
+    pseudo = {seed: weights @ (overall(found.mean(1))[:, None] + influence(found)) for seed, found in scores.items()}
+    values = [value for found in pseudo.values() for value in found.tolist()]
+    seeds = [seed for seed in pseudo for _ in names]
+    return two_way(values, [1.0] * len(values), names * len(pseudo), seeds), used
+
+
+def _scores(
+    selection: Selection, wanted: Sequence[tuple[str, int]]
+) -> tuple[dict[int, np.ndarray], list[str], tuple[str, ...]]:
+    """Seed -> R-1, R-2 and R-L, [wanted, books, 3], for the seeds that all of `wanted` share; the shared books; and the
+    ids of the runs."""
+    found = [_books(selection.runs.get(row, ()), length) for row, length in wanted]
+    seeds = sorted(set.intersection(*(set(of) for of in found))) if found else []
+    books = [set(of[seed][1]) for of in found for seed in seeds]
+    shared = sorted(set.intersection(*books)) if books else []
+    if not shared:
+        return {}, [], ()
+    scores = {seed: np.array([[of[seed][1][name] for name in shared] for of in found]) for seed in seeds}
+    return scores, shared, tuple(dict.fromkeys(of[seed][0] for seed in seeds for of in found))
+
+
+def _books(runs: Sequence[RunRecord], length: int) -> dict[int, tuple[str, dict[str, list[float]]]]:
+    """Seed -> run id, and book -> its R-1, R-2 and R-L at an input length."""
+    return {
+        run.seed: (run.run_id, {book["name"]: [float(book[metric]) for metric in METRICS] for book in cell["books"]})
+        for run, cell in cells_at(runs, length)
+    }

@@ -17,15 +17,14 @@ import numpy as np
 
 from infini.config.lengths import format_length, parse_depths, parse_lengths
 from infini.errors import InputError
-from infini.records import RunRecord
-from infini.report.book_scores import METRICS, influence, overall
+from infini.report.book_scores import difference_of_scores, slope_weights
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed
-from infini.report.intervals import Estimate, effective_trials, proportion_p, two_way
+from infini.report.intervals import Estimate, effective_trials, proportion_p
 from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 from infini.report.passkey import PasskeyReport, chosen_cells, percent
 from infini.report.selection import RunReport, Selection
 from infini.report.stats import Effect, paired_difference
-from infini.report.summaries import SummaryReport, cells_at
+from infini.report.summaries import SummaryReport
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table, counted
 from infini.report.text_measures import equal_tokens
 from infini.report.verdicts import Claim, Measured, PValues, Verdict, judge
@@ -139,9 +138,8 @@ def _of_estimates(claim: Claim, estimates: Sequence[Estimate], what: str) -> dic
 
     seeds, documents = estimates[0].n_seeds, estimates[0].n_documents
     steps = [(n, k) for k in (1, *MORE_DOCUMENTS) for n in MORE_SEEDS if n > seeds]
-    more = [
-        (f"{n} seeds" + f" on {k * documents} {what}" * (k > 1), partial(later, n, k * documents)) for n, k in steps
-    ]
+    named = {(n, k): f"{n} seeds" + f" on {k * documents} {what}" * (k > 1) for n, k in steps}
+    more = [(name, partial(later, n, k * documents)) for (n, k), name in named.items()]
     return {"parts": parts(estimates), "with_more": more}
 
 
@@ -160,14 +158,9 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
     assert evidence is not None
     selection = evidence.of(claim)
     first, *others = claim.rows
-    effects: dict[str, Effect] = {}
-    problems: list[Measured] = []
-    for other in others:
-        found = _difference(claim, selection, first, other)
-        if isinstance(found, Effect):
-            effects[other] = found
-        else:
-            problems.append(found)
+    found = {other: _difference(claim, selection, first, other) for other in others}
+    effects = {other: effect for other, effect in found.items() if isinstance(effect, Effect)}
+    problems = [problem for problem in found.values() if isinstance(problem, Measured)]
     if not effects:
         return problems[0]
     nearest = max(effects, key=lambda row: effects[row].mean * (1 if claim.direction == "below" else -1))
@@ -220,34 +213,15 @@ def _test_of_loss(claim: Claim) -> str:
     return f"{difference} is {claim.direction} {margin}{each}"
 
 
-def _overall_difference(claim: Claim, evidence: Evidence | None) -> Measured:
-    """Overall of the first row minus that of the second, points."""
+def _overall(claim: Claim, evidence: Evidence | None) -> Measured:
+    """Overall of the first row minus that of the second, points; or the slope of a row's Overall over the logarithm of
+    the input's length, points a doubling. Clustered by book and seed."""
     assert evidence is not None and isinstance(evidence.report, SummaryReport)
-    (length,) = parse_lengths(evidence.report.input_lengths)
-    wanted = [(row, length) for row in claim.rows]
-    return _of_scores(claim, evidence.of(claim), wanted, np.array([1.0, -1.0]), "points")
-
-
-def _overall_by_length(claim: Claim, evidence: Evidence | None) -> Measured:
-    """Slope of a row's Overall over the logarithm of the input's length, points a doubling."""
-    assert evidence is not None and isinstance(evidence.report, SummaryReport)
-    lengths = parse_lengths(evidence.report.input_lengths)
-    wanted = [(claim.rows[0], length) for length in lengths]
-    return _of_scores(claim, evidence.of(claim), wanted, slope_weights(lengths), "points a doubling")
-
-
-def slope_weights(lengths: Sequence[int]) -> np.ndarray:
-    """Weights of values at these lengths whose sum is their slope over a doubling (least squares)."""
-    doublings = np.log2(lengths)
-    weights: np.ndarray = (doublings - doublings.mean()) / ((doublings - doublings.mean()) ** 2).sum()
-    return weights
-
-
-def _of_scores(
-    claim: Claim, selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray, unit: str
-) -> Measured:
-    """The weighted sum of the Overall of every (row, length), clustered by book and seed."""
-    for row, _ in wanted:
+    selection, lengths = evidence.of(claim), parse_lengths(evidence.report.input_lengths)
+    wanted = [(row, length) for row in claim.rows for length in lengths]
+    by_length = claim.measure == "overall_by_length"
+    weights, unit = (slope_weights(lengths), "points a doubling") if by_length else (np.array([1.0, -1.0]), "points")
+    for row in claim.rows:
         if row in selection.mismatches:
             return Measured(f"{row} is not as declared: {selection.mismatches[row][0]}", missing=f"{row} as declared")
     found = difference_of_scores(selection, wanted, weights)
@@ -260,47 +234,6 @@ def _of_scores(
     if missing := _missing_seeds(claim, estimate.n_seeds):
         return Measured(text, used, missing=missing)
     return Measured(text, used, **_of_estimates(claim, [estimate], "books"))
-
-
-def difference_of_scores(
-    selection: Selection, wanted: Sequence[tuple[str, int]], weights: np.ndarray
-) -> tuple[Estimate, tuple[str, ...]] | None:
-    """The weighted sum of the Overall of every (row, length), clustered by book and seed, and the ids of the runs; None
-    if no seed has all.
-
-    None, too, if a metric is 0 in every book of a seed: its Overall is 0 whatever one book scores, and has no interval.
-    """
-    scores, names, used = _scores(selection, wanted)
-    if not scores or not all((found.mean(1) > 0).all() for found in scores.values()):
-        return None
-    # Overall of a seed as each book alone gives it, to first order. The mean over books is the Overall.
-    pseudo = {seed: weights @ (overall(found.mean(1))[:, None] + influence(found)) for seed, found in scores.items()}
-    values = [value for found in pseudo.values() for value in found.tolist()]
-    seeds = [seed for seed in pseudo for _ in names]
-    return two_way(values, [1.0] * len(values), names * len(pseudo), seeds), used
-
-
-def _scores(
-    selection: Selection, wanted: Sequence[tuple[str, int]]
-) -> tuple[dict[int, np.ndarray], list[str], tuple[str, ...]]:
-    """Seed -> R-1, R-2 and R-L, [wanted, books, 3], for the seeds that all of `wanted` share; the shared books; and the
-    ids of the runs."""
-    found = [_books(selection.runs.get(row, ()), length) for row, length in wanted]
-    seeds = sorted(set.intersection(*(set(of) for of in found))) if found else []
-    books = [set(of[seed][1]) for of in found for seed in seeds]
-    shared = sorted(set.intersection(*books)) if books else []
-    if not shared:
-        return {}, [], ()
-    scores = {seed: np.array([[of[seed][1][name] for name in shared] for of in found]) for seed in seeds}
-    return scores, shared, tuple(dict.fromkeys(of[seed][0] for seed in seeds for of in found))
-
-
-def _books(runs: Sequence[RunRecord], length: int) -> dict[int, tuple[str, dict[str, list[float]]]]:
-    """Seed -> run id, and book -> its R-1, R-2 and R-L at an input length."""
-    return {
-        run.seed: (run.run_id, {book["name"]: [float(book[metric]) for metric in METRICS] for book in cell["books"]})
-        for run, cell in cells_at(runs, length)
-    }
 
 
 @dataclass(frozen=True)
@@ -328,7 +261,7 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     texts: list[str] = []
     used: dict[str, None] = {}
     shares: list[_Share] = []
-    seeds: set[int] | None = None
+    seeds: list[set[int]] = []
     examples: set[int] = set()
     not_asked: list[str] = []
     for length in parse_lengths(report.lengths):
@@ -349,12 +282,12 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
             shares.append(_Share(accuracy, sum(asked), *_expected(claim, beside, len(means), depth)))
             means.append(percent(100 * statistics.fmean(accuracy)))
             used |= {run.run_id: None for run, _ in found.values()}
-            seeds = set(found) if seeds is None else seeds & set(found)
+            seeds.append(set(found))
             examples |= set(asked)
         texts.append(f"{format_length(length)} {'/'.join(means)} (paper {beside})")
     if not texts:
         return Measured(missing=f"{claim.seeds} seeds at every length and place")
-    n_seeds = len(seeds or ())
+    n_seeds = len(set.intersection(*seeds))
     if not_asked:
         texts.append(f"{', '.join(not_asked)} not asked")
     text = f"{'; '.join(texts)}; {counted(n_seeds, 'seed')} of {counted(min(examples), 'prompt')}"
@@ -380,10 +313,6 @@ def _expected(claim: Claim, printed_row: Any, place: int, depth: str) -> tuple[f
     if printed_row is None:
         raise InputError(f"report.claims.{claim.name}: the paper prints nothing for row {claim.rows[0]!r}")
     return (float(str(printed_row).split("/")[place]) + claim.margin) / 100, True
-
-
-def _test_of_accuracy(claim: Claim) -> str:
-    return f"token accuracy at every length and place is above the paper's minus {-claim.margin:g} points"
 
 
 def _two_kinds(layers: Sequence[Sequence[float]]) -> bool:
@@ -510,15 +439,16 @@ class Measure:
 
 MEASURES: dict[str, Measure] = {
     "loss": Measure(_loss, _test_of_loss),
-    "overall": Measure(
-        _overall_difference, "Overall of {c.rows[0]} minus that of {c.rows[1]} is {c.direction} {c.margin:g}"
-    ),
+    "overall": Measure(_overall, "Overall of {c.rows[0]} minus that of {c.rows[1]} is {c.direction} {c.margin:g}"),
     "overall_by_length": Measure(
-        _overall_by_length,
+        _overall,
         "slope of the Overall of {c.rows[0]} over the logarithm of the input's length, on the validation books, is "
         "{c.direction} {c.margin:g}",
     ),
-    "token_accuracy": Measure(_passkey, _test_of_accuracy),
+    "token_accuracy": Measure(
+        _passkey,
+        lambda claim: f"token accuracy at every length and place is above the paper's minus {-claim.margin:g} points",
+    ),
     "zero_shot_accuracy": Measure(
         _passkey,
         "token accuracy at every length is below {c.margin:g} % where memory is needed and above "

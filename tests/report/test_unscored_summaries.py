@@ -14,11 +14,10 @@ from test_book_scores import reference
 from tiny_runs import SUMMARIES
 
 from infini.config.compose import compose
-from infini.report.claims import _scores
+from infini.report.book_scores import _scores
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
-from infini.report.summaries import SummaryReport
-from infini.report.summary_figures import overall_by_length
+from infini.report.summaries import SummaryReport, overall_by_length
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge, scorable
 
 CHINESE = "狐狸遇见了母鸡。"

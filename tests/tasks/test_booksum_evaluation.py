@@ -20,8 +20,7 @@ from infini.config.compose import compose
 from infini.evaluation.decoding import Reader
 from infini.report.load import load_report
 from infini.report.selection import Selection, select_runs
-from infini.report.summaries import SummaryReport
-from infini.report.summary_figures import _points, overall_by_length
+from infini.report.summaries import SummaryReport, _points, overall_by_length
 from infini.tasks.booksum import evaluation
 from infini.tasks.booksum.books import load_books, open_books
 from infini.tasks.booksum.data import SummaryBatches
