@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -117,10 +117,8 @@ def layer_costs(setting: Setting, product_flops: float) -> dict[str, Any]:
         console.print(f"{way}: differs from {PEERS[way]} by {found:.1e} (relative, float32, equal weights)")
     if not differences:
         console.print(f"{PEER_PACKAGE}: not installed, left out; pip install infini-transformer-pytorch")
-    lengths = sorted(set(cfg.suite.layer_tokens))
-    passes = [
-        (n, again) for n in lengths for again in (False, True) if not again or n <= cfg.suite.layer_backward_tokens
-    ]
+    lengths, backward_up_to = sorted(set(cfg.suite.layer_tokens)), cfg.suite.layer_backward_tokens
+    passes = [(n, again) for n in lengths for again in (False, True) if not again or n <= backward_up_to]
     itemsize = 2 if uses_bfloat16(cfg.parallel.precision, device) else 4
     table = Table(title=f"one attention layer, {cfg.dims.n_heads} heads of {cfg.dims.d_key}, one sequence")
     for column in ("tokens", "pass", "way", "median s", "quartiles", "to local", "of the least time"):
@@ -143,11 +141,8 @@ def layer_costs(setting: Setting, product_flops: float) -> dict[str, Any]:
                 least = work_of(way, cfg.dims, tokens, again, itemsize).least_seconds(rates)
                 low, median, high = quartiles(values)
                 to_local = statistics.median(ours / local for ours, local in zip(values, seconds["local"], strict=True))
-                found_at.setdefault(str(tokens), {}).setdefault(name, {})[way] = {
-                    "seconds": values,
-                    "to_local": to_local,
-                    "least_seconds": least,
-                }
+                record = {"seconds": values, "to_local": to_local, "least_seconds": least}
+                found_at.setdefault(str(tokens), {}).setdefault(name, {})[way] = record
                 table.add_row(
                     f"{tokens:,}",
                     "forward and backward" if again else "forward",
@@ -160,12 +155,9 @@ def layer_costs(setting: Setting, product_flops: float) -> dict[str, Any]:
     console.print(table)
     return {
         "lengths": found_at,
-        "rates": {"product_flops": rates.product_flops, "exponentials": rates.exponentials, "bytes": rates.bytes},
+        "rates": asdict(rates),
         "peer_differences": differences,
-        "segment_length": cfg.dims.segment_length,
-        "n_heads": cfg.dims.n_heads,
-        "d_key": cfg.dims.d_key,
-        "d_model": cfg.dims.d_model,
+        **{key: getattr(cfg.dims, key) for key in ("segment_length", "n_heads", "d_key", "d_model")},
     }
 
 

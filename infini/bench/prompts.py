@@ -109,21 +109,10 @@ def _ways(setting: Setting) -> dict[str, Any]:
             "leave it out"
         )
     segments = sorted(set(cfg.suite.prompt_segments), reverse=True)
-    without = {
-        "memory": "full",
-        "window": "segment",
-        "sinks": 0,
-        "memory_decay": None,
-        "input_gate": None,
-        "layers": None,
-    }
-    stock = {**options, **without}
-
-    def build(chosen: dict[str, Any]) -> Any:
-        dims = replace(cfg.dims, segment_length=segments[0])
-        return build_model(chosen, dims, 0).to(setting.device).eval()
-
-    own, with_memory = build(stock), build(options)
+    dims = replace(cfg.dims, segment_length=segments[0])
+    unset = dict.fromkeys(("memory_decay", "input_gate", "layers"))
+    stock = {**options, "memory": "full", "window": "segment", "sinks": 0, **unset}
+    own, with_memory = (build_model(chosen, dims, 0).to(setting.device).eval() for chosen in (stock, options))
     return {OWN: own, **{str(segment): with_memory for segment in segments}}
 
 

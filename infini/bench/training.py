@@ -83,17 +83,10 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
                 advance(1)
     title = f"training step, {ids.shape[0]} x {tokens:,} tokens{', activations computed again' if again else ''}"
     table = Table(title=title)
-    columns = (
-        "model",
-        f"parameters, vocabulary {VOCABULARY:,}",
-        "median s",
-        "s / local",
-        "quartiles",
-        "tokens/s",
-        "of peak",
-        "floats in memory",
-    )
-    for column in (*columns, "peak above models (MB)"):
+    for column in (
+        *("model", f"parameters, vocabulary {VOCABULARY:,}", "median s", "s / local", "quartiles", "tokens/s"),
+        *("of peak", "floats in memory", "peak above models (MB)"),
+    ):
         table.add_column(column, no_wrap=column in ("model", "quartiles"))
     rows = {}
     for name, model in models.items():
@@ -145,9 +138,8 @@ def training_lengths(setting: Setting) -> dict[str, Any]:
     N, group = cfg.dims.segment_length, cfg.suite.training_group
     lengths = sorted(cfg.suite.training_segments)
     ways = ("all", "grouped")
-    table = Table(
-        title=f"training step, {cfg.recipe.batch_size} sequences, segments of {N}; groups of {group} segments"
-    )
+    batch = cfg.recipe.batch_size
+    table = Table(title=f"training step, {batch} sequences, segments of {N}; groups of {group} segments")
     for column in ("model", "segments", "tokens", "activations kept", "seconds", "peak above model (MB)"):
         table.add_column(column, no_wrap=True)
     rows: dict[str, Any] = {}
@@ -157,7 +149,7 @@ def training_lengths(setting: Setting) -> dict[str, Any]:
             model = setting.language_model(name)
             found: dict[str, Any] = {way: {} for way in ways}
             for length in lengths:
-                ids = torch.randint(VOCABULARY, (cfg.recipe.batch_size, length * N), device=device)
+                ids = torch.randint(VOCABULARY, (batch, length * N), device=device)
                 for way in ways:
                     read = model if way == "all" else grouped(model, group * N)
                     # The first call allocates memory of compilers and libraries.
@@ -168,13 +160,12 @@ def training_lengths(setting: Setting) -> dict[str, Any]:
                     seconds, peak = time.perf_counter() - begin, peak_memory_bytes(device) - base
                     found[way][str(length)] = {"seconds": seconds, "peak_bytes": peak}
                     kept = "all" if way == "all" else f"of {group} segments"
-                    table.add_row(
-                        name, f"{length:,}", f"{length * N:,}", kept, f"{seconds:.2f}", f"{peak / 2**20:,.0f}"
-                    )
+                    shown = f"{length:,}", f"{length * N:,}", kept, f"{seconds:.2f}", f"{peak / 2**20:,.0f}"
+                    table.add_row(name, *shown)
                     advance(1 + length)
             rows[name] = found
     console.print(table)
-    return {"models": rows, "segment_length": N, "batch_size": cfg.recipe.batch_size, "group": group}
+    return {"models": rows, "segment_length": N, "batch_size": batch, "group": group}
 
 
 def product_flops(model: Any, head: bool) -> int:
