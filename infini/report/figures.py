@@ -127,7 +127,7 @@ def gap_by_position(
     known = {row: [run for run in runs if series in run.series] for row, runs in rows.items()}
     zeros = {row: baseline for row in known if row != baseline} if compared_with is None else compared_with
     pairs = {row: (runs, known.get(zeros[row], [])) for row, runs in known.items() if row in zeros}
-    curves = {row: curve for row, pair in pairs.items() if len(curve := _curve(*pair, series))}
+    curves = {row: curve for row, pair in pairs.items() if len(curve := gap(*pair, series=series))}
     what, where = ("position", "document") if series == BY_POSITION else ("place", "segment")
     if not curves:
         raise InputError(f"no runs with losses by {what} of {baseline!r} and of another row with the same seed")
@@ -209,15 +209,11 @@ def _gap_finding(curves: Mapping[str, np.ndarray], named: Mapping[str, str], zer
     return f"Better than {quoted(zero)} (95 %): {below(0)} at the {first} of a {where}, {below(-1)} at its end"
 
 
-def _curve(runs: Sequence[RunRecord], baseline: Sequence[RunRecord], series: str) -> np.ndarray:
-    return gap(runs, baseline, 2.0 if series == BY_POSITION else 1.0, series)
-
-
 def draw_gap(report: Report, selection: Selection, series: str, path: Path) -> list[Path]:
     """Draw the gap of a report's rows to their baselines. Returns the paths; empty if no row has both."""
     zeros = {row: zero for row in selection.runs if (zero := report.baseline_of(row))}
     pairs = [(selection.runs[row], selection.runs.get(zero, [])) for row, zero in zeros.items()]
-    if not any(len(_curve(*pair, series)) for pair in pairs):
+    if not any(len(gap(*pair, series=series)) for pair in pairs):
         return []
     corpus, models = report.benchmarks[report.task], {row: drawn_as(runs[0]) for row, runs in selection.runs.items()}
     return gap_by_position(selection.runs, path, report.baseline or "", report.models, corpus, series, zeros, models)

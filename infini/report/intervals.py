@@ -109,9 +109,10 @@ class Estimate:
     def p_values(self, expected: float = 0.0) -> tuple[float, float]:
         """(p, q), one-sided: p is small if the mean is above `expected`, q if it is below; both are 1 without an
         error."""
-        t = _ratio(self.mean - expected, self.se)
-        if math.isnan(t) or self.df < 1:
+        if math.isnan(self.se) or self.df < 1:
             return 1.0, 1.0
+        above = self.mean - expected
+        t = above / self.se if self.se > 0 else math.copysign(math.inf, above) if above else 0.0
         return float(special.stdtr(self.df, -t)), float(special.stdtr(self.df, t))
 
     @property
@@ -125,14 +126,6 @@ class Estimate:
         others = (1 - self.seeds_share) * self.se**2 * self.n_documents / n_documents
         df = min(n_seeds, n_documents) - 1
         return replace(self, se=math.sqrt(of_seeds + others), df=df, n_seeds=n_seeds, n_documents=n_documents)
-
-
-def _ratio(mean: float, se: float) -> float:
-    if se > 0:
-        return mean / se
-    if math.isnan(se):
-        return math.nan
-    return math.copysign(math.inf, mean) if mean else 0.0
 
 
 def clustered(
@@ -199,12 +192,11 @@ def bounded_mean_interval(influence: np.ndarray, mean: float, top: float = 100.0
 def holm(p_values: Sequence[float]) -> list[float]:
     """p-values of a family of tests, adjusted by Holm's method. A test rejects if its adjusted value is at most
     1 - LEVEL; then the family rejects wrongly in at most that share of repetitions."""
-    adjusted = [1.0] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+    order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
+    raised = np.arange(len(p_values), 0, -1) * np.asarray(p_values)[order]
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(raised))
+    found: list[float] = adjusted.tolist()
+    return found
 
 
 def p_value(p: float) -> str:

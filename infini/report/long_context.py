@@ -116,13 +116,14 @@ class LongContextReport(RowsOfOneTask):
         self, subtask: str, of_cell: Callable[[Mapping[str, Any]], _Counts], runs: Sequence[RunRecord], source: str
     ) -> list[Cell]:
         """A cell for each length: of each seed the run with most questions, together over seeds."""
+
+        def place(cell: Mapping[str, Any]) -> int | None:
+            return cell["length"] if cell["subtask"] == subtask and of_cell(cell)[1] else None
+
+        found = cells_with_most(runs, place, lambda cell: of_cell(cell)[1])
         cells, trained = [], any(run.parent is not None for run in runs)
         for length in parse_lengths(self.lengths):
-
-            def place(cell: Mapping[str, Any], length: int = length) -> bool | None:
-                return ((cell["subtask"], cell["length"]) == (subtask, length) and of_cell(cell)[1] > 0) or None
-
-            chosen = cells_with_most(runs, place, lambda cell: of_cell(cell)[1]).values()
+            chosen = [pair for (_, at), pair in found.items() if at == length]
             if not chosen:
                 cells.append(MISSING)
                 continue
@@ -133,9 +134,8 @@ class LongContextReport(RowsOfOneTask):
             low, high = proportion_interval(right * trials / asked, trials)
             text = f"{100 * right / asked:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
             text += f", {int(asked)}" if of_cell is _distant else ""
-            cells.append(
-                measured_cell(text, source, 100 * right / asked, len(chosen), [run.run_id for run, _ in chosen])
-            )
+            ids = [run.run_id for run, _ in chosen]
+            cells.append(measured_cell(text, source, 100 * right / asked, len(chosen), ids))
         return cells
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:

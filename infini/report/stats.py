@@ -165,14 +165,15 @@ def _mean_nll(runs: Sequence[RunRecord], reference: RunRecord) -> dict[str, floa
 
 
 def gap(
-    runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float = 2.0, series: str = BY_POSITION
+    runs: Sequence[RunRecord], baseline: Sequence[RunRecord], growth: float | None = None, series: str = BY_POSITION
 ) -> np.ndarray:
     """Loss minus the baseline's, in nats a token: rows of (first position, last position, gap, half of its interval).
 
     It uses the seeds that both have, pairs runs by seed and document and clusters by both (infini.report.intervals). A
     bin ends at the first edge of the series that is at least `growth` times its start; the last bin ends with the
-    longest document or segment. Positions that fewer than two documents reach are left out. The result is empty if no
-    seed has the series in both, or, by place, if the segment lengths differ.
+    longest document or segment. growth None is 2 by position and 1 by place. Positions that fewer than two documents
+    reach are left out. The result is empty if no seed has the series in both, or, by place, if the segment lengths
+    differ.
     """
     known = [[run for run in side if series in run.series] for side in (runs, baseline)]
     mine, theirs = (by_seed(side) for side in known)
@@ -183,7 +184,7 @@ def gap(
     edges = np.asarray(reference.series[series]["edges"], dtype=np.float64)
     if series == BY_PLACE and theirs[shared[0]][0].series[series]["edges"] != reference.series[series]["edges"]:
         return np.empty((0, 4))
-    starts = growing_bins(edges, growth)
+    starts = growing_bins(edges, growth or (2.0 if series == BY_POSITION else 1.0))
     differences, tokens, names, seeds = [], [], [], []
     for seed in shared:
         nll_a, counts = _binned(mine[seed], reference, starts, series)

@@ -23,7 +23,6 @@ from infini.report.load import draw
 from infini.report.selection import select_runs
 from infini.report.tables import DASH, PLUS_MINUS, Cell, RenderedReport, Row, Table
 from infini.report.text_report import Report
-from infini.report.text_tables import build_report
 
 
 @pytest.fixture
@@ -45,11 +44,11 @@ def test_two_runs_for_one_cell_are_an_error_that_names_both(report: Report) -> N
 def test_an_evaluation_made_again_is_no_rival_of_itself(report: Report) -> None:
     once = make_eval("local", 1, 4.0)
     again = replace(once, run_id="again", started="2100-01-01T00:00:00Z", data={**once.data, "beside": {".jsonl": {}}})
-    table = build_report(report, "laptop", [], [once, again]).tables[0]
+    table = report.render("laptop", [], [once, again]).tables[0]
     assert [row.cells for row in table.rows if "again" in str(row.cells)] and "eval-local-1" not in str(table)
     for other in (replace(again, parent="another"), replace(again, config_hash="another")):
         with pytest.raises(InputError, match="two runs for seed 1"):
-            build_report(report, "laptop", [once, other])
+            report.render("laptop", [once, other])
 
 
 def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) -> None:
@@ -57,7 +56,7 @@ def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) ->
     published = [make_eval("local", 1), make_eval("infini_linear", 1)]
     mine = [make_eval("local", 1, run_id="mine"), make_eval("infini_linear", 1, run_id="a", parent="one")]
     rival = make_eval("infini_linear", 1, 4.1, run_id="b", parent="two", started="2024-06-01T00:00:00+00:00")
-    rendered = build_report(report, "laptop", published, [*mine, rival])
+    rendered = report.render("laptop", published, [*mine, rival])
     table, (note,) = rendered.tables[0], [note for note in rendered.notes if note.startswith("‡")]
     assert table.cell("infini_linear", "PG19 yours").text == "runs differ ‡"
     assert table.cell("infini_linear", "PG19 published").run_ids == ("eval-infini_linear-1",)
@@ -67,10 +66,10 @@ def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) ->
     )
     assert note in rendered.short().notes
     with pytest.raises(InputError, match="two runs for seed 1: a and b"):
-        build_report(report, "laptop", [*mine, rival])
+        report.render("laptop", [*mine, rival])
     # On different data none of the reader's rows can be beside another.
     rival.data["revision"] = "other"
-    rendered = build_report(report, "laptop", published, [*mine, rival])
+    rendered = report.render("laptop", published, [*mine, rival])
     texts = [rendered.tables[0].cell(row, "PG19 yours").text for row in ("local", "infini_linear", "rmt")]
     assert texts == ["runs differ ‡", "runs differ ‡", DASH]
     (note,) = [note for note in rendered.notes if note.startswith("‡")]
@@ -79,10 +78,10 @@ def test_rival_runs_of_the_reader_leave_the_rest_of_the_table(report: Report) ->
 
 def test_other_data_than_the_published_ones_is_marked(report: Report) -> None:
     published, mine = make_eval("local", 1), make_eval("local", 1, run_id="mine")
-    same = build_report(report, "laptop", [published], [mine])
+    same = report.render("laptop", [published], [mine])
     assert "§" not in str(same)
     mine.data |= {"revision": "other", "documents": 2, "tokenizer": "bpe-300"}
-    rendered = build_report(report, "laptop", [published], [mine])
+    rendered = report.render("laptop", [published], [mine])
     assert rendered.tables[0].cell("local", "PG19 yours").text.endswith(" §")
     assert "§" not in rendered.tables[0].cell("local", "PG19 published").text
     assert rendered.short().notes == (
@@ -93,9 +92,9 @@ def test_other_data_than_the_published_ones_is_marked(report: Report) -> None:
 
 def test_the_report_may_name_the_aggregate(report_config: dict[str, Any]) -> None:
     runs = [make_eval("local", 1, 4.0), make_eval("local", 1, 5.0, run_id="z", started="2024-06-01T00:00:00+00:00")]
-    newest = build_report(Report.from_config({**report_config, "aggregate": "newest"}), "laptop", runs)
+    newest = Report.from_config({**report_config, "aggregate": "newest"}).render("laptop", runs)
     assert newest.tables[0].cell("local", "PG19 published").run_ids == ("z",)
-    mean = build_report(Report.from_config({**report_config, "aggregate": "mean"}), "laptop", runs)
+    mean = Report.from_config({**report_config, "aggregate": "mean"}).render("laptop", runs)
     cell = mean.tables[0].cell("local", "PG19 published")
     assert cell.run_ids == ("eval-local-1", "z")
     assert cell.n_seeds == 1
@@ -156,7 +155,7 @@ def test_every_task_fills_its_own_columns(report: Report) -> None:
     """Books and mathematics are different data in one table, and are no rivals for a cell."""
     books, mathematics = make_eval("local", 1, 4.0), make_eval("local", 1, 2.0, run_id="m", task="arxiv_math")
     mathematics.data |= {"revision": "other", "name": "arxiv_math"}
-    rendered = build_report(report, "laptop", [books], [mathematics])
+    rendered = report.render("laptop", [books], [mathematics])
     main = rendered.tables[0]
     assert main.cell("local", "PG19 published").run_ids == ("eval-local-1",)
     assert main.cell("local", "Arxiv-math yours").run_ids == ("m",)
@@ -182,7 +181,7 @@ def test_a_report_with_an_unknown_key_or_value_is_refused(report_config: dict[st
 
 
 def test_missing_cells_print_as_a_dash_and_paper_values_as_the_paper_prints_them(report: Report) -> None:
-    rendered = build_report(report, "laptop", [], [])
+    rendered = report.render("laptop", [], [])
     assert [row.model for row in rendered.tables[0].rows] == list(report.models)
     assert len(rendered.tables) == 2
     main, sizes = rendered.tables
@@ -204,11 +203,11 @@ def test_rows_without_any_number_are_left_out_and_named(report: Report) -> None:
     empty = [name for name in report.models if not report.paper.get(name)]
     assert "local" in empty
     others = [make_eval(name, 1) for name in report.models if name not in empty]
-    rendered = build_report(report, "laptop", others)
+    rendered = report.render("laptop", others)
     assert [row.model for row in rendered.tables[0].rows] == [name for name in report.models if name not in empty]
     titles = "; ".join(report.models[name] for name in empty)
     assert f"rows without a run, not shown: {titles}." in rendered.notes
-    rendered = build_report(report, "laptop", [], [make_eval(name, 1) for name in empty])
+    rendered = report.render("laptop", [], [make_eval(name, 1) for name in empty])
     assert [row.model for row in rendered.tables[0].rows] == list(report.models)
     assert not any("not shown" in note for note in rendered.notes)
 
@@ -216,7 +215,7 @@ def test_rows_without_any_number_are_left_out_and_named(report: Report) -> None:
 def test_a_result_that_is_null_is_missing_and_not_zero(report: Report) -> None:
     run = make_eval("local", 1)
     run.results["perplexity"]["value"] = None
-    cell = build_report(report, "laptop", [run]).tables[0].cell("local", "PG19 published")
+    cell = report.render("laptop", [run]).tables[0].cell("local", "PG19 published")
     assert (cell.text, cell.value, cell.origin) == (DASH, None, "missing")
 
 
@@ -224,7 +223,7 @@ def test_seeds_are_averaged_with_their_spread(report: Report) -> None:
     runs = [make_eval("infini_linear", seed) for seed in (1, 2, 3)]
     for run, value in zip(runs, (10.0, 11.0, 12.0), strict=True):
         run.results["perplexity"]["value"] = value
-    cell = build_report(report, "laptop", [], runs).tables[0].cell("infini_linear", "PG19 yours")
+    cell = report.render("laptop", [], runs).tables[0].cell("infini_linear", "PG19 yours")
     assert cell.text == "11.00 ± 1.00 (3)"
     assert (cell.value, cell.spread, cell.spread_kind, cell.n_seeds) == (11.0, 1.0, "sd", 3)
     assert cell.run_ids == tuple(run.run_id for run in runs)
@@ -259,7 +258,7 @@ def full_report(report: Report) -> RenderedReport:
     runs = [make_eval(model, seed, loss, model != "local") for model, loss in models.items() for seed in (1, 2)]
     trained = [make_train(model, seed) for model in models for seed in (1, 2)]
     runs[0].documents[0]["nll"] -= 30
-    return build_report(report, "laptop", [*runs, *trained], [*runs, *trained])
+    return report.render("laptop", [*runs, *trained], [*runs, *trained])
 
 
 def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
@@ -291,7 +290,7 @@ def test_a_row_may_have_a_baseline_of_its_own(report_config: dict[str, Any], tmp
     report = Report.from_config({**report_config, "baselines": {"infini_delta": "rmt"}})
     runs = [make_eval("infini_linear", 1, 3.9), make_eval("infini_delta", 1, 3.9)]
     runs += [make_eval("local", 1, 4.0), make_eval("rmt", 1, 4.2), make_eval("full", 1, 3.5)]
-    rendered = build_report(report, "laptop", [], runs)
+    rendered = report.render("laptop", [], runs)
     memory, by_position = rendered.tables[3:5]
     assert memory.cell("infini_linear", "Minus local").value == pytest.approx(-0.1)
     assert memory.cell("infini_delta", "Minus local").value == pytest.approx(-0.3)
@@ -391,12 +390,12 @@ def test_csv_holds_one_line_a_cell_with_unrounded_numbers_and_runs(report: Repor
 
 def test_synthetic_runs_are_labelled_step_back_for_real_ones_and_are_never_published_cells(report: Report) -> None:
     runs = [synthetic(make_eval("local", 1))]
-    assert "[SYNTHETIC CORPUS: shows" in build_report(report, "laptop", [], runs).title
+    assert "[SYNTHETIC CORPUS: shows" in report.render("laptop", [], runs).title
     mixed = [*runs, make_eval("local", 1, run_id="mathematics", task="arxiv_math")]
-    assert "[SYNTHETIC CORPUS in PG19: shows" in build_report(report, "laptop", [], mixed).title
-    beside = build_report(report, "laptop", [make_eval("local", 2, run_id="published")], runs)
+    assert "[SYNTHETIC CORPUS in PG19: shows" in report.render("laptop", [], mixed).title
+    beside = report.render("laptop", [make_eval("local", 2, run_id="published")], runs)
     assert "[SYNTHETIC CORPUS of the rows that are yours: shows" in beside.title
-    rendered = build_report(report, "laptop", runs, [*runs, make_eval("local", 1, run_id="real")])
+    rendered = report.render("laptop", runs, [*runs, make_eval("local", 1, run_id="real")])
     assert "SYNTHETIC" not in rendered.title
     assert rendered.tables[0].cell("local", "PG19 published").origin == "missing"
     assert rendered.tables[0].cell("local", "PG19 yours").run_ids == ("real",)
@@ -405,7 +404,7 @@ def test_synthetic_runs_are_labelled_step_back_for_real_ones_and_are_never_publi
 def test_unequal_training_tokens_are_pointed_out(report: Report) -> None:
     runs = [make_eval("local", 1), make_eval("full", 1), make_train("local", 1), make_train("full", 1)]
     runs[3].cost["tokens_seen"] = 5
-    notes = "\n".join(build_report(report, "laptop", [], runs).notes)
+    notes = "\n".join(report.render("laptop", [], runs).notes)
     assert "NOT equal between runs (1,000,000 for Local attention only; 5 for Full attention)" in notes
 
 
@@ -415,10 +414,10 @@ def test_training_tokens_are_equal_where_they_are_within_every_seed(report: Repo
     trained = [make_train(model, seed) for model in ("local", "full") for seed in (1, 2)]
     for training in trained:
         training.cost["tokens_seen"] = 1_000_000 + 20_000 * training.seed
-    notes = "\n".join(build_report(report, "laptop", [], [*runs, *trained]).notes)
+    notes = "\n".join(report.render("laptop", [], [*runs, *trained]).notes)
     assert "training tokens 1,020,000 to 1,040,000, equal to 0.1% within each seed;" in notes
     trained[0].cost["tokens_seen"] = 1_040_000
-    notes = "\n".join(build_report(report, "laptop", [], [*runs, *trained]).notes)
+    notes = "\n".join(report.render("laptop", [], [*runs, *trained]).notes)
     listed = "1,040,000 for Local attention only; 1,020,000 to 1,040,000 for Full attention"
     assert f"NOT equal between runs ({listed})" in notes
 
@@ -436,7 +435,7 @@ def test_sizes_stand_beside_the_papers(report: Report) -> None:
     runs = [*sized("memorizing", 100_000), *sized("infini_linear", 8_000), *sized("transformer_xl", 30_000)]
     runs += [*sized("compressive", 20_000, memory_segments=2), *sized("local", 0)]
     runs += sized("full", 0, window_segments=24)
-    (_, sizes, *_) = build_report(report, "laptop", [], runs).tables
+    (_, sizes, *_) = report.render("laptop", [], runs).tables
     assert sizes.columns[:2] == ("Memory size (comp.) paper", "Memory size (comp.) ours")
     found = {row.model: [sizes.cell(row.model, f"{name} ours").text for name in SIZE_COLUMNS] for row in sizes.rows}
     # Attention over 24 segments carries the keys and values of 23: (16 + 64) x 4 heads x 3 layers x 23 x 16.
@@ -453,10 +452,10 @@ def test_sizes_stand_beside_the_papers(report: Report) -> None:
     assert sizes.cell("infini_linear", "Memory size (comp.) paper").text == "1.6M (114x)"
     assert sizes.cell("full", "Memory size (comp.) ours").run_ids == ("eval-full-1",)
     # Without Memorizing Transformers there is nothing to compare with, without the paper's sizes no column for them.
-    (_, alone, *_) = build_report(report, "laptop", [], sized("rmt", 128)).tables
+    (_, alone, *_) = report.render("laptop", [], sized("rmt", 128)).tables
     assert alone.cell("rmt", "Memory size (comp.) ours").text == "128"
     others = variants_report({"laptop": ["recipe.length_extension=100"]})
-    (_, own, *_) = build_report(others, "laptop", [], sized("infini_linear", 8_000)).tables
+    (_, own, *_) = others.render("laptop", [], sized("infini_linear", 8_000)).tables
     assert own.columns == SIZE_COLUMNS and [row.model for row in own.rows] == ["infini_linear"]
 
 

@@ -8,7 +8,6 @@ from report_runs import make_eval, report_settings
 from infini.records import RunRecord
 from infini.report.text_measures import bits_per_byte, counted, word_perplexity
 from infini.report.text_report import Report
-from infini.report.text_tables import build_report
 
 
 def with_sizes(run: RunRecord, share: float) -> RunRecord:
@@ -31,7 +30,7 @@ def test_words_that_were_estimated_are_those_that_another_run_counted() -> None:
         assert measure(old, {}) == old.metric(name) != new.metric(name)
         assert measure(old, counted([new, old])) == pytest.approx(new.metric(name), rel=1e-12)
         assert measure(new, counted([new, old])) == new.metric(name)
-    rendered = build_report(Report.from_config(report_settings()), "laptop", [new, old])
+    rendered = Report.from_config(report_settings()).render("laptop", [new, old])
     (measures,) = [table for table in rendered.tables if "other measures" in table.title]
     values = {row.model: [cell.text for cell in row.cells[1:]] for row in measures.rows}
     assert values["local"] == values["infini_linear"]
