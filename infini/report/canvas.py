@@ -252,11 +252,9 @@ def _along_lines(axes: Axes) -> list[Bbox]:
     paths += [segment for bars in axes.collections for segment in getattr(bars, "get_segments", list)()]
     boxes = []
     for path in paths:
-        ends = axes.transData.transform(path)
-        for start, end in itertools.pairwise(ends):
-            for share in np.linspace(0, 1, 2 + int(np.hypot(*(end - start)) / 8)):
-                x, y = start + share * (end - start)
-                boxes.append(Bbox.from_extents(x - 3, y - 3, x + 3, y + 3))
+        for start, end in itertools.pairwise(axes.transData.transform(path)):
+            points = np.linspace(start, end, 2 + int(np.hypot(*(end - start)) / 8))
+            boxes += [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in points]
     return boxes
 
 

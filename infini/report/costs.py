@@ -72,11 +72,8 @@ def _step_sizes(run: RunRecord) -> list[Any]:
 
 def machines(trainings: Iterable[RunRecord | None]) -> list[str]:
     """Names of the machines of the trainings, each once, as far as records name them."""
-    found = set()
-    for training in trainings:
-        hardware = (training.environment.get("hardware") if training else None) or {}
-        found.add(hardware.get("accelerator") or hardware.get("cpu"))
-    return sorted(name for name in found if name)
+    hardware = [training.environment.get("hardware") or {} for training in trainings if training]
+    return sorted({name for one in hardware if (name := one.get("accelerator") or one.get("cpu"))})
 
 
 def _points(selection: Selection, cost: Callable[[RunRecord], float | None]) -> dict[str, Point]:

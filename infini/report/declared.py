@@ -135,16 +135,16 @@ def report_mismatches(selections: Mapping[str, Selection], scale: str, titles: M
     with. titles: row -> its title."""
     marked, left_out = [], []
     for source, selection in selections.items():
-        if selection.mismatches:
-            rows = []
-            for row, ways in selection.mismatches.items():
-                more = f" and {len(ways) - MAX_NAMED} more" if len(ways) > MAX_NAMED else ""
-                rows.append(f"{titles[row]} ({', '.join(ways[:MAX_NAMED])}{more})")
+        rows = []
+        for row, ways in selection.mismatches.items():
+            more = f" and {len(ways) - MAX_NAMED} more" if len(ways) > MAX_NAMED else ""
+            rows.append(f"{titles[row]} ({', '.join(ways[:MAX_NAMED])}{more})")
+        if rows:
             marked.append(f"{MISMATCH_MARK} {source}: not as the row is declared at scale {scale}: {'; '.join(rows)}")
-        if selection.superseded:
-            rows = []
-            for row, runs in selection.superseded.items():
-                differences = dict.fromkeys(way for ways in runs.values() for way in ways)
-                rows.append(f"{titles[row]} ({', '.join(differences)}: {', '.join(runs)})")
+        rows = []
+        for row, runs in selection.superseded.items():
+            differences = dict.fromkeys(way for ways in runs.values() for way in ways)
+            rows.append(f"{titles[row]} ({', '.join(differences)}: {', '.join(runs)})")
+        if rows:
             left_out.append(f"{source}: left out, trained otherwise than the row declares: {'; '.join(rows)}")
     return [*marked, *left_out]

@@ -59,15 +59,9 @@ def build_layer_report(report: ReportKind, scale: str, run: RunRecord | None, so
     return report.rendered(scale, tables, notes)
 
 
-def _columns(run: RunRecord) -> list[tuple[int, str]]:
-    """Length and pass of each column."""
-    lengths = run.series[SERIES]["lengths"]
-    return [(n, name) for name in PASSES for n in sorted(map(int, lengths)) if name in lengths[str(n)]]
-
-
 def _table(title: str, form: str, value: Callable[[Found], float], run: RunRecord, source: Source) -> Table:
-    columns, lengths = _columns(run), run.series[SERIES]["lengths"]
-    rows = []
+    lengths, rows = run.series[SERIES]["lengths"], []
+    columns = [(n, which) for which in PASSES for n in sorted(map(int, lengths)) if which in lengths[str(n)]]
     for way, (name, _) in WAYS.items():
         found = [lengths[str(n)][which].get(way) for n, which in columns]
         if any(found):

@@ -211,14 +211,13 @@ def rows_by_source(
             rows.append(Row(f"{name}/paper", title, (Cell("paper", "quoted", source="paper"), *printed[name])))
         for source, selection in sources.items():
             runs = selection.runs.get(name, [])
+            head = Cell(source, "missing")
             if name in selection.disputed:
                 head = Cell(f"{source} {DISPUTED}", "missing")
-                rows.append(Row(f"{name}/{source}", title, (head, *cells(runs, source))))
+            elif runs:
+                head = measured_cell(label(source, runs), source, 0.0, 0, [run.run_id for run in runs])
+            elif source == "yours" or name not in awaited:
                 continue
-            if not runs and (source == "yours" or name not in awaited):
-                continue
-            ids = [run.run_id for run in runs]
-            head = measured_cell(label(source, runs), source, 0.0, 0, ids) if runs else Cell(source, "missing")
             rows.append(Row(f"{name}/{source}", marked(title, selection, name), (head, *cells(runs, source))))
     return rows
 

@@ -156,7 +156,7 @@ class Report(RunReport):
         if run.task != self.task or run.data.get("split") != self.split:
             return None
         whole = value_at(run.config, "scale.eval_max_tokens") is None
-        if whole != self.whole_documents and not (whole and not _stops_early(run.scale)):
+        if whole != self.whole_documents and not (whole and _limit_at(run.scale) is None):
             return None
         trained = known.training_config(run)
         of = trained.get("variant")
@@ -217,8 +217,8 @@ class Report(RunReport):
         """Tokens of a document that the evaluations of a row read at most; None: all."""
         if self.whole_documents:
             return None
-        of_scale = {"scale.eval_max_tokens": settings_in("scale", scale).get("eval_max_tokens")}
-        limit: int | None = (of_scale | values_of(self.settings_of(row, scale) or ()))["scale.eval_max_tokens"]
+        settings = values_of(self.settings_of(row, scale) or ())
+        limit: int | None = settings.get("scale.eval_max_tokens", _limit_at(scale))
         return limit
 
     def render(
@@ -318,9 +318,10 @@ def _variant(where: str, given: Any) -> Variant:
 
 
 @cache
-def _stops_early(scale: str) -> bool:
-    """Whether evaluations at a scale read only the beginning of a document."""
-    return settings_in("scale", scale).get("eval_max_tokens") is not None
+def _limit_at(scale: str) -> int | None:
+    """Tokens of a document that evaluations at a scale read at most; None: all."""
+    limit: int | None = settings_in("scale", scale).get("eval_max_tokens")
+    return limit
 
 
 def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tuple[Table, list[str]]:
