@@ -75,7 +75,7 @@ Losses = Mapping[float, Outcome]
 
 def loss_of(run: Outcome) -> float:
     """Validation loss of a training in nats per token; infinite if it has none."""
-    found = [run.metric(name) for name in METRICS] if isinstance(run, RunRecord) else []
+    found = [run.metric(name) for name in METRICS] if run else []
     return next((float(value) for value in found if value is not None and math.isfinite(value)), math.inf)
 
 
@@ -113,12 +113,8 @@ def tuned_yaml(found: Losses) -> str | None:
         if run is not None:
             outcome = f"{loss_of(run):.4f}" if run.diverged is None else run.diverged.get("reason")
             tried.append(f"# {rate:g}: {outcome} ({run.run_id})")
-    head = [
-        "# @package _global_",
-        f"# Best of {LEARNING_RATE} by the loss on the validation documents, in nats a token:",
-        *tried,
-    ]
-    return "\n".join([*head, "optimizer:", f"  lr: {best:g}", ""])
+    said = f"# Best of {LEARNING_RATE} by the loss on the validation documents, in nats a token:"
+    return "\n".join(["# @package _global_", said, *tried, "optimizer:", f"  lr: {best:g}", ""])
 
 
 def build_search(
@@ -140,11 +136,8 @@ def build_search(
             chosen = MISSING if best is None else Cell(f"{best:g}{' (at the edge)' if edge else ''}", "computed", best)
             rows.append(Row(model, model, (*cells, chosen)))
         columns = (*(f"{rate:g}" for rate in rates), "Best")
-        tables.append(
-            Table(
-                f"{report.benchmarks[task]}: validation loss in nats a token by {LEARNING_RATE}", columns, tuple(rows)
-            )
-        )
+        title = f"{report.benchmarks[task]}: validation loss in nats a token by {LEARNING_RATE}"
+        tables.append(Table(title, columns, tuple(rows)))
     whose = ", ".join(f"{count} {source}" for source, count in sorted(shown.items()))
     return report.rendered(scale, tables, ["*: the lowest of its row.", whose and f"Trainings: {whose}."])
 
