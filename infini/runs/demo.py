@@ -13,10 +13,8 @@ from infini.demo import FOLDER
 from infini.runs.common import keep_large_buffers, load_tokenizer
 from infini.system.devices import autocast, peak_memory_bytes, pick_device
 from infini.system.progress import duration, progress_bar
-from infini.tasks.passkey.answers import Advance, Answer, answer_questions
-from infini.tasks.passkey.plan import Question
-from infini.tasks.passkey.prompt import PasskeyTemplate, is_held_out
-from infini.tasks.passkey.template import LONGEST_TRAINING
+from infini.tasks.passkey.answers import Advance, Answer, Question, answer_questions
+from infini.tasks.passkey.prompt import LONGEST_TRAINING, PasskeyTemplate, is_held_out
 from infini.training.checkpoint import load_model
 
 TRIAL_TOKENS = 16 * 1024

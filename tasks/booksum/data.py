@@ -13,8 +13,8 @@ import torch
 
 from infini.errors import InputError
 from infini.models import base_of
-from infini.tasks.text.batches import batch_of
 from infini.tasks.text.documents import TextTokenizer
+from infini.tasks.text.stream import batch_of
 
 SEPARATOR = "\n\nSummary of the whole book:\n\n"
 """Between a book and its summary."""

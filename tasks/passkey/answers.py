@@ -9,6 +9,7 @@ first token to its last; the tests hold the two equal.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,9 +20,96 @@ import torch
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.state import State, fork, is_memory, leaves, select_rows
-from infini.tasks.passkey.plan import Question, plan_reading
+from infini.tasks.passkey.prompt import EVALUATION_STREAM, PasskeyTemplate, Prompt, shared_prefix
 
 Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt of an evaluation. index: its number in the cell."""
+
+    length: int
+    depth: str
+    index: int
+    prompt: Prompt
+
+    @property
+    def name(self) -> str:
+        """Unique among all questions to one model."""
+        return f"{self.length}/{self.depth}/{self.index}"
+
+
+def make_questions(
+    template: PasskeyTemplate, lengths: Sequence[int], depths: dict[str, float], examples: int, seed: int
+) -> Iterator[Question]:
+    """Every example of every cell. Every depth and example has its own key, which no training prompt has.
+
+    Example i of a depth has the same key at all lengths, so that long lengths differ in nothing else. At a few thousand
+    tokens the key's place in its segment differs, too.
+    """
+    for name, depth in depths.items():
+        for index in range(examples):
+            for length in lengths:
+                rng = np.random.default_rng([seed, EVALUATION_STREAM, round(depth * 10**6), index])
+                yield Question(length, name, index, template.example(length, depth, rng, training=False))
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Prompts that are read as one batch. A row is one example at its lengths, the shortest first.
+
+    branch: position at which the rows leave the trunk, the beginning that all lanes share. forks: positions at which
+    the prompts of each length leave the longest.
+    """
+
+    branch: int
+    forks: tuple[int, ...]
+    rows: list[list[Question]]
+
+
+def tokens_to_read(questions: Sequence[Question], rows_per_call: int = 64) -> int:
+    """Number of tokens that `answer_questions` reports to `advance`."""
+    _, lanes = plan_reading(questions, rows_per_call)
+    total = max(lane.branch for lane in lanes)
+    for lane in lanes:
+        for row in lane.rows:
+            stops = [*lane.forks, len(row[-1].prompt)]
+            total += stops[-1] - lane.branch
+            total += sum(len(question.prompt) - stop for question, stop in zip(row[:-1], stops, strict=False))
+    return total
+
+
+def plan_reading(questions: Sequence[Question], rows_per_call: int) -> tuple[Question, list[Lane]]:
+    """The question whose prompt is the trunk, and the lanes in the order of their branches."""
+    examples: dict[tuple[str, int], list[Question]] = defaultdict(list)
+    for question in questions:
+        examples[question.depth, question.index].append(question)
+    rows: list[list[Question]] = []
+    for example in examples.values():
+        by_place: dict[int, list[Question]] = defaultdict(list)
+        for question in sorted(example, key=lambda question: len(question.prompt)):
+            by_place[question.prompt.key_position].append(question)
+        rows += by_place.values()
+    # The last of those whose key comes last.
+    trunk = max((row[-1] for row in reversed(rows)), key=lambda question: question.prompt.key_position)
+    cells: dict[tuple[Any, ...], list[list[Question]]] = defaultdict(list)
+    for row in rows:
+        cells[row[0].depth, *((question.length, len(question.prompt)) for question in row)].append(row)
+    lanes = []
+    for rows in cells.values():
+        for start in range(0, len(rows), rows_per_call):
+            some = rows[start : start + rows_per_call]
+            # Where a prompt leaves the longest one, at the latest before its last token.
+            forks = [
+                [min(shared_prefix([each.prompt, row[-1].prompt]), len(each.prompt) - 1) for each in row[:-1]]
+                for row in some
+            ]
+            # Keys may begin with the same digits, so a lane leaves the trunk before the sentences of its keys.
+            places = [min(row[-1].prompt.key_position, shared_prefix([row[-1].prompt, trunk.prompt])) for row in some]
+            first = [min(column) for column in zip(*forks, strict=True)]
+            lanes.append(Lane(min([*places, *first]), tuple(first), some))
+    return trunk, sorted(lanes, key=lambda lane: lane.branch)
 
 
 @dataclass(frozen=True)
@@ -43,21 +131,17 @@ class Answer:
     """Size of all that is carried there: the memory, and what else the model keeps of the last segments."""
 
     @property
-    def expected(self) -> np.ndarray:
-        return self.question.prompt.answer
-
-    @property
     def n_tokens(self) -> int:
-        return len(self.expected)
+        return len(self.question.prompt.answer)
 
     @property
     def n_right(self) -> int:
         """Tokens of the key that are right at their place."""
-        return int((self.given == self.expected).sum())
+        return int((self.given == self.question.prompt.answer).sum())
 
     @property
     def exact(self) -> bool:
-        return self.n_right == len(self.expected)
+        return self.n_right == self.n_tokens
 
 
 @torch.no_grad()
@@ -82,44 +166,25 @@ def answer_questions(
         return
     trunk_question, lanes = plan_reading(questions, rows_per_call)
     reader = _Reader(model, bos_id, tokens_per_call, advance, knock_out)
-    trunk, trunk_cursor = reader.begin(1), _Cursor([trunk_question])
+    trunk = reader.begin()
     for lane in lanes:
         before_reading()
-        trunk = reader.read(trunk, trunk_cursor, lane.branch)
-        run, cursor = trunk.repeat(len(lane.rows)), _Cursor(lane.longest, lane.branch)
+        trunk = reader.read(trunk, [trunk_question], lane.branch)
+        state = select_rows(trunk.state, torch.zeros(len(lane.rows), dtype=torch.long))
+        run, longest = replace(trunk, state=state), [row[-1] for row in lane.rows]
         for column, stop in enumerate(lane.forks):
-            run = reader.read(run, cursor, stop)
+            run = reader.read(run, longest, stop)
             shorter = [row[column] for row in lane.rows]
-            forked = replace(run, state=fork(run.state))
-            yield from reader.decode(reader.read(forked, _Cursor(shorter, stop), to_answer=True), shorter)
+            yield from reader.decode(reader.read(replace(run, state=fork(run.state)), shorter), shorter)
             before_reading()
-        yield from reader.decode(reader.read(run, cursor, to_answer=True), lane.longest)
+        yield from reader.decode(reader.read(run, longest), longest)
 
 
 def answer_alone(model: Any, question: Question, bos_id: int, *, tokens_per_call: int) -> Answer:
     """The plain way: one prompt from its first token to its last, nothing shared."""
     reader = _Reader(model, bos_id, tokens_per_call, lambda tokens: None)
     with torch.no_grad():
-        run = reader.read(reader.begin(1), _Cursor([question]), to_answer=True)
-        return reader.decode(run, [question])[0]
-
-
-class _Cursor:
-    """A position in prompts of equal length that are read as one batch."""
-
-    def __init__(self, questions: Sequence[Question], start: int = 0) -> None:
-        self.questions, self.position = questions, start
-
-    @property
-    def end(self) -> int:
-        return len(self.questions[0].prompt)
-
-    def take(self, stop: int, most: int) -> np.ndarray:
-        """The next tokens [B, T] up to `stop`, at most `most`."""
-        count = min(most, stop - self.position)
-        rows = [question.prompt.read(self.position, count) for question in self.questions]
-        self.position += count
-        return np.stack(rows)
+        return reader.decode(reader.read(reader.begin(), [question]), [question])[0]
 
 
 @dataclass(frozen=True)
@@ -128,15 +193,11 @@ class _Run:
 
     state: State
     hidden_BD: torch.Tensor
-    """Empty where no output was computed."""
+    """Of another size where no output was computed."""
+    tokens: int = 0
+    """Of a row: the beginning-of-document token, which precedes the prompt, and the prompt's tokens so far."""
     seconds: float = 0.0
     generator_seconds: float = 0.0
-    tokens: int = 0
-
-    def repeat(self, count: int) -> _Run:
-        """`count` rows, each a copy of row 0."""
-        state = select_rows(self.state, torch.zeros(count, dtype=torch.long))
-        return replace(self, state=state, hidden_BD=torch.empty(count, 0))
 
 
 class _Reader:
@@ -155,10 +216,9 @@ class _Reader:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def begin(self, n_rows: int) -> _Run:
-        """Rows that have read the beginning-of-document token."""
-        ids = np.full((n_rows, 1), self.bos_id)
-        return self._call(_Run(self.model.init_state(n_rows, self.device), torch.empty(0)), ids)
+    def begin(self) -> _Run:
+        """A row that has read the beginning-of-document token."""
+        return self._call(_Run(self.model.init_state(1, self.device), torch.empty(0)), np.array([[self.bos_id]]))
 
     def _call(self, run: _Run, ids: np.ndarray, with_output: bool = True) -> _Run:
         started = self._clock()
@@ -171,32 +231,23 @@ class _Reader:
             out = self.model(ids_BT, run.state, reset_BT=reset_BT)
             state, hidden_BD = out.state, out.hidden_BTD[:, -1]
         else:
-            state, hidden_BD = self.model.prefill(ids_BT, run.state, reset_BT), torch.empty(len(ids), 0)
+            state, hidden_BD = self.model.prefill(ids_BT, run.state, reset_BT), torch.empty(0)
         seconds = run.seconds + self._clock() - started
-        return _Run(state, hidden_BD, seconds, run.generator_seconds, run.tokens + ids.shape[1])
+        return replace(run, state=state, hidden_BD=hidden_BD, tokens=run.tokens + ids.shape[1], seconds=seconds)
 
-    def read(self, run: _Run, cursor: _Cursor, stop: int | None = None, to_answer: bool = False) -> _Run:
-        """Read the cursor's prompts up to token `stop`, None for their end; calls end on the model's segment grid.
-
-        to_answer: the last call computes the output from which the answer is decoded.
-        """
-        stop = cursor.end if stop is None else stop
-        while cursor.position < stop:
-            # The beginning-of-document token precedes the prompt.
-            most = self.tokens_per_call - (cursor.position + 1) % self.tokens_per_call
+    def read(self, run: _Run, questions: Sequence[Question], stop: int | None = None) -> _Run:
+        """Read on in these prompts of equal length, a row each, up to token `stop`; None: up to their end, with the
+        output from which the answer is decoded. Calls end on the model's segment grid."""
+        end = len(questions[0].prompt) if stop is None else stop
+        while (position := run.tokens - 1) < end:
+            count = min(self.tokens_per_call - run.tokens % self.tokens_per_call, end - position)
             started = time.perf_counter()
-            ids = cursor.take(stop, most)
+            ids = np.stack([next(question.prompt.chunks(count, position)) for question in questions])
             spent = time.perf_counter() - started
             run = replace(run, seconds=run.seconds + spent, generator_seconds=run.generator_seconds + spent)
-            run = self._call(run, ids, with_output=to_answer and cursor.position == stop)
+            run = self._call(run, ids, with_output=stop is None and position + count == end)
             self.advance(ids.size)
         return run
-
-    def _log_probabilities(self, hidden_BD: torch.Tensor) -> torch.Tensor:
-        # In float32 or better: in bfloat16 two tokens may tie.
-        with torch.autocast(self.device.type, enabled=False):
-            weight = self.model.output_weight.to(state_dtype(self.model.output_weight.dtype))
-            return (hidden_BD.to(weight.dtype) @ weight.T).log_softmax(-1)
 
     def decode(self, run: _Run, questions: Sequence[Question]) -> list[Answer]:
         """Greedy decoding of as many tokens as each row's key has."""
@@ -205,17 +256,19 @@ class _Reader:
         carried = sum(size for path, size in sizes if is_memory(path)), sum(size for _, size in sizes)
         given: list[np.ndarray] = []
         likely: list[torch.Tensor] = []
+        # In float32 or better: in bfloat16 two tokens may tie.
+        weight = self.model.output_weight.to(state_dtype(self.model.output_weight.dtype))
         for step in range(longest):
-            value_B, token_B = self._log_probabilities(run.hidden_BD).max(-1)
+            with torch.autocast(self.device.type, enabled=False):
+                value_B, token_B = (run.hidden_BD.to(weight.dtype) @ weight.T).log_softmax(-1).max(-1)
             given.append(to_numpy(token_B))
             likely.append(value_B)
             if step + 1 < longest:
                 run = self._call(run, given[-1][:, None])
+        cost = (run.seconds, run.generator_seconds, run.tokens, *carried)
         answers = []
         likely_BT = to_numpy(torch.stack(likely, 1).double())
         for question, row_given, row_likely in zip(questions, np.stack(given, 1), likely_BT, strict=True):
             count = len(question.prompt.answer)
-            value = float(row_likely[:count].sum())
-            cost = (run.seconds, run.generator_seconds, run.tokens, *carried)
-            answers.append(Answer(question, row_given[:count], value, *cost))
+            answers.append(Answer(question, row_given[:count], float(row_likely[:count].sum()), *cost))
         return answers

@@ -20,12 +20,9 @@ from infini.records import RunRecord
 from infini.report.intervals import proportion_interval
 from infini.system.devices import autocast, begin_peak_memory, peak_memory_bytes
 from infini.system.progress import plain_console, progress_bar
-from infini.tasks.passkey.answers import Answer, answer_questions
+from infini.tasks.passkey.answers import Answer, answer_questions, make_questions, tokens_to_read
 from infini.tasks.passkey.config import PasskeyConfig
-from infini.tasks.passkey.data import input_ids
-from infini.tasks.passkey.plan import make_questions, tokens_to_read
-from infini.tasks.passkey.prompt import PasskeyTemplate
-from infini.tasks.passkey.template import make_template
+from infini.tasks.passkey.prompt import PasskeyTemplate, input_ids, make_template
 from infini.tasks.text.documents import TextTokenizer
 
 DILUTION_PROMPTS = 16
@@ -195,8 +192,15 @@ def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: 
 
 
 def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    n = len(entries)
-    accuracy = sum(entry["right"] for entry in entries) / sum(entry["tokens"] for entry in entries)
+    n, tokens = len(entries), sum(entry["tokens"] for entry in entries)
+    accuracy = sum(entry["right"] for entry in entries) / tokens
+    # Tokens are the paper's measure. Where a tokenizer puts a separator before the key, every answer of the right form
+    # has that token right; and where it joins digits, a place is not a digit.
+    digits = 0
+    for entry in entries:
+        # Older answers have only their text. A tokenizer of words decodes with spaces between the digits.
+        text = "".join(entry["answer"].split())
+        digits += int(entry.get("digits_right", sum(map(operator.eq, entry["key"], text))))
     exact = sum(entry["right"] == entry["tokens"] for entry in entries)
     # The tokens of an answer depend on each other, so the interval counts prompts.
     low, high = proportion_interval(accuracy * n, n)
@@ -205,9 +209,9 @@ def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[st
         "length": length,
         "depth": depth,
         "examples": n,
-        "tokens": sum(entry["tokens"] for entry in entries),
+        "tokens": tokens,
         "token_accuracy": accuracy,
-        "digit_accuracy": _digit_accuracy(entries),
+        "digit_accuracy": digits / sum(len(entry["key"]) for entry in entries),
         "low": low,
         "high": high,
         "exact_match": exact / n,
@@ -241,21 +245,6 @@ def _digits_right(key: str, given: Sequence[str], expected: Sequence[str]) -> in
     return sum(map(operator.eq, key, "".join(marked)))
 
 
-def _digit_accuracy(entries: Sequence[dict[str, Any]]) -> float:
-    """The share of the keys' digits that are right at their place, see _digits_right.
-
-    Tokens are the paper's measure. Where a tokenizer puts a separator before the key, every answer of the right form
-    has that token right; and where it joins digits, a place is not a digit.
-    """
-    return sum(map(_digits_right_of, entries)) / sum(len(entry["key"]) for entry in entries)
-
-
-def _digits_right_of(entry: dict[str, Any]) -> int:
-    # Older answers have only their text. A tokenizer of words decodes with spaces between the digits.
-    text = "".join(entry["answer"].split())
-    return int(entry.get("digits_right", sum(map(operator.eq, entry["key"], text))))
-
-
 def _line(cell: dict[str, Any]) -> str:
     return (
         f"{format_length(cell['length']):>6} {cell['depth']:<6} token accuracy {100 * cell['token_accuracy']:5.1f} % "
@@ -268,12 +257,10 @@ def _line(cell: dict[str, Any]) -> str:
 
 def _results(entries: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Accuracy over all cells, as a record's results."""
-    unit = {"unit": "fraction", "higher_is_better": True}
-    tokens = sum(entry["tokens"] for entry in entries)
-    right = sum(entry["right"] for entry in entries)
-    whole = sum(entry["right"] == entry["tokens"] for entry in entries)
+    every, unit = _cell(0, "", entries), {"unit": "fraction", "higher_is_better": True}
+    digits = sum(len(entry["key"]) for entry in entries)
     return {
-        "token_accuracy": {"value": right / tokens, "n": tokens, **unit},
-        "digit_accuracy": {"value": _digit_accuracy(entries), "n": sum(len(entry["key"]) for entry in entries), **unit},
-        "exact_match": {"value": whole / len(entries), "n": len(entries), **unit},
+        "token_accuracy": {"value": every["token_accuracy"], "n": every["tokens"], **unit},
+        "digit_accuracy": {"value": every["digit_accuracy"], "n": digits, **unit},
+        "exact_match": {"value": every["exact_match"], "n": len(entries), **unit},
     }

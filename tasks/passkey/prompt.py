@@ -6,13 +6,20 @@ array that is repeated without end, so that no long array exists.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any, cast
 
 import numpy as np
 
+from infini.config.compose import cache_folder
+from infini.config.schema import Config
 from infini.errors import InputError
+from infini.tasks.passkey.config import PasskeyConfig
+from infini.tasks.text.documents import BOS, PAD, TextTokenizer
+from infini.tasks.text.token_cache import documents_of, tokenise
 
 HEAD = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -30,7 +37,35 @@ QUESTION = " What is the pass key? The pass key is"
 # uniform. Likewise x + 3 y is a multiple of _FILLER_MODULUS in evaluation and never in training.
 _KEY_MODULUS, _FILLER_MODULUS = 5, 7
 
-Encode = Callable[[str], np.ndarray]
+TRAINING_STREAM, VALIDATION_STREAM, EVALUATION_STREAM = range(3)
+"""Independent streams of a seed's random numbers."""
+LONGEST_TRAINING = 8192
+"""Up to this length, training and evaluation never have the same filler counts, however long training prompts are."""
+BOOK_TOKENS = 1 << 24
+"""Most tokens of books that serve as filler."""
+APPENDIX = "appendix"
+"""Revision of prompts with the sentences of the paper's appendix as filler."""
+UNKNOWN = "<unk>"
+
+
+@cache
+def word_tokenizer() -> TextTokenizer:
+    """The word-level tokenizer, for models trained on nothing else: all words of the prompt and its variants, full stop
+    and question mark, ten digits, and three special tokens."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+
+    distractors = [DISTRACTOR.format(colour=colour, key="") for colour in COLOURS]
+    text = " ".join([HEAD, BLOCK, BLOCK_AS_PRINTED, KEY.format(key=""), *distractors, QUESTION])
+    words = list(dict.fromkeys(re.findall(r"\w+|[^\w\s]", text)))
+    vocabulary = [BOS, PAD, UNKNOWN, *"0123456789", *words]
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=UNKNOWN)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
+    )
+    return TextTokenizer(tokenizer)
 
 
 @dataclass(frozen=True)
@@ -63,8 +98,6 @@ class Prompt:
     answer: np.ndarray
     """Token ids of the key as they follow the prompt."""
     key: str
-    depth: float
-    """Blocks before the key over all blocks, 0 to 1."""
     key_position: int
     """Tokens before the key's sentence."""
     second_mention: int
@@ -76,10 +109,6 @@ class Prompt:
 
     def __len__(self) -> int:
         return sum(len(span) for span in self.spans)
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        """At most `count` tokens from token `start` on."""
-        return next(self.chunks(count, start))
 
     def chunks(self, size: int, start: int = 0) -> Iterator[np.ndarray]:
         """The prompt from token `start` on, `size` tokens at a time; the last chunk may be shorter."""
@@ -99,6 +128,11 @@ class Prompt:
             yield np.concatenate(parts)
 
 
+def input_ids(prompt: Prompt, bos_id: int) -> np.ndarray:
+    """Input for a prompt and its answer: bos_id, the prompt, and the answer without its last token."""
+    return np.concatenate([[bos_id], *prompt.chunks(1 << 16), prompt.answer[:-1]]).astype(np.int64)
+
+
 def is_held_out(key: str) -> bool:
     """Whether no training prompt has this key."""
     return sum(map(int, key)) % _KEY_MODULUS == 0
@@ -111,23 +145,17 @@ def shared_prefix(prompts: Sequence[Prompt]) -> int:
     """
     total = 0
     for spans in zip(*(prompt.spans for prompt in prompts), strict=False):
-        first = spans[0]
-        if any(span.start != first.start or not _same(span.tokens, first.tokens) for span in spans):
-            return total + (_common(spans) if all(len(span.tokens) == len(span) for span in spans) else 0)
-        total += min(len(span) for span in spans)
-        if any(len(span) != len(first) for span in spans):
+        first, width = spans[0], min(map(len, spans))
+        alike = [span.tokens is first.tokens or np.array_equal(span.tokens, first.tokens) for span in spans]
+        if not all(alike) or any(span.start != first.start for span in spans):
+            if any(len(span.tokens) != len(span) for span in spans):
+                return total
+            same = np.all([span.read(0, width) == first.read(0, width) for span in spans], axis=0)
+            return total + int(width if same.all() else np.argmin(same))
+        total += width
+        if any(len(span) != width for span in spans):
             return total
     return total
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    return a is b or np.array_equal(a, b)
-
-
-def _common(spans: Sequence[Span]) -> int:
-    width = min(len(span) for span in spans)
-    same = np.all([span.read(0, width) == spans[0].read(0, width) for span in spans], axis=0)
-    return int(width if same.all() else np.argmin(same))
 
 
 class PasskeyTemplate:
@@ -144,7 +172,7 @@ class PasskeyTemplate:
 
     def __init__(
         self,
-        encode: Encode,
+        encode: Callable[[str], np.ndarray],
         *,
         digits: int = 5,
         as_printed: bool = False,
@@ -231,39 +259,28 @@ class PasskeyTemplate:
             raise InputError(f"length={length}: too short for a passkey prompt, which needs at least {fixed} tokens")
         x, y, spare = self._blocks(length - fixed, depth, training, length)
         begin = 0 if self.book is None else int(rng.integers(len(self.book)))
-
-        def filler(start: int, stop: int) -> Span:
-            if self.book is not None:
-                return Span(self.book, begin + start, begin + stop)
-            block, run = (self.block, self._runs[0]) if stop <= x else (self.second_block, self._runs[1])
-            return Span(run, 0, (stop - start) * len(block))
-
         # (block number, kind, tokens) of the sentences between fillers; at the same block the key comes last.
-        places = sorted([*((int(rng.integers(x + y + 1)), 0, tokens) for tokens in others), (x, 1, given)], key=_place)
-        spans = [_whole(self.head)]
+        places = [*((int(rng.integers(x + y + 1)), 0, tokens) for tokens in others), (x, 1, given)]
+        spans = [Span(self.head, 0, len(self.head))]
         trim_second = self.fill == "exact" and trim_after_key > 0 and bool(rng.random() < trim_after_key)
         if self.fill == "exact" and not trim_second:
             spans.append(Span(self.block, len(self.block) - spare, len(self.block)))
         at = position = 0
-        for index, kind, tokens in [*places, (x + y, 2, self.question)]:
-            spans.append(filler(at, index))
+        for index, kind, tokens in [*sorted(places, key=lambda place: place[:2]), (x + y, 2, self.question)]:
+            if self.book is not None:
+                spans.append(Span(self.book, begin + at, begin + index))
+            else:
+                block, run = (self.block, self._runs[0]) if index <= x else (self.second_block, self._runs[1])
+                spans.append(Span(run, 0, (index - at) * len(block)))
             if kind == 1:
                 position = sum(map(len, spans))
-            spans.append(_whole(tokens))
+            spans.append(Span(tokens, 0, len(tokens)))
             if kind == 1 and trim_second:
                 spans.append(Span(self.second_block, len(self.second_block) - spare, len(self.second_block)))
             at = index
+        second_mention = position + len(self._added(first_half))
         kept = tuple(span for span in spans if len(span))
-        return Prompt(
-            kept,
-            answer,
-            key,
-            x / max(1, x + y),
-            position,
-            position + len(self._added(first_half)),
-            position + len(given),
-            (x, y),
-        )
+        return Prompt(kept, answer, key, position, second_mention, position + len(given), (x, y))
 
     def _blocks(self, room: int, depth: float, training: bool, length: int) -> tuple[int, int, int]:
         """The allowed blocks before and after the key nearest to `depth`, and the remaining tokens."""
@@ -290,9 +307,43 @@ class PasskeyTemplate:
         return self._added(DISTRACTOR.format(colour=colour, key=key))
 
 
-def _place(entry: tuple[int, int, np.ndarray]) -> tuple[int, int]:
-    return entry[:2]
+def stages(cfg: Config) -> list[tuple[int, int]]:
+    """(segment length, tokens per sequence) of every stage of the training, the main training last."""
+    N = cfg.dims.segment_length
+    early = [(segment, tokens) for segment, tokens, *_ in cfg.recipe.curriculum or ()]
+    return [*early, (N, N * cfg.recipe.segments_per_sequence)]
 
 
-def _whole(tokens: np.ndarray) -> Span:
-    return Span(tokens, 0, len(tokens))
+def make_template(cfg: Config, tokenizer: TextTokenizer, split: str) -> tuple[PasskeyTemplate, dict[str, Any]]:
+    """The prompts of `cfg.task` in the tokens of `tokenizer`, and the description of their text for records.
+
+    split: the split of books for filler, so that training and evaluation share none. Training prompts always fill their
+    length exactly: with whole blocks, questions would fall on few positions relative to segment boundaries.
+    """
+    task = cast(PasskeyConfig, cfg.task)
+    book, data = None, {"name": cfg.task.name, "source": "generated", "revision": APPENDIX, "split": split}
+    if task.filler == "book":
+        if tokenizer.hash == word_tokenizer().hash:
+            raise InputError(
+                "task.filler='book': this tokenizer has only the words of the prompt; train with task.tokenizer=scale"
+            )
+        books = tokenise(documents_of(cfg, split), tokenizer, cache_folder(cfg))
+        taken, total = [], 0
+        for index in range(len(books)):
+            taken.append(books.ids(index))
+            total += len(taken[-1])
+            if total >= BOOK_TOKENS:
+                break
+        book = np.concatenate(taken)[:BOOK_TOKENS]
+        data |= {"source": books.source, "revision": books.revision}
+    template = PasskeyTemplate(
+        tokenizer.encode,
+        digits=task.digits,
+        as_printed=task.as_printed,
+        distractors=task.distractors,
+        fill="exact" if split == "train" else task.fill,
+        book=book,
+        # At least that of the paper, because an evaluation may change the segment length.
+        longest_training=max(LONGEST_TRAINING, *(tokens for _, tokens in stages(cfg))),
+    )
+    return template, data | {"tokenizer": tokenizer.name}

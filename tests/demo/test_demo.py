@@ -17,11 +17,8 @@ from infini import records
 from infini.cli import main as cli
 from infini.commands import DEMO_DIGITS, DEMO_SHORTEST, verbs
 from infini.demo import FOLDER
-from infini.tasks.passkey.answers import answer_questions
-from infini.tasks.passkey.plan import make_questions
-from infini.tasks.passkey.prompt import PasskeyTemplate
-from infini.tasks.passkey.template import LONGEST_TRAINING
-from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.passkey.answers import answer_questions, make_questions
+from infini.tasks.passkey.prompt import LONGEST_TRAINING, PasskeyTemplate, word_tokenizer
 from infini.training.checkpoint import DESCRIPTION, TOKENIZER, WEIGHTS, load_model
 
 RUN = json.loads((FOLDER / DESCRIPTION).read_text(encoding="utf-8"))["run_id"]

@@ -13,8 +13,7 @@ from infini.models import build_model
 from infini.nn.ops.reference import sigma
 from infini.tasks.passkey import evaluation
 from infini.tasks.passkey.evaluation import measure_dilution
-from infini.tasks.passkey.prompt import PasskeyTemplate
-from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.passkey.prompt import PasskeyTemplate, word_tokenizer
 
 PROMPTS = ["dims.segment_length=32", "recipe.segments_per_sequence=8", "recipe.curriculum=null", "task.examples=1"]
 

@@ -23,7 +23,7 @@ from infini.evaluation import decoding
 from infini.records import load_records
 from infini.tasks.long_context import task as long_context
 from infini.tasks.long_context.prompts import RULER_TOKENS, Prompt, make_prompts
-from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.passkey.prompt import word_tokenizer
 from infini.tasks.text.documents import TextTokenizer
 
 pytestmark = pytest.mark.usefixtures("few_words")

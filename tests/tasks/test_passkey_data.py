@@ -12,11 +12,9 @@ from helpers import make_model
 from infini.config.compose import compose, config_hash
 from infini.errors import InputError
 from infini.nn.ops.cross_entropy import IGNORE
-from infini.tasks.passkey import data
-from infini.tasks.passkey.data import PasskeyBatches
-from infini.tasks.passkey.prompt import PasskeyTemplate
-from infini.tasks.passkey.task import PasskeyDataModule
-from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.passkey import task as data
+from infini.tasks.passkey.prompt import PasskeyTemplate, word_tokenizer
+from infini.tasks.passkey.task import PasskeyBatches, PasskeyDataModule
 from infini.training.module import LanguageModelModule
 
 TOKENIZER = word_tokenizer()

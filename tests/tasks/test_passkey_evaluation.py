@@ -15,11 +15,9 @@ from infini.errors import InputError
 from infini.evaluation.result_cache import ResultCache
 from infini.models import build_model
 from infini.report.intervals import proportion_interval
-from infini.tasks.passkey.answers import Answer, answer_alone, answer_questions
+from infini.tasks.passkey.answers import Answer, answer_alone, answer_questions, make_questions, tokens_to_read
 from infini.tasks.passkey.evaluation import _FIELDS, _cell, _entry
-from infini.tasks.passkey.plan import make_questions, tokens_to_read
-from infini.tasks.passkey.prompt import PasskeyTemplate
-from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.passkey.prompt import PasskeyTemplate, word_tokenizer
 from infini.tasks.text.documents import _train_bpe
 
 TOKENIZER = word_tokenizer()

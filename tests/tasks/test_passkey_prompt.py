@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from infini.errors import InputError
-from infini.tasks.passkey.prompt import PasskeyTemplate, shared_prefix
-from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.passkey.prompt import PasskeyTemplate, shared_prefix, word_tokenizer
 from infini.tasks.text.documents import bpe_tokenizer, synthetic_documents
 
 
@@ -71,7 +70,7 @@ def test_lengths_and_depths(encoders, fill, training, distractors):
             total = len(example) + len(example.answer)
             assert length - block < total <= length and (total == length or fill == "blocks")
             assert len(whole(example)) == total
-            assert abs(example.depth - depth) * sum(example.blocks) <= 7.5
+            assert abs(example.blocks[0] - depth * sum(example.blocks)) <= 7.5
             sentence = template.key_tokens(example.key)
             assert np.array_equal(whole(example)[example.key_position :][: len(sentence)], sentence)
 

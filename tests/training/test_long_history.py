@@ -13,9 +13,8 @@ from infini.config.compose import compose
 from infini.config.lengths import HISTORY_SEGMENTS
 from infini.errors import InputError
 from infini.nn.state import leaves, scale_memory, select_rows
-from infini.tasks.passkey.data import PasskeyBatches
-from infini.tasks.passkey.prompt import BLOCK, PasskeyTemplate
-from infini.tasks.passkey.tokenizer import word_tokenizer
+from infini.tasks.passkey.prompt import BLOCK, PasskeyTemplate, word_tokenizer
+from infini.tasks.passkey.task import PasskeyBatches
 from infini.training.additions import long_history
 from infini.training.additions.long_history import GROWTH, read_histories, sample_initial_states
 from infini.training.module import LanguageModelModule
