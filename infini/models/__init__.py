@@ -20,7 +20,7 @@ Builder = Callable[[Any, Any, int], Any]
 Kind = Literal["language_model", "seq2seq"]
 _REGISTRY: dict[str, tuple[type, Builder]] = {}
 _KINDS: dict[str, Kind] = {}
-_BASES: dict[str, Callable[[str], Any]] = {}
+_BASES: dict[str, Callable[[str], Any] | None] = {}
 _NOUNS = {bool: "true or false", float: "a number", int: "an integer"}
 
 
@@ -35,9 +35,7 @@ def register(
     def add(builder: Builder) -> Builder:
         if name in _REGISTRY:
             raise ValueError(f"model {name!r} is registered twice")
-        _REGISTRY[name], _KINDS[name] = (config, builder), kind
-        if base is not None:
-            _BASES[name] = base
+        _REGISTRY[name], _KINDS[name], _BASES[name] = (config, builder), kind, base
         return builder
 
     return add
@@ -52,18 +50,13 @@ def registered(kind: Kind | None = None) -> dict[str, tuple[type, Builder]]:
         try:
             importlib.import_module(f"{__name__}.{module.name}")
         except Exception as error:
-            raise InputError(f"{_place(module, error)}: {type(error).__name__}: {error}") from error
+            path = os.path.join(getattr(module.module_finder, "path", "infini/models"), f"{module.name}.py")
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+            if isinstance(error, SyntaxError):
+                lines = [error.lineno]
+            place = f"{path}, line {lines[-1]}" if lines else path
+            raise InputError(f"{place}: {type(error).__name__}: {error}") from error
     return {name: entry for name, entry in _REGISTRY.items() if kind in (None, _KINDS[name])}
-
-
-def _place(module: pkgutil.ModuleInfo, error: Exception) -> str:
-    """The model file that could not be imported, with the line if it is known."""
-    folder = getattr(module.module_finder, "path", "infini/models")
-    path = os.path.join(folder, f"{module.name}.py")
-    if isinstance(error, SyntaxError):
-        return f"{path}, line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f"{path}, line {lines[-1]}" if lines else path
 
 
 def kind_of(name: str) -> Kind | None:
@@ -77,8 +70,8 @@ def base_of(options: Mapping[str, Any]) -> Any:
     if "base" not in options:
         # Models from scratch are known as such without importing any.
         return None
-    name = options.get("name")
-    return _BASES[name](str(options["base"])) if name in registered() and name in _BASES else None
+    found = _BASES[options["name"]] if options.get("name") in registered() else None
+    return found and found(str(options["base"]))
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

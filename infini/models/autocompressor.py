@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from infini.models import register
+from infini.nn.attention import at_least_one
 from infini.nn.host import to_device, to_numpy
 from infini.nn.protocols import Dimensions
 from infini.nn.recurrent import Recurrence, RecurrenceConfig, vectors
@@ -25,20 +26,12 @@ class AutoCompressor(Recurrence):
     def __init__(
         self, dims: Dimensions, vocab_size: int, summary_tokens: int, accumulated: int, **options: object
     ) -> None:
-        for name, value in (("summary_tokens", summary_tokens), ("accumulated", accumulated)):
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
-        self.summary_tokens, self.accumulated = summary_tokens, accumulated
+        at_least_one(summary_tokens=summary_tokens, accumulated=accumulated)
         super().__init__(dims, vocab_size, **options)  # type: ignore[arg-type]
+        self.summary_tokens, self.accumulated = summary_tokens, accumulated
+        # What a segment writes is appended to the vectors of earlier segments.
+        self.memory_size, self.summary_vectors = summary_tokens * accumulated, summary_tokens
         self.summaries = vectors(summary_tokens, dims.d_model)
-
-    def memory_size(self) -> int:
-        return self.summary_tokens * self.accumulated
-
-    @property
-    def summary_vectors(self) -> int:
-        """Vectors that a segment writes; they are appended to those of earlier segments."""
-        return self.summary_tokens
 
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         M = memory_BMD.shape[1]

@@ -21,6 +21,7 @@ from torch import nn
 
 from infini.models import register
 from infini.models.transformer_xl import Hidden, XLAttention, segments
+from infini.nn.attention import AttentionLeaves, at_least_one
 from infini.nn.decoder import Decoder, DecoderConfig
 from infini.nn.grid import Grid, Piece, keep
 from infini.nn.host import take, to_device, to_numpy
@@ -38,14 +39,6 @@ class Memories(NamedTuple):
 
     recent_BMD: torch.Tensor
     compressed_BCD: torch.Tensor
-
-
-@state_class
-class CompressiveLeaves(NamedTuple):
-    """The state of one layer."""
-
-    window: Hidden
-    memory: Memories
 
 
 class CompressiveAttention(XLAttention):
@@ -72,13 +65,7 @@ class CompressiveAttention(XLAttention):
         **options: Any,
     ) -> None:
         super().__init__(*sizes, positions="dai2019", **options)
-        for name, value in (
-            ("rate", rate),
-            ("memory_segments", memory_segments),
-            ("compressed_segments", compressed_segments),
-        ):
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
+        at_least_one(rate=rate, memory_segments=memory_segments, compressed_segments=compressed_segments)
         if compression not in get_args(Compression):
             raise ValueError(f"compression={compression!r}: must be one of {', '.join(get_args(Compression))}")
         self.compression, self.rate, self.memory_segments = compression, rate, memory_segments
@@ -98,22 +85,22 @@ class CompressiveAttention(XLAttention):
         """d_model (m N + c N): what Table 1 counts."""
         return self.d_model * (self.memory_segments + self.chunks // self.rate) * self.segment_length
 
-    def init_leaves(self, batch_size: int, device: torch.device) -> CompressiveLeaves:
+    def init_leaves(self, batch_size: int, device: torch.device) -> AttentionLeaves:
         self._check_rate()
         dtype, N = state_dtype(self.q_proj.weight.dtype), self.segment_length
         sizes = (N, self.memory_segments * N, self.chunks * N // self.rate)
         window, recent, compressed = (
             torch.zeros(batch_size, n, self.d_model, dtype=dtype, device=device) for n in sizes
         )
-        return CompressiveLeaves(Hidden(window), Memories(recent, compressed))
+        return AttentionLeaves(Hidden(window), Memories(recent, compressed))
 
     def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
         y, leaves, _ = self.attend_with_loss(x_BTD, leaves, grid)
         return y, leaves
 
     def attend_with_loss(
-        self, x_BTD: torch.Tensor, leaves: CompressiveLeaves, grid: Grid
-    ) -> tuple[torch.Tensor, CompressiveLeaves, torch.Tensor | None]:
+        self, x_BTD: torch.Tensor, leaves: AttentionLeaves, grid: Grid
+    ) -> tuple[torch.Tensor, AttentionLeaves, torch.Tensor | None]:
         x_BTD = for_products(x_BTD)
         own = [segments(leaves.window.x_BND, x_BTD, piece) for piece in grid.pieces]
         line, made, chunks = self._lines(leaves.memory, own, grid)
@@ -222,8 +209,8 @@ class CompressiveAttention(XLAttention):
         return to_device(own, self.o_proj.weight.device)
 
     def _leaves_after_call(
-        self, leaves: CompressiveLeaves, x_BTD: torch.Tensor, line: torch.Tensor, chunks: torch.Tensor, grid: Grid
-    ) -> CompressiveLeaves:
+        self, leaves: AttentionLeaves, x_BTD: torch.Tensor, line: torch.Tensor, chunks: torch.Tensor, grid: Grid
+    ) -> AttentionLeaves:
         m, c = self.memory_segments, self.chunks
         done_B = grid.window_B // self.segment_length
         kept_chunks, kept = self._filled(to_numpy(grid.clock.position_B) // self.segment_length)
@@ -233,7 +220,7 @@ class CompressiveAttention(XLAttention):
 
         old = leaves.memory
         memory = Memories(last(line, m, kept, old.recent_BMD), last(chunks, c, kept_chunks, old.compressed_BCD))
-        return CompressiveLeaves(Hidden(grid.new_window(leaves.window.x_BND, x_BTD)), memory)
+        return AttentionLeaves(Hidden(grid.new_window(leaves.window.x_BND, x_BTD)), memory)
 
     def _reconstruction_loss(
         self, x_BSND: torch.Tensor, old_BSND: torch.Tensor, new_BSCD: torch.Tensor, piece: Piece
@@ -276,15 +263,4 @@ class CompressiveConfig(DecoderConfig):
 @register("compressive", CompressiveConfig)
 def build(config: CompressiveConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with CompressiveAttention in every layer."""
-
-    def attention(layer: int, **sizes: Any) -> CompressiveAttention:
-        return CompressiveAttention(
-            **sizes,
-            compression=config.compression,
-            rate=config.rate,
-            memory_segments=config.memory_segments,
-            compressed_segments=config.compressed_segments,
-            attention_scale=config.attention_scale,
-        )
-
-    return config.decoder(dims, vocab_size, attention)
+    return config.decoder(dims, vocab_size, CompressiveAttention)

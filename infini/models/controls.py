@@ -7,11 +7,11 @@ the training sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from infini.models import register
-from infini.nn.attention import LocalAttention, Positions
-from infini.nn.decoder import Decoder, DecoderConfig
+from infini.nn.attention import LocalAttention, Positions, at_least_one
+from infini.nn.decoder import Decoder, DecoderConfig, attention_sizes
 from infini.nn.protocols import Dimensions
 
 
@@ -34,25 +34,28 @@ class FullConfig(LocalConfig):
 @register("local", LocalConfig)
 def build_local(config: LocalConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with attention inside segments of dims.segment_length tokens."""
-    return _decoder(config, dims, vocab_size, 1)
+    return config.decoder(dims, vocab_size, LocalAttention)
 
 
 @register("full", FullConfig)
 def build_full(config: FullConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with attention inside windows of window_segments segments."""
-    if config.window_segments < 1:
-        raise ValueError(f"window_segments={config.window_segments}: must be at least 1")
-    return _decoder(config, dims, vocab_size, config.window_segments)
+    n = config.window_segments
+    at_least_one(window_segments=n)
 
-
-def _decoder(config: LocalConfig, dims: Dimensions, vocab_size: int, window_segments: int) -> Decoder:
-    def attention(layer: int, *, segment_length: int, **sizes: Any) -> LocalAttention:
+    def attention(layer: int) -> LocalAttention:
         return LocalAttention(
-            **sizes,
-            segment_length=segment_length * window_segments,
+            **attention_sizes(dims) | {"segment_length": dims.segment_length * n},
             positions=config.positions,
             rope_base=config.rope_base,
             attention_scale=config.attention_scale,
         )
 
-    return config.decoder(dims, vocab_size, attention, window_segments=window_segments)
+    return Decoder(
+        dims,
+        vocab_size,
+        attention,
+        activation=config.activation,
+        tie_embeddings=config.tie_embeddings,
+        window_segments=n,
+    )

@@ -8,7 +8,7 @@ through all segments of a training sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from infini.errors import require
 from infini.models import register
@@ -27,23 +27,6 @@ class MemoryConfig(DecoderConfig):
     delta_normaliser: Literal["previous", "current"] = "previous"
     memory_decay: float | None = None
     attention_scale: Literal["d_key", "d_model"] = "d_key"
-
-    def with_memory(self, kind: type[InfiniAttention], dims: Dimensions, vocab_size: int, **options: Any) -> Decoder:
-        """A decoder with this kind of attention in every layer. options: further arguments of the attention."""
-
-        def attention(layer: int, **sizes: Any) -> InfiniAttention:
-            return kind(
-                **sizes,
-                update_rule=self.update_rule,
-                first_segment=self.first_segment,
-                gate_init=self.gate_init,
-                delta_normaliser=self.delta_normaliser,
-                memory_decay=self.memory_decay,
-                attention_scale=self.attention_scale,
-                **options,
-            )
-
-        return self.decoder(dims, vocab_size, attention)
 
 
 @dataclass
@@ -71,4 +54,4 @@ class InfiniDeltaConfig(InfiniConfig):
 @register("infini_delta", InfiniDeltaConfig)
 def build(config: InfiniConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with InfiniAttention in every layer."""
-    return config.with_memory(InfiniAttention, dims, vocab_size, positions=config.positions, rope_base=config.rope_base)
+    return config.decoder(dims, vocab_size, InfiniAttention)

@@ -14,8 +14,8 @@ import torch
 
 from infini.models import register
 from infini.models.infini import MemoryConfig
-from infini.models.transformer_xl import XLAttention, XLLeaves, segments
-from infini.nn.attention import InfiniAttention, Window
+from infini.models.transformer_xl import XLAttention, segments
+from infini.nn.attention import AttentionLeaves, InfiniAttention, Window
 from infini.nn.decoder import Decoder
 from infini.nn.grid import Grid, Piece
 from infini.nn.ops.dtypes import for_products
@@ -30,14 +30,6 @@ class CachedMemory(NamedTuple):
 
     cache: Window
     compressive: Memory
-
-
-@state_class
-class InfiniXLLeaves(NamedTuple):
-    """The state of one layer."""
-
-    window: Window
-    memory: CachedMemory
 
 
 class InfiniXLAttention(XLAttention, InfiniAttention):
@@ -61,8 +53,7 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
     def init_leaves(self, batch_size: int, device: torch.device) -> Any:
         window, cache = XLAttention.init_leaves(self, batch_size, device)
         compressive = InfiniAttention.init_leaves(self, batch_size, device).memory
-        assert isinstance(compressive, Memory)
-        return InfiniXLLeaves(window, CachedMemory(cache, compressive))
+        return AttentionLeaves(window, CachedMemory(cache, compressive))
 
     def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
         x_BTD = for_products(x_BTD)
@@ -75,8 +66,8 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
             a_BSQHV, mem = self.mix_memory(a_BSQHV, q_BSQHK, k, v, mem, piece)
             return a_BSQHV
 
-        y, after = self.attend_and_mix(x_BTD, new, XLLeaves(leaves.window, leaves.memory.cache), grid, mix)
-        return y, InfiniXLLeaves(after.window, CachedMemory(after.memory, mem))
+        y, after = self.attend_and_mix(x_BTD, new, AttentionLeaves(leaves.window, leaves.memory.cache), grid, mix)
+        return y, AttentionLeaves(after.window, CachedMemory(after.memory, mem))
 
     def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         new = self.project_keys_values(for_products(x_BTD))
@@ -84,11 +75,11 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
         for piece in grid.pieces:
             k, v = (segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
             _, mem = self.write_memory(k, v, mem, piece)
-        after = self._leaves_after(XLLeaves(leaves.window, leaves.memory.cache), new, grid)
-        return InfiniXLLeaves(after.window, CachedMemory(after.memory, mem))
+        after = self._leaves_after(AttentionLeaves(leaves.window, leaves.memory.cache), new, grid)
+        return AttentionLeaves(after.window, CachedMemory(after.memory, mem))
 
 
 @register("infini_xl", MemoryConfig)
 def build(config: MemoryConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with InfiniXLAttention in every layer."""
-    return config.with_memory(InfiniXLAttention, dims, vocab_size)
+    return config.decoder(dims, vocab_size, InfiniXLAttention)

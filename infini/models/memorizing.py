@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from infini.models import register
-from infini.models.transformer_xl import XLAttention, XLLeaves
-from infini.nn.attention import Window
-from infini.nn.decoder import Decoder, DecoderConfig
+from infini.models.transformer_xl import XLAttention
+from infini.nn.attention import AttentionLeaves, Window, at_least_one
+from infini.nn.decoder import Decoder, DecoderConfig, attention_sizes
 from infini.nn.grid import Grid, Piece, keep
 from infini.nn.host import take, to_device, to_numpy
 from infini.nn.ops.dtypes import for_products, state_dtype
@@ -36,14 +36,6 @@ class LargeMemory(NamedTuple):
 
     cache: Window
     entries: Window
-
-
-@state_class
-class MemorizingLeaves(NamedTuple):
-    """The state of the layer with the memory."""
-
-    window: Window
-    memory: LargeMemory
 
 
 class NormalisedAttention(XLAttention):
@@ -75,9 +67,7 @@ class MemorizingAttention(NormalisedAttention):
         self, *sizes: Any, memory_segments: int, neighbours: int = 32, search: Search = "exact", **options: Any
     ) -> None:
         super().__init__(*sizes, **options)
-        for name, value in (("memory_segments", memory_segments), ("neighbours", neighbours)):
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
+        at_least_one(memory_segments=memory_segments, neighbours=neighbours)
         if search not in get_args(Search):
             raise ValueError(f"search={search!r}: must be one of {', '.join(get_args(Search))}")
         self.memory_segments, self.neighbours, self.search = memory_segments, neighbours, search
@@ -92,7 +82,7 @@ class MemorizingAttention(NormalisedAttention):
     def init_leaves(self, batch_size: int, device: torch.device) -> Any:
         window, cache = super().init_leaves(batch_size, device)
         entries = Window(*(x.repeat(1, self.memory_segments, 1, 1) for x in cache))
-        return MemorizingLeaves(window, LargeMemory(cache, entries))
+        return AttentionLeaves(window, LargeMemory(cache, entries))
 
     def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
         x_BTD = for_products(x_BTD)
@@ -108,17 +98,17 @@ class MemorizingAttention(NormalisedAttention):
             mixed = (g * found + (1 - g) * a_BSQHV).to(a_BSQHV.dtype)
             return torch.where(any_BS[:, :, None, None, None], mixed, a_BSQHV)
 
-        y, after = self.attend_and_mix(x_BTD, new, XLLeaves(leaves.window, leaves.memory.cache), grid, mix)
-        return y, MemorizingLeaves(after.window, LargeMemory(after.memory, kept))
+        y, after = self.attend_and_mix(x_BTD, new, AttentionLeaves(leaves.window, leaves.memory.cache), grid, mix)
+        return y, AttentionLeaves(after.window, LargeMemory(after.memory, kept))
 
     def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         new = self.project_keys_values(for_products(x_BTD))
-        after = self._leaves_after(XLLeaves(leaves.window, leaves.memory.cache), new, grid)
-        return MemorizingLeaves(after.window, LargeMemory(after.memory, self._line(new, leaves, grid)[1]))
+        after = self._leaves_after(AttentionLeaves(leaves.window, leaves.memory.cache), new, grid)
+        return AttentionLeaves(after.window, LargeMemory(after.memory, self._line(new, leaves, grid)[1]))
 
     @torch.no_grad()
     def _line(
-        self, new: tuple[torch.Tensor, torch.Tensor], leaves: MemorizingLeaves, grid: Grid
+        self, new: tuple[torch.Tensor, torch.Tensor], leaves: AttentionLeaves, grid: Grid
     ) -> tuple[Window, Window]:
         """Keys and values of the memory and of all segments that the call completes, and the memory after the call.
 
@@ -190,14 +180,14 @@ def build(config: MemorizingConfig, dims: Dimensions, vocab_size: int) -> Decode
         raise ValueError(f"memory_layer={config.memory_layer}: must be from 0 to 1")
     chosen = max(1, math.ceil(config.memory_layer * dims.n_layers)) - 1
 
-    def attention(layer: int, **sizes: Any) -> NormalisedAttention:
+    sizes = attention_sizes(dims)
+
+    def attention(layer: int) -> NormalisedAttention:
         if layer != chosen:
             return NormalisedAttention(**sizes)
+        segments = config.memory_segments * config.memory_multiple
         return MemorizingAttention(
-            **sizes,
-            memory_segments=config.memory_segments * config.memory_multiple,
-            neighbours=config.neighbours,
-            search=config.search,
+            **sizes, memory_segments=segments, neighbours=config.neighbours, search=config.search
         )
 
-    return config.decoder(dims, vocab_size, attention)
+    return Decoder(dims, vocab_size, attention, activation=config.activation, tie_embeddings=config.tie_embeddings)

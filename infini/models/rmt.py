@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from infini.models import register
+from infini.nn.attention import at_least_one
 from infini.nn.host import to_device, to_numpy
 from infini.nn.protocols import Dimensions
 from infini.nn.recurrent import Recurrence, RecurrenceConfig, vectors
@@ -23,19 +24,11 @@ class RMT(Recurrence):
     memory_sees_itself = True
 
     def __init__(self, dims: Dimensions, vocab_size: int, memory_tokens: int, **options: object) -> None:
-        if memory_tokens < 1:
-            raise ValueError(f"memory_tokens={memory_tokens}: must be at least 1")
-        self.memory_tokens = memory_tokens
+        at_least_one(memory_tokens=memory_tokens)
         super().__init__(dims, vocab_size, **options)  # type: ignore[arg-type]
+        # A segment writes the whole memory.
+        self.memory_tokens = self.memory_size = self.summary_vectors = memory_tokens
         self.first_memory = vectors(memory_tokens, dims.d_model)
-
-    def memory_size(self) -> int:
-        return self.memory_tokens
-
-    @property
-    def summary_vectors(self) -> int:
-        """Vectors that a segment writes: the whole memory."""
-        return self.memory_tokens
 
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, None]:
         first = self.first_memory.view(memory_BMD.shape[1:]).to(memory_BMD.dtype)

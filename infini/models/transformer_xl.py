@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from infini.models import register
-from infini.nn.attention import LocalAttention
+from infini.nn.attention import AttentionLeaves, LocalAttention
 from infini.nn.decoder import Decoder, DecoderConfig
 from infini.nn.grid import Grid, Piece
 from infini.nn.ops.dtypes import for_products, state_dtype
@@ -30,15 +30,6 @@ class Hidden(NamedTuple):
     """A segment's layer inputs [B, N, D]."""
 
     x_BND: torch.Tensor
-
-
-@state_class
-class XLLeaves(NamedTuple):
-    """The unfinished segment, and the last whole segment, detached: layer inputs (Hidden) or keys and values
-    (Window)."""
-
-    window: Any
-    memory: Any
 
 
 Mix = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]
@@ -67,18 +58,18 @@ class XLAttention(LocalAttention):
     def init_leaves(self, batch_size: int, device: torch.device) -> Any:
         if self.positions == "t5":
             window, cache = (super(XLAttention, self).init_leaves(batch_size, device).window for _ in range(2))
-            return XLLeaves(window, cache)
+            return AttentionLeaves(window, cache)
         shape = (batch_size, self.segment_length, self.d_model)
         dtype = state_dtype(self.q_proj.weight.dtype)
-        return XLLeaves(*(Hidden(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2)))
+        return AttentionLeaves(*(Hidden(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2)))
 
     def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
         x_BTD = for_products(x_BTD)
         return self.attend_and_mix(x_BTD, self._kept(x_BTD), leaves, grid, lambda a, q, piece: a)
 
     def attend_and_mix(
-        self, x_BTD: torch.Tensor, new: tuple[torch.Tensor, ...], leaves: XLLeaves, grid: Grid, mix: Mix
-    ) -> tuple[torch.Tensor, XLLeaves]:
+        self, x_BTD: torch.Tensor, new: tuple[torch.Tensor, ...], leaves: AttentionLeaves, grid: Grid, mix: Mix
+    ) -> tuple[torch.Tensor, AttentionLeaves]:
         """attend(), with each piece's attention [B, S, Q, H, V] replaced by mix(attention, queries [B, S, Q, H, K],
         piece).
 
@@ -111,11 +102,11 @@ class XLAttention(LocalAttention):
         return (x_BTD,) if self.positions == "dai2019" else self.project_keys_values(x_BTD)
 
     @staticmethod
-    def _leaves_after(leaves: XLLeaves, new: tuple[torch.Tensor, ...], grid: Grid) -> XLLeaves:
+    def _leaves_after(leaves: AttentionLeaves, new: tuple[torch.Tensor, ...], grid: Grid) -> AttentionLeaves:
         kind = type(leaves.window)
         triples = list(zip(leaves.memory, leaves.window, new, strict=True))
         window = kind(*(grid.new_window(w, n) for _, w, n in triples))
-        return XLLeaves(window, kind(*(grid.last_segment(c, w, n).detach() for c, w, n in triples)))
+        return AttentionLeaves(window, kind(*(grid.last_segment(c, w, n).detach() for c, w, n in triples)))
 
     def _seen(self, piece: Piece, n_keys: int) -> torch.Tensor | None:
         """Keys that each segment may read [B, S, L]; None: all. A document's first segment has no previous one."""
@@ -169,8 +160,4 @@ class TransformerXLConfig(DecoderConfig):
 @register("transformer_xl", TransformerXLConfig)
 def build(config: TransformerXLConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with XLAttention in every layer."""
-
-    def attention(layer: int, **sizes: Any) -> XLAttention:
-        return XLAttention(**sizes, attention_scale=config.attention_scale, positions=config.positions)
-
-    return config.decoder(dims, vocab_size, attention)
+    return config.decoder(dims, vocab_size, XLAttention)

@@ -37,10 +37,17 @@ class Window(NamedTuple):
 
 @state_class
 class AttentionLeaves(NamedTuple):
-    """The state of one layer: the window, and the compressive memory if the layer has one."""
+    """The state of one layer: the window, and the layer's memory, if it has one. Both are those of the layer's kind."""
 
-    window: Window
-    memory: Memory | tuple[()]
+    window: Any
+    memory: Any
+
+
+def at_least_one(**sizes: int) -> None:
+    """Raise ValueError for the first of these sizes below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}={size}: must be at least 1")
 
 
 class LocalAttention(nn.Module):

@@ -223,22 +223,19 @@ def attention_sizes(dims: Dimensions) -> dict[str, Any]:
 
 @dataclass
 class DecoderConfig:
-    """Options of every model that is a Decoder. A model adds its own in a subclass."""
+    """Options of every model that is a Decoder. What a subclass adds are arguments of its attention."""
 
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True
 
-    def decoder(
-        self, dims: Dimensions, vocab_size: int, attention: Callable[..., LocalAttention], **options: Any
-    ) -> Decoder:
-        """A decoder with these options. attention: makes the attention of a layer from the layer's number, 0 at the
-        bottom, and from the sizes of `attention_sizes`. options: further arguments of Decoder."""
+    def decoder(self, dims: Dimensions, vocab_size: int, kind: type[LocalAttention]) -> Decoder:
+        """A decoder with these options and this kind of attention in every layer."""
+        own = {name: value for name, value in vars(self).items() if name not in DecoderConfig.__dataclass_fields__}
         sizes = attention_sizes(dims)
         return Decoder(
             dims,
             vocab_size,
-            lambda layer: attention(layer, **sizes),
+            lambda layer: kind(**sizes, **own),
             activation=self.activation,
             tie_embeddings=self.tie_embeddings,
-            **options,
         )

@@ -86,6 +86,8 @@ class Recurrence(Decoder, ABC):
         the same for all rows. torch's generator samples it. Segments that span several calls are not cut.
     """
 
+    memory_size: int
+    """Number of vectors in the memory."""
     memory_sees_itself = False
     """Whether attention is bidirectional among the vectors of the prefix, and among the write tokens."""
 
@@ -124,10 +126,6 @@ class Recurrence(Decoder, ABC):
         return True
 
     @abstractmethod
-    def memory_size(self) -> int:
-        """Number of vectors in the memory."""
-
-    @abstractmethod
     def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The prefix [B, P, D] of a segment after writes_B writes (on the host), and which of its vectors exist [B, P];
         None: all."""
@@ -143,7 +141,7 @@ class Recurrence(Decoder, ABC):
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         clock, layers = super().init_state(batch_size, device)
         weight = self.embedding.weight
-        shape = (batch_size, self.memory_size(), weight.shape[1])
+        shape = (batch_size, self.memory_size, weight.shape[1])
         memory = torch.zeros(shape, dtype=state_dtype(weight.dtype), device=layers[0].window.k_BNGK.device)
         windows = tuple(leaves.window for leaves in layers)
         return State(clock, (RecurrentLeaves(windows, memory, torch.zeros_like(clock.position_B)),))
@@ -342,7 +340,7 @@ class Recurrence(Decoder, ABC):
 
     def state_floats(self, n_segments: int) -> int:
         """d_model for each vector of the memory."""
-        return self.memory_size() * self.embedding.weight.shape[1]
+        return self.memory_size * self.embedding.weight.shape[1]
 
     def receptive_field(self, n_segments: int) -> int:
         """All tokens read: each segment's memory depends on the one before."""

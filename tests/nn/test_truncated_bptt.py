@@ -214,7 +214,7 @@ def test_the_schedule_counts_writes_and_places_of_groups() -> None:
 
 def test_without_outputs_the_same_is_written() -> None:
     model = make_model(MODELS[0])
-    memory = torch.randn(2, model.memory_size(), model.embedding.weight.shape[1]).double()
+    memory = torch.randn(2, model.memory_size, model.embedding.weight.shape[1]).double()
     tokens, writes = model.embedding(random_ids(2, N)), torch.tensor([1, 5])
     hidden, written, _ = model.read_segment(tokens, model.tables(), memory, writes)
     nothing, same, _ = model.read_segment(tokens, model.tables(), memory, writes, outputs=False)
