@@ -116,8 +116,11 @@ class _Book:
         self.alike: dict[str, list[str]] = {}
         for name in self.files:
             self.alike.setdefault(_alike(name), []).append(name)
-        self.encrypted: frozenset[str] = frozenset()
-        self.encrypted = self._encrypted()
+        # Whatever was done to the files that it lists, obfuscation of fonts included, they are not as they should be.
+        self.encrypted: set[str | None] = set()
+        if (name := self._find(_ENCRYPTION)) is not None:
+            listed = [given.get("URI", "") for tag, given in self._elements(name) if tag == "CipherReference"]
+            self.encrypted.update(map(self._find, listed))
         self.package = self._find_package()
 
     def text(self) -> str:
@@ -158,10 +161,8 @@ class _Book:
         return None
 
     def _read(self, name: str) -> bytes:
-        if name in self.encrypted:
-            raise _PageError(f"{name} is encrypted")
         info = self.files[name]
-        if info.flag_bits & 1:
+        if name in self.encrypted or info.flag_bits & 1:
             raise _PageError(f"{name} is encrypted")
         try:
             with self.archive.open(info) as file:
@@ -173,45 +174,28 @@ class _Book:
             self._fail(f"its pages hold more than {MAX_BYTES >> 20} MiB; is it a book?")
         return content
 
-    def _read_xml(self, name: str, start: Callable[[str, dict[str, str]], None]) -> None:
-        """Report the elements of a file of the container or of the package in their order, names without prefixes."""
-        try:
-            content = _decoded(self._read(name))
-        except _PageError as error:
-            self._fail(str(error))
-
-        def begin(tag: str, attributes: dict[str, str]) -> None:
-            start(tag.rpartition(":")[2], {key.rpartition(":")[2]: value for key, value in attributes.items()})
-
-        try:
-            _parse_xml(content, begin, lambda tag: None, lambda text: None)
-        except expat.ExpatError as error:
-            self._fail(f"cannot be read as an EPUB ({name}: {error})")
-
-    def _encrypted(self) -> frozenset[str]:
-        """Files that META-INF/encryption.xml lists. Whatever was done to them, obfuscation of fonts included, they are
-        not as they should be."""
-        found: set[str] = set()
+    def _elements(self, name: str) -> list[tuple[str, dict[str, str]]]:
+        """The elements of a file of the container or of the package in their order, names without prefixes."""
+        found: list[tuple[str, dict[str, str]]] = []
 
         def start(tag: str, attributes: dict[str, str]) -> None:
-            if tag == "CipherReference" and (name := self._find(attributes.get("URI", ""))) is not None:
-                found.add(name)
+            short = {key.rpartition(":")[2]: value for key, value in attributes.items()}
+            found.append((tag.rpartition(":")[2], short))
 
-        if (name := self._find(_ENCRYPTION)) is not None:
-            self._read_xml(name, start)
-        return frozenset(found)
+        try:
+            _parse_xml(_decoded(self._read(name)), start, lambda tag: None, lambda text: None)
+        except _PageError as error:
+            self._fail(str(error))
+        except expat.ExpatError as error:
+            self._fail(f"cannot be read as an EPUB ({name}: {error})")
+        return found
 
     def _find_package(self) -> str:
         """The name of the package document: the first that the container names and has."""
-        named: list[str] = []
-
-        def start(tag: str, attributes: dict[str, str]) -> None:
+        named, container = [], self._find(_CONTAINER)
+        for tag, attributes in self._elements(container) if container else ():
             if tag == "rootfile" and attributes.get("media-type", _PACKAGE).strip().lower() == _PACKAGE:
                 named.append(attributes.get("full-path", ""))
-
-        container = self._find(_CONTAINER)
-        if container is not None:
-            self._read_xml(container, start)
         found = [name for name in map(self._find, named) if name is not None]
         # Without a container one package document is as good as named.
         found = found or [name for name in self.files if name.lower().endswith(".opf")]
@@ -224,17 +208,12 @@ class _Book:
         """Manifest by id, and the ids of the spine."""
         manifest: dict[str, _Item] = {}
         spine: list[str] = []
-
-        def start(tag: str, attributes: dict[str, str]) -> None:
+        for tag, given in self._elements(self.package):
             if tag == "item":
-                item = _Item(
-                    attributes.get("href", "").strip(), attributes.get("media-type", ""), attributes.get("fallback")
-                )
-                manifest.setdefault(attributes.get("id", "").strip(), item)
+                item = _Item(given.get("href", "").strip(), given.get("media-type", ""), given.get("fallback"))
+                manifest.setdefault(given.get("id", "").strip(), item)
             elif tag == "itemref":
-                spine.append(attributes.get("idref", "").strip())
-
-        self._read_xml(self.package, start)
+                spine.append(given.get("idref", "").strip())
         if not spine:
             self._fail(f"cannot be read as an EPUB (the spine in {self.package} is empty)")
         return manifest, spine
@@ -369,16 +348,6 @@ class _Reader(HTMLParser):
             self.paragraphs.append(paragraph)
         self.parts = []
 
-    def read_html(self, text: str) -> None:
-        """Read a page that is not well-formed XML."""
-        self.feed(_without_sections(text))
-        while not self.hidden and self.rawdata.startswith("<") and len(self.rawdata) > 1:
-            # A comment or a quote in a tag that never ends would take the rest of the page: it ends at the first ">".
-            rest = self.rawdata.partition(">")[2]
-            self.rawdata = ""
-            self.feed(rest)
-        self.close()
-
 
 def _paragraphs(text: str, name: str) -> list[str]:
     """The paragraphs of a page. name: of its file. Raises _PageError where the rest of a page cannot be told from what
@@ -388,7 +357,13 @@ def _paragraphs(text: str, name: str) -> list[str]:
         _parse_xml(text, reader.handle_starttag, reader.handle_endtag, reader.handle_data)
     except expat.ExpatError:
         reader = _Reader()
-        reader.read_html(text)
+        reader.feed(_without_sections(text))
+        while not reader.hidden and reader.rawdata.startswith("<") and len(reader.rawdata) > 1:
+            # A comment or a quote in a tag that never ends would take the rest of the page: it ends at the first ">".
+            rest = reader.rawdata.partition(">")[2]
+            reader.rawdata = ""
+            reader.feed(rest)
+        reader.close()
     except _PageError as error:
         raise _PageError(f"{name}: {error}") from error
     if reader.hidden:
@@ -410,11 +385,7 @@ def _parse_xml(
     parser.UseForeignDTD(True)
     parser.buffer_text = True
     parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, data
-
-    def skipped(entity: str, is_parameter: bool) -> None:
-        data(html.unescape(f"&{entity};"))
-
-    parser.SkippedEntityHandler = skipped
+    parser.SkippedEntityHandler = lambda entity, is_parameter: data(html.unescape(f"&{entity};"))
     parser.ExternalEntityRefHandler = lambda *names: 0
     # The text is decoded already: the encoding that it declares is ignored.
     parser.Parse(text.lstrip().encode("utf-8", errors="replace").decode(), True)
