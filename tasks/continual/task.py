@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from infini.config.schema import Config
+from infini.errors import InputError
 from infini.tasks.continual.config import ContinualConfig
 from infini.tasks.text.document_data import DocumentDataModule
 from infini.tasks.text.document_evaluation import evaluate
-from infini.tasks.text.mixture import at_least, sources_of
 from infini.tasks.text.token_cache import TokenisedSplit
 
 __all__ = ["DataModule", "evaluate"]
@@ -36,3 +37,28 @@ class DataModule(DocumentDataModule):
         opened: TokenisedSplit = getattr(self, split)
         tokens = {name: int(opened.n_tokens[found].sum()) for name, found in sources_of(opened).items()}
         return super().data_record(split) | {"sources": tokens}
+
+
+def sources_of(split: TokenisedSplit) -> dict[str, list[int]]:
+    """Source -> the numbers of its documents, of a split of `mixture`."""
+    found: dict[str, list[int]] = {}
+    for index, name in enumerate(split.names):
+        found.setdefault(name.partition("/")[0], []).append(index)
+    return found
+
+
+def at_least(split: TokenisedSplit, n_tokens: int) -> TokenisedSplit:
+    """The documents of at least so many tokens. Raises InputError where a source has none."""
+    for source, documents in sources_of(split).items():
+        longest = max(split.n_tokens[index] for index in documents)
+        if longest < n_tokens:
+            said = f"the longest document of {source} to train on has {longest} tokens"
+            raise InputError(f"task.min_tokens={n_tokens}: {said}; leave it out of task.sources, or take fewer")
+    kept = [index for index, length in enumerate(split.n_tokens) if length >= n_tokens]
+    return replace(
+        split,
+        names=[split.names[index] for index in kept],
+        tokens=[split.tokens[index] for index in kept],
+        n_words=split.n_words[kept],
+        n_bytes=split.n_bytes[kept],
+    )

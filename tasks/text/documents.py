@@ -105,7 +105,14 @@ def load_documents(
         return synthetic_documents(split)
     if (found := data_folder(name, data_dir)) is not None:
         return _folder_documents(name, split, *found, cache_dir)
-    return _hub_documents(name, split, hub_id, max_documents if split == "train" else None, cache_dir)
+    from infini.tasks.text.hub import hub_documents
+
+    try:
+        return hub_documents(name, split, hub_id, max_documents if split == "train" else None, cache_dir)
+    except InputError:
+        raise
+    except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
+        raise no_data(name, TEXT_LAYOUT, hub_id, error) from error
 
 
 def read_text(path: Path) -> str:
@@ -174,18 +181,6 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
     if memo is not None and entries != known:
         write_atomically(memo, json.dumps(entries).encode())
     return [entry[2] for entry in entries.values()]
-
-
-def _hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> Documents:
-    from infini.tasks.text.hub import hub_texts
-
-    try:
-        texts = hub_texts(hub_id, split, limit, cache_dir)
-    except InputError:
-        raise
-    except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
-        raise no_data(name, TEXT_LAYOUT, hub_id, error) from error
-    return Documents(name, split, "hub", texts.revision, texts.names, texts.read)
 
 
 def synthetic_documents(split: str, seed: int = 0) -> Documents:
@@ -263,29 +258,20 @@ class TextTokenizer:
         special = {
             token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
-        begin, end = (
-            next(
-                (
-                    index
-                    for get in (special.get, tokenizer.token_to_id)
-                    for index in map(get, marks)
-                    if index is not None
-                ),
-                None,
-            )
-            for marks in (BEGINNINGS, ENDINGS)
-        )
+
+        def first(marks: Sequence[str]) -> int | None:
+            found = (get(mark) for get in (special.get, tokenizer.token_to_id) for mark in marks)
+            return next((index for index in found if index is not None), None)
+
+        begin, end = first(BEGINNINGS), first(ENDINGS)
         if begin is None:
             raise InputError(f"tokenizer {self.name} has none of {', '.join(BEGINNINGS)} to begin a document with")
         self.bos_id: int = begin
         """Id of the token before the first one of a document."""
         self.end_id: int = self.bos_id if end is None else end
         """Id of the token after the last one of a summary; bos_id where the vocabulary has no end token."""
-        self.stop_ids = {
-            self.bos_id,
-            self.end_id,
-            *(special[mark] for mark in (*ENDINGS, *ENDS_OF_TEXT) if mark in special),
-        }
+        ends = (special[mark] for mark in (*ENDINGS, *ENDS_OF_TEXT) if mark in special)
+        self.stop_ids = {self.bos_id, self.end_id, *ends}
         """Ids of the tokens at which a text that a model continues is over."""
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         self._tokenizer = tokenizer

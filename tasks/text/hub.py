@@ -6,7 +6,7 @@ Only the used part of a data set is downloaded: it is streamed once and stored a
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -17,7 +17,7 @@ from infini.errors import InputError, lone_surrogate
 from infini.system.network import reachable
 from infini.system.paths import scratch_folder
 from infini.system.progress import progress_bar
-from infini.tasks.text.documents import TextTokenizer
+from infini.tasks.text.documents import Documents, TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,9 @@ JSON_LINES: dict[str, JsonLines] = {
 """Hub id -> how to read it."""
 
 
-@dataclass(frozen=True)
-class HubTexts:
-    """Texts of one split in the order of the data set; they are read on demand."""
-
-    names: Sequence[str]
-    revision: str
-    """Hash: equal revisions mean equal texts under equal names."""
-    read: Callable[[int], str]
-
-
-def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None) -> HubTexts:
-    """The texts of a split of `hub_id`, which must have a column `text`; with a `limit`, the first `limit` texts.
+def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> Documents:
+    """The documents of a split of `hub_id`, which must have a column `text`, in its order; with a `limit`, the first
+    ones. They are read on demand.
 
     Of a data set in JSON_LINES the rows of one source are used. The whole train split of any other is in the cache of
     `datasets`. All else is streamed, because `datasets` would download the files of all splits to read one, and stored
@@ -99,14 +90,20 @@ def hub_texts(hub_id: str, split: str, limit: int | None, cache_dir: Path | None
         InputError: the data set has no column `text`.
         Exception: of many kinds, when neither the hub nor a cache has the texts.
     """
+    from datasets import Dataset
+
     if split == "train" and limit is None and hub_id not in JSON_LINES:
-        return _whole(hub_id, split)
+        return _whole(name, hub_id, split)
     if cache_dir is None:
         rows = list(_rows(hub_id, split, limit))
-        return HubTexts([name for name, _ in rows], _revision(hub_id, split, limit, rows), lambda index: rows[index][1])
+        names, revision = [name for name, _ in rows], _revision(hub_id, split, limit, rows)
+        return Documents(name, split, "hub", revision, names, lambda index: rows[index][1])
     key = hashlib.sha256(json.dumps([hub_id, split, limit]).encode()).hexdigest()[:16]
     kept = sorted((cache_dir / "hub").glob(f"{key}-*.arrow"))
-    return _open(kept[0] if kept else _keep(hub_id, split, limit, cache_dir / "hub", key))
+    path = kept[0] if kept else _keep(hub_id, split, limit, cache_dir / "hub", key)
+    dataset = Dataset.from_file(str(path))
+    revision = path.stem.partition("-")[2]
+    return Documents(name, split, "hub", revision, dataset["name"][:], lambda index: dataset[index]["text"])
 
 
 @contextmanager
@@ -125,7 +122,7 @@ def caches_only() -> Iterator[None]:
         datasets.logging.set_verbosity(before[2])
 
 
-def _whole(hub_id: str, split: str) -> HubTexts:
+def _whole(name: str, hub_id: str, split: str) -> Documents:
     import datasets
 
     with nullcontext() if reachable() else caches_only():
@@ -140,7 +137,7 @@ def _whole(hub_id: str, split: str) -> HubTexts:
         origin.append("without blank rows")
     names = [_name(split, index, urls[index]) for index in kept]
     revision = hashlib.sha256(json.dumps(origin).encode()).hexdigest()
-    return HubTexts(names, revision, lambda index: dataset[kept[index]]["text"])
+    return Documents(name, split, "hub", revision, names, lambda index: dataset[kept[index]]["text"])
 
 
 def _with_text(dataset: Any) -> list[int]:
@@ -223,32 +220,20 @@ def _keep(hub_id: str, split: str, limit: int | None, folder: Path, key: str) ->
         with ArrowWriter(features=features, path=str(path), writer_batch_size=16) as writer:
 
             def written() -> Iterator[tuple[str, str]]:
-                for name, text in _shown(_rows(hub_id, split, limit), f"fetching {hub_id}/{split}", limit):
-                    writer.write({"name": name, "text": text})
-                    yield name, text
+                rows = _rows(hub_id, split, limit)
+                # The bar appears with the first row, so that a failure prints one line only.
+                if (first := next(rows, None)) is not None:
+                    with progress_bar(f"fetching {hub_id}/{split}", limit) as advance:
+                        for name, text in chain([first], rows):
+                            advance(1)
+                            writer.write({"name": name, "text": text})
+                            yield name, text
 
             revision = _revision(hub_id, split, limit, written())
             writer.finalize()
         complete = folder / f"{key}-{revision}.arrow"
         os.replace(path, complete)
     return complete
-
-
-def _shown(rows: Iterator[tuple[str, str]], title: str, limit: int | None) -> Iterator[tuple[str, str]]:
-    """The same rows, with a progress bar on standard error."""
-    first = next(rows, None)  # the bar appears with the first row, so that a failure prints one line only
-    if first is not None:
-        with progress_bar(title, limit) as advance:
-            for row in chain([first], rows):
-                advance(1)
-                yield row
-
-
-def _open(path: Path) -> HubTexts:
-    from datasets import Dataset
-
-    dataset = Dataset.from_file(str(path))
-    return HubTexts(dataset["name"][:], path.stem.partition("-")[2], lambda index: dataset[index]["text"])
 
 
 def hub_tokenizer(hub_id: str, setting: str = "scale.tokenizer", instead: str = "scale.tokenizer=bpe") -> TextTokenizer:

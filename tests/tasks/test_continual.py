@@ -11,8 +11,7 @@ from tiny_runs import open_split, write_corpus
 
 from infini.config.compose import compose
 from infini.errors import InputError
-from infini.tasks.continual.task import DataModule
-from infini.tasks.text.mixture import at_least, sources_of
+from infini.tasks.continual.task import DataModule, at_least, sources_of
 
 MIXTURE = ["task=continual", "task.min_tokens=16"]
 
