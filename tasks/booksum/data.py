@@ -20,6 +20,7 @@ SEPARATOR = "\n\nSummary of the whole book:\n\n"
 """Between a book and its summary."""
 QUESTION = "\n\nSummarize the whole book above."
 """After a book that is a message of a chat template."""
+Summaries = Sequence[Sequence[np.ndarray]]
 _ORDER_STREAM = 5
 """The stream of a seed's random numbers that orders the examples."""
 
@@ -78,7 +79,7 @@ class Examples(ABC):
     def __init__(
         self,
         books: Sequence[np.ndarray],
-        summaries: Sequence[Sequence[np.ndarray]],
+        summaries: Summaries,
         marks: tuple[int, int],
         summary_tokens: int,
         batch_size: int,
@@ -96,41 +97,36 @@ class Examples(ABC):
     def batch(self, index: int) -> dict[str, Any]:
         """ids_BT, targets_BT (the summary and its end; IGNORE elsewhere), mask_BT, reset_BT, and more in subclasses."""
         first = index * self.batch_size
-        return self._of([self._pair(number) for number in range(first, first + self.batch_size)])
+        return self._tensors([self._pair(number) for number in range(first, first + self.batch_size)])
 
     def all_once(self) -> Iterator[dict[str, Any]]:
         """Every example once, in the order of the books."""
         for first in range(0, len(self.pairs), self.batch_size):
-            yield self._of(range(first, min(first + self.batch_size, len(self.pairs))))
+            yield self._tensors(range(first, min(first + self.batch_size, len(self.pairs))))
+
+    def _tensors(self, pairs: Sequence[int]) -> dict[str, Any]:
+        return {name: torch.from_numpy(array) for name, array in self._of(pairs).items()}
 
     def _pair(self, number: int) -> int:
         epoch, place = divmod(number, len(self.pairs))
         return int(np.random.default_rng([self.seed, _ORDER_STREAM, epoch]).permutation(len(self.pairs))[place])
 
     @abstractmethod
-    def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
+    def _of(self, pairs: Sequence[int]) -> dict[str, np.ndarray]:
         """The batch of these examples."""
 
 
 class SummaryBatches(Examples):
     """Examples for a language model: a book in its frame, the summary, and the frame's end if it is not cut.
 
-    length: tokens of a whole example; the book is cut to fit.
-
-    Raises InputError where an example has no room for a book.
+    length: tokens of a whole example; the book is cut to fit. rest: as of Examples. Raises InputError where an example
+    has no room for a book.
     """
 
     def __init__(
-        self,
-        books: Sequence[np.ndarray],
-        summaries: Sequence[Sequence[np.ndarray]],
-        frame: Frame,
-        length: int,
-        summary_tokens: int,
-        batch_size: int,
-        seed: int,
+        self, books: Sequence[np.ndarray], summaries: Summaries, frame: Frame, length: int, *rest: int
     ) -> None:
-        super().__init__(books, summaries, (int(frame.begin[0]), frame.end), summary_tokens, batch_size, seed)
+        super().__init__(books, summaries, (int(frame.begin[0]), frame.end), *rest)
         self.frame, self.length = frame, length
         longest = max(len(summary) for _, summary in self.pairs)
         if (room := length - len(frame) - longest) < 1:
@@ -147,34 +143,25 @@ class SummaryBatches(Examples):
         ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
         return ids, len(ids) - len(self.ends[pair]) - len(summary)
 
-    def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
-        rows = [(ids[:-1], ids[begin:]) for ids, begin in map(self.example, pairs)]
-        arrays = batch_of(rows, self.length, self.bos_id)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    def _of(self, pairs: Sequence[int]) -> dict[str, np.ndarray]:
+        return batch_of([(ids[:-1], ids[begin:]) for ids, begin in map(self.example, pairs)], self.length, self.bos_id)
 
 
 class SourceBatches(Examples):
     """Examples for an encoder-decoder: the source is the book's first `source_tokens`, the target the summary between
     begin and end token, without the end token if it is cut. Odd batches use random encoder states (see
-    infini.pretrained.seq2seq)."""
+    infini.pretrained.seq2seq). rest: as of Examples."""
 
     def __init__(
-        self,
-        books: Sequence[np.ndarray],
-        summaries: Sequence[Sequence[np.ndarray]],
-        marks: tuple[int, int],
-        source_tokens: int,
-        summary_tokens: int,
-        batch_size: int,
-        seed: int,
+        self, books: Sequence[np.ndarray], summaries: Summaries, marks: tuple[int, int], source_tokens: int, *rest: int
     ) -> None:
-        super().__init__(books, summaries, marks, summary_tokens, batch_size, seed)
+        super().__init__(books, summaries, marks, *rest)
         self.source_tokens = source_tokens
 
     def batch(self, index: int) -> dict[str, Any]:
         return super().batch(index) | {"at_random": index % 2 == 1}
 
-    def _of(self, pairs: Sequence[int]) -> dict[str, Any]:
+    def _of(self, pairs: Sequence[int]) -> dict[str, np.ndarray]:
         books = [self.books[self.pairs[pair][0]][: self.source_tokens] for pair in pairs]
         targets = [np.concatenate([[self.bos_id], self.pairs[pair][1], self.ends[pair]]) for pair in pairs]
         source_BS = np.full((len(pairs), max(map(len, books))), self.bos_id, dtype=np.int64)
@@ -183,5 +170,4 @@ class SourceBatches(Examples):
             source_BS[row, : len(book)], source_mask_BS[row, : len(book)] = book, True
         rows = [(target[:-1], target[1:]) for target in targets]
         arrays = batch_of(rows, max(map(len, targets)) - 1, self.bos_id)
-        arrays |= {"source_BS": source_BS, "source_mask_BS": source_mask_BS}
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return arrays | {"source_BS": source_BS, "source_mask_BS": source_mask_BS}

@@ -54,15 +54,8 @@ def evaluate(
     # Tokens that are read beside the book. The first of a text is not counted.
     around = 0 if isinstance(model, Seq2Seq) else len(frame) - 1
     # With the model's options, because an evaluation may change those of an encoder-decoder.
-    options = sorted(cfg.model.items())
-    decides = (
-        identity_of_reader(record),
-        cfg.dims.segment_length,
-        cfg.seed,
-        books.revision,
-        options,
-        *(["chat"] if task.chat else []),
-    )
+    options, chat = sorted(cfg.model.items()), ["chat"] if task.chat else []
+    decides = (identity_of_reader(record), cfg.dims.segment_length, cfg.seed, books.revision, options, *chat)
     drawing = (cfg.decoding.max_new_tokens, cfg.decoding.temperature, cfg.decoding.top_p)
     path = cache_path(cfg.results_dir, task.name, *decides, *drawing)
     cache = ResultCache(path, _FIELDS, record, parse_part(cfg.part))
@@ -197,9 +190,8 @@ def summarise(
     generator = torch.Generator().manual_seed(seed)
     started = time.perf_counter()
     tokens = []
-    for token, _ in generate(
-        reader, options.max_new_tokens, options.temperature, options.top_p, generator, {frame.end}
-    ):
+    drawing = (options.max_new_tokens, options.temperature, options.top_p)
+    for token, _ in generate(reader, *drawing, generator, {frame.end}):
         tokens.append(token)
         advance(DECODE_COST)
     advance(DECODE_COST * (options.max_new_tokens - len(tokens)))

@@ -47,18 +47,14 @@ class BooksumDataModule(ResumableDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Read books and summaries. Raises InputError when they cannot be loaded or an example has no room."""
-        require(
-            not self.cfg.recipe.curriculum, "recipe.curriculum", self.cfg.recipe.curriculum, "booksum has no stages"
-        )
+        curriculum = self.cfg.recipe.curriculum
+        require(not curriculum, "recipe.curriculum", curriculum, "booksum has no stages")
         self._train = open_books(self.cfg, "train")
         # Read now, so that errors come before the training and not after it.
         validation = open_books(self.cfg, "validation")
         self._opened = self._tokens(self._train)
         self.batches = self._batches(self._train, self._opened)
         self._validation = self._batches(validation, self._tokens(validation))
-        self._warn_if_k_covers_source()
-
-    def _warn_if_k_covers_source(self) -> None:
         cfg = self.cfg
         length = cfg.recipe.segments_per_sequence * cfg.dims.segment_length
         if cfg.model.get("unlimiformer") == "alternating" and cfg.model["k"] >= length:

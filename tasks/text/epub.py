@@ -118,8 +118,8 @@ class _Book:
             self.alike.setdefault(_alike(name), []).append(name)
         # Whatever was done to the files that it lists, obfuscation of fonts included, they are not as they should be.
         self.encrypted: set[str | None] = set()
-        if (name := self._find(_ENCRYPTION)) is not None:
-            listed = [given.get("URI", "") for tag, given in self._elements(name) if tag == "CipherReference"]
+        if (listing := self._find(_ENCRYPTION)) is not None:
+            listed = [given.get("URI", "") for tag, given in self._elements(listing) if tag == "CipherReference"]
             self.encrypted.update(map(self._find, listed))
         self.package = self._find_package()
 
