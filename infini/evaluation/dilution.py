@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from infini.nn.ops.memory import sigma
-from infini.nn.projections import recorded
-from infini.nn.protocols import optional
+from infini.nn.protocols import optional, recorded
 
 TOKENS_PER_CALL = 8192
 """All queries and keys of so many tokens are held at once, but of one row at least."""

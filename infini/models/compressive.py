@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from infini.models import register
-from infini.models.transformer_xl import Hidden, XLAttention, segments
+from infini.models.transformer_xl import Hidden, XLAttention
 from infini.nn.attention import AttentionLeaves, at_least_one
 from infini.nn.decoder import Decoder, DecoderConfig
 from infini.nn.grid import Grid, Piece, keep
@@ -102,7 +102,7 @@ class CompressiveAttention(XLAttention):
         self, x_BTD: torch.Tensor, leaves: AttentionLeaves, grid: Grid
     ) -> tuple[torch.Tensor, AttentionLeaves, torch.Tensor | None]:
         x_BTD = for_products(x_BTD)
-        own = [segments(leaves.window.x_BND, x_BTD, piece) for piece in grid.pieces]
+        own = [piece.segments(leaves.window.x_BND, x_BTD) for piece in grid.pieces]
         line, made, chunks = self._lines(leaves.memory, own, grid)
         outputs, first = [], 0
         losses: list[torch.Tensor] = []
@@ -123,7 +123,7 @@ class CompressiveAttention(XLAttention):
 
     def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         x_BTD = for_products(x_BTD)
-        own = [segments(leaves.window.x_BND, x_BTD, piece) for piece in grid.pieces]
+        own = [piece.segments(leaves.window.x_BND, x_BTD) for piece in grid.pieces]
         line, _, chunks = self._lines(leaves.memory, own, grid)
         return self._leaves_after_call(leaves, x_BTD, line, chunks, grid)
 

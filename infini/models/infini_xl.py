@@ -14,7 +14,7 @@ import torch
 
 from infini.models import register
 from infini.models.infini import MemoryConfig
-from infini.models.transformer_xl import XLAttention, segments
+from infini.models.transformer_xl import XLAttention
 from infini.nn.attention import AttentionLeaves, InfiniAttention, Window
 from infini.nn.decoder import Decoder
 from infini.nn.grid import Grid, Piece
@@ -62,7 +62,7 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
 
         def mix(a_BSQHV: torch.Tensor, q_BSQHK: torch.Tensor, piece: Piece) -> torch.Tensor:
             nonlocal mem
-            k, v = (segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
+            k, v = (piece.segments(w, n) for w, n in zip(leaves.window, new, strict=True))
             a_BSQHV, mem = self.mix_memory(a_BSQHV, q_BSQHK, k, v, mem, piece)
             return a_BSQHV
 
@@ -73,7 +73,7 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
         new = self.project_keys_values(for_products(x_BTD))
         mem: Any = leaves.memory.compressive
         for piece in grid.pieces:
-            k, v = (segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
+            k, v = (piece.segments(w, n) for w, n in zip(leaves.window, new, strict=True))
             _, mem = self.write_memory(k, v, mem, piece)
         after = self._leaves_after(AttentionLeaves(leaves.window, leaves.memory.cache), new, grid)
         return AttentionLeaves(after.window, CachedMemory(after.memory, mem))

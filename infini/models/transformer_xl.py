@@ -79,7 +79,7 @@ class XLAttention(LocalAttention):
         before = leaves.memory
         for piece in grid.pieces:
             x_BSQD = x_BTD[:, piece.start : piece.stop].unflatten(1, (piece.n_segments, -1))
-            own = tuple(segments(w, n, piece) for w, n in zip(leaves.window, new, strict=True))
+            own = tuple(piece.segments(w, n) for w, n in zip(leaves.window, new, strict=True))
             # The previous segment of each segment: the cache, then the call's own segments.
             past = tuple(
                 torch.cat([b[:, None].to(o.dtype), o[:, :-1]], 1).detach()
@@ -139,14 +139,6 @@ class XLAttention(LocalAttention):
             by_distance = torch.einsum("bsqhk,lhk->bshql", with_v, r)
             return with_u, relative_shift(by_distance) * self.scale
         return q, t5_bias(self.bucket_bias, distances(q.shape[2], n_keys, q.device))[None, None]
-
-
-def segments(old_BN: torch.Tensor, new_BT: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """A piece's tokens by segment [B, S, N, ...], preceded by those in the window."""
-    tokens = new_BT[:, piece.start : piece.stop]
-    if piece.offset:
-        tokens = torch.cat([old_BN[:, : piece.offset].to(tokens.dtype), tokens], 1)
-    return tokens.unflatten(1, (piece.n_segments, -1))
 
 
 @dataclass

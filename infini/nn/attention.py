@@ -19,7 +19,7 @@ from infini.nn.ops.blocks import BlockSums, in_blocks, read_and_mix
 from infini.nn.ops.dtypes import check_dtype, for_products, state_dtype
 from infini.nn.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
 from infini.nn.ops.relative import T5_BUCKETS, t5_attention
-from infini.nn.projections import Keep, Projection
+from infini.nn.protocols import Keep, Projection
 from infini.nn.state import State, difference, leaves, reset_rows, state_class
 
 Positions = Literal["rotary", "t5"]
@@ -233,12 +233,12 @@ class LocalAttention(nn.Module):
         """Outputs [B, T, D] and leaves after a call whose grid is planned."""
         x_BTD = for_products(x_BTD)
         q_BTHK = self.project_queries(x_BTD)
-        k_BTGK, v_BTGV = self.project_keys_values(x_BTD)
+        new = self.project_keys_values(x_BTD)
         old, mem = leaves.window, leaves.memory
         outputs = []
         for piece in grid.pieces:
             q = q_BTHK[:, piece.start : piece.stop].unflatten(1, (piece.n_segments, -1))
-            k, v = self._whole_segments(old, k_BTGK, v_BTGV, piece)
+            k, v = (piece.segments(o, n) for o, n in zip(old, new, strict=True))
             if self.positions == "t5":
                 a_dot = t5_attention(q, k.to(q.dtype), v.to(q.dtype), self.bucket_bias, self.scale)
             else:
@@ -246,7 +246,7 @@ class LocalAttention(nn.Module):
             a, mem = self.mix_memory(a_dot, q, k, v, mem, piece)
             outputs.append(a.flatten(-2).flatten(1, 2))
         a_BTX = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-        window = Window(grid.new_window(old.k_BNGK, k_BTGK), grid.new_window(old.v_BNGV, v_BTGV))
+        window = Window(*(grid.new_window(o, n) for o, n in zip(old, new, strict=True)))
         return self.o_proj(a_BTX), AttentionLeaves(window, mem)
 
     def attend_with_loss(
@@ -257,25 +257,13 @@ class LocalAttention(nn.Module):
 
     def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
         """The leaves that attend() returns, computed without queries, attention and outputs."""
-        k_BTGK, v_BTGV = self.project_keys_values(for_products(x_BTD))
+        new = self.project_keys_values(for_products(x_BTD))
         old, mem = leaves.window, leaves.memory
         for piece in grid.pieces:
-            k, v = self._whole_segments(old, k_BTGK, v_BTGV, piece)
+            k, v = (piece.segments(o, n) for o, n in zip(old, new, strict=True))
             _, mem = self.write_memory(k, v, mem, piece)
-        window = Window(grid.new_window(old.k_BNGK, k_BTGK), grid.new_window(old.v_BNGV, v_BTGV))
+        window = Window(*(grid.new_window(o, n) for o, n in zip(old, new, strict=True)))
         return AttentionLeaves(window, mem)
-
-    @staticmethod
-    def _whole_segments(
-        old: Window, k_BTGK: torch.Tensor, v_BTGV: torch.Tensor, piece: Piece
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A piece's keys and values [B, S, N, ...], with those of its first segment that are in the window."""
-        columns = slice(piece.start, piece.stop)
-        k, v = k_BTGK[:, columns], v_BTGV[:, columns]
-        if piece.offset:
-            k = torch.cat([old.k_BNGK[:, : piece.offset].to(k.dtype), k], 1)
-            v = torch.cat([old.v_BNGV[:, : piece.offset].to(v.dtype), v], 1)
-        return k.unflatten(1, (piece.n_segments, -1)), v.unflatten(1, (piece.n_segments, -1))
 
     def write_memory(
         self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece
@@ -441,11 +429,11 @@ class InfiniAttention(LocalAttention):
         return AttentionLeaves(window, mem)
 
     def write_weights(self, k_BTGK: torch.Tensor) -> torch.Tensor | None:
-        """None: every token is written alike; see infini.nn.projections.MemoryLayer."""
+        """None: every token is written alike; see infini.nn.protocols.MemoryLayer."""
         return None
 
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
-        """Pass the queries or keys of every call to `keep`; see infini.nn.projections.MemoryLayer."""
+        """Pass the queries or keys of every call to `keep`; see infini.nn.protocols.MemoryLayer."""
         of_queries = projection == "queries"
         linear, norm = (self.q_proj, self.q_norm) if of_queries else (self.k_proj, self.k_norm)
         heads = self.n_heads if of_queries else self.n_kv_heads
@@ -462,6 +450,11 @@ class InfiniAttention(LocalAttention):
         """The memory that each segment of the piece reads, and the memory after it (Eq. 4 or 5)."""
         assert isinstance(mem, Memory)
         if piece.commits:
+            # What remains of each head's memory after each segment; a segment that a row has not finished changes
+            # nothing.
+            decay_BSG = None if self.decay is None else torch.sigmoid(self.decay)[None, None]
+            if decay_BSG is not None and piece.complete_BS is not None:
+                decay_BSG = torch.where(piece.complete_BS[..., None], decay_BSG, 1.0)
             sums: memory.Sums
             if in_blocks(k_BSNGK):
                 sums = BlockSums(k_BSNGK, v_BSNGV, piece.weight_BSN)
@@ -476,19 +469,11 @@ class InfiniAttention(LocalAttention):
                 delta_normaliser=self.delta_normaliser,
                 reset_BS=piece.reset_BS,
                 earlier=piece.earlier,
-                decay_BSG=self._decay(piece),
+                decay_BSG=decay_BSG,
             )
         if piece.reset_BS is not None:
             mem = reset_rows(mem, piece.reset_BS[:, 0])
         return Memory(mem.m_BGKV[:, None], mem.z_BGK[:, None]), mem
-
-    def _decay(self, piece: Piece) -> torch.Tensor | None:
-        """What remains of each head's memory after each segment of a piece, broadcastable to [B, S, G]."""
-        if self.decay is None:
-            return None
-        decay_BSG = torch.sigmoid(self.decay)[None, None]
-        # A segment that a row has not finished changes nothing in its memory.
-        return decay_BSG if piece.complete_BS is None else torch.where(piece.complete_BS[..., None], decay_BSG, 1.0)
 
     def mix_memory(
         self,

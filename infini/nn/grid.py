@@ -58,6 +58,14 @@ class Piece:
     complete_BS: torch.Tensor | None = None
     earlier: Earlier | None = None
 
+    def segments(self, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
+        """The piece's tokens by segment [B, S, N, ...], preceded by those of its first segment that an earlier call
+        read. old_BN, new_BT: as for Grid.new_window."""
+        tokens = new_BT[:, self.start : self.stop]
+        if self.offset:
+            tokens = torch.cat([old_BN[:, : self.offset].to(tokens.dtype), tokens], 1)
+        return tokens.unflatten(1, (self.n_segments, -1))
+
 
 @dataclass(frozen=True)
 class Grid:

@@ -19,8 +19,7 @@ from infini.errors import DivergedError, InputError
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.nn.ops.dtypes import state_dtype
-from infini.nn.projections import recorded
-from infini.nn.protocols import ModelOutput, optional
+from infini.nn.protocols import ModelOutput, optional, recorded
 from infini.nn.sequence_parallel import SequenceParallel
 from infini.nn.state import State, detach, leaves, map_state, select_rows
 from infini.training.activation_checkpointing import cut, grouped

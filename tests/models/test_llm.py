@@ -27,7 +27,7 @@ from infini.evaluation.dilution import half_dilution
 from infini.models.llm import LLMConfig, base_model
 from infini.nn.ops import memory as ops
 from infini.nn.ops.reference import sigma
-from infini.nn.projections import recorded
+from infini.nn.protocols import recorded
 from infini.nn.state import select_rows, state_bytes
 from infini.pretrained.llm import bases, inject
 from infini.pretrained.llm.bases import Base

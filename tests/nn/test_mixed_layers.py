@@ -31,7 +31,7 @@ from infini.evaluation.perplexity import stream_documents, stream_with_foreign_m
 from infini.nn.attention import InfiniAttention, LocalAttention
 from infini.nn.decoder import Decoder
 from infini.nn.ops import reference
-from infini.nn.projections import recorded
+from infini.nn.protocols import recorded
 from infini.nn.state import is_memory, leaves, memory_floats, scale_memory
 from infini.training.additions import length_extension, long_history
 from infini.training.additions.length_extension import extended_call, extended_in_two_calls

@@ -8,7 +8,7 @@ from torch import nn
 
 from infini import InfiniAttention
 from infini.nn.ops.memory import sigma
-from infini.nn.projections import recorded
+from infini.nn.protocols import recorded
 
 N, HEADS, KEY = 4, 2, 6
 

@@ -9,7 +9,7 @@ from helpers import SEGMENT, make_model, random_ids
 
 from infini.config.compose import compose
 from infini.nn.ops.reference import sigma
-from infini.nn.projections import recorded
+from infini.nn.protocols import recorded
 from infini.training.additions.length_extension import extended_call, extended_in_two_calls
 from infini.training.additions.sparse_writes import FLOOR, penalty
 from infini.training.module import LanguageModelModule

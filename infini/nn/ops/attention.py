@@ -88,12 +88,6 @@ SHORTEST = 32
 """Tokens of a segment from which `_ShortAttention` is faster."""
 
 
-def _is_short(length: int, trained: bool) -> bool:
-    """Whether bfloat16 is slow in the CPU's fused kernel: its backward pass takes several times as long as in float32
-    (results/LOG.md 86). With AMX this holds up to 128 tokens, and only in training."""
-    return length <= 128 and trained if HAS_AMX else length <= 256
-
-
 class _ShortAttention(torch.autograd.Function):
     """Causal attention of whole short segments on a CPU: queries and keys [X, N, K], values [X, N, V].
 
@@ -138,7 +132,10 @@ def local_attention(
     N, G = k_BSNGK.shape[2], k_BSNGK.shape[3]
     V = v_BSNGV.shape[-1]
     trained = torch.is_grad_enabled() and (q_BSQHK.requires_grad or k_BSNGK.requires_grad or v_BSNGV.requires_grad)
-    slow = q_BSQHK.dtype == SLOW_DTYPE and q_BSQHK.device.type == "cpu" and _is_short(N, trained)
+    # In a CPU's fused kernel the backward pass takes several times as long in bfloat16 as in float32 (results/LOG.md
+    # 86). With AMX this holds up to 128 tokens, and only in training.
+    short = N <= 128 and trained if HAS_AMX else N <= 256
+    slow = q_BSQHK.dtype == SLOW_DTYPE and q_BSQHK.device.type == "cpu" and short
     if slow and trained and Q == N >= SHORTEST:
         q, k, v = (
             (x if x.shape[3] == H else x.repeat_interleave(H // G, 3)).transpose(2, 3).reshape(-1, N, x.shape[-1])

@@ -29,7 +29,7 @@ from infini.nn.host import to_device
 from infini.nn.ops import memory as ops
 from infini.nn.ops.dtypes import autocasts, state_dtype, without_autocast
 from infini.nn.ops.memory import Memory
-from infini.nn.projections import Keep, Projection
+from infini.nn.protocols import Keep, Projection
 from infini.nn.state import map_state, place_rows, select_rows, state_class
 from infini.pretrained.llm.plan import Columns, Group, Piece, SingleTokens, pieces
 from infini.pretrained.llm.settings import InfiniSettings

@@ -26,8 +26,7 @@ from infini.nn.grid import fresh_clock
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import state_dtype, without_autocast
 from infini.nn.ops.memory import Memory
-from infini.nn.projections import Keep, Projection
-from infini.nn.protocols import ModelOutput
+from infini.nn.protocols import Keep, ModelOutput, Projection
 from infini.nn.state import Clock, State, fork, map_state, reset_rows, state_class
 from infini.pretrained.llm.attention import LayerState, Wanted, empty_state, layer_types
 from infini.pretrained.llm.cache import InfiniCache, stock_layer
@@ -60,7 +59,7 @@ class KeyValues(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryOf:
-    """The memory of one attention layer of transformers, as an infini.nn.projections.MemoryLayer."""
+    """The memory of one attention layer of transformers, as an infini.nn.protocols.MemoryLayer."""
 
     model: PretrainedLM
     attention: Any

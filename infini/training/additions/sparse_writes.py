@@ -34,7 +34,7 @@ def penalty(model: Any, keys: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> 
 
     A write is the mean of sigma(k) over d_key, times the token's write weight if the memory has such weights.
 
-    keys: what model.memory_layers were written with [B, T, G K] (infini.nn.projections.recorded). mask_BT: False is
+    keys: what model.memory_layers were written with [B, T, G K] (infini.nn.protocols.recorded). mask_BT: False is
     padding; best on the host, because it is read. Gates are detached here: closing them would be the easiest way to
     reduce the penalty.
     """
