@@ -28,10 +28,6 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(attention.d_model, bias=False)
         self.feed_forward = FeedForward(attention.d_model, d_ff, activation)
 
-    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
-        """The leaves after the call, without its output."""
-        return self.attention.prefill(self.attention_norm(x_BTD), leaves, grid)
-
     def forward(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
         a, leaves, loss = self.attention.attend_with_loss(self.attention_norm(x_BTD), leaves, grid)
         x_BTD = x_BTD + a
@@ -68,6 +64,8 @@ class Decoder(nn.Module):
             found = ", ".join(map(str, lengths))
             raise ValueError(f"segment_length: layers have {found}; all must have the same")
         self.segment_length, self._window_segments = lengths[0], window_segments
+        # A document may begin inside a segment if no layer writes whole segments to a memory.
+        self._inner_resets = all(layer.inner_resets for layer in self.attentions())
         horizons = [layer.gradient_horizon for layer in self.attentions()]
         # A gradient reaches as far as the layers together: each adds its own reach.
         self.gradient_horizon: int | None = None if None in horizons else sum(h for h in horizons if h is not None)
@@ -91,11 +89,6 @@ class Decoder(nn.Module):
     def memory_is_a_sum(self) -> bool:
         """Whether any layer's memory is a sum over tokens."""
         return any(layer.memory_is_a_sum for layer in self.attentions())
-
-    @property
-    def _inner_resets(self) -> bool:
-        """Whether a document may begin inside a segment: true if no layer writes whole segments to a memory."""
-        return all(layer.inner_resets for layer in self.attentions())
 
     def reset_parameters(self) -> None:
         """Sample the initial weights.
@@ -143,7 +136,6 @@ class Decoder(nn.Module):
         See LocalAttention.forward for state, mask, reset and write weights.
         """
         state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
-        inner = self._inner_resets
         losses: list[torch.Tensor] = []
 
         def body(part_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
@@ -153,7 +145,8 @@ class Decoder(nn.Module):
             losses.extend(mean * (part_BT.numel() / ids_BT.numel()) for mean in means)
             return self.norm(x_BTD), new_layers
 
-        hidden, state = run_on_grid(body, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, inner)
+        extras = (mask_BT, reset_BT, write_weight_BT, self._inner_resets)
+        hidden, state = run_on_grid(body, ids_BT, state, self.segment_length, *extras)
         return ModelOutput(hidden, state, torch.stack(losses).sum() if losses else hidden.new_zeros(()))
 
     def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
@@ -161,11 +154,12 @@ class Decoder(nn.Module):
 
         def body(ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
             x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks) - 1, [])
-            last: Block = self.blocks[-1]  # type: ignore[assignment]
-            return ids_BT, (*new_layers, last.prefill(x_BTD, layers[-1], grid))
+            last: Any = self.blocks[-1]
+            after = last.attention.prefill(last.attention_norm(x_BTD), layers[-1], grid)
+            return ids_BT, (*new_layers, after)
 
-        inner = self._inner_resets
-        return run_on_grid(body, ids_BT, state, self.segment_length, None, reset_BT, None, inner)[1]
+        extras = (None, reset_BT, None, self._inner_resets)
+        return run_on_grid(body, ids_BT, state, self.segment_length, *extras)[1]
 
     def _run_blocks(
         self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid, n_blocks: int, losses: list[torch.Tensor]

@@ -358,13 +358,11 @@ def _run_span(
         state = reset_rows(state, torch.from_numpy(reset[:, 0]))
 
     def call(state: State, rows_B: np.ndarray | None = None) -> tuple[torch.Tensor, State]:
-        def rows_of(extra: Any) -> Any:
-            return extra if extra is None or rows_B is None else extra[rows_B]
-
         x = x_BT if rows_B is None else x_BT[to_device(rows_B, x_BT.device)]
-        extras = (rows_of(mask), rows_of(reset), rows_of(weight))
+        rows: Any = slice(None) if rows_B is None else rows_B
+        own_mask, own_reset, own_weight = (None if e is None else e[rows] for e in (mask, reset, weight))
         try:
-            grid = plan(state.clock, x.shape[1], segment_length, *extras, x.device)
+            grid = plan(state.clock, x.shape[1], segment_length, own_mask, own_reset, own_weight, x.device)
         except OffGridError as error:
             row = error.row if rows_B is None else int(rows_B[error.row])
             lead = 0 if lead_B is None else int(lead_B[row])

@@ -16,7 +16,7 @@ from torch import nn
 import infini
 from infini import InfiniAttention, LocalAttention, load_state, save_state
 from infini.nn.ops import reference
-from infini.nn.prefix_attention import PrefixAttention
+from infini.nn.recurrent import PrefixAttention
 from infini.nn.state import leaves, state_bytes
 
 EXACT = TOLERANCE[torch.float64]
