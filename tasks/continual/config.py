@@ -55,9 +55,5 @@ class ContinualConfig(TaskConfig):
         whole = self.shares is None or (len(self.shares) == len(self.sources) and min(self.shares) > 0)
         require(whole, "task.shares", self.shares, "must have a number above 0 for each of task.sources, or be null")
 
-    def share_of(self, source: str) -> float:
-        """A source's share, over any sum."""
-        return 1.0 if self.shares is None else self.shares[self.sources.index(source)]
-
 
 Config = ContinualConfig

@@ -31,7 +31,9 @@ class DataModule(DocumentDataModule):
         return at_least(found, self.task.min_tokens) if split == "train" else found
 
     def parts(self) -> Sequence[tuple[Sequence[int], float]]:
-        return [(documents, self.task.share_of(name)) for name, documents in sources_of(self.train).items()]
+        # Over any sum.
+        shares = dict(zip(self.task.sources, self.task.shares or [1.0] * len(self.task.sources), strict=True))
+        return [(documents, shares[name]) for name, documents in sources_of(self.train).items()]
 
     def data_record(self, split: str) -> dict[str, Any]:
         opened: TokenisedSplit = getattr(self, split)

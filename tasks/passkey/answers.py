@@ -2,8 +2,8 @@
 
 The prompts of one evaluation begin alike: the same sentences, then filler until the key. The prompts of one example at
 several lengths stay alike until the shorter one asks its question. A shared beginning is read once and its state is
-forked. Nothing else is shared, and repeated filler is read token by token. `answer_alone` reads one prompt from its
-first token to its last; the tests hold the two equal.
+forked. Nothing else is shared, and repeated filler is read token by token. The tests hold the answers equal to those of
+prompts that are read alone, from the first token to the last.
 """
 
 from __future__ import annotations
@@ -178,13 +178,6 @@ def answer_questions(
             yield from reader.decode(reader.read(replace(run, state=fork(run.state)), shorter), shorter)
             before_reading()
         yield from reader.decode(reader.read(run, longest), longest)
-
-
-def answer_alone(model: Any, question: Question, bos_id: int, *, tokens_per_call: int) -> Answer:
-    """The plain way: one prompt from its first token to its last, nothing shared."""
-    reader = _Reader(model, bos_id, tokens_per_call, lambda tokens: None)
-    with torch.no_grad():
-        return reader.decode(reader.read(reader.begin(), [question]), [question])[0]
 
 
 @dataclass(frozen=True)

@@ -56,14 +56,7 @@ def evaluate(
     knockouts = cfg.scale.knockouts and optional(model, "gates")() is not None and len(split) > 1
     work = _work(split.n_tokens, limit, knock_limit if knockouts else None)
     total = sum(tokens for name, tokens in work.items() if name.startswith("read/"))
-    identity = (
-        identity_of_reader(record),
-        N,
-        split.data_record(),
-        split_name,
-        limit,
-        knock_limit,
-    )
+    identity = (identity_of_reader(record), N, split.data_record(), split_name, limit, knock_limit)
     # Results of a version with other fields are in another file.
     path = cache_path(cfg.results_dir, cfg.task.name, *identity, _FIELDS)
     cache = ResultCache(path, _FIELDS, record, parse_part(cfg.part))
@@ -80,8 +73,10 @@ def evaluate(
         passes = _Passes(cache, own, model, split, tokenizer.bos_id, call, N, advance)
         streamed = passes.read("read", limit)
         if knockouts:
+            # Over all documents at once: every document reads another's memory.
+            options: dict[str, Any] = {"max_tokens": knock_limit, "advance": lambda n: advance(2 * n)}
             knocked = (
-                *passes.read_with_foreign_memory(knock_limit),
+                *passes.once("foreign", partial(stream_with_foreign_memory, model, split, tokenizer.bos_id, **options)),
                 passes.read("reset", knock_limit, reset_every=N),
                 passes.read("base", knock_limit),
             )
@@ -123,13 +118,6 @@ def _split(cfg: Config) -> str:
     return str(cfg.report["split"])
 
 
-def _foreign_lengths(n_tokens: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Tokens that a document is read with another's memory. The longest is read as far as the second longest."""
-    lengths = np.minimum(n_tokens, max_tokens)
-    lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
-    return lengths
-
-
 def _work(n_tokens: np.ndarray, limit: int | None, knock_limit: int | None) -> dict[str, int]:
     """Name of each result -> tokens to read for it. limit, knock_limit: most tokens of a document, without and with a
     knock-out; knock_limit None: there are no knock-outs."""
@@ -140,7 +128,10 @@ def _work(n_tokens: np.ndarray, limit: int | None, knock_limit: int | None) -> d
 
     work = of_pass("read", limit)
     if knock_limit is not None:
-        work["foreign"] = 2 * int(_foreign_lengths(n_tokens, knock_limit).sum())
+        lengths = np.minimum(n_tokens, knock_limit)
+        # With another's memory the longest is read as far as the second longest.
+        lengths[np.argmax(lengths)] = np.sort(lengths)[-2]
+        work["foreign"] = 2 * int(lengths.sum())
         work |= of_pass("reset", knock_limit) | of_pass("base", knock_limit)
     return work
 
@@ -163,35 +154,14 @@ class _Passes:
         """stream_documents over all documents."""
 
         def read(first: int, documents: DocumentSubset, edges: list[int]) -> tuple[Streamed, ...]:
-            made = partial(
-                stream_documents,
-                self.model,
-                documents,
-                self.bos_id,
-                tokens_per_call=self.tokens_per_call,
-                max_tokens=max_tokens,
-                reset_every=reset_every,
-                edges=edges,
-                segment_length=self.segment_length,
-                advance=self.advance,
-            )
-            return self._once(f"{name}/{first}", made)
+            options: dict[str, Any] = {"max_tokens": max_tokens, "reset_every": reset_every, "edges": edges}
+            options |= {"tokens_per_call": self.tokens_per_call, "segment_length": self.segment_length}
+            made = partial(stream_documents, self.model, documents, self.bos_id, advance=self.advance, **options)
+            return self.once(f"{name}/{first}", made)
 
         return stream_in_batches(self.split, max_tokens, self.segment_length, read)
 
-    def read_with_foreign_memory(self, max_tokens: int) -> tuple[Streamed, ...]:
-        """stream_with_foreign_memory over all documents at once: every document reads another's memory."""
-        read = partial(
-            stream_with_foreign_memory,
-            self.model,
-            self.split,
-            self.bos_id,
-            max_tokens=max_tokens,
-            advance=lambda n: self.advance(2 * n),
-        )
-        return self._once("foreign", read)
-
-    def _once(self, name: str, read: Callable[[], Streamed | tuple[Streamed, Streamed]]) -> tuple[Streamed, ...]:
+    def once(self, name: str, read: Callable[[], Streamed | tuple[Streamed, Streamed]]) -> tuple[Streamed, ...]:
         """The result of `read`, from the cache where it is there; empty for a result of another part."""
         if name not in self.own:
             return ()
@@ -200,31 +170,19 @@ class _Passes:
             started = time.perf_counter()
             result = read()
             parts = result if isinstance(result, tuple) else (result,)
-            self.cache.add(
-                name,
-                {
-                    "seconds": time.perf_counter() - started,
-                    "by_position": [_to_json(part.by_position) for part in parts],
-                    "by_place": [_to_json(part.by_place) for part in parts],
-                    "growth": parts[0].growth,
-                },
-            )
+            made: dict[str, Any] = {"seconds": time.perf_counter() - started}
+            for field in ("by_position", "by_place"):
+                binned = [getattr(part, field) for part in parts]
+                made[field] = [[each.edges, each.nll.tolist(), each.tokens.tolist()] for each in binned]
+            self.cache.add(name, made | {"growth": parts[0].growth})
             return parts
         self.advance(self.own[name])
         # JSON returns exactly the same floats.
-        return tuple(
-            Streamed(_from_json(positions), _from_json(places), entry["growth"])
-            for positions, places in zip(entry["by_position"], entry["by_place"], strict=True)
+        positions, places = (
+            [Binned(edges, np.array(nll), np.array(tokens)) for edges, nll, tokens in entry[field]]
+            for field in ("by_position", "by_place")
         )
-
-
-def _to_json(binned: Binned) -> list[Any]:
-    return [binned.edges, binned.nll.tolist(), binned.tokens.tolist()]
-
-
-def _from_json(stored: list[Any]) -> Binned:
-    edges, nll, tokens = stored
-    return Binned(edges, np.array(nll), np.array(tokens))
+        return tuple(Streamed(*binned, entry["growth"]) for binned in zip(positions, places, strict=True))
 
 
 def _add_knockouts(record: RunRecord, own: Any, foreign: Any, reset: Any, base: Any) -> None:

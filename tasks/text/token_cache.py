@@ -107,11 +107,25 @@ def tokenise(documents: Documents, tokenizer: TextTokenizer, cache_dir: Path, pr
     changed corpus nor an interrupted run is read by mistake. `progress` shows a bar with an estimate on standard error
     while tokenizing. Raises InputError naming a document that is empty or not UTF-8.
     """
+    from datasets import Dataset
+
     key = hashlib.sha256(json.dumps([_FORMAT, documents.revision, tokenizer.hash]).encode()).hexdigest()[:16]
     path = cache_dir / "tokens" / f"{documents.name}-{documents.split}-{key}.arrow"
     if not path.exists():
         _write(documents, tokenizer, path, progress)
-    return _open(path, documents, tokenizer)
+    table = Dataset.from_file(str(path)).data
+    tokens = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in table.column("ids").chunks]
+    return TokenisedSplit(
+        name=documents.name,
+        split=documents.split,
+        source=documents.source,
+        revision=documents.revision,
+        tokenizer_name=tokenizer.name,
+        names=table.column("name").to_pylist(),
+        tokens=tokens,
+        n_words=table.column("n_words").to_numpy(),
+        n_bytes=table.column("n_bytes").to_numpy(),
+    )
 
 
 def extents(
@@ -161,21 +175,3 @@ def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress:
                 advance(n_bytes if documents.total_bytes else 1)
             writer.finalize()
         os.replace(temporary, path)
-
-
-def _open(path: Path, documents: Documents, tokenizer: TextTokenizer) -> TokenisedSplit:
-    from datasets import Dataset
-
-    table = Dataset.from_file(str(path)).data
-    tokens = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in table.column("ids").chunks]
-    return TokenisedSplit(
-        name=documents.name,
-        split=documents.split,
-        source=documents.source,
-        revision=documents.revision,
-        tokenizer_name=tokenizer.name,
-        names=table.column("name").to_pylist(),
-        tokens=tokens,
-        n_words=table.column("n_words").to_numpy(),
-        n_bytes=table.column("n_bytes").to_numpy(),
-    )

@@ -15,7 +15,7 @@ from infini.errors import InputError
 from infini.evaluation.result_cache import ResultCache
 from infini.models import build_model
 from infini.report.intervals import proportion_interval
-from infini.tasks.passkey.answers import Answer, answer_alone, answer_questions, make_questions, tokens_to_read
+from infini.tasks.passkey.answers import Answer, _Reader, answer_questions, make_questions, tokens_to_read
 from infini.tasks.passkey.evaluation import _FIELDS, _cell, _entry
 from infini.tasks.passkey.prompt import PasskeyTemplate, word_tokenizer
 from infini.tasks.text.documents import _train_bpe
@@ -45,6 +45,13 @@ def by_name(answers):
     return {(a.question.length, a.question.depth, a.question.index): a for a in answers}
 
 
+def answer_alone(model, question, tokens_per_call):
+    """The plain way: one prompt from its first token to its last, nothing shared."""
+    reader = _Reader(model, TOKENIZER.bos_id, tokens_per_call, lambda tokens: None)
+    with torch.no_grad():
+        return reader.decode(reader.read(reader.begin(), [question]), [question])[0]
+
+
 def shared_cases():
     """Each kind of prompts for a third of the models, in one variant; the others are slow."""
     seen = set()
@@ -67,7 +74,7 @@ def test_what_is_shared_changes_no_answer(options, calls, prompts):
     answers = by_name(answer_questions(model, questions, TOKENIZER.bos_id, tokens_per_call=calls, rows_per_call=2))
     assert len(answers) == len(questions)
     for question in questions:
-        alone = answer_alone(model, question, TOKENIZER.bos_id, tokens_per_call=calls)
+        alone = answer_alone(model, question, calls)
         shared = answers[question.length, question.depth, question.index]
         assert np.array_equal(alone.given, shared.given)
         assert alone.log_probability == pytest.approx(shared.log_probability, abs=1e-9)
@@ -162,7 +169,7 @@ def test_decoding_is_greedy_and_feeds_back_its_own_tokens():
             hidden = torch.eye(TOKENIZER.vocab_size)[following][:, None]
             return SimpleNamespace(hidden_BTD=hidden, state=state)
 
-    answer = answer_alone(Counter(), question, TOKENIZER.bos_id, tokens_per_call=32)
+    answer = answer_alone(Counter(), question, 32)
     assert answer.given.tolist() == [digits[7], digits[8], digits[9], digits[0]]
     assert fed[-3:] == [digits[7], digits[8], digits[9]]
     assert fed[0] == TOKENIZER.bos_id and len(fed) == 1 + len(question.prompt) + 3
