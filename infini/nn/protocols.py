@@ -58,7 +58,6 @@ class LanguageModel(Protocol):
 
     def resize_segments(self, segment_length: int) -> None:
         """Change the segment length from the next call on."""
-        ...
 
     def __call__(
         self,
@@ -71,24 +70,19 @@ class LanguageModel(Protocol):
 
     def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
         """The state after a call, computed without its output."""
-        ...
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the vocabulary. Separate from the call, so that the loss is computed in chunks."""
-        ...
 
     @property
     def output_weight(self) -> torch.Tensor:
         """The output embedding [vocabulary, d_model]."""
-        ...
 
     def state_floats(self, n_segments: int) -> int:
         """Numbers per row in memory leaves after n_segments whole segments."""
-        ...
 
     def receptive_field(self, n_segments: int) -> int:
         """Tokens that can change the output of the last of n_segments whole segments, counted back from its end."""
-        ...
 
 
 Projection = Literal["queries", "keys"]
@@ -108,12 +102,10 @@ class MemoryLayer(Protocol):
 
     def write_weights(self, k_BTGK: torch.Tensor) -> torch.Tensor | None:
         """The factors [B, T, G] on what tokens with these keys add to the memory; None: 1 (the paper)."""
-        ...
 
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
         """Pass the queries [B, T, H K] or keys [B, T, G K] of every call to `keep`, before positions and before sigma,
         as the memory reads with them and is written with them. The result ends that."""
-        ...
 
 
 class OptionalMembers:

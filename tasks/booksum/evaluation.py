@@ -227,15 +227,11 @@ def _means(scored: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and interval of each metric, None where no book has scores; and the books."""
     if not scored:
         return {name: None for metric in (*TYPES, OVERALL) for name in (metric, f"{metric}_interval")} | {"books": []}
-    means = over_books(scored)
-    return {
-        **{metric: round(value, 4) for metric, (value, _, _) in means.items()},
-        **{
-            f"{metric}_interval": None if low is None or high is None else [round(low, 4), round(high, 4)]
-            for metric, (_, low, high) in means.items()
-        },
-        "books": scored,
-    }
+    means, intervals = {}, {}
+    for metric, (value, low, high) in over_books(scored).items():
+        means[metric] = round(value, 4)
+        intervals[f"{metric}_interval"] = None if low is None or high is None else [round(low, 4), round(high, 4)]
+    return {**means, **intervals, "books": scored}
 
 
 def _results(cell: dict[str, Any], note: str) -> dict[str, dict[str, Any]]:

@@ -196,12 +196,10 @@ class _Run:
 class _Reader:
     """Feeds tokens to a model and counts time and tokens."""
 
-    def __init__(
-        self, model: Any, bos_id: int, tokens_per_call: int, advance: Advance, knock_out: bool = False
-    ) -> None:
-        self.model, self.bos_id, self.tokens_per_call, self.advance = model, bos_id, tokens_per_call, advance
+    def __init__(self, model: Any, bos_id: int, tokens_per_call: int, advance: Advance, knock_out: bool) -> None:
+        self.model, self.bos_id, self.tokens_per_call = model, bos_id, tokens_per_call
+        self.advance, self.knock_out = advance, knock_out
         self.device = next(model.parameters()).device
-        self.knock_out = knock_out
 
     def _clock(self) -> float:
         # On a GPU a call returns before its work is done.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, cast
@@ -62,18 +61,14 @@ def evaluate(
     identity = (identity_of_reader(record), prompts, N, cfg.seed, data)
     cache = ResultCache(cache_path(cfg.results_dir, task.name, *identity), _FIELDS, record, parse_part(cfg.part))
     # Parts share examples: the prompts of an example at several lengths begin alike, which is read once.
-    own = set(cache.share(list(dict.fromkeys((question.depth, question.index) for question in questions))))
-    missing = [
-        question
-        for question in questions
-        if (question.depth, question.index) in own and question.name not in cache.entries
-    ]
+    own = set(cache.share(list(dict.fromkeys((each.depth, each.index) for each in questions))))
+    missing = [each for each in questions if (each.depth, each.index) in own and each.name not in cache.entries]
     console = plain_console()
     console.print(
         f"asking {name_of_model(record)} ({cfg.recipe.name}) {len(missing):,} questions"
         + (f" ({len(cache.entries):,} were answered before)" if cache.entries else "")
     )
-    names: dict[tuple[int, str], list[str]] = defaultdict(list)
+    names: dict[tuple[int, str], list[str]] = {(length, depth): [] for length in lengths for depth in depths}
     for question in questions:
         names[question.length, question.depth].append(question.name)
     total = tokens_to_read(missing, task.rows_per_call) if missing else 0
@@ -101,11 +96,7 @@ def evaluate(
     cache.end_part([question.name for question in questions])
     # The cache may also hold answers to prompts that this configuration does not ask.
     entries = [cache.entries[question.name] for question in questions]
-    cells = [
-        _cell(length, depth, [cache.entries[name] for name in names[length, depth]])
-        for length in lengths
-        for depth in depths
-    ]
+    cells = [_cell(*cell, [cache.entries[name] for name in of_cell]) for cell, of_cell in names.items()]
     record.data = data | {"documents": len(questions), "tokens": sum(len(question.prompt) for question in questions)}
     record.results = _results(entries)
     record.series["cells"] = cells

@@ -258,12 +258,11 @@ class TextTokenizer:
         special = {
             token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
-
-        def first(marks: Sequence[str]) -> int | None:
-            found = (get(mark) for get in (special.get, tokenizer.token_to_id) for mark in marks)
-            return next((index for index in found if index is not None), None)
-
-        begin, end = first(BEGINNINGS), first(ENDINGS)
+        of_marks = [
+            [get(mark) for get in (special.get, tokenizer.token_to_id) for mark in marks]
+            for marks in (BEGINNINGS, ENDINGS)
+        ]
+        begin, end = (next((index for index in found if index is not None), None) for found in of_marks)
         if begin is None:
             raise InputError(f"tokenizer {self.name} has none of {', '.join(BEGINNINGS)} to begin a document with")
         self.bos_id: int = begin

@@ -47,7 +47,7 @@ def by_name(answers):
 
 def answer_alone(model, question, tokens_per_call):
     """The plain way: one prompt from its first token to its last, nothing shared."""
-    reader = _Reader(model, TOKENIZER.bos_id, tokens_per_call, lambda tokens: None)
+    reader = _Reader(model, TOKENIZER.bos_id, tokens_per_call, lambda tokens: None, knock_out=False)
     with torch.no_grad():
         return reader.decode(reader.read(reader.begin(), [question]), [question])[0]
 
