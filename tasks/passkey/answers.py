@@ -1,4 +1,4 @@
-"""Answers to passkey prompts: each prompt is streamed through the model, and its answer is decoded greedily.
+"""Questions of an evaluation and their answers: prompts are streamed through the model, answers decoded greedily.
 
 The prompts of one evaluation begin alike: the same sentences, then filler until the key. The prompts of one example at
 several lengths stay alike until the shorter one asks its question. A shared beginning is read once and its state is

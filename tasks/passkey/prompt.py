@@ -1,7 +1,7 @@
 """The passkey prompt of the paper's appendix, as token spans: a prompt of ten million tokens is a few small arrays.
 
 Every prompt is head, x blocks of filler, key, y blocks of filler, question; the answer follows. A span is a range of an
-array that is repeated without end, so that no long array exists.
+array that is repeated without end, so that no long array exists. `make_template` makes the prompts of a configuration.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ sentence; and the maximum number of samples (also for an answer that no segment 
 
 
 class PasskeyBatches:
-    """Batch number i at a stage of the curriculum, always the same.
+    """Batch number i at a stage of the curriculum, made on demand from the seed and this number alone.
 
     stages: [(segment length, tokens per sequence)], the last one the main training. batch_size: rows of the last stage;
     stages of shorter sequences have proportionally more. short: (tokens per sequence, share): in this share of the last
