@@ -31,7 +31,6 @@ class BookSplit:
 
     documents: Documents
     """The texts; names are the books' numbers (`bid`)."""
-    titles: Sequence[str]
     summaries: Sequence[tuple[str, ...]]
     """Each book's summaries, at least one."""
     revision: str
@@ -179,5 +178,4 @@ def _split(
     places = [index for index, _, _ in books.values()]
     corpus = SYNTHETIC if source == SYNTHETIC else NAME
     documents = Documents(corpus, split, source, texts.hexdigest(), list(books), lambda number: read(places[number]))
-    titles = [str(rows[index].get("title") or "") for index in places]
-    return BookSplit(documents, titles, [tuple(texts) for _, _, texts in books.values()], all_of_it.hexdigest())
+    return BookSplit(documents, [tuple(texts) for _, _, texts in books.values()], all_of_it.hexdigest())

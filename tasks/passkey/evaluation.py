@@ -170,7 +170,7 @@ def _entry(answer: Answer, tokenizer: TextTokenizer, segment_length: int, peak: 
         "answer": tokenizer.decode(answer.given).strip(),
         "right": answer.n_right,
         "tokens": answer.n_tokens,
-        "digits_right": _digits_right(prompt.key, _texts(tokenizer, answer.given), _texts(tokenizer, prompt.answer)),
+        "digits_right": _digits_right(answer, tokenizer),
         "log_probability": round(answer.log_probability, 4),
         "prompt_tokens": len(prompt),
         "blocks": list(prompt.blocks),
@@ -217,22 +217,19 @@ def _cell(length: int, depth: str, entries: Sequence[dict[str, Any]]) -> dict[st
     }
 
 
-def _texts(tokenizer: TextTokenizer, ids: np.ndarray) -> list[str]:
-    """The text of each token, without white space."""
-    return ["".join(tokenizer.decode([token]).split()) for token in ids]
-
-
-def _digits_right(key: str, given: Sequence[str], expected: Sequence[str]) -> int:
-    """How many digits of the key are right at their place in an answer. given, expected: the texts of the tokens of the
-    answer and of the key.
+def _digits_right(answer: Answer, tokenizer: TextTokenizer) -> int:
+    """How many digits of the key are right at their place in an answer.
 
     Where the tokens of the key are its digits, each token is a place. Otherwise digits are compared in the order of the
     text, because tokens may join them. Letters and marks of a token are one wrong place, so that the digits behind them
     keep theirs; in the place of a separator before the key they are none.
     """
-    if list(expected) == list(key):
-        return sum(map(operator.eq, key, given))
-    marked = (re.sub(r"[^0-9]+", "?" if wanted else "", text) for text, wanted in zip(given, expected, strict=True))
+    key, expected = answer.question.prompt.key, answer.question.prompt.answer
+    # The text of each token, without white space.
+    said, wanted = (["".join(tokenizer.decode([each]).split()) for each in ids] for ids in (answer.given, expected))
+    if wanted == list(key):
+        return sum(map(operator.eq, key, said))
+    marked = (re.sub(r"[^0-9]+", "?" if right else "", text) for text, right in zip(said, wanted, strict=True))
     return sum(map(operator.eq, key, "".join(marked)))
 
 
