@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -44,6 +45,7 @@ BOUNDARY_SHARE, BOUNDARY_TRIES = 0.4, 64
 sentence; and the maximum number of samples (also for an answer that no segment end cuts)."""
 
 
+@dataclass(frozen=True)
 class PasskeyBatches:
     """Batch number i at a stage of the curriculum, made on demand from the seed and this number alone.
 
@@ -59,27 +61,23 @@ class PasskeyBatches:
     every position relative to segment boundaries.
     """
 
-    def __init__(
-        self,
-        template: PasskeyTemplate,
-        bos_id: int,
-        stages: Sequence[tuple[int, int]],
-        batch_size: int,
-        seed: int,
-        lm_loss_weight: float = 0.0,
-        few_digit_share: float = 0.0,
-        history: tuple[int, int] | None = None,
-        short: tuple[int, float] | None = None,
-    ) -> None:
-        self.template, self.bos_id, self.stages = template, bos_id, list(stages)
-        self.seed, self.lm_loss_weight, self.few_digit_share = seed, lm_loss_weight, few_digit_share
-        self.history, self.short = history, short
-        self.tokens = batch_size * self.stages[-1][1]
-        lengths = [length for _, length in self.stages] + ([short[0]] if short else [])
-        if (shortest := min(lengths)) < template.shortest(training=True):
+    template: PasskeyTemplate
+    bos_id: int
+    stages: Sequence[tuple[int, int]]
+    batch_size: int
+    seed: int
+    lm_loss_weight: float = 0.0
+    few_digit_share: float = 0.0
+    history: tuple[int, int] | None = None
+    short: tuple[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        lengths = [length for _, length in self.stages] + ([self.short[0]] if self.short else [])
+        enough = self.template.shortest(training=True)
+        if (shortest := min(lengths)) < enough:
             raise InputError(
                 "recipe.curriculum, recipe.short_sequences, or recipe.segments_per_sequence x dims.segment_length: "
-                f"{shortest} tokens are too few for a passkey prompt, which needs {template.shortest(training=True)}"
+                f"{shortest} tokens are too few for a passkey prompt, which needs {enough}"
             )
 
     def batch(self, index: int, stage: int) -> dict[str, Any]:
@@ -91,10 +89,9 @@ class PasskeyBatches:
         if last and self.short and rng.random() < self.short[1]:
             length = self.short[0]
         shortest = max(length - segment_length + 1, self.template.shortest(training=True))
-        share = self.few_digit_share if last else 0.0
         rows = []
-        for _ in range(max(1, self.tokens // length)):
-            prompt = self._prompt(rng, shortest, length, segment_length if last else None, share)
+        for _ in range(max(1, self.batch_size * self.stages[-1][1] // length)):
+            prompt = self._prompt(rng, shortest, length, segment_length if last else None)
             rows.append((input_ids(prompt, self.bos_id), prompt.answer))
         arrays = batch_of(rows, length, self.bos_id)
         if self.lm_loss_weight:
@@ -108,9 +105,7 @@ class PasskeyBatches:
         batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return batch | {"segment_length": segment_length, "lm_weight": self.lm_loss_weight}
 
-    def _prompt(
-        self, rng: np.random.Generator, shortest: int, longest: int, segment_length: int | None, few_digit_share: float
-    ) -> Prompt:
+    def _prompt(self, rng: np.random.Generator, shortest: int, longest: int, segment_length: int | None) -> Prompt:
         """A prompt of `shortest` to `longest` tokens with its answer; segment_length: None before the last stage.
 
         The last stage adds the following, with which the first stage would take twice as long. One key in fourteen is
@@ -124,17 +119,15 @@ class PasskeyBatches:
             asked, depth = int(rng.integers(shortest, longest + 1)), float(rng.random())
             return self.template.example(asked, depth, rng, training=True)
         for _ in range(BOUNDARY_TRIES):
-            prompt = self._last_stage_prompt(rng, shortest, longest, segment_length, few_digit_share)
+            prompt = self._last_stage_prompt(rng, shortest, longest, segment_length)
             # bos_id is the first token of the first segment, and the answer's last token is not fed.
             if (len(prompt) + len(prompt.answer) - 1) // segment_length == len(prompt) // segment_length:
                 break
         return prompt
 
-    def _last_stage_prompt(
-        self, rng: np.random.Generator, shortest: int, longest: int, segment_length: int, few_digit_share: float
-    ) -> Prompt:
+    def _last_stage_prompt(self, rng: np.random.Generator, shortest: int, longest: int, segment_length: int) -> Prompt:
         """A prompt of the last stage, whether a segment ends before its answer or not."""
-        few = few_digit_share > 0 and bool(rng.random() < few_digit_share)
+        few = self.few_digit_share > 0 and bool(rng.random() < self.few_digit_share)
         key = self.template.draw_key(rng, training=True, few_digits=few)
         depth = float(np.clip(rng.uniform(-0.1, 1.3), 0.0, 1.0))
         for _ in range(BOUNDARY_TRIES if depth > 0 and rng.random() < BOUNDARY_SHARE else 1):
