@@ -104,14 +104,8 @@ class LocalAttention(nn.Module):
         super().__init__()
         d_value = d_key if d_value is None else d_value
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        for name, size in (
-            ("d_model", d_model),
-            ("n_heads", n_heads),
-            ("d_key", d_key),
-            ("d_value", d_value),
-            ("n_kv_heads", n_kv_heads),
-            ("segment_length", segment_length),
-        ):
+        sizes = {"d_model": d_model, "n_heads": n_heads, "d_key": d_key, "d_value": d_value}
+        for name, size in (sizes | {"n_kv_heads": n_kv_heads, "segment_length": segment_length}).items():
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name}={size}: must be a whole number, at least 1")
         if n_heads % n_kv_heads:

@@ -203,14 +203,11 @@ class Recurrence(Decoder, ABC):
         random_segments: bool = False,
         **options: Any,
     ) -> None:
-        def attention(layer: int) -> PrefixAttention:
-            return PrefixAttention(**attention_sizes(dims), positions=positions, rope_base=rope_base)
-
-        if bptt_depth is not None and (
-            isinstance(bptt_depth, bool) or not isinstance(bptt_depth, int) or bptt_depth < 0
-        ):
+        # A truth value is an int of Python.
+        if bptt_depth is not None and (type(bptt_depth) is not int or bptt_depth < 0):
             raise ValueError(f"bptt_depth={bptt_depth!r}: must be an integer from 0, or null")
-        super().__init__(dims, vocab_size, attention, **options)
+        sizes = {**attention_sizes(dims), "positions": positions, "rope_base": rope_base}
+        super().__init__(dims, vocab_size, lambda layer: PrefixAttention(**sizes), **options)
         self.gradient_horizon, self.random_segments = bptt_depth, random_segments
         self._compiled: Callable[..., tuple[torch.Tensor, list[Window]]] | None = None
 
