@@ -248,10 +248,11 @@ def _seconds(read: Read, tokens: int, backward: bool, setting: Setting) -> float
     cfg, device = setting.cfg, setting.device
     x = torch.randn(1, tokens, cfg.dims.d_model, device=device, requires_grad=backward)
 
-    def call() -> None:
+    def call() -> torch.Tensor:
         with torch.set_grad_enabled(backward), autocast(cfg.parallel.precision, device):
             y = read(x)
         if backward:
             y.float().sum().backward()
+        return y
 
     return seconds_of(call, device)

@@ -201,12 +201,14 @@ def wait(device: torch.device) -> None:
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of a call until its work is done."""
+    """Seconds of a call until its work is done. To free what it returns is not its work."""
     wait(device)
     begin = time.perf_counter()
-    call()
+    result = call()
     wait(device)
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    del result
+    return seconds
 
 
 def start_peak(device: torch.device, key: str, off: str) -> int:

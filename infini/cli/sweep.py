@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -146,11 +147,15 @@ def _job(name: str, marks: Path | None, cfg: DictConfig) -> str | None:
     def run() -> int | None:
         job, command = load(cfg, overrides), f"infini {' '.join(sys.argv[1:])}"
         mark = None if marks is None else marks / _digest(json.dumps(asdict(job), sort_keys=True, default=str))
-        if mark is not None and mark.is_file():
+        finished: list[str] = []
+        if mark is not None:
+            # Another process of the same sweep removes the marks when all jobs have finished.
+            with suppress(FileNotFoundError):
+                finished = mark.read_text(encoding="utf-8").split()
+        if finished:
             from infini.runs.common import still_stands
 
-            finished = mark.read_text(encoding="utf-8").split()
-            if finished and all(still_stands(job, run_id) for run_id in finished):
+            if all(still_stands(job, run_id) for run_id in finished):
                 print(f"{command}: done before", flush=True)
                 return 0
         print(command, flush=True)

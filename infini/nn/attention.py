@@ -43,6 +43,17 @@ class AttentionLeaves(NamedTuple):
     memory: Any
 
 
+# States that older versions wrote with torch.save name the class of their model's layers.
+torch.serialization.add_safe_globals(
+    [
+        (AttentionLeaves, "infini.models.compressive.CompressiveLeaves"),
+        (AttentionLeaves, "infini.models.infini_xl.InfiniXLLeaves"),
+        (AttentionLeaves, "infini.models.memorizing.MemorizingLeaves"),
+        (AttentionLeaves, "infini.models.transformer_xl.XLLeaves"),
+    ]
+)
+
+
 def at_least_one(**sizes: int) -> None:
     """Raise ValueError for the first of these sizes below 1."""
     for name, size in sizes.items():

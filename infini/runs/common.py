@@ -216,11 +216,11 @@ def open_model(cfg: Config, overrides: list[str], folder: Path | None, device: t
 
 def find_model(cfg: Config, overrides: list[str], any_model: bool = False) -> Path | None:
     """The folder of the trained model `cfg.checkpoint`, or of the newest run of this task, model and scale; None for a
-    pretrained model of which exactly this has no training. cfg: of with_base.
+    pretrained model that was not trained with exactly these options: it is used as it is. cfg: of with_base.
 
     A seed or a recipe on the command line must match. Runs that were trained with the given settings are preferred.
-    any_model: without a model on the command line, any model from scratch matches. Raises InputError when there is
-    none.
+    any_model: without a model on the command line, any model from scratch matches. Raises InputError where a model
+    from scratch has no such run.
     """
     if cfg.checkpoint is not None:
         return named_folder("checkpoint", cfg.checkpoint, cfg.results_dir)

@@ -78,7 +78,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
 def settle(
     own: Mapping[str, Sequence[str]], trained: Mapping[str, bool], asked: Sequence[str], console: Console
 ) -> None:
-    """Print for which rows of a report a setting of the command line is not: those with a setting of their own, and
+    """Print which rows of a report do not take a setting of the command line: those with a setting of their own, and
     those without a training that reads it.
 
     own: row -> its own settings. trained: row -> whether it has a training with the recipe and the optimizer of the

@@ -57,7 +57,7 @@ def _evaluated(closure: Any) -> Any:
 
 
 class _OneByOne(torch.optim.Optimizer):
-    """Moves every parameter that has a gradient by itself."""
+    """Moves each parameter that has a gradient, one after the other."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

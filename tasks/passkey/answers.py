@@ -247,11 +247,13 @@ class _Reader:
         carried = sum(size for path, size in sizes if is_memory(path)), sum(size for _, size in sizes)
         given: list[np.ndarray] = []
         likely: list[torch.Tensor] = []
-        # In float32 or better: in bfloat16 two tokens may tie.
-        weight = self.model.output_weight.to(state_dtype(self.model.output_weight.dtype))
         for step in range(longest):
             with torch.autocast(self.device.type, enabled=False):
+                # In float32 or better: in bfloat16 two tokens may tie. A copy for this product alone, because that of a
+                # large vocabulary would count in the peak of memory of the next call.
+                weight = self.model.output_weight.to(state_dtype(self.model.output_weight.dtype))
                 value_B, token_B = (run.hidden_BD.to(weight.dtype) @ weight.T).log_softmax(-1).max(-1)
+                del weight
             given.append(to_numpy(token_B))
             likely.append(value_B)
             if step + 1 < longest:

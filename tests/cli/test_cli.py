@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -470,6 +471,31 @@ def test_a_sweep_that_was_stopped_goes_on_with_the_jobs_that_are_not_done(
     assert not list((tmp_path / "outputs").glob("**/sweep-*"))
     assert cli.main(["train", "-m", "seed=1,2"]) == 0
     assert [cfg.seed for cfg, *_ in recorded] == [1, 2, 3, 4, 1, 2]
+
+
+def test_a_sweep_that_ends_takes_no_other_process_of_it_down(
+    recorded: list[Call], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The other process removes the marks of finished jobs when this one is about to read one."""
+    run, read_text = sys.modules["infini.runs.train"].run, Path.read_text
+
+    def stopped(cfg: Config, overrides: list[str]) -> int | None:
+        if cfg.seed == 2:
+            raise KeyboardInterrupt
+        return run(cfg, overrides)
+
+    def too_late(path: Path, *args: Any, **options: Any) -> str:
+        if "sweep-" in str(path):
+            shutil.rmtree(path.parent, ignore_errors=True)
+        return read_text(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["infini.runs.train"], "run", stopped)
+        assert cli.main(["train", "-m", "seed=1,2"]) == cli.INTERRUPTED
+    assert list((tmp_path / "outputs").glob("**/sweep-*/*"))
+    monkeypatch.setattr(Path, "read_text", too_late)
+    assert cli.main(["train", "-m", "seed=1,2"]) == 0
+    assert [cfg.seed for cfg, *_ in recorded] == [1, 1, 2]
 
 
 def test_a_sweep_started_again_runs_what_failed(recorded: list[Call]) -> None:
