@@ -69,6 +69,7 @@ class _OneByOne(torch.optim.Optimizer):
         return loss
 
     def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        """Move one parameter. Each kind of optimizer has its own."""
         raise NotImplementedError
 
 
