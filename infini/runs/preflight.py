@@ -69,8 +69,10 @@ def describe_training(cfg: Config) -> str:
         of_hub = ", ".join(cfg.task.corpora) or cfg.task.hub_id
         data = f"data {found[0]}" if found is not None else f"data {of_hub} of the hub"
     known = _published(cfg)
+    # Whoever has made a folder with infini inject must see at once if another base is trained.
+    chosen = "".join(f" model.{key}={cfg.model[key]}" for key in ("base", "memory", "train") if key in cfg.model)
     return (
-        f"training model={cfg.model['name']} task={cfg.task.name} scale={cfg.scale.name} seed={cfg.seed}: "
+        f"training model={cfg.model['name']}{chosen} task={cfg.task.name} scale={cfg.scale.name} seed={cfg.seed}: "
         f"{recipe.steps:,} steps of {tokens:,} tokens on {_device(cfg)}; {_parameters(cfg, known)}; {data}; "
         f"results in {cfg.results_dir}{_seconds(cfg, known)}"
     )

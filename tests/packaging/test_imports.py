@@ -240,3 +240,8 @@ def test_the_first_line_of_a_training_names_its_device(
     # Reading published records takes seconds.
     monkeypatch.setattr("infini.runs.preflight._published", lambda cfg: [])
     assert f" tokens on {said}; " in describe_training(compose(["task=passkey", *words]))
+
+
+def test_the_line_before_a_training_names_the_base_and_what_is_trained() -> None:
+    line = describe_training(compose(["task=pg19", "model=llm", "model.train=lora", "task.data_dir=synthetic"]))
+    assert line.startswith("training model=llm model.base=smollm2 model.memory=infini model.train=lora task=pg19 ")
