@@ -425,23 +425,57 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
     return Table(f"{report.benchmarks[report.task]}: other measures ({_whose(source)})", tuple(measures), tuple(rows))
 
 
-def _memory_table(report: Report, source: str, selection: Selection) -> Table:
-    names = ("Reset", "Foreign", *([f"Minus {report.baseline}"] if report.baseline else []))
+@dataclass(frozen=True)
+class Tested:
+    """An effect and its adjusted p-value; None: it is not tested."""
+
+    effect: Effect
+    p: float | None
+
+
+def tested_effects(report: Report, selection: Selection) -> dict[str, list[Tested | None]]:
+    """Row -> the cost of resetting its memory, the cost of another document's memory and, if the report has a baseline,
+    its loss minus the loss of its baseline. Rows without any are left out.
+
+    The p-values of all effects are one family (Holm). With one seed an effect is tested over documents alone, which is
+    another hypothesis than over documents and seeds and has a smaller p-value. So effects of one seed have a p-value
+    only if no effect has more seeds.
+    """
     found: dict[str, list[Effect | None]] = {}
-    for model, runs in selection.runs.items():
+    for row, runs in selection.runs.items():
         effects = [knockout_cost(runs, "reset"), knockout_cost(runs, "foreign")]
         if report.baseline:
-            other = report.baseline_of(model)
+            other = report.baseline_of(row)
             effects.append(paired_difference(runs, selection.runs.get(other, [])) if other else None)
         if any(effects):
-            found[model] = effects
-    # The tests of the table are one family.
-    tested = [effect for effects in found.values() for effect in effects if effect and effect.estimate.df > 0]
-    adjusted = dict(zip(map(id, tested), holm([effect.estimate.p for effect in tested]), strict=True))
+            found[row] = effects
+    family = [effect for effects in found.values() for effect in effects if effect and effect.estimate.df > 0]
+    if any(effect.n_seeds > 1 for effect in family):
+        family = [effect for effect in family if effect.n_seeds > 1]
+    adjusted = dict(zip(map(id, family), holm([effect.estimate.p for effect in family]), strict=True))
+    return {
+        row: [effect and Tested(effect, adjusted.get(id(effect))) for effect in effects]
+        for row, effects in found.items()
+    }
+
+
+def _p_described(effects: Sequence[Tested]) -> str:
+    """What the p-values of these effects are."""
+    n_tested = sum(tested.p is not None for tested in effects)
+    several = {tested.effect.n_seeds > 1 for tested in effects if tested.effect.estimate.df > 0}
+    alone = ", of one seed over documents alone" * (several == {False})
+    some = " with two seeds or more" * (several == {False, True})
+    others = f", {DASH} with one seed" * (several == {False, True})
+    return f"p: two-sided{alone}, adjusted for the {n_tested} comparisons of this table{some} (Holm){others}"
+
+
+def _memory_table(report: Report, source: str, selection: Selection) -> Table:
+    names = ("Reset", "Foreign", *([f"Minus {report.baseline}"] if report.baseline else []))
+    found = tested_effects(report, selection)
     rows = []
     for model, effects in found.items():
-        cells = [cell for effect in effects for cell in _effect_cells(effect, adjusted.get(id(effect)), source)]
-        known = [effect for effect in effects if effect]
+        cells = [cell for effect in effects for cell in _effect_cells(effect, source)]
+        known = [tested.effect for tested in effects if tested]
         ids = list(dict.fromkeys(run_id for effect in known for run_id in effect.run_ids))
         documents = [f"{effect.n_documents} ({effect.effective_documents:.1f})" for effect in known]
         for counts, last in ((documents, known[-1].n_documents), ([str(e.n_seeds) for e in known], known[-1].n_seeds)):
@@ -455,7 +489,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     )
     if report.baseline:
         title += f", and loss minus the loss of {_baseline(report)} (below 0: better), paired by seed and document"
-    title += f"; p: two-sided, adjusted for the {len(tested)} comparisons of this table (Holm)"
+    title += f"; {_p_described([tested for effects in found.values() for tested in effects if tested])}"
     title += "; effective: the number of documents of equal length with the same precision"
     columns = [heading for name in names for heading in (name, f"{name}: p")]
     return Table(title, (*columns, "Documents (effective)", "Seeds"), tuple(rows))
@@ -493,16 +527,18 @@ def _baseline(report: Report) -> str:
     return f"{report.baseline} (of others where the note names them)" if report.baselines else str(report.baseline)
 
 
-def _effect_cells(effect: Effect | None, adjusted: float | None, source: str) -> list[Cell]:
-    if effect is None:
+def _effect_cells(tested: Tested | None, source: str) -> list[Cell]:
+    if tested is None:
         return [MISSING, MISSING]
+    effect = tested.effect
     mean, half = effect.mean, effect.estimate.half_width
-    if adjusted is None:
+    if effect.estimate.df == 0:
         return [measured_cell(f"{mean:+.4f}", source, mean, effect.n_seeds, effect.run_ids), MISSING]
     text = f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
     size = measured_cell(text, source, mean, effect.n_seeds, effect.run_ids, half, "ci")
-    p = measured_cell(p_value(adjusted), source, adjusted, effect.n_seeds, effect.run_ids)
-    return [size, p]
+    if tested.p is None:
+        return [size, MISSING]
+    return [size, measured_cell(p_value(tested.p), source, tested.p, effect.n_seeds, effect.run_ids)]
 
 
 def _whose(source: str) -> str:

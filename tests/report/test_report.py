@@ -285,6 +285,35 @@ def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
     assert set(cell.run_ids) == {f"eval-{model}-{seed}" for model in ("infini_delta", "local") for seed in (1, 2)}
 
 
+def test_one_seed_has_no_p_value_beside_rows_of_several(report: Report) -> None:
+    """It is tested over documents alone, which is another hypothesis and would be one of the family's smallest p."""
+    seeds = {"infini_linear": (1, 2), "infini_delta": (1,), "local": (1, 2)}
+    runs = [
+        make_eval(model, seed, 4.0 if model == "local" else 3.9, model != "local")
+        for model, of in seeds.items()
+        for seed in of
+    ]
+    runs[0].documents[0]["nll"] -= 30
+    memory = report.render("laptop", runs).tables[3]
+    for name in ("Reset", "Foreign", "Minus local"):
+        assert memory.cell("infini_delta", f"{name}: p").text == "—"
+        assert "[" in memory.cell("infini_delta", name).text
+        assert memory.cell("infini_linear", f"{name}: p").value is not None
+    said = "p: two-sided, adjusted for the 3 comparisons of this table with two seeds or more (Holm), — with one seed;"
+    assert said in memory.title
+    several = [run for run in runs if run.model != "infini_delta"]
+    alone = report.render("laptop", several).tables[3]
+    assert alone.cell("infini_linear", "Minus local: p") == memory.cell("infini_linear", "Minus local: p")
+
+
+def test_a_table_of_one_seed_alone_says_what_its_p_values_are_of(report: Report) -> None:
+    runs = [make_eval("infini_linear", 1, 3.9, knockouts=True), make_eval("local", 1, 4.0)]
+    memory = report.render("laptop", runs).tables[3]
+    assert memory.cell("infini_linear", "Minus local: p").value is not None
+    said = "p: two-sided, of one seed over documents alone, adjusted for the 3 comparisons of this table (Holm);"
+    assert said in memory.title
+
+
 def test_a_row_may_have_a_baseline_of_its_own(report_config: dict[str, Any], tmp_path: Path) -> None:
     """As rows of another segment length have."""
     report = Report.from_config({**report_config, "baselines": {"infini_delta": "rmt"}})
