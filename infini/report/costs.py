@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from infini.records import RunRecord, value_at
 from infini.report.canvas import SYNTHETIC_MARK, Label, entitle, label_points, new_figure, save
-from infini.report.intervals import LEVEL
+from infini.report.intervals import LEVEL, p_value
 from infini.report.palette import drawn_as, look_of, looks
 from infini.report.selection import Selection
-from infini.report.stats import paired_difference
 from infini.report.text_measures import carried_floats
-from infini.report.text_report import Report
+from infini.report.text_report import Report, Tested, tested_effects
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,11 +109,11 @@ def draw_costs(
     # A model whose memory decays is no longer training of the one whose memory does not.
     decays = {row: value_at(selection.training_config(selection.runs[row][0]), "model.memory_decay") for row in points}
     kinds = {row: f"{models[row]} {decays[row]}" for row in points}
-    finding = _lowest(selection, points, report.models, corpus, unit)
+    finding = _lowest(report, selection, points, unit)
     scale = next(iter(selection.all_runs)).scale
     detail = (
-        f"{corpus}, scale {scale}{SYNTHETIC_MARK * selection.synthetic}. Significantly: 95 %, two seeds or more, "
-        "paired by seed and document, of all pairs"
+        f"{corpus}, scale {scale}{SYNTHETIC_MARK * selection.synthetic}. Significance: by the p-value of the table, "
+        "adjusted for all its comparisons (Holm)"
     )
     arrows = [(a, b) for a, b in (marked or {}).items() if {a, b} <= points.keys()]
     if arrows:
@@ -122,27 +121,41 @@ def draw_costs(
     return scatter(points, models, report.models, path, label, finding, detail, logarithmic, kinds, arrows)
 
 
-def _lowest(
-    selection: Selection, points: Mapping[str, Point], titles: Mapping[str, str], corpus: str, unit: str
-) -> str:
-    """Which row has the lowest mean perplexity, and how many others are significantly above it.
+def _lowest(report: Report, selection: Selection, points: Mapping[str, Point], unit: str) -> str:
+    """Which row has the lowest mean perplexity, and whether it is significantly below the row that it is compared with.
 
-    The lowest is found among all, so each comparison counts as one of all pairs (Bonferroni). Of one seed nothing is
-    significant, because its error does not cover other seeds.
+    The p-value is that of the report's table, so that title and table cannot disagree. If the lowest is the baseline of
+    other rows, the title says how many of them are significantly above it.
     """
     best = min(points, key=lambda row: points[row].perplexity)
-    pairs = len(points) * (len(points) - 1) / 2
-    lowest = f"Lowest mean perplexity on {corpus}: {titles.get(best, best)}, at {points[best].cost:,.0f} {unit}"
-    effects = [paired_difference(selection.runs[best], selection.runs[row]) for row in points if row != best]
-    known = [effect for effect in effects if effect is not None]
-    if known and all(effect.n_seeds < 2 for effect in known):
-        return f"{lowest}; one seed, so not tested for significance"
-    significant = sum(
-        effect.n_seeds > 1 and effect.mean < 0 and effect.estimate.p * pairs <= 1 - LEVEL for effect in known
+    lowest = (
+        f"Lowest mean perplexity on {report.benchmarks[report.task]}: {report.models.get(best, best)}, at "
+        f"{points[best].cost:,.0f} {unit}"
     )
-    count = f"{significant} of {len(effects)} others" if significant else "no other"
-    others = "all others" if significant == len(effects) else count
-    return f"{lowest}; significantly below {others}"
+    if not report.baseline:
+        return lowest
+    differences = {row: effects[-1] for row, effects in tested_effects(report, selection).items()}
+    zero, found = report.baseline_of(best), differences.get(best)
+    if zero is not None and found is not None:
+        against = report.models.get(zero, zero)
+        if found.p is None:
+            return f"{lowest}; {_one(found)}, so not tested for significance"
+        p = f"p {'' if found.p < 0.0001 else '= '}{p_value(found.p)}"
+        if found.effect.n_seeds < 2:
+            return f"{lowest}; {p} against {against}, over documents of one seed"
+        below = "significantly" if found.p <= 1 - LEVEL and found.effect.mean < 0 else "not significantly"
+        return f"{lowest}; {below} below {against} ({p})"
+    above = [of for row, of in differences.items() if row in points and of and report.baseline_of(row) == best]
+    tested = [of for of in above if of.p is not None and of.effect.n_seeds > 1]
+    if not tested:
+        return f"{lowest}; {_one(above[0])}, so not tested for significance" if above else lowest
+    significant = sum(of.p is not None and of.p <= 1 - LEVEL and of.effect.mean > 0 for of in tested)
+    return f"{lowest}; significantly below {significant} of the {len(tested)} rows compared with it"
+
+
+def _one(tested: Tested) -> str:
+    """Of what there are too few for a test."""
+    return "one seed" if tested.effect.n_seeds < 2 else "one document"
 
 
 def by_seconds(report: Report, selection: Selection, measured: RunRecord | None) -> tuple[dict[str, Point], str]:

@@ -292,26 +292,59 @@ def test_an_axis_of_tokens_has_few_plain_numbers_within_what_is_drawn(
         assert [label.get_text() for label in axes.get_xticklabels()] == shown
 
 
-def test_a_title_names_the_lowest_perplexity_and_what_is_significant_of_it() -> None:
-    report, selection = Report.from_config(report_settings()), selected()
-    found = costs._lowest(selection, costs.memory_points(selection), report.models, "PG19", "numbers carried")
+def lowest_of(selection: Selection, **changes: Any) -> str:
+    report = Report.from_config({**report_settings(), **changes})
+    return costs._lowest(report, selection, costs.memory_points(selection), "numbers carried")
+
+
+def test_a_title_names_the_lowest_perplexity_and_its_significance_in_the_table() -> None:
+    selection = selected()
     # Every document of every seed has the same difference.
+    found = lowest_of(selection)
     assert found == (
         "Lowest mean perplexity on PG19: Infini-Transformer (Linear), at 1,000 numbers carried; "
-        "significantly below all others"
+        "significantly below Local attention only (p < 0.0001)"
     )
+    assert lowest_of(selection, baseline="infini_linear").endswith("significantly below 1 of the 1 rows compared with it")
+    assert lowest_of(selection, baseline=None).endswith("at 1,000 numbers carried")
     # Of two documents one gains as much as the other loses.
     for run in selection.runs["infini_linear"]:
         run.documents[0]["nll"] += 100
-    found = costs._lowest(selection, costs.memory_points(selection), report.models, "PG19", "numbers carried")
-    assert found.endswith("significantly below no other")
+    assert "; not significantly below Local attention only (p = 0." in lowest_of(selection)
+    assert lowest_of(selection, baseline="infini_linear").endswith("significantly below 0 of the 1 rows compared with it")
+
+
+def test_a_title_has_the_p_value_of_the_table_however_many_rows_there_are() -> None:
+    """Among all 28 pairs of eight rows nothing would be significant that is so among the comparisons of the table."""
+    report = Report.from_config(report_settings())
+    losses = {"memorizing": 3.9, "local": 4.0} | {
+        row: 3.99 for row in report.models if row not in ("memorizing", "local", "infini_delta")
+    }
+    runs = [make_eval(row, seed, loss) for row, loss in losses.items() for seed in (1, 2, 3)]
+    for run in runs:
+        run.cost["state_floats"] = 1000
+        if run.model == "memorizing":
+            run.documents[2]["nll"] += 14 * run.seed
+            run.documents[0]["nll"] -= 11 * run.seed
+        elif run.model != "local":
+            run.documents[0]["nll"] += 40
+    trainings = [make_train(row, seed) for row in losses for seed in (1, 2, 3)]
+    selection = select_runs(report, "laptop", [*runs, *trainings])
+    memory = report.render("laptop", [*runs, *trainings]).tables[3]
+    cell = memory.cell("memorizing", "Minus local: p")
+    assert cell.value is not None and 0.0001 < cell.value < 0.05 < cell.value / 7 * 28
+    assert lowest_of(selection).endswith(f"significantly below Local attention only (p = {cell.text})")
 
 
 def test_of_one_seed_no_title_says_significantly() -> None:
-    report, selection = Report.from_config(report_settings()), selected()
+    selection = selected()
     one = Selection({row: runs[:1] for row, runs in selection.runs.items()}, selection.parents)
-    found = costs._lowest(one, costs.memory_points(one), report.models, "PG19", "numbers carried")
-    assert found.endswith("at 1,000 numbers carried; one seed, so not tested for significance")
+    found = lowest_of(one)
+    assert found.endswith("at 1,000 numbers carried; p < 0.0001 against Local attention only, over documents of one seed")
+    # Beside rows of more seeds the table does not test it.
+    mixed = Selection({**selection.runs, "infini_linear": selection.runs["infini_linear"][:1]}, selection.parents)
+    mixed.runs["rmt"] = [make_eval("rmt", seed, 4.1) for seed in (1, 2)]
+    assert lowest_of(mixed).endswith("at 1,000 numbers carried; one seed, so not tested for significance")
 
 
 def test_the_interval_of_a_gap_knows_of_seeds() -> None:
