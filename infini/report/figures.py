@@ -165,13 +165,14 @@ def gap_by_position(
         label_sides(figure, f"{what} in the {where} (tokens{from_1})", "loss minus the baseline's (nats a token)")
         one = {zeros[row] for row in curves}
         zero = named.get(baseline, baseline) if one == {baseline} else "each row's baseline"
-        shared = [{run.seed for run in pairs[row][0]} & {run.seed for run in pairs[row][1]} for row in curves]
-        fewest, most = min(map(len, shared)), max(map(len, shared))
+        seeds_of = {row: [{run.seed for run in side} for side in pairs[row]] for row in curves}
+        n_seeds = {row: len(mine & theirs) for row, (mine, theirs) in seeds_of.items()}
+        fewest, most = min(n_seeds.values()), max(n_seeds.values())
         seeds = counted(most, "seed") if fewest == most else f"{fewest} to {counted(most, 'seed')}"
         synthetic = SYNTHETIC_MARK if any(run.synthetic for row in curves for run in pairs[row][1]) else ""
         entitle(
             panels[0],
-            _gap_finding(curves, named, zero, "beginning" if series != BY_POSITION else "first tokens", where),
+            _gap_finding(curves, n_seeds, named, zero, "beginning" if series != BY_POSITION else "first tokens", where),
             f"{corpus}{synthetic}, {seeds}. Below 0: better than {zero}. Mean over documents and seeds; band: 95 % "
             f"interval, clustered by both{'; of one seed over documents alone' * (fewest == 1)}.",
             above=6 if together else 8 + 11 * lines,
@@ -191,22 +192,40 @@ def _draw_gap(axes: Axes, shown: Mapping[str, Any], look: Mapping[str, Look], ro
         axes.plot(position, mean, **look[row].drawn | {"markersize": 3.5})
 
 
-def _gap_finding(curves: Mapping[str, np.ndarray], named: Mapping[str, str], zero: str, first: str, where: str) -> str:
-    """Which rows are below 0 with their whole interval at the first and at the last bin. A name with a comma is in
-    quotation marks, which show where it ends."""
+def _gap_finding(
+    curves: Mapping[str, np.ndarray],
+    n_seeds: Mapping[str, int],
+    named: Mapping[str, str],
+    zero: str,
+    first: str,
+    where: str,
+) -> str:
+    """Which rows with two seeds or more are below 0 with their whole interval at the first and at the last bin. Rows of
+    one seed count only if there are no others, and then by their means: their intervals do not cover other seeds. A
+    name with a comma is in quotation marks, which show where it ends."""
+    tested = [row for row in curves if n_seeds[row] > 1]
+    among = tested or list(curves)
 
     def quoted(name: str) -> str:
         return f'"{name}"' if "," in name else name
 
     def below(place: int) -> str:
-        rows = [row for row, curve in curves.items() if curve[place, 2] + curve[place, 3] < 0]
+        tops = {row: curves[row][place, 2] + curves[row][place, 3] * bool(tested) for row in among}
+        rows = [row for row, top in tops.items() if top < 0]
         if len(rows) == 1:
             return quoted(named[rows[0]])
-        if len(rows) == len(curves):
-            return f"all {len(curves)} rows" if len(rows) > 2 else "both rows"
-        return f"{len(rows) or 'none'} of {len(curves)} rows"
+        if len(among) == 1:
+            return "no row"
+        if len(rows) == len(among):
+            return f"all {len(rows)} rows" if len(rows) > 2 else "both rows"
+        return f"{len(rows) or 'none'} of {len(among)} rows"
 
-    return f"Better than {quoted(zero)} (95 %): {below(0)} at the {first} of a {where}, {below(-1)} at its end"
+    if not tested:
+        how = f"Lower mean loss than {quoted(zero)} (one seed, so not tested)"
+    else:
+        some = ", rows with two seeds or more" * (len(tested) < len(curves))
+        how = f"Better than {quoted(zero)} (95 %, each interval by itself{some})"
+    return f"{how}: {below(0)} at the {first} of a {where}, {below(-1)} at its end"
 
 
 def draw_gap(report: Report, selection: Selection, series: str, path: Path) -> list[Path]:

@@ -231,24 +231,45 @@ def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_a
 @pytest.mark.parametrize(
     ("gained", "said"),
     [
-        ((5.0, 5.0), "Better than local (95 %): a at the first tokens of a document, a at its end"),
-        ((5.0, -5.0), "Better than local (95 %): a at the first tokens of a document, none of 2 rows at its end"),
-        ((-5.0, -5.0), "Better than local (95 %): none of 2 rows at the first tokens of a document, none of 2 rows"),
+        ((5.0, 5.0), "Better than local (95 %, each interval by itself): a at the first tokens of a document, a at its end"),
+        ((5.0, -5.0), "Better than local (95 %, each interval by itself): a at the first tokens of a document, none of 2 rows at its end"),
+        ((-5.0, -5.0), "Better than local (95 %, each interval by itself): none of 2 rows at the first tokens of a document, none of 2 rows"),
     ],
 )
 def test_a_title_of_gaps_claims_no_more_than_the_intervals(gained: tuple[float, float], said: str) -> None:
     sure = np.array([(0, 250, -gained[0], 1.0), (250, 500, -gained[1], 1.0)])
     unsure = np.array([(0, 250, -5.0, 6.0), (250, 500, -5.0, 6.0)])
     names = {"a": "a", "b": "b"}
-    found = figures._gap_finding({"a": sure, "b": unsure}, names, "local", "first tokens", "document")
+    n_seeds = {"a": 2, "b": 3}
+    found = figures._gap_finding({"a": sure, "b": unsure}, n_seeds, names, "local", "first tokens", "document")
     assert found.startswith(said)
+
+
+def test_a_title_of_gaps_counts_rows_of_one_seed_only_where_there_are_no_others() -> None:
+    """Their intervals do not cover other seeds, so they are no finding beside rows of several."""
+    curves = {
+        "a": np.array([(0, 250, -5.0, 1.0), (250, 500, -5.0, 1.0)]),
+        "b": np.array([(0, 250, -5.0, 6.0), (250, 500, -5.0, 1.0)]),
+        "c": np.array([(0, 250, 5.0, 1.0), (250, 500, 5.0, 1.0)]),
+    }
+    names = {row: row for row in curves}
+    places = "local", "first tokens", "document"
+    assert figures._gap_finding(curves, {"a": 1, "b": 3, "c": 1}, names, *places) == (
+        "Better than local (95 %, each interval by itself, rows with two seeds or more): no row at the first tokens of "
+        "a document, b at its end"
+    )
+    assert figures._gap_finding(curves, {"a": 1, "b": 1, "c": 1}, names, *places) == (
+        "Lower mean loss than local (one seed, so not tested): 2 of 3 rows at the first tokens of a document, 2 of 3 "
+        "rows at its end"
+    )
 
 
 def test_a_title_of_gaps_shows_where_a_name_with_commas_ends() -> None:
     curves = {"a": np.array([(0, 250, -5.0, 1.0), (250, 500, -5.0, 6.0)])}
-    found = figures._gap_finding(curves, {"a": "a memory, trained"}, "segments, trained", "beginning", "segment")
-    first = 'Better than "segments, trained" (95 %): "a memory, trained" at the beginning of a segment'
-    assert found == f"{first}, none of 1 rows at its end"
+    names = {"a": "a memory, trained"}
+    found = figures._gap_finding(curves, {"a": 2}, names, "segments, trained", "beginning", "segment")
+    better = 'Better than "segments, trained" (95 %, each interval by itself): '
+    assert found == f'{better}"a memory, trained" at the beginning of a segment, no row at its end'
 
 
 def test_rows_of_a_pretrained_model_have_the_colours_of_their_memories(tmp_path: Path) -> None:
