@@ -54,7 +54,7 @@ class ClaimsReport(ReportKind):
         return list(dict.fromkeys(claim.report for claim in self.claims if claim.report))
 
     def about(self, report: str) -> ClaimsReport:
-        """The claims about a report alone. Their verdicts are the same: a family has the claims of one report."""
+        """The claims about a report alone. Their verdicts are the same: a family has all claims of one report and task."""
         return replace(self, claims=tuple(claim for claim in self.claims if claim.report == report))
 
     def __post_init__(self) -> None:

@@ -4,7 +4,8 @@ A claim is about one or more numbers, its parts. Each part has a margin and a si
 every part two one-sided p-values. The claim holds if every part is significantly on the right side (the largest p-value
 of the parts counts). It does not hold if any part is significantly on the wrong side (the smallest counts, times the
 number of parts). The claims about one report and one task are a family: their p-values are adjusted by Holm's method.
-All other claims are inconclusive, and the finding says what would decide them.
+All that are declared count, with p = 1 where data are missing, so that a verdict does not depend on which runs are
+published first. All other claims are inconclusive, and the finding says what would decide them.
 """
 
 from __future__ import annotations
@@ -97,11 +98,11 @@ def judge(measured: Sequence[tuple[Claim, Measured]]) -> list[Finding]:
     """The finding of every claim, in the order given."""
     families: dict[tuple[str, str], list[int]] = {}
     for index, (claim, found) in enumerate(measured):
-        if found.parts and not found.missing and not found.exact:
+        if not (claim.not_testable or found.exact):
             families.setdefault((claim.report, claim.task), []).append(index)
     adjusted: dict[int, tuple[float, int]] = {}
     for family in families.values():
-        p_values = holm([2 * min(sides(measured[index][1].parts)) for index in family])
+        p_values = holm([_two_sided(measured[index][1]) for index in family])
         adjusted |= {index: (p, len(family)) for index, p in zip(family, p_values, strict=True)}
     return [_finding(claim, found, adjusted.get(index)) for index, (claim, found) in enumerate(measured)]
 
@@ -109,6 +110,11 @@ def judge(measured: Sequence[tuple[Claim, Measured]]) -> list[Finding]:
 def sides(parts: Sequence[PValues]) -> PValues:
     """One-sided p-values of all parts together: every part is on the right side, or any part is on the wrong side."""
     return max(right for right, _ in parts), min(1.0, len(parts) * min(wrong for _, wrong in parts))
+
+
+def _two_sided(found: Measured) -> float:
+    """The p-value of a measurement; 1 if data are missing."""
+    return 2 * min(sides(found.parts)) if found.parts and not found.missing else 1.0
 
 
 def _finding(claim: Claim, found: Measured, adjusted: tuple[float, int] | None) -> Finding:

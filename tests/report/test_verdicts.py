@@ -1,0 +1,40 @@
+"""How claims are judged from their measurements alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infini.report.verdicts import Claim, Finding, Measured, judge
+
+
+def claim(name: str, **options: Any) -> Claim:
+    """A claim about one report and task."""
+    return Claim(name, "it holds", "Table 1", "loss", "a report", "a task", **options)
+
+
+def measured(p: float) -> Measured:
+    """A measurement with this two-sided p-value, on the claim's side."""
+    return Measured("measured", ("a run",), ((p / 2, 1 - p / 2),))
+
+
+NO_DATA, ONE_SEED = Measured(missing="3 seeds"), Measured("1 seed", ("a run",), ((0.0, 1.0),), missing="2 more seeds")
+
+
+@pytest.mark.parametrize("other", [NO_DATA, ONE_SEED, measured(0.9)])
+def test_a_declared_claim_counts_whether_it_has_data_or_not(other: Measured) -> None:
+    """Otherwise what is published first would have the smaller p-value."""
+    (alone,) = judge([(claim("a"), measured(0.02))])
+    assert alone == Finding("holds", "measured; p = 0.02", run_ids=("a run",))
+    of_two, _ = judge([(claim("a"), measured(0.02)), (claim("b"), other)])
+    assert of_two.verdict == "holds" and of_two.measured == "measured; p = 0.04, adjusted for 2 tests"
+    of_three, *_ = judge([(claim("a"), measured(0.02)), (claim("b"), other), (claim("c"), NO_DATA)])
+    assert of_three.verdict == "inconclusive" and of_three.measured == "measured; p = 0.06, adjusted for 3 tests"
+
+
+def test_claims_about_another_task_and_those_declared_untestable_do_not_count() -> None:
+    others = [(Claim("b", "", "", "loss", "a report", "another task"), measured(0.9))]
+    others += [(claim("c", not_testable="too small"), NO_DATA)]
+    found, *_ = judge([(claim("a"), measured(0.02)), *others])
+    assert found.measured == "measured; p = 0.02"
