@@ -171,8 +171,8 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
         text = f"against {nearest}, the nearest of {len(effects)} of {len(others)} rows: {text}"
     measured = _of_estimates(claim, [effect.estimate for effect in effects.values()], "documents")
     if problems:
-        # The missing row may be the better one.
-        measured["parts"] += ((1.0, 1.0),)
+        # A missing row may be the better one. It counts among the rows any of which could decide against the claim.
+        measured["parts"] += ((1.0, 1.0),) * len(problems)
         measured["to_decide"] = f"{counted(len(problems), 'more row')} at {claim.seeds} seeds"
     run_ids = dict.fromkeys(run_id for effect in effects.values() for run_id in effect.run_ids)
     return Measured(text, tuple(run_ids), **measured)
@@ -295,8 +295,9 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     if missing := _missing_seeds(claim, n_seeds):
         return Measured(text, tuple(used), missing=missing)
     if not_asked:
-        # The lengths that are missing may be the ones at which it fails.
-        return Measured(text, tuple(used), (*parts, (1.0, 1.0)), to_decide=f"prompts of {', '.join(not_asked)}")
+        # The lengths that are missing may be the ones at which it fails. Each of their places counts.
+        parts += ((1.0, 1.0),) * (len(not_asked) * len(parse_depths(report.depths)))
+        return Measured(text, tuple(used), parts, to_decide=f"prompts of {', '.join(not_asked)}")
     prompts = {k: f"{k * min(examples)} prompts a cell and seed" for k in MORE_PROMPTS}
     steps = [(k, n_seeds, text) for k, text in prompts.items()]
     steps += [(1, n, f"{n} seeds") for n in MORE_SEEDS if n > n_seeds]

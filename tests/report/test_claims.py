@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from functools import cache
@@ -340,6 +341,18 @@ def test_a_length_that_is_missing_does_not_save_the_claim_from_another() -> None
     for run in runs[1::2]:
         run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] < 2**16]
     assert verdicts(runs)["passkey_linear"][0] == "does not hold"
+
+
+def test_lengths_that_are_missing_count_where_one_place_decides() -> None:
+    """The chance that one of 15 places seems worse is as large before the others are asked as after."""
+    whole = three_seeds()
+    for run in whole[1::2]:
+        run.series["cells"][0]["token_accuracy"] = 0.93
+    few = copy.deepcopy(whole)
+    for run in few[1::2]:
+        run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] < 2**16]
+    found = [verdicts(runs)["passkey_linear"][1].partition("; p = ")[2] for runs in (whole, few)]
+    assert found[0] == found[1] and 0 < float(found[0].partition(",")[0]) < 1
 
 
 def test_the_claims_are_written_with_the_runs_behind_them() -> None:

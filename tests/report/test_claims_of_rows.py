@@ -74,6 +74,18 @@ def test_a_row_that_is_missing_is_what_decides_a_sweep() -> None:
     assert to_decide(runs)["pg19_rmt_sweep"] == "1 more row at 3 seeds"
 
 
+def test_rows_that_are_missing_count_where_one_better_row_decides() -> None:
+    """The chance that one of eight rows seems better is as large before the others are published as after."""
+    runs = sweep({})
+    for run in runs:
+        if run.run_id.startswith("eval-rmt_50_4k"):
+            for document in run.documents:
+                document["nll"] -= (0.02 + 0.005 * run.seed) * document["tokens"]
+    few = [run for run in runs if "32k" not in run.run_id]
+    found = [verdicts(published)["pg19_rmt_sweep"][1].partition("; p = ")[2] for published in (runs, few)]
+    assert found[0] == found[1] and 0.05 < float(found[0]) < 0.5
+
+
 def test_the_order_in_longer_segments_is_judged_by_rows_of_their_own() -> None:
     runs = sweep({"linear_256": 3.9, "xl_256": 4.0, "rmt_256": 3.8}, report="segment_lengths")
     found = verdicts(runs)
