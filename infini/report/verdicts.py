@@ -53,7 +53,7 @@ class Claim:
     test: str = ""
     """An addition to the description of the test."""
     not_testable: str = ""
-    """Why it cannot be tested at this scale; empty if it can."""
+    """Why it cannot be tested at this scale, whatever runs there are; empty if it can."""
 
     @classmethod
     def from_config(cls, values: Any, measures: Collection[str]) -> Claim:
@@ -118,7 +118,7 @@ def _two_sided(found: Measured) -> float:
 
 
 def _finding(claim: Claim, found: Measured, adjusted: tuple[float, int] | None) -> Finding:
-    if claim.not_testable and not found.run_ids:
+    if claim.not_testable:
         return Finding("not testable", claim.not_testable)
     if found.missing or not found.parts:
         return Finding("inconclusive", found.text, found.missing or f"{claim.seeds} seeds", found.run_ids)

@@ -38,3 +38,8 @@ def test_claims_about_another_task_and_those_declared_untestable_do_not_count() 
     others += [(claim("c", not_testable="too small"), NO_DATA)]
     found, *_ = judge([(claim("a"), measured(0.02)), *others])
     assert found.measured == "measured; p = 0.02"
+
+
+def test_a_claim_that_is_declared_untestable_stays_so_whatever_runs_there_are() -> None:
+    for found in (NO_DATA, ONE_SEED, measured(0.001)):
+        assert judge([(claim("a", not_testable="too small"), found)]) == [Finding("not testable", "too small")]
