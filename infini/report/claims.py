@@ -1,7 +1,7 @@
 """Measures the paper's claims on published runs. `conf/report/claims.yaml` lists them, `verdicts.judge` judges them.
 
-A claim about the passkey task is measured on rows whose inputs are at most as long as the paper's, never on rows with
-length extension.
+A claim about the passkey task is measured on rows whose training inputs are at most as long as the paper's. A row with
+length extension is judged only where the claim says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from infini.errors import InputError
 from infini.report.book_scores import difference_of_scores, slope_weights
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed
 from infini.report.intervals import Estimate, effective_trials, proportion_p
-from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
+from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind, make_row
 from infini.report.passkey import PasskeyReport, chosen_cells, percent
 from infini.report.selection import RunReport, Selection
 from infini.report.stats import Effect, paired_difference
@@ -39,6 +39,17 @@ WITHOUT_RUNS = "By arithmetic, or not testable"
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """When the tests of some claims were fixed, as `conf/report/claims.yaml` declares it."""
+
+    claims: str
+    date: str
+    """Year-month-day, or several."""
+    runs: str
+    """Whether that was before or after the runs that judge the claims."""
+
+
+@dataclass(frozen=True)
 class ClaimsReport(ReportKind):
     """The report of the claims, as `conf/report/claims.yaml` declares it."""
 
@@ -47,6 +58,7 @@ class ClaimsReport(ReportKind):
     verbs: ClassVar[Mapping[str, OwnVerb]] = {"table": OwnVerb(FINISHED_RUNS, module="infini.runs.claims")}
 
     claims: tuple[Claim, ...]
+    fixed: tuple[Fixed, ...] = ()
 
     @property
     def reports(self) -> list[str]:
@@ -62,6 +74,8 @@ class ClaimsReport(ReportKind):
         if twice := [name for name, count in Counter(claim.name for claim in claims).items() if count > 1]:
             raise InputError(f"report.claims: two claims are called {twice[0]!r}")
         object.__setattr__(self, "claims", claims)
+        fixed = tuple(make_row(Fixed, f"report.fixed.{index}", values) for index, values in enumerate(self.fixed))
+        object.__setattr__(self, "fixed", fixed)
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,8 @@ class Evidence:
 
 
 def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Evidence]) -> RenderedReport:
-    """Every claim with its test, the measurement, the verdict, and what would decide it. evidence: by report name."""
+    """Every claim with its test, the measurement, the verdict, and what would decide it; then a table of when these tests
+    were fixed. evidence: by report name."""
     measured = [
         (claim, MEASURES[claim.measure].measure(claim, evidence[claim.report] if claim.report else None))
         for claim in report.claims
@@ -105,7 +120,7 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
         about = evidence[claim.report].report.title if claim.report else WITHOUT_RUNS
         rows.setdefault(about, []).append(Row(claim.name, claim.says, cells))
     columns = ("Where", "Test", "Measured", "Verdict", "To decide")
-    tables = tuple(
+    tables = [
         Table(
             f"{about}: {_totals(group, named=False)}",
             columns,
@@ -115,8 +130,19 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
             is_prose=True,
         )
         for about, group in rows.items()
-    )
+    ]
+    if report.fixed:
+        tables.append(_when_fixed(report.fixed))
     return report.rendered(scale, tables, (), totals=_totals([row for group in rows.values() for row in group]))
+
+
+def _when_fixed(fixed: Sequence[Fixed]) -> Table:
+    rows = tuple(
+        Row(str(index), entry.claims, (Cell(entry.date, "computed"), Cell(entry.runs, "computed")))
+        for index, entry in enumerate(fixed)
+    )
+    columns = ("Fixed on", "Before or after its runs")
+    return Table("When measures, margins and rules were fixed", columns, rows, "Claims", is_prose=True)
 
 
 def _totals(rows: Sequence[Row], named: bool = True) -> str:

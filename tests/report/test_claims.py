@@ -17,7 +17,9 @@ from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.claims import PATTERNS, ClaimsReport
 from infini.report.load import load_report
-from infini.runs.claims import claims_text, judged
+from infini.report.passkey import PasskeyReport
+from infini.report.tables import RenderedReport, Table
+from infini.runs.claims import claims_text, declared_report, judged
 
 
 def three(model: str, loss: float = 4.0) -> list[RunRecord]:
@@ -37,14 +39,19 @@ def verdicts(runs: list[RunRecord], documents: int = 3) -> dict[str, tuple[str, 
     """Name of a claim -> verdict and what was measured."""
     return {
         row.model: (table.cell(row.model, "Verdict").text, table.cell(row.model, "Measured").text)
-        for table in judged(claims(documents), "laptop", runs).tables
+        for table in tables_of_claims(judged(claims(documents), "laptop", runs))
         for row in table.rows
     }
 
 
+def tables_of_claims(rendered: RenderedReport) -> list[Table]:
+    """The tables that have verdicts."""
+    return [table for table in rendered.tables if "Verdict" in table.columns]
+
+
 def to_decide(runs: list[RunRecord]) -> dict[str, str]:
     """Name of a claim -> what it would take."""
-    tables = judged(claims(), "laptop", runs).tables
+    tables = tables_of_claims(judged(claims(), "laptop", runs))
     return {row.model: table.cell(row.model, "To decide").text for table in tables for row in table.rows}
 
 
@@ -106,7 +113,7 @@ def test_claims_about_one_table_share_their_error_rate() -> None:
     runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.985), (3, 3.98))]
     report, name = claims(), "pg19_infini_linear_memorizing"
     alone = replace(report, claims=tuple(claim for claim in report.claims if claim.name == name))
-    (table,) = judged(alone, "laptop", three("memorizing") + runs).tables
+    (table,) = tables_of_claims(judged(alone, "laptop", three("memorizing") + runs))
     measured = table.cell(name, "Measured").text
     assert table.cell(name, "Verdict").text == "holds" and "p = 0.035" in measured and "adjusted" not in measured
     others = [make_eval(model, seed, 4.0 + seed % 2) for model in ("rmt", "transformer_xl") for seed in (1, 2, 3)]
@@ -141,7 +148,7 @@ def test_a_claim_about_unequal_tokens_says_so() -> None:
     (claim,) = (claim for claim in report.claims if claim.name == name)
     for unequal, verdict in ((False, "inconclusive"), (True, "holds")):
         asked = replace(report, claims=(replace(claim, unequal_tokens=unequal),))
-        (table,) = judged(asked, "laptop", [*runs, *trainings]).tables
+        (table,) = tables_of_claims(judged(asked, "laptop", [*runs, *trainings]))
         assert table.cell(name, "Verdict").text == verdict
 
 
@@ -382,6 +389,35 @@ def test_a_claim_that_is_none_is_one_line(change: dict[str, Any], message: str) 
         report = load_report({**config, "claims": [{**claim, **change}]})
         assert isinstance(report, ClaimsReport)
         judged(report, "laptop", [])
+
+
+def test_when_tests_were_fixed_is_a_table_of_its_own() -> None:
+    rendered = judged(claims(), "laptop", [])
+    *_, table = rendered.tables
+    assert table.columns == ("Fixed on", "Before or after its runs") and table.rows_are == "Claims"
+    by_title = {row.title: [cell.text for cell in row.cells] for row in table.rows}
+    # It was added half an hour after its first run.
+    (input_gate,) = (cells for title, cells in by_title.items() if "input gate" in title)
+    assert input_gate == ["2026-11-28", "after its first run, of 2026-11-28 14:32"]
+    # It is no part of the verdicts on a terminal.
+    assert table not in rendered.short().tables
+
+
+def test_the_notes_name_what_the_passkey_claims_rest_on() -> None:
+    report = claims()
+    assert "never by rows with length extension" not in report.note and "exploratory" in report.note
+    titles = {claim.name: claim.says for claim in report.claims}
+    for name in ("passkey_linear", "passkey_delta"):
+        assert "short inputs, keys of few different digits and a penalty on writes" in titles[name]
+    # The one row with length extension that is judged has it in its title.
+    reports = {name: declared_report(name) for name in report.reports}
+    extended = [
+        claim.name
+        for claim in report.claims
+        if isinstance(about := reports.get(claim.report), PasskeyReport)
+        and any(about.rows[row].extended for row in claim.rows)
+    ]
+    assert extended == ["llm_passkey_linear_input_gate"] and "length extension" in titles[extended[0]]
 
 
 def test_no_two_claims_have_one_name() -> None:
