@@ -317,6 +317,8 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     if not_asked:
         texts.append(f"{', '.join(not_asked)} not asked")
     text = f"{'; '.join(texts)}; {counted(n_seeds, 'seed')} of {counted(min(examples), 'prompt')}"
+    if several := evidence.of(claim).several_trainings(row):
+        text += f"; several trainings of seed {', '.join(map(str, several))}"
     parts = tuple(share.p_values() for share in shares)
     if missing := _missing_seeds(claim, n_seeds):
         return Measured(text, tuple(used), missing=missing)

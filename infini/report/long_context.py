@@ -23,6 +23,7 @@ from infini.report.tables import (
     measured_cell,
     provenance,
     rows_by_source,
+    trainings,
 )
 
 
@@ -110,7 +111,7 @@ class LongContextReport(RowsOfOneTask):
             examples = distinct(cell["examples"] for run in runs for cell in run.series["cells"])
             details = [f"{examples} questions a cell", f"prompts of {distinct(run.data['revision'] for run in runs)}"]
             notes.append(provenance(source, runs, details))
-        return self.rendered(scale, tables, [*notes, *disputes(sources)])
+        return self.rendered(scale, tables, [*notes, *trainings(tables, self.titles, sources), *disputes(sources)])
 
     def _cells(
         self, subtask: str, of_cell: Callable[[Mapping[str, Any]], _Counts], runs: Sequence[RunRecord], source: str

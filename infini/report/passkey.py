@@ -29,6 +29,7 @@ from infini.report.tables import (
     provenance,
     quoted,
     rows_by_source,
+    trainings,
 )
 
 PAPER_LONGEST = 5120
@@ -223,7 +224,9 @@ class PasskeyReport(RowsOfOneTask):
             tokenizers = distinct(run.data.get("tokenizer") for run in runs)
             if runs or source != "yours" or not left_out:
                 notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
-        return self.rendered(scale, tables, [*notes, *left_out, *disputes(sources)], legend=tuple(left_out))
+        several = trainings(tables[:1], self.titles, sources)
+        notes += [*left_out, *several, *disputes(sources)]
+        return self.rendered(scale, tables, notes, legend=tuple(left_out))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.figures import draw_curves, draw_gates

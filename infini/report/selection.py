@@ -79,6 +79,14 @@ class Selection:
         """The training run that made the checkpoint of `run`."""
         return self.parents.get(run.parent) if run.parent else None
 
+    def several_trainings(self, row: str) -> dict[int, dict[str, set[str]]]:
+        """Seed -> training -> its evaluation runs, for each seed of a row that has several trainings."""
+        found: dict[int, dict[str, set[str]]] = {}
+        for run in self.runs.get(row, ()):
+            if run.parent:
+                found.setdefault(run.seed, {}).setdefault(run.parent, set()).add(run.run_id)
+        return {seed: by_training for seed, by_training in found.items() if len(by_training) > 1}
+
     def spent(self, run: RunRecord, cost: str) -> Any:
         """A cost of the training that made the checkpoint of `run`, for example tokens_seen; None if it is unknown."""
         training = self.training(run)
@@ -116,7 +124,7 @@ class RunReport(ReportKind, ABC):
     aggregate: str | None = None
     """What to do with several runs of one row, scale and seed: null (an error) or one of `choices`. newest; mean; or
     largest, with which all are kept and the report takes, cell by cell, the run with most examples, the newest of
-    several such runs."""
+    several such runs. If they come from several trainings of one seed, the table says so."""
     run: list[str] | str = "all"
     """Rows that `infini reproduce` makes, of those with a model: names, or all."""
 

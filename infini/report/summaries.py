@@ -34,6 +34,7 @@ from infini.report.tables import (
     provenance,
     quoted,
     rows_by_source,
+    trainings,
 )
 
 COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
@@ -199,7 +200,8 @@ class SummaryReport(RowsOfOneTask):
             )
             tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
             notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
-        notes += [*report_mismatches(sources, scale, self.titles), *disputes(sources)]
+        notes += [*report_mismatches(sources, scale, self.titles), *trainings(tables, self.titles, sources)]
+        notes += disputes(sources)
         synthetic = any(selection.synthetic for selection in sources.values())
         mark = " [SYNTHETIC BOOKS: says nothing about the systems]" * synthetic
         return self.rendered(scale, tables, notes, mark)

@@ -21,6 +21,9 @@ DISPUTE_MARK = "\N{DOUBLE DAGGER}"
 OTHER_DATA_MARK = "\N{SECTION SIGN}"
 """Marks results on other documents, or with another tokenizer, than the published ones beside them."""
 
+SEVERAL_MARK = "\N{PILCROW SIGN}"
+"""Marks rows of which one seed has several trainings."""
+
 Origin = Literal["measured", "quoted", "computed", "missing"]
 Source = Literal["", "paper", "published", "yours"]
 YOURS: Source = "yours"
@@ -218,8 +221,32 @@ def rows_by_source(
                 head = measured_cell(label(source, runs), source, 0.0, 0, [run.run_id for run in runs])
             elif source == "yours" or name not in awaited:
                 continue
-            rows.append(Row(f"{name}/{source}", marked(title, selection, name), (head, *cells(runs, source))))
+            shown = marked(title, selection, name) + f" {SEVERAL_MARK}" * bool(selection.several_trainings(name))
+            rows.append(Row(f"{name}/{source}", shown, (head, *cells(runs, source))))
     return rows
+
+
+def trainings(tables: Iterable[Table], titles: Mapping[str, str], sources: Mapping[str, Selection]) -> list[str]:
+    """A note on each row and seed with several trainings: which of them fills which columns of the tables, whose rows
+    are those of `rows_by_source`."""
+    notes = []
+    for source, selection in sources.items():
+        for name, title in titles.items():
+            cells = [
+                (column, cell)
+                for table in tables
+                for row in table.rows
+                if row.model == f"{name}/{source}"
+                for column, cell in zip(table.columns[1:], row.cells[1:], strict=True)
+            ]
+            for seed, by_training in selection.several_trainings(name).items():
+                filled = {
+                    training: ", ".join(dict.fromkeys(column for column, cell in cells if ids & set(cell.run_ids)))
+                    for training, ids in by_training.items()
+                }
+                shown = "; ".join(f"{training} ({columns or 'no cell'})" for training, columns in filled.items())
+                notes.append(f"{SEVERAL_MARK} {source}: {title}: seed {seed} has {len(filled)} trainings: {shown}")
+    return notes
 
 
 def disputes(sources: Mapping[str, Selection]) -> list[str]:

@@ -334,6 +334,16 @@ def test_length_extension_proves_nothing_about_the_paper() -> None:
     assert {verdict for name, (verdict, _) in found.items() if name.startswith("passkey_")} == {"inconclusive"}
 
 
+def test_a_claim_says_where_its_seeds_have_several_trainings() -> None:
+    runs = three_seeds(examples=300)
+    assert "several trainings" not in verdicts(runs)["passkey_linear"][1]
+    training, run = copy.deepcopy(runs[:2])
+    training.run_id = run.parent = "again"
+    run.run_id, run.started = "eval-again", "2099-01-01T00:00:00Z"
+    run.series["cells"] = [cell for cell in run.series["cells"] if cell["length"] == 2**20]
+    assert "; several trainings of seed 1; p " in verdicts([*runs, training, run])["passkey_linear"][1]
+
+
 def test_a_length_that_is_missing_leaves_the_claim_open() -> None:
     runs = three_seeds()
     for run in runs[1::2]:

@@ -100,6 +100,15 @@ def test_a_cell_is_that_of_the_largest_run_of_a_seed_and_seeds_are_pooled() -> N
     assert shown(report_of(), runs, 1)["Linear"] == ["32 [14, 55], 22", "—"]
 
 
+def test_two_trainings_of_one_seed_are_named_where_they_fill_one_row() -> None:
+    config = {"model": MEMORY, "recipe": {"steps": 32}}
+    trainings = [make_train("llm", 1, task="continual", run_id=name, config=config) for name in ("first", "again")]
+    runs = [evaluation(1, answered(1, 10), parent="first"), evaluation(2, answered(1, 4, length=2048), parent="again")]
+    rendered = report_of().render("laptop", [*trainings, *runs])
+    assert "Linear, trained ¶" in [row.title for row in rendered.tables[0].rows]
+    assert "¶ published: Linear, trained: seed 1 has 2 trainings: first (1K); again (2K)" in rendered.notes
+
+
 @pytest.mark.parametrize(("table", "asked"), [(0, 50), (1, 20)])
 def test_seeds_of_a_trained_row_are_models_that_differ(table: int, asked: int) -> None:
     """With the interval of the passkey claims. A model as it is has as many seeds as it was asked questions."""

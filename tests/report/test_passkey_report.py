@@ -298,6 +298,42 @@ def test_of_several_runs_of_a_cell_the_one_with_most_examples_counts() -> None:
         select_runs(report(aggregate=None), "laptop", [*whole, more[1]])
 
 
+def trained_again(lengths: list[int], examples: int = 50) -> list[RunRecord]:
+    """Another training of seed 1, and its evaluation."""
+    training, made = pair(lengths=lengths, examples=examples)
+    training.run_id = made.parent = "again"
+    made.run_id, made.started = "eval-again", "2099-01-01T00:00:00Z"
+    return [training, made]
+
+
+def test_two_trainings_of_one_seed_are_named_where_they_fill_one_row() -> None:
+    """Cells of one line are of different models, which nothing else in the table shows."""
+    first = pair(lengths=[2**15, 2**20])
+    for runs, columns in (
+        ([*first, *trained_again([2**19])], ("32K, 1M", "512K")),
+        # The newer of two alike fills the cell.
+        ([*first, *trained_again([2**20])], ("32K", "1M")),
+        ([*first, *trained_again([2**20], examples=3)], ("32K, 1M", "no cell")),
+    ):
+        rendered = report().render("laptop", runs)
+        (row,) = (row for row in rendered.tables[0].rows if row.model == "linear/published")
+        note = (
+            f"¶ published: {report().titles['linear']}: seed 1 has 2 trainings: {runs[0].run_id} ({columns[0]}); "
+            f"again ({columns[1]})"
+        )
+        assert row.title == f"{report().titles['linear']} ¶" and note in rendered.notes
+        assert note in rendered.short().notes
+    once = report().render("laptop", [*first, *pair(seed=2, lengths=[2**15])])
+    assert not any("¶" in text for text in [*once.notes, *(row.title for row in once.tables[0].rows)])
+
+
+def test_two_evaluations_of_one_training_are_no_two_trainings() -> None:
+    first = pair(lengths=[2**15])
+    later = trained_again([2**20])[1]
+    later.parent = first[0].run_id
+    assert not any("¶" in note for note in report().render("laptop", [*first, later]).notes)
+
+
 def test_a_model_trained_for_a_knocked_out_row_fills_the_others_of_its_recipe() -> None:
     runs = [*pair(), *pair(seed=2, trained={"task.knockout": "reset"})]
     assert len(select_runs(report(), "laptop", runs).runs["linear"]) == 2
