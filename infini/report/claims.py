@@ -25,7 +25,7 @@ from infini.report.passkey import PasskeyReport, chosen_cells, percent
 from infini.report.selection import RunReport, Selection
 from infini.report.stats import Effect, paired_difference
 from infini.report.summaries import SummaryReport
-from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table, counted
+from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table, counted, in_words
 from infini.report.text_measures import equal_tokens
 from infini.report.verdicts import Claim, Measured, PValues, Verdict, judge
 
@@ -66,7 +66,7 @@ class ClaimsReport(ReportKind):
         return list(dict.fromkeys(claim.report for claim in self.claims if claim.report))
 
     def about(self, report: str) -> ClaimsReport:
-        """The claims about a report alone. Their verdicts are the same: a family has all claims of one report and task."""
+        """The claims about a report alone. Their verdicts are the same: a family has the claims of one report."""
         return replace(self, claims=tuple(claim for claim in self.claims if claim.report == report))
 
     def __post_init__(self) -> None:
@@ -96,8 +96,8 @@ class Evidence:
 
 
 def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Evidence]) -> RenderedReport:
-    """Every claim with its test, the measurement, the verdict, and what would decide it; then a table of when these tests
-    were fixed. evidence: by report name."""
+    """Every claim with its test, the measurement, the verdict, and what would decide it; then when these tests were
+    fixed. evidence: by report name."""
     measured = [
         (claim, MEASURES[claim.measure].measure(claim, evidence[claim.report] if claim.report else None))
         for claim in report.claims
@@ -109,7 +109,8 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
             cell = Cell(found.measured, "measured", run_ids=found.run_ids, source="published")
         elif found.measured:
             cell = Cell(found.measured, "computed")
-        test = "; ".join(filter(None, (MEASURES[claim.measure].test(claim), claim.test)))
+        titles = evidence[claim.report].report.titles if claim.report else {}
+        test = "; ".join(filter(None, (MEASURES[claim.measure].test(claim, titles), claim.test)))
         cells = (
             Cell(claim.place, "quoted", source="paper"),
             Cell(test, "computed"),
@@ -164,13 +165,13 @@ def _of_estimates(claim: Claim, estimates: Sequence[Estimate], what: str) -> dic
 
     seeds, documents = estimates[0].n_seeds, estimates[0].n_documents
     steps = [(n, k) for k in (1, *MORE_DOCUMENTS) for n in MORE_SEEDS if n > seeds]
-    named = {(n, k): f"{n} seeds" + f" on {k * documents} {what}" * (k > 1) for n, k in steps}
+    named = {(n, k): f"{n} seeds" + f" and {k * documents} {what}" * (k > 1) for n, k in steps}
     more = [(name, partial(later, n, k * documents)) for (n, k), name in named.items()]
     return {"parts": parts(estimates), "with_more": more}
 
 
 def _missing_seeds(claim: Claim, n_seeds: int) -> str:
-    return "" if n_seeds >= claim.seeds else counted(claim.seeds - n_seeds, "more seed")
+    return "" if n_seeds >= claim.seeds else in_words(claim.seeds - n_seeds, "more seed")
 
 
 def _described(estimate: Estimate, unit: str, form: str, documents: str) -> str:
@@ -182,9 +183,9 @@ def _described(estimate: Estimate, unit: str, form: str, documents: str) -> str:
 def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
     """Loss of the first row minus the loss of each other, nats a token."""
     assert evidence is not None
-    selection = evidence.of(claim)
+    selection, titles = evidence.of(claim), evidence.report.titles
     first, *others = claim.rows
-    found = {other: _difference(claim, selection, first, other) for other in others}
+    found = {other: _difference(claim, selection, titles, first, other) for other in others}
     effects = {other: effect for other, effect in found.items() if isinstance(effect, Effect)}
     problems = [problem for problem in found.values() if isinstance(problem, Measured)]
     if not effects:
@@ -194,32 +195,38 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
     documents = f"{closest.n_documents} documents, effective number {closest.effective_documents:.1f}"
     text = _described(closest.estimate, "nats a token", ".4f", documents)
     if len(others) > 1:
-        text = f"against {nearest}, the nearest of {len(effects)} of {len(others)} rows: {text}"
+        seeds = f"with {in_words(claim.seeds, 'seed')}"
+        among = f"the nearest of {len(others)} rows"
+        if problems:
+            among = f"the nearest of {len(effects)} rows {seeds}, of {len(others)}"
+        if len(effects) == 1:
+            among = f"the only one of {len(others)} rows {seeds}"
+        text = f'against "{titles[nearest]}", {among}: {text}'
     measured = _of_estimates(claim, [effect.estimate for effect in effects.values()], "documents")
     if problems:
         # A missing row may be the better one. It counts among the rows any of which could decide against the claim.
         measured["parts"] += ((1.0, 1.0),) * len(problems)
-        measured["to_decide"] = f"{counted(len(problems), 'more row')} at {claim.seeds} seeds"
+        measured["to_decide"] = f"{in_words(len(problems), 'more row')} with {in_words(claim.seeds, 'seed')}"
     run_ids = dict.fromkeys(run_id for effect in effects.values() for run_id in effect.run_ids)
     return Measured(text, tuple(run_ids), **measured)
 
 
-def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | Measured:
+def _difference(claim: Claim, selection: Selection, titles: Mapping[str, str], a: str, b: str) -> Effect | Measured:
     """Loss of row a minus that of row b, or what is missing."""
     rows = [a, b, *claim.options.get("less", ())]
-    for row in rows:
-        if row in selection.mismatches:
-            found = selection.mismatches[row][0]
-            return Measured(f"{row} was not trained as declared: {found}", missing=f"{row} trained as declared")
+    if other := _not_as_declared(rows, selection, titles):
+        return other
     pair = [selection.runs.get(row, []) for row in rows]
+    of_which = "both models" if len(pair) == 2 else f"all {in_words(len(pair), 'model')}"
+    without_seeds = Measured(missing=f"{in_words(claim.seeds, 'seed')} of {of_which}")
     if not all(pair):
-        return Measured(missing=f"{claim.seeds} seeds of {'both' if len(pair) == 2 else 'all'}")
+        return without_seeds
     try:
         effect = paired_difference(*pair)
     except InputError as error:
         return Measured(str(error), missing="evaluations on the same documents")
     if effect is None:
-        return Measured(missing=f"{claim.seeds} seeds of both")
+        return without_seeds
     text = _described(effect.estimate, "nats a token", ".4f", counted(effect.n_documents, "document"))
     if effect.n_documents < claim.documents:
         return Measured(text, effect.run_ids, missing=f"{claim.documents} documents")
@@ -230,12 +237,22 @@ def _difference(claim: Claim, selection: Selection, a: str, b: str) -> Effect | 
     return effect
 
 
-def _test_of_loss(claim: Claim) -> str:
+def _not_as_declared(rows: Sequence[str], selection: Selection, titles: Mapping[str, str]) -> Measured | None:
+    """The first row whose runs differ from what it declares, and how."""
+    for row in rows:
+        if row in selection.mismatches:
+            how = selection.mismatches[row][0]
+            return Measured(f'"{titles[row]}" is not as declared: {how}', missing=f'"{titles[row]}" as declared')
+    return None
+
+
+def _test_of_loss(claim: Claim, titles: Mapping[str, str]) -> str:
     margin = f"{claim.margin:g} nats a token" if claim.margin else "0"
     each = ", for each of the other rows" if len(claim.rows) > 2 else ""
-    difference = f"loss of {claim.rows[0]} minus that of {' / '.join(claim.rows[1:])}"
-    if control := claim.options.get("less"):
-        difference += f", less the same difference of {control[0]} and {control[1]},"
+    first, *others = (f'"{titles[row]}"' for row in claim.rows)
+    difference = f"loss of {first} minus that of {' / '.join(others)}"
+    if "less" in claim.options:
+        difference += f", minus the change that {claim.options['control']} shows,"
     return f"{difference} is {claim.direction} {margin}{each}"
 
 
@@ -247,12 +264,12 @@ def _overall(claim: Claim, evidence: Evidence | None) -> Measured:
     wanted = [(row, length) for row in claim.rows for length in lengths]
     by_length = claim.measure == "overall_by_length"
     weights, unit = (slope_weights(lengths), "points a doubling") if by_length else (np.array([1.0, -1.0]), "points")
-    for row in claim.rows:
-        if row in selection.mismatches:
-            return Measured(f"{row} is not as declared: {selection.mismatches[row][0]}", missing=f"{row} as declared")
+    if other := _not_as_declared(claim.rows, selection, evidence.report.titles):
+        return other
     found = difference_of_scores(selection, wanted, weights)
     if found is None:
-        return Measured(missing=f"{claim.seeds} seeds of all, each with an Overall above 0")
+        each = "at every length" if by_length else "of both models"
+        return Measured(missing=f"{in_words(claim.seeds, 'seed')} {each}, with an Overall above 0")
     estimate, used = found
     text = _described(estimate, unit, ".2f", counted(estimate.n_documents, "book"))
     if estimate.n_documents < claim.documents:
@@ -312,11 +329,12 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
             examples |= set(asked)
         texts.append(f"{format_length(length)} {'/'.join(means)} (paper {beside})")
     if not texts:
-        return Measured(missing=f"{claim.seeds} seeds at every length and place")
+        return Measured(missing=f"{in_words(claim.seeds, 'seed')} at every length and place")
     n_seeds = len(set.intersection(*seeds))
     if not_asked:
         texts.append(f"{', '.join(not_asked)} not asked")
-    text = f"{'; '.join(texts)}; {counted(n_seeds, 'seed')} of {counted(min(examples), 'prompt')}"
+    of_seeds = "1 seed" if n_seeds == 1 else f"each of {n_seeds} seeds"
+    text = f"{'; '.join(texts)}; {counted(min(examples), 'prompt')} per cell for {of_seeds}"
     if several := evidence.of(claim).several_trainings(row):
         text += f"; several trainings of seed {', '.join(map(str, several))}"
     parts = tuple(share.p_values() for share in shares)
@@ -326,8 +344,8 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
         # The lengths that are missing may be the ones at which it fails. Each of their places counts.
         parts += ((1.0, 1.0),) * (len(not_asked) * len(parse_depths(report.depths)))
         return Measured(text, tuple(used), parts, to_decide=f"prompts of {', '.join(not_asked)}")
-    prompts = {k: f"{k * min(examples)} prompts a cell and seed" for k in MORE_PROMPTS}
-    steps = [(k, n_seeds, text) for k, text in prompts.items()]
+    prompts = {k: f"{k * min(examples)} prompts per cell" for k in MORE_PROMPTS}
+    steps = [(k, n_seeds, f"{text} and seed") for k, text in prompts.items()]
     steps += [(1, n, f"{n} seeds") for n in MORE_SEEDS if n > n_seeds]
     steps += [(k, n, f"{n} seeds with {text}") for k, text in prompts.items() for n in MORE_SEEDS if n > n_seeds]
     more = [(what, lambda k=k, n=n: [share.p_values(k, n) for share in shares]) for k, n, what in steps]
@@ -375,7 +393,7 @@ PATTERNS: dict[str, tuple[Callable[[Sequence[Sequence[float]]], bool], str]] = {
     "interleaved": (
         _interleaved,
         f"the lower half of the layers and the upper half (the middle one is of both) have a gate above "
-        f"{0.5 + MOVED:g} and one below {0.5 - MOVED:g}, a measure of our own",
+        f"{0.5 + MOVED:g} and one below {0.5 - MOVED:g}",
     ),
 }
 """Name -> whether the gates of a model, [layers][heads], have the pattern, and what it is."""
@@ -393,7 +411,7 @@ def _gates(claim: Claim, evidence: Evidence | None) -> Measured:
     ]
     runs = [run for row in rows for run in row]
     if not runs:
-        return Measured(missing=f"{claim.seeds} seeds")
+        return Measured(missing=f"{in_words(claim.seeds, 'seed')} of each model")
     having = sum(has(run.series["gates"]) for run in runs)
     n_seeds = min(len({run.seed for run in row}) for row in rows if row)
     text = f"{having} of {len(runs)} trained models ({counted(n_seeds, 'seed')} of each)"
@@ -414,11 +432,12 @@ def _gates(claim: Claim, evidence: Evidence | None) -> Measured:
     return Measured(text, run_ids, tuple(parts()), with_more=more)
 
 
-def _test_of_gates(claim: Claim) -> str:
+def _test_of_gates(claim: Claim, titles: Mapping[str, str]) -> str:
     _, pattern = PATTERNS[claim.options["pattern"]]
+    ours = "The paper gives no measure; ours is: " * (claim.options["pattern"] == "interleaved")
     return (
-        "in more than half of all models trained with gates that begin at 0.5, those of one corpus and seed counted as "
-        f"one: {pattern}"
+        f"{ours}in more than half of all models trained with gates that begin at 0.5, {pattern}. Models with the same "
+        "corpus and seed count as one model."
     )
 
 
@@ -448,7 +467,7 @@ def _printed_size(claim: Claim) -> tuple[str, float, str]:
     )
 
 
-def _test_of_size(claim: Claim) -> str:
+def _test_of_size(claim: Claim, titles: Mapping[str, str]) -> str:
     assumed = _printed_size(claim)[2]
     return f"arithmetic, no run: Table 1's formula at the paper's sizes, rounded; assumed: {assumed}"
 
@@ -456,27 +475,31 @@ def _test_of_size(claim: Claim) -> str:
 @dataclass(frozen=True)
 class Measure:
     """How claims of a kind are measured, and how their test is described: a function, or a template that is filled with
-    the claim `c`."""
+    the claim `c` and the titles of its `rows`."""
 
     measure: Callable[[Claim, Evidence | None], Measured]
-    described: str | Callable[[Claim], str]
+    described: str | Callable[[Claim, Mapping[str, str]], str]
 
-    def test(self, claim: Claim) -> str:
-        """The description of a claim's test."""
-        return self.described.format(c=claim) if isinstance(self.described, str) else self.described(claim)
+    def test(self, claim: Claim, titles: Mapping[str, str]) -> str:
+        """The description of a claim's test. titles: row of its report -> title."""
+        if isinstance(self.described, str):
+            return self.described.format(c=claim, rows=[titles.get(row, row) for row in claim.rows])
+        return self.described(claim, titles)
 
 
 MEASURES: dict[str, Measure] = {
     "loss": Measure(_loss, _test_of_loss),
-    "overall": Measure(_overall, "Overall of {c.rows[0]} minus that of {c.rows[1]} is {c.direction} {c.margin:g}"),
+    "overall": Measure(_overall, 'Overall of "{rows[0]}" minus that of "{rows[1]}" is {c.direction} {c.margin:g}'),
     "overall_by_length": Measure(
         _overall,
-        "slope of the Overall of {c.rows[0]} over the logarithm of the input's length, on the validation books, is "
+        'slope of the Overall of "{rows[0]}" over the logarithm of the input\'s length, on the validation books, is '
         "{c.direction} {c.margin:g}",
     ),
     "token_accuracy": Measure(
         _passkey,
-        lambda claim: f"token accuracy at every length and place is above the paper's minus {-claim.margin:g} points",
+        lambda claim, titles: (
+            f"token accuracy at every length and place is above the paper's minus {-claim.margin:g} points"
+        ),
     ),
     "zero_shot_accuracy": Measure(
         _passkey,

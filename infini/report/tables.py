@@ -180,6 +180,14 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def in_words(number: int, what: str) -> str:
+    """`one seed`, `three seeds`; numbers above ten in digits."""
+    return f"{_WORDS[number] if number < len(_WORDS) else number} {what}{'s' * (number != 1)}"
+
+
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
 def distinct(values: Iterable[Any]) -> str:
     """Each value once, in the order of their first occurrence."""
     return " | ".join(dict.fromkeys(str(value) for value in values))

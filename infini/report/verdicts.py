@@ -17,6 +17,7 @@ from typing import Any, Literal
 from infini.errors import did_you_mean, require
 from infini.report.intervals import LEVEL, holm, p_value
 from infini.report.kind import make_row
+from infini.report.tables import in_words
 
 Verdict = Literal["holds", "does not hold", "inconclusive", "not testable"]
 Direction = Literal["below", "above"]
@@ -74,9 +75,9 @@ class Measured:
     parts: tuple[PValues, ...] = ()
     """Empty if nothing was measured."""
     missing: str = ""
-    """What is missing for a verdict, for example "2 more seeds"; empty if nothing is."""
+    """What a verdict needs, for example "two more seeds"; empty if nothing is missing."""
     to_decide: str = ""
-    """What would decide an inconclusive claim; empty: computed from `with_more`."""
+    """What an inconclusive claim needs; empty: computed from `with_more`."""
     with_more: Sequence[tuple[str, Callable[[], Sequence[PValues]]]] = ()
     """("5 seeds", function that returns the parts for that many with the same spread), the cheapest first."""
     exact: bool = False
@@ -121,7 +122,9 @@ def _finding(claim: Claim, found: Measured, adjusted: tuple[float, int] | None) 
     if claim.not_testable:
         return Finding("not testable", claim.not_testable)
     if found.missing or not found.parts:
-        return Finding("inconclusive", found.text, found.missing or f"{claim.seeds} seeds", found.run_ids)
+        return Finding(
+            "inconclusive", found.text, f"needs {found.missing or in_words(claim.seeds, 'seed')}", found.run_ids
+        )
     right, wrong = sides(found.parts)
     verdict: Verdict = "holds" if right < wrong else "does not hold"
     if adjusted is None:
@@ -137,8 +140,8 @@ def _finding(claim: Claim, found: Measured, adjusted: tuple[float, int] | None) 
 def _takes(found: Measured, size: int) -> str:
     """The least data that would decide, at the measured spread, with all tests of the family."""
     if found.to_decide:
-        return found.to_decide
+        return f"needs {found.to_decide}"
     for what, parts in found.with_more:
         if 2 * min(sides(parts())) * size <= 1 - LEVEL:
-            return f"about {what}"
-    return f"more than {found.with_more[-1][0]}" if found.with_more else ""
+            return f"would need about {what}"
+    return f"would need more than {found.with_more[-1][0]}" if found.with_more else ""

@@ -47,19 +47,19 @@ def sweep(losses: dict[str, float], seeds: tuple[int, ...] = (1, 2, 3), report: 
         (
             sweep({"rmt_100_8k": 3.9, "rmt_150_32k": 3.8}),
             "does not hold",
-            "against rmt_150_32k, the nearest of 8 of 8 rows: +0.1",
+            'against "RMT, 150 vectors, sequences of 32768", the nearest of 8 rows: +0.1',
         ),
         (sweep({"rmt_100_8k": 3.9}, (1, 2)), "inconclusive", "2 seeds)"),
         (
             [run for run in sweep({"rmt_100_8k": 3.9}) if "rmt_50_4k" not in run.run_id],
             "inconclusive",
-            "of 7 of 8 rows",
+            "the nearest of 7 rows with three seeds, of 8: -0.1",
         ),
         # One row that is better is enough for a no.
         (
             [run for run in sweep({"rmt_50_4k": 3.9}) if "32k" not in run.run_id],
             "does not hold",
-            "against rmt_50_4k, the nearest of 5 of 8 rows: +0.1",
+            'against "RMT, 50 vectors, sequences of 4096", the nearest of 5 rows with three seeds, of 8: +0.1',
         ),
     ],
 )
@@ -71,7 +71,13 @@ def test_the_best_of_rmts_sweep(runs: list[RunRecord], verdict: str, measured: s
 
 def test_a_row_that_is_missing_is_what_decides_a_sweep() -> None:
     runs = [run for run in sweep({"rmt_100_8k": 3.9}) if "rmt_50_4k" not in run.run_id]
-    assert to_decide(runs)["pg19_rmt_sweep"] == "1 more row at 3 seeds"
+    assert to_decide(runs)["pg19_rmt_sweep"] == "needs one more row with three seeds"
+    alone = [run for run in sweep({}) if "rmt_50_4k" in run.run_id or "rmt_100_8k" in run.run_id]
+    measured = verdicts(alone)["pg19_rmt_sweep"][1]
+    assert measured.startswith(
+        'against "RMT, 50 vectors, sequences of 4096", the only one of 8 rows with three seeds: '
+    )
+    assert to_decide(alone)["pg19_rmt_sweep"] == "needs seven more rows with three seeds"
 
 
 def test_rows_that_are_missing_count_where_one_better_row_decides() -> None:

@@ -19,7 +19,10 @@ def measured(p: float) -> Measured:
     return Measured("measured", ("a run",), ((p / 2, 1 - p / 2),))
 
 
-NO_DATA, ONE_SEED = Measured(missing="3 seeds"), Measured("1 seed", ("a run",), ((0.0, 1.0),), missing="2 more seeds")
+NO_DATA, ONE_SEED = (
+    Measured(missing="three seeds"),
+    Measured("1 seed", ("a run",), ((0.0, 1.0),), missing="two more seeds"),
+)
 
 
 @pytest.mark.parametrize("other", [NO_DATA, ONE_SEED, measured(0.9)])
@@ -43,3 +46,23 @@ def test_claims_about_another_task_and_those_declared_untestable_do_not_count() 
 def test_a_claim_that_is_declared_untestable_stays_so_whatever_runs_there_are() -> None:
     for found in (NO_DATA, ONE_SEED, measured(0.001)):
         assert judge([(claim("a", not_testable="too small"), found)]) == [Finding("not testable", "too small")]
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (NO_DATA, "needs three seeds"),
+        (ONE_SEED, "needs two more seeds"),
+        (Measured("m", ("a run",), ((0.2, 0.8),), to_decide="prompts of 1M"), "needs prompts of 1M"),
+        (
+            Measured("m", ("a run",), ((0.2, 0.8),), with_more=[("20 seeds and 16 books", lambda: [(0.001, 0.9)])]),
+            "would need about 20 seeds and 16 books",
+        ),
+        (
+            Measured("m", ("a run",), ((0.2, 0.8),), with_more=[("20 seeds", lambda: [(0.1, 0.9)])]),
+            "would need more than 20 seeds",
+        ),
+    ],
+)
+def test_an_inconclusive_claim_says_what_it_needs(found: Measured, text: str) -> None:
+    assert judge([(claim("a"), found)])[0].to_decide == text

@@ -77,4 +77,4 @@ def test_the_pages_report_is_known_to_every_command(extended: Path, tmp_path: Pa
     assert "first_segment_laptop_gap_by_position.png" in figure.replace("\n", "")
     judged = (results / "tables" / "claims_laptop.md").read_text(encoding="utf-8")
     (line,) = [line for line in judged.splitlines() if "bypasses the gate" in line]
-    assert "inconclusive" in line and "3 seeds of both" in line and "first segment" in claims
+    assert "inconclusive" in line and "needs three seeds of both models" in line and "first segment" in claims
