@@ -483,9 +483,9 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
             cells.append(measured_cell(text, source, last, known[-1].n_seeds, ids))
         rows.append(Row(model, marked(report.models[model], selection, model), tuple(cells)))
     title = (
-        f"{report.benchmarks[report.task]}: what the memory is worth, in nats a token [95 % interval, {CLUSTERED}] "
-        f"({_whose(source)}): "
-        "loss added by resetting it at every segment, loss added by another document's memory"
+        f"{report.benchmarks[report.task]}: knock-outs of the memory, in nats a token [95 % interval, {CLUSTERED}] "
+        f"({_whose(source)}): loss added by resetting it at every segment, loss added by another document's memory "
+        "(both say how far a model relies on its memory, not what the memory is worth)"
     )
     if report.baseline:
         title += f", and loss minus the loss of {_baseline(report)} (below 0: better), paired by seed and document"
