@@ -26,7 +26,6 @@ from infini.system.process import drawing_without_a_screen
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
 SYNTHETIC_MARK = " [synthetic corpus]"
 DPI = 150
@@ -43,6 +42,16 @@ _STYLE: dict[Any, Any] = {
 }
 _LABEL_SIZE, _LABEL_WIDTH = 8, 28
 """Points, and characters."""
+_MARK, _BESIDE, _AS_NEAR = 9, 20, 3
+"""Pixels: half of a mark, the farthest that a label is from its point without a line to it, and how much nearer another
+point may be."""
+_ANGLES = (0, 180, 30, -30, 150, -150, 60, -60, 120, -120, 90, -90)
+_ANGLES += (15, -15, 165, -165, 45, -45, 135, -135, 75, -75, 105, -105)
+"""Directions in which a label may be, in degrees, the preferred ones first."""
+_ORDERS, _MOST_PLACES = 200, 40
+"""In how many orders labels are tried, and how many places of each."""
+_LINE_ROOM, _LEADER_ROOM = 3, 1.5
+"""Half of the width in pixels that a line takes, and the line of a label."""
 _TEXT: dict[str, Any] = {"fontsize": _LABEL_SIZE, "linespacing": 1.0, "annotation_clip": False}
 """Of a label."""
 _LEADER = {"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.7, "shrinkA": 0, "shrinkB": 0}
@@ -208,67 +217,164 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def label_points(axes: Axes, labels: Sequence[Label]) -> list[Label]:
-    """Write each label at the nearest free place around its point. Returns those for which there is none."""
-    from matplotlib.transforms import Bbox
+    """Write each label at a free place around its point, as near as possible. Returns those for which there is none.
 
+    A label that is not beside its point has a line to it, which passes no other point, label or line of a label.
+    """
     figure = _figure_of(axes)
     figure.draw_without_rendering()
-    panel = axes.get_window_extent()
-    inside = Bbox.from_extents(panel.x0, panel.y0, panel.x1 + 0.15 * panel.width, panel.y1)
     points = axes.transData.transform([(label.x, label.y) for label in labels])
-    taken = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in points] + _along_lines(axes)
-    left = []
-    for index in sorted(range(len(labels)), key=lambda i: (-points[i][1], points[i][0])):
-        label, (x, y) = labels[index], points[index]
-        text = textwrap.fill(label.text, _LABEL_WIDTH)
-        drawn = axes.text(0, 0, text, fontsize=_LABEL_SIZE, linespacing=1.0)
-        place = _free_place(x, y, drawn.get_window_extent(), inside, taken)
-        drawn.remove()
-        if place is None:
-            left.append(label)
-            continue
-        taken.append(place)
-        nearest = min(max(x, place.x0), place.x1), min(max(y, place.y0), place.y1)
-        end = (nearest[0] - place.x0) / place.width, (nearest[1] - place.y0) / place.height
-        far = math.hypot(nearest[0] - x, nearest[1] - y) > 20
+    panel = axes.get_window_extent()
+    inside = panel.x0, panel.y0, panel.x1 + 0.15 * panel.width, panel.y1
+    along = _along_lines(axes)
+    free = [_free_places(axes, label.text, index, points, inside, along) for index, label in enumerate(labels)]
+    places = _arranged(free)
+    for index, place in sorted(places.items()):
+        label, (x, y), (x0, y0, x1, y1) = labels[index], points[index], place.covered[0]
+        end = (place.nearest[0] - x0) / (x1 - x0), (place.nearest[1] - y0) / (y1 - y0)
         axes.annotate(
-            text,
+            place.text,
             xy=(label.x, label.y),
-            xytext=((place.x0 - x) * 72 / DPI, (place.y0 - y) * 72 / DPI),
+            xytext=((x0 - x) * 72 / DPI, (y0 - y) * 72 / DPI),
             textcoords="offset points",
             color=ink(label.colour),
             va="bottom",
             **_TEXT,
-            arrowprops=_LEADER | {"color": label.colour, "relpos": end, "shrinkB": 4} if far else None,
+            arrowprops=_LEADER | {"color": label.colour, "relpos": end, "shrinkB": 4} if place.has_leader else None,
         )
-    return left
+    return [label for index, label in enumerate(labels) if index not in places]
 
 
-def _along_lines(axes: Axes) -> list[Bbox]:
-    """Small boxes in pixels along the lines of a panel, and along its error bars."""
-    from matplotlib.transforms import Bbox
+@dataclass(frozen=True)
+class _Place:
+    """A place of a label, in pixels."""
+
+    text: str
+    covered: np.ndarray
+    """[boxes, 4]: the box of the text, and small ones along its line to the point if it has one."""
+    nearest: np.ndarray
+    """The point of the text's box that is nearest to the labelled point."""
+    cost: float
+    """The number of places that are preferred to it, and the length of its line, more if that crosses lines or if the
+    label is beside other points, too."""
+
+    @property
+    def has_leader(self) -> bool:
+        return len(self.covered) > 1
+
+
+def _free_places(
+    axes: Axes, text: str, index: int, points: np.ndarray, inside: tuple[float, ...], along: np.ndarray
+) -> list[_Place]:
+    """Places of the label of a point that cover no point or line, from near to far. inside: the box of all labels.
+    along: of _along_lines."""
+    point, others = points[index], points[(points != points[index]).any(1)]
+    taken = np.concatenate([_around(points, _MARK), along])
+    apart = np.abs(others - point).max(1)
+    # Where marks overlap, a line from one can only avoid the middle of the other, if that.
+    distinct = apart > _MARK / 2
+    marks = _around(others[distinct], np.minimum(_MARK, apart[distinct] / 2)[:, None])
+    found: list[_Place] = []
+    for folded, box in _candidates(axes, text, point, inside):
+        if _overlap(box[None], taken).any():
+            continue
+        nearest = np.clip(point, box[:2], box[2:])
+        distance = math.dist(nearest, point)
+        leader = _boxes_along(point, nearest, _LEADER_ROOM)[: None if distance > _BESIDE else 0]
+        # A label beside another point would be read as its name.
+        other_distances = np.hypot(*(np.clip(others, box[:2], box[2:]) - others).T)
+        middle = (box[:2] + box[2:]) / 2
+        nearer = (other_distances < min(distance - _AS_NEAR, _BESIDE)) | (
+            (other_distances <= min(distance + _AS_NEAR, _BESIDE))
+            & (np.hypot(*(others - middle).T) + _AS_NEAR < math.dist(point, middle))
+        )
+        if nearer.any() or _overlap(leader, marks).any():
+            continue
+        cost = float(len(found)) + _BESIDE * int((other_distances[apart > 2 * _MARK] < _BESIDE).sum())
+        if len(leader):
+            cost += distance + 8 * int(_overlap(leader, along).any(1).sum())
+        found.append(_Place(folded, np.concatenate([box[None], leader]), nearest, cost))
+        if len(found) == _MOST_PLACES:
+            break
+    return found
+
+
+def _arranged(free: Sequence[Sequence[_Place]]) -> dict[int, _Place]:
+    """Index of a label -> its place, for those that have one: of many orders in which labels take the nearest place
+    that is left, the one with the fewest labels without a place, then with the lowest cost."""
+    flat = [(index, place) for index, places in enumerate(free) for place in places]
+    if not flat:
+        return {}
+    boxes = np.concatenate([place.covered for _, place in flat])
+    starts = np.cumsum([0, *(len(place.covered) for _, place in flat[:-1])])
+    meet = [np.logical_or.reduceat(_overlap(place.covered, boxes).any(0), starts) for _, place in flat]
+    numbers = [[n for n, (of, _) in enumerate(flat) if of == index] for index in range(len(free))]
+    generator = np.random.default_rng(0)
+    best: tuple[int, float, list[int]] | None = None
+    for _ in range(_ORDERS):
+        blocked, chosen = np.zeros(len(flat), dtype=bool), []
+        for index in generator.permutation(len(free)).tolist():
+            number = next((n for n in numbers[index] if not blocked[n]), None)
+            if number is not None:
+                chosen.append(number)
+                blocked |= meet[number]
+        tried = len(free) - len(chosen), sum(flat[n][1].cost for n in chosen), chosen
+        best = tried if best is None or tried < best else best
+    assert best is not None
+    return dict(flat[n] for n in best[2])
+
+
+def _candidates(
+    axes: Axes, text: str, point: np.ndarray, inside: tuple[float, ...]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The text in lines of two lengths, and boxes for it around a point, from near to far."""
+    x, y = point.tolist()
+    extents = {}
+    for width in (_LABEL_WIDTH, _LABEL_WIDTH // 2):
+        folded = textwrap.fill(text, width, break_long_words=False)
+        drawn = axes.text(0, 0, folded, fontsize=_LABEL_SIZE, linespacing=1.0)
+        extents[folded] = drawn.get_window_extent()
+        drawn.remove()
+    for far in (14, 24, 38, 55, 75, 100, 130, 165, 200):
+        for folded, extent in extents.items():
+            for angle in _ANGLES:
+                across, up = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+                x0 = x + far * across - extent.width * (1 - across) / 2
+                y0 = y + far * up - extent.height * (1 - up) / 2
+                x1, y1 = x0 + extent.width, y0 + extent.height
+                if inside[0] <= x0 and x1 <= inside[2] and inside[1] <= y0 and y1 <= inside[3]:
+                    yield folded, np.array([x0, y0, x1, y1])
+
+
+def _around(points: np.ndarray, reach: float | np.ndarray) -> np.ndarray:
+    """[points, 4]: boxes (x0, y0, x1, y1) around points."""
+    return np.concatenate([points - reach, points + reach], axis=1)
+
+
+def _overlap(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """[boxes, others]: whether they overlap."""
+    x0, y0, x1, y1 = boxes.T[:, :, None]
+    left, low, right, top = others.T
+    found: np.ndarray = (x0 < right) & (left < x1) & (y0 < top) & (low < y1)
+    return found
+
+
+def _boxes_along(start: np.ndarray, end: np.ndarray, reach: float) -> np.ndarray:
+    """[boxes, 4]: small boxes in pixels along a straight line."""
+    return _around(np.linspace(start, end, 2 + int(math.dist(start, end) / 8)), reach)
+
+
+def _along_lines(axes: Axes) -> np.ndarray:
+    """[boxes, 4]: small boxes in pixels along the lines and arrows of a panel, and along its error bars."""
+    from matplotlib.text import Annotation
 
     paths = [line.get_xydata() for line in axes.lines]
     paths += [segment for bars in axes.collections for segment in getattr(bars, "get_segments", list)()]
-    boxes = []
-    for path in paths:
-        for start, end in itertools.pairwise(axes.transData.transform(path)):
-            points = np.linspace(start, end, 2 + int(np.hypot(*(end - start)) / 8))
-            boxes += [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in points]
-    return boxes
-
-
-def _free_place(x: float, y: float, extent: Bbox, inside: Bbox, taken: Sequence[Bbox]) -> Bbox | None:
-    """The nearest box of this extent around a point, in pixels, that covers nothing."""
-    from matplotlib.transforms import Bbox
-
-    for far in (14, 24, 38, 55, 75, 100, 130, 165, 200):
-        for angle in (0, 180, 30, -30, 150, -150, 60, -60, 120, -120, 90, -90):
-            across, up = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-            x0 = x + far * across - extent.width * (1 - across) / 2
-            y0 = y + far * up - extent.height * (1 - up) / 2
-            box = Bbox.from_bounds(x0, y0, extent.width, extent.height)
-            within = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
-            if within and not any(box.overlaps(other) for other in taken):
-                return box
-    return None
+    notes = [text for text in axes.texts if isinstance(text, Annotation) and text.arrow_patch and not text.get_text()]
+    paths += [[note.xyann, note.xy] for note in notes]
+    boxes = [
+        _boxes_along(start, end, _LINE_ROOM)
+        for path in paths
+        for start, end in itertools.pairwise(axes.transData.transform(path))
+    ]
+    return np.concatenate(boxes) if boxes else np.empty((0, 4))

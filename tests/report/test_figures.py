@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from report_runs import make_eval, make_train, report_settings
 from scipy.stats import t as student
 
@@ -214,6 +215,49 @@ def test_what_the_paper_compares_is_marked(tmp_path: Path, drawn_axes: list[Any]
     assert ["what the paper's Table 2 compares" in said for said in words] == [True, False]
 
 
+def test_a_label_is_nearest_to_its_own_point_and_its_line_passes_no_other() -> None:
+    """Of points in a column, as rows of one budget are: a name that is beside another point would be read as its."""
+    heights = {"RMT": 54.2, "Transformer-XL": 53.5, "Linear, with Transformer-XL's cache": 53.1, "Full attention": 52.2}
+    heights |= {"Memorizing Transformers": 51.9, "Local attention only": 62.0, "Linear": 61.8}
+    with canvas.new_figure(7.4, 4.2) as figure:
+        axes = figure.add_subplot()
+        for height in heights.values():
+            axes.plot([1.0, 3.0], [height, height - 12], marker="o")
+        axes.set_xlim(0.0, 6.0)
+        axes.margins(y=0.1)
+        left = canvas.label_points(axes, [canvas.Label(1.0, y, name, "black") for name, y in heights.items()])
+        figure.draw_without_rendering()
+        points = axes.transData.transform([(1.0, y) for y in heights.values()])
+        texts = {text.get_text().replace("-\n", "-").replace("\n", " "): text for text in axes.texts}
+        # An annotation's own extent has its line, too.
+        boxes = {name: Text.get_window_extent(text) for name, text in texts.items()}
+        leaders = {name for name, text in texts.items() if text.arrow_patch is not None}
+    assert not left and boxes.keys() == heights.keys()
+    for name, own in zip(heights, points, strict=True):
+        box = boxes[name]
+        extent = np.array([box.x0, box.y0]), np.array([box.x1, box.y1])
+        far = {other: math.dist(np.clip(at, *extent), at) for other, at in zip(heights, points, strict=True)}
+        assert far[name] <= min(far.values()) + 5 or (name in leaders and min(far.values()) > 15)
+        if name in leaders:
+            along = np.linspace(own, np.clip(own, *extent), 50)
+            assert all(np.hypot(*(along - at).T).min() > 3 for at in points if (at != own).any())
+
+
+def test_labels_keep_off_the_arrows() -> None:
+    with canvas.new_figure(7.4, 4.2) as figure:
+        axes = figure.add_subplot()
+        for x in (1.0, 5.0):
+            axes.plot(x, 1.0, marker="o")
+        axes.annotate("", xy=(5.0, 1.0), xytext=(1.0, 1.0), arrowprops={"arrowstyle": "->"})
+        axes.set_xlim(0.0, 9.0)
+        assert canvas.label_points(axes, [canvas.Label(1.0, 1.0, "a name", "black")]) == []
+        figure.draw_without_rendering()
+        (name,) = [text for text in axes.texts if text.get_text()]
+        x, y = axes.transData.transform((1.0, 1.0))
+        box = Text.get_window_extent(name)
+        assert box.x1 < x or box.y0 > y or box.y1 < y
+
+
 @pytest.mark.parametrize("name", ["table2_lm", "rmt_sweep", "memory_sizes", "segment_lengths", "table2_100k"])
 def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_axes: list[Any]) -> None:
     report = load_report(compose([f"report={name}"]).report)
@@ -231,9 +275,20 @@ def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_a
 @pytest.mark.parametrize(
     ("gained", "said"),
     [
-        ((5.0, 5.0), "Better than local (95 %, each interval by itself): a at the first tokens of a document, a at its end"),
-        ((5.0, -5.0), "Better than local (95 %, each interval by itself): a at the first tokens of a document, none of 2 rows at its end"),
-        ((-5.0, -5.0), "Better than local (95 %, each interval by itself): none of 2 rows at the first tokens of a document, none of 2 rows"),
+        (
+            (5.0, 5.0),
+            "Better than local (95 %, each interval by itself): a at the first tokens of a document, a at its end",
+        ),
+        (
+            (5.0, -5.0),
+            "Better than local (95 %, each interval by itself): a at the first tokens of a document, none of 2 rows at "
+            "its end",
+        ),
+        (
+            (-5.0, -5.0),
+            "Better than local (95 %, each interval by itself): none of 2 rows at the first tokens of a document, none "
+            "of 2 rows",
+        ),
     ],
 )
 def test_a_title_of_gaps_claims_no_more_than_the_intervals(gained: tuple[float, float], said: str) -> None:
@@ -326,13 +381,17 @@ def test_a_title_names_the_lowest_perplexity_and_its_significance_in_the_table()
         "Lowest mean perplexity on PG19: Infini-Transformer (Linear), at 1,000 numbers carried; "
         "significantly below Local attention only (p < 0.0001)"
     )
-    assert lowest_of(selection, baseline="infini_linear").endswith("significantly below 1 of the 1 rows compared with it")
+    assert lowest_of(selection, baseline="infini_linear").endswith(
+        "significantly below 1 of the 1 rows compared with it"
+    )
     assert lowest_of(selection, baseline=None).endswith("at 1,000 numbers carried")
     # Of two documents one gains as much as the other loses.
     for run in selection.runs["infini_linear"]:
         run.documents[0]["nll"] += 100
     assert "; not significantly below Local attention only (p = 0." in lowest_of(selection)
-    assert lowest_of(selection, baseline="infini_linear").endswith("significantly below 0 of the 1 rows compared with it")
+    assert lowest_of(selection, baseline="infini_linear").endswith(
+        "significantly below 0 of the 1 rows compared with it"
+    )
 
 
 def test_a_title_has_the_p_value_of_the_table_however_many_rows_there_are() -> None:
@@ -361,7 +420,9 @@ def test_of_one_seed_no_title_says_significantly() -> None:
     selection = selected()
     one = Selection({row: runs[:1] for row, runs in selection.runs.items()}, selection.parents)
     found = lowest_of(one)
-    assert found.endswith("at 1,000 numbers carried; p < 0.0001 against Local attention only, over documents of one seed")
+    assert found.endswith(
+        "at 1,000 numbers carried; p < 0.0001 against Local attention only, over documents of one seed"
+    )
     # Beside rows of more seeds the table does not test it.
     mixed = Selection({**selection.runs, "infini_linear": selection.runs["infini_linear"][:1]}, selection.parents)
     mixed.runs["rmt"] = [make_eval("rmt", seed, 4.1) for seed in (1, 2)]
