@@ -152,6 +152,9 @@ def gap_by_position(
                 axes.set_title(textwrap.fill(named[row], PANEL_TITLE), fontsize=8, color=ink(look[row].colour))
         for axes in panels[len(curves) :]:
             axes.set_axis_off()
+        for axes in panels[max(0, len(curves) - columns) : len(curves)]:
+            # Panels that share an axis have its numbers in the lowest row alone, which may be empty below this one.
+            axes.tick_params(axis="x", labelbottom=True)
         positions = np.concatenate([position for position, _, _ in shown.values()])
         token_axis(panels[0], positions.min(), positions.max())
         # The bands of few documents would leave no room for the means.

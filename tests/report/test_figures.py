@@ -258,6 +258,19 @@ def test_labels_keep_off_the_arrows() -> None:
         assert box.x1 < x or box.y0 > y or box.y1 < y
 
 
+@pytest.mark.parametrize(("rows", "numbered"), [(3, [1, 2]), (7, [3, 4, 5, 6]), (8, [4, 5, 6, 7])])
+def test_the_lowest_panel_of_each_column_has_numbers(
+    rows: int, numbered: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Panels share their axis, and the slots that are left over are at the end."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or [path])
+    runs = {f"model{number}": [make_eval("infini_linear", 1, 3.0 + number / 10)] for number in range(rows)}
+    figures.gap_by_position(runs | {"local": [make_eval("local", 1)]}, tmp_path / "gap")
+    shown = [axes.xaxis.get_tick_params()["labelbottom"] for axes in drawn[0].axes]
+    assert [number for number in range(rows) if shown[number]] == numbered
+
+
 @pytest.mark.parametrize("name", ["table2_lm", "rmt_sweep", "memory_sizes", "segment_lengths", "table2_100k"])
 def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_axes: list[Any]) -> None:
     report = load_report(compose([f"report={name}"]).report)
