@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,13 @@ from infini.report.selection import Selection
 from infini.report.tables import counted
 
 FEWER_MARK = "\N{DEGREE SIGN}"
-PAPER_LINE = (0, (1, 2))
+PAPER_LOOKS: tuple[tuple[Any, str, float, str], ...] = (
+    ((0, (1, 2)), "o", 5.5, "dotted with circles"),
+    ((0, (5, 2)), "v", 4.0, "dashed with triangles"),
+    ((0, (5, 2, 1, 2)), "d", 3.0, "dash-dotted with diamonds"),
+)
+"""Line, open mark and its size of each of the paper's trainings, and their names. Marks of one value are in each
+other."""
 
 
 @dataclass
@@ -101,8 +109,7 @@ def accuracy_heatmap(report: PasskeyReport, scale: str, selection: Selection, pa
 
 def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, path: Path) -> list[Path]:
     """Draw token accuracy against the length, a panel for each model and place of the key: rows that do what the paper
-    did (full lines), and the paper's numbers for them (dotted, open marks). Nothing is drawn if no such row has a
-    run."""
+    did, and the paper's numbers for them (grey, open marks). Nothing is drawn if no such row has a run."""
     names = [name for name, row in report.rows.items() if row.paper and name in selection.runs]
     if not names:
         return []
@@ -111,6 +118,9 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
     lengths, depths = parse_lengths(report.lengths), parse_depths(report.depths)
     across = list(dict.fromkeys(models.values()))
     look = looks(models)
+    papers = {model: _paper(report, [name for name in names if models[name] == model]) for model in across}
+    trainings = reversed(dict.fromkeys(title for printed in papers.values() for title in printed))
+    paper_look = dict(zip(trainings, itertools.cycle(PAPER_LOOKS), strict=False))
     with new_figure(2.6 * len(depths), 1.9 * len(across)) as figure:
         grid = {"hspace": 0.3, "wspace": 0.12}
         panels = figure.subplots(len(across), len(depths), sharex=True, sharey=True, squeeze=False, gridspec_kw=grid)
@@ -124,10 +134,12 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
                         axes.plot(*zip(*points, strict=True), clip_on=False, **look[name].drawn)
                         title = report.rows[name].title.partition(", ")[2]
                         ends.append(Label(*points[-1], title, look[name].colour))
-                for title, printed in _paper(report, of_model).items():
+                for title, (line_style, marker, size, _) in paper_look.items():
+                    if (printed := papers[model].get(title)) is None:
+                        continue
                     known = {n: text.split("/")[place] for n in lengths if (text := printed.get(format_length(n)))}
                     values = [float(value) for value in known.values()]
-                    style = {"linestyle": PAPER_LINE, "marker": "o", "markerfacecolor": "white", "markersize": 4}
+                    style = {"linestyle": line_style, "marker": marker, "markerfacecolor": "white", "markersize": size}
                     axes.plot(list(known), values, color=QUIET, linewidth=1.0, clip_on=False, **style)
                     ends.append(Label(list(known)[-1], values[-1], f"paper: {title}", QUIET))
                 axes.set_xscale("log", base=2)
@@ -136,12 +148,13 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
                 axes.set_title(f"{report.rows[of_model[0]].title.partition(', ')[0]}, key at {depth}", fontsize=8)
                 if axes is line[-1]:
                     label_ends(axes, ends)
+        described = "; ".join(f"{title}: {name}" for title, (*_, name) in paper_look.items())
         label_sides(figure, "length of the text in tokens (training: at most 5K)", "tokens of the key right (per cent)")
         entitle(
             panels[0, 0],
             _found_at_the_longest(report, rows),
-            f"{report.title}, scale {scale}: token accuracy by length, mean over seeds; dotted with open marks: the "
-            "paper, whose models and data are other ones.",
+            f"{report.title}, scale {scale}: token accuracy by length, mean over seeds; grey with open marks: the "
+            f"paper, whose models and data are other ones ({described})",
             above=20,
         )
         return save(figure, path)

@@ -12,7 +12,9 @@ from rich.console import Console
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.records import RunRecord
+from infini.report import passkey_figures
 from infini.report.load import draw, load_report, report_of_runs
+from infini.report.palette import QUIET
 from infini.report.passkey import PasskeyReport, longest_input, tokens_of_filler
 from infini.report.passkey_figures import _Accuracy, _found_at_the_longest
 from infini.report.render import print_report
@@ -444,3 +446,24 @@ def test_a_title_names_the_longest_length_that_was_asked() -> None:
     rows = {"linear": _Accuracy({(2**15, "start"): [100.0], (2**17, "start"): [40.0], (2**17, "end"): [90.0]})}
     said = _found_at_the_longest(report(), rows)
     assert said == "Tokens of a key found in a text of 128K: scratch, penalty on writes 40 to 90 %"
+
+
+def test_curves_of_the_paper_look_different_and_alike_in_all_panels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(passkey_figures, "save", lambda figure, path: drawn.append(figure) or [path])
+    runs = [BOOKS]
+    for model in ("infini_linear", "infini_delta"):
+        runs += pair(model, "passkey_laptop_finetune", trained={"init_from": "books"})
+        runs += pair(model, "pg19_laptop")
+    passkey_figures.accuracy_by_length(report(), "laptop", select_runs(report(), "laptop", runs), tmp_path / "figure")
+    panels = drawn[0].axes
+    assert len(panels) == 6
+    looks = [
+        [(line.get_linestyle(), line.get_marker()) for line in axes.lines if line.get_color() == QUIET]
+        for axes in panels
+    ]
+    assert all(len(set(of_panel)) == 2 and of_panel == looks[0] for of_panel in looks)
+    words = " ".join(" ".join(text.get_text() for text in panels[0].texts).split())
+    assert "fine-tuned 400 steps: dotted with circles; zero-shot: dashed with triangles" in words
