@@ -88,16 +88,20 @@ def _export(cfg: Config, overrides: list[str], base: str | None, out: str | None
 
 
 def _write(folder: Path, model: Any, tokenizer: Any, trained: str) -> None:
-    from infini.pretrained.llm import settings_of
+    from infini.pretrained.llm import model_card, settings_of
 
     print(f"writing {folder}", file=sys.stderr, flush=True)
+    settings = settings_of(model.config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(folder)
+        if not settings.training:
+            # Known here alone; the config does not say it, because a later training would leave it there.
+            card = model_card(model, training="none since the memory was put in")
+            (folder / "README.md").write_text(card, encoding="utf-8")
         tokenizer.save_pretrained(folder)
     except OSError as error:
         raise InputError(f"out={str(folder)!r}: cannot be written ({error.strerror})") from error
-    settings = settings_of(model.config)
     layers = f"{len(settings.layers)} of {model.config.num_hidden_layers} layers"
     print(
         f"{folder}: {type(model).__name__} with a memory in {layers} ({settings.update_rule}, segments of "

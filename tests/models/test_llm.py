@@ -29,7 +29,7 @@ from infini.nn.ops import memory as ops
 from infini.nn.ops.reference import sigma
 from infini.nn.protocols import recorded
 from infini.nn.state import select_rows, state_bytes
-from infini.pretrained.llm import bases, inject
+from infini.pretrained.llm import bases, inject, model_card
 from infini.pretrained.llm.bases import Base
 from infini.pretrained.llm.language_model import USUAL, PretrainedLM, build
 from infini.report.load import load_report
@@ -814,7 +814,10 @@ def test_inject_writes_a_folder(llm: Llm, tmp_path: Path, capfd: pytest.CaptureF
     assert {"README.md", "config.json", "model.safetensors", "modeling_infini.py", "tokenizer.json"} <= {
         path.name for path in out.iterdir()
     }
+    assert "| training | none since the memory was put in |\n" in (out / "README.md").read_text(encoding="utf-8")
     found = AutoModelForCausalLM.from_pretrained(out).eval()
+    # Which a training of it would not undo, so that its config does not say it.
+    assert "| training | not recorded |\n" in model_card(found)
     made = inject(
         LlamaForCausalLM.from_pretrained(llm.base),
         16,

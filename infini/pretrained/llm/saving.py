@@ -45,10 +45,12 @@ def _betas(model: Any) -> list[Any]:
     return [beta for beta in betas if beta.device.type != "meta" and beta.numel()]
 
 
-def model_card(model: Any) -> str:
+def model_card(model: Any, training: str = "") -> str:
     """Markdown with front matter: the base, the settings, the current gates, the training, and how to load it.
 
-    Gates that cannot be read here are left out."""
+    Gates that cannot be read here are left out. training: in words; "" takes what the config says, or that nothing is
+    recorded, because weights do not say whether a loop or a merged adapter has changed them.
+    """
     settings = settings_of(model.config)
     on_hub = settings.base.count("/") == 1 and not Path(settings.base).exists()
     tags = ", ".join(dict.fromkeys(["infini-attention", "long-context", *(getattr(model, "model_tags", None) or [])]))
@@ -69,7 +71,7 @@ def model_card(model: Any) -> str:
         "sinks (an addition to the paper unless 0)": str(settings.sinks),
         **({"memory decay (an addition to the paper)": "learned"} if settings.memory_decay is not None else {}),
         **({"input gate (an addition to the paper)": "learned"} if settings.input_gate else {}),
-        "training": settings.training or "none since the memory was put in",
+        "training": training or settings.training or "not recorded",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     front = "\n".join(head)
@@ -93,7 +95,7 @@ model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER_OR_ID")
 ```
 
 Within a segment an untrained memory changes nothing: the model equals its base there if its weights do. Beyond it,
-quality depends on the training named above.
+quality depends on the training.
 """
 
 

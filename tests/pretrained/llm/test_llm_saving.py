@@ -274,6 +274,17 @@ def test_model_card(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_the_card_calls_no_model_untrained_that_may_be_trained(tmp_path: Path) -> None:
+    """Weights do not say that a loop or a merged adapter has changed them. What the user says survives a folder."""
+    model = tiny_llm(dtype=torch.float32)
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0)
+    assert "| training | not recorded |\n" in model_card(model)
+    model.config.infini["training"] = "one step"
+    model.save_pretrained(tmp_path)
+    assert "| training | one step |\n" in model_card(AutoModelForCausalLM.from_pretrained(tmp_path))
+
+
 def test_the_card_has_the_gates_that_an_adapter_trains(tmp_path: Path) -> None:
     """peft keeps a copy of each gate (modules_to_save), the current one."""
     peft = pytest.importorskip("peft")
