@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from infini.pretrained.llm.settings import settings_of
 
 REMOTE_CODE = "modeling_infini"
 """The file by which a process finds the classes that never imported `infini`, with trust_remote_code=True."""
+OWN_CARD = "<!-- Written by infini. save_pretrained replaces this file unless this line is removed. -->"
+"""What tells a model card of ours from a user's."""
 
 
 def auto_map(config_class: type, model_class: type) -> dict[str, str]:
@@ -21,7 +24,7 @@ def auto_map(config_class: type, model_class: type) -> dict[str, str]:
 
 
 def write_beside_weights(model: Any, folder: str | Path) -> None:
-    """Write both files. An existing README.md is kept."""
+    """Write both files. A README.md that the user wrote stays, and a line says so."""
     path = Path(folder)
     names = f"{type(model.config).__name__}, {type(model).__name__}"
     code = (
@@ -33,7 +36,9 @@ def write_beside_weights(model: Any, folder: str | Path) -> None:
     for weights in path.glob("*.safetensors"):
         weights.chmod((path / f"{REMOTE_CODE}.py").stat().st_mode)
     card = path / "README.md"
-    if not card.exists():
+    if card.exists() and OWN_CARD not in card.read_text(encoding="utf-8", errors="replace"):
+        logging.getLogger(__name__).warning("%s was not written by infini and stays as it is", card)
+    else:
         card.write_text(model_card(model), encoding="utf-8")
 
 
@@ -78,6 +83,8 @@ def model_card(model: Any, training: str = "") -> str:
     return f"""---
 {front}
 ---
+
+{OWN_CARD}
 
 # {type(model).__name__}
 

@@ -274,6 +274,22 @@ def test_model_card(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_a_card_of_ours_is_that_of_the_weights_beside_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is written again with them; one that the user wrote, or took over, stays, and a line says so."""
+    card = tmp_path / "README.md"
+    for gate, shown in ((-4.0, "0.018"), (0.0, "0.500")):
+        tiny_llm(dtype=torch.float32, gate_init=gate).save_pretrained(tmp_path)
+        assert f"| gates, sigmoid(beta) | 8, from {shown} to {shown} |\n" in card.read_text()
+    assert not caplog.records
+    mine = card.read_text().replace(f"{saving.OWN_CARD}\n", "").encode() + b"\xff"
+    card.write_bytes(mine)
+    tiny_llm(dtype=torch.float32).save_pretrained(tmp_path)
+    assert card.read_bytes() == mine
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{card} was not written by infini and stays as it is"
+    ]
+
+
 def test_the_card_calls_no_model_untrained_that_may_be_trained(tmp_path: Path) -> None:
     """Weights do not say that a loop or a merged adapter has changed them. What the user says survives a folder."""
     model = tiny_llm(dtype=torch.float32)
