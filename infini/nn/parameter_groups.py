@@ -10,25 +10,33 @@ from typing import Any
 
 from torch import nn
 
+from infini.errors import InputError
+
 GATE = "beta"
 POSITION_BIAS = "bucket_bias"
+GATE_LR = 1e-2
+"""Of the gates, where none is given."""
 
 
 def parameter_groups(
-    model: nn.Module, lr: float, gate_lr: float = 1e-2, weight_decay: float = 0.0, bias_factor: float = 1.0
+    model: nn.Module, lr: float, gate_lr: float | None = None, weight_decay: float = 0.0, bias_factor: float = 1.0
 ) -> list[dict[str, Any]]:
     """Groups of the parameters that are trained, each with its name, learning rate and weight decay.
 
     Matrices have `lr` and `weight_decay`; embeddings and norms have `lr`; T5's position biases have `bias_factor * lr`;
-    gates have `gate_lr`. Only matrices are decayed. Each parameter is in one group, and frozen ones are in none.
+    gates have `gate_lr`, None: GATE_LR. Only matrices are decayed. Each parameter is in one group, and frozen ones are
+    in none. Raises InputError for a `gate_lr` of gates that are all frozen.
     """
     groups: dict[str, list[nn.Parameter]] = {"matrices": [], "others": [], "biases": [], "gates": []}
     # By type too: pretrained models give embeddings other names.
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    has_gates = False
     for name, parameter in model.named_parameters():
+        is_gate = name.split(".")[-1] == GATE or ".infini_gate." in name
+        has_gates = has_gates or is_gate
         if not parameter.requires_grad:
             continue
-        if name.split(".")[-1] == GATE or ".infini_gate." in name:
+        if is_gate:
             groups["gates"].append(parameter)
         elif name.split(".")[-1] == POSITION_BIAS:
             groups["biases"].append(parameter)
@@ -36,7 +44,12 @@ def parameter_groups(
             groups["others"].append(parameter)
         else:
             groups["matrices"].append(parameter)
-    rates = {"gates": gate_lr, "biases": lr * bias_factor}
+    if gate_lr and has_gates and not groups["gates"]:
+        raise InputError(
+            f"gate_lr={gate_lr}: all gates of the model are frozen; with peft pass "
+            "LoraConfig(modules_to_save=GATE_MODULES), else set requires_grad of every beta, or leave gate_lr out"
+        )
+    rates = {"gates": GATE_LR if gate_lr is None else gate_lr, "biases": lr * bias_factor}
     decay = {"matrices": weight_decay}
     return [
         {"params": found, "name": name, "lr": rates.get(name, lr), "weight_decay": decay.get(name, 0.0)}

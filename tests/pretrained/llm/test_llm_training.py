@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, relative_error
-from tiny_llms import ADDITIONS, GATE, N, logits, padded, prompt, tiny_llm
+from tiny_llms import ADDITIONS, GATE, N, logits, padded, prompt, tiny_base, tiny_llm
 
-from infini.pretrained.llm import InfiniCache, parameter_groups
+from infini.pretrained.llm import GATE_MODULES, InfiniCache, parameter_groups
 
 RULES = pytest.mark.parametrize("rule", ["linear", "delta"])
 OPTIONS = pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all"])
@@ -125,6 +125,20 @@ def test_gates_have_a_rate_of_their_own_and_no_decay() -> None:
     model.requires_grad_(False)
     gates["params"][0].requires_grad_()
     assert [group["name"] for group in parameter_groups(model, lr=1e-5)] == ["gates"]
+
+
+def test_a_rate_of_gates_that_are_all_frozen_is_refused() -> None:
+    """As of an adapter without GATE_MODULES, whose gates would stay shut without a word."""
+    peft = pytest.importorskip("peft")
+    options = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    lora = peft.get_peft_model(tiny_llm(dtype=torch.float32), peft.LoraConfig(**options))
+    with pytest.raises(ValueError, match=r"gate_lr=0.01: all gates .*LoraConfig\(modules_to_save=GATE_MODULES\)"):
+        parameter_groups(lora, lr=1e-3, gate_lr=1e-2)
+    # Who trains adapters alone names no rate; a model without a memory has no gates.
+    assert [group["name"] for group in parameter_groups(lora, lr=1e-3)] == ["matrices"]
+    assert parameter_groups(tiny_base(dtype=torch.float32), lr=1e-3, gate_lr=1e-2)
+    lora = peft.get_peft_model(tiny_llm(dtype=torch.float32), peft.LoraConfig(**options, modules_to_save=GATE_MODULES))
+    assert {group["name"]: group["lr"] for group in parameter_groups(lora, lr=1e-3, gate_lr=1e-2)}["gates"] == 1e-2
 
 
 def test_trainer_of_transformers(tmp_path: Path) -> None:
