@@ -12,8 +12,32 @@ pytest.importorskip("peft")
 
 from tiny_llms import write_tiny_base
 
+from infini.config.compose import compose
+from infini.report.load import load_report
+
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "llm.md"
 BASE = '"Qwen/Qwen3-0.6B"'
+
+
+def test_the_recipe_that_retrieved_is_that_of_the_table() -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    (command,) = re.findall(r"^infini train (.*length_extension=.*)$", page, re.MULTILINE)
+    report = load_report(compose(["report=llm_passkey"]).report)
+    row = report.rows["linear_input_gate"]
+    assert command.split() == [
+        "task=passkey", f"recipe={row.recipe.format(scale='laptop')}", f"model={row.model}", *row.overrides,
+    ]  # fmt: skip
+    recipe, code = compose(command.split()), " ".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    for shown in (
+        f"segment_length={recipe.dims.segment_length}",
+        f'update_rule="{recipe.model["update_rule"]}"',
+        f'input_gate="{recipe.model["input_gate"]}"',
+        f"gate_init={recipe.model['gate_init']}",
+        f"parameter_groups(finder, lr=1e-4, gate_lr={recipe.optimizer.gate_lr})",
+        f"math.log({recipe.recipe.length_extension:.0f})",
+    ):
+        assert shown in code
+    assert (recipe.optimizer.lr, recipe.recipe.steps, recipe.recipe.length_extension_share) == (1e-4, 400, 0.75)
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,10 @@ import torch
 from helpers import assert_close, relative_error
 from tiny_llms import ADDITIONS, GATE, N, logits, padded, prompt, tiny_base, tiny_llm
 
+from infini.nn.state import scale_memory
 from infini.pretrained.llm import GATE_MODULES, InfiniCache, parameter_groups
+from infini.pretrained.llm.language_model import PretrainedLM
+from infini.training.additions.length_extension import extended_in_two_calls
 
 RULES = pytest.mark.parametrize("rule", ["linear", "delta"])
 OPTIONS = pytest.mark.parametrize("options", [{}, ADDITIONS], ids=["paper", "all"])
@@ -184,3 +187,16 @@ def test_reentrant_checkpointing_leaves_the_windows_of_a_cache(options: dict[str
         found.append(gradients(model, loss))
     for name, expected in found[0].items():
         assert torch.allclose(found[1][name], expected, rtol=1e-9, atol=1e-12), name
+
+
+def test_length_extension_in_a_loop_of_ones_own() -> None:
+    """As docs/how-to/llm.md shows it, and as the suite does it."""
+    model, ids, factor_B = tiny_llm(rule="linear", input_gate="sigmoid"), prompt(2, 4 * N), torch.tensor([50.0, 400.0])
+    cache = InfiniCache(model)
+    parts = [model.model(ids[:, :N], past_key_values=cache, use_cache=True).last_hidden_state]
+    for layer in cache.memory_layers.values():
+        layer.map(lambda state: scale_memory(state, factor_B))
+    parts.append(model.model(ids[:, N:], past_key_values=cache, use_cache=True).last_hidden_state)
+    expected = extended_in_two_calls(PretrainedLM(model, N), ids, None, None, None, N, factor_B).hidden_BTD
+    assert_close(torch.cat(parts, 1), expected, 1e-10, "hidden")
+    assert relative_error(expected, model.model(ids).last_hidden_state) > 1e-3
