@@ -71,10 +71,14 @@ class State(NamedTuple):
         mapped = map_state(torch.Tensor.detach, self)
         return State(mapped.clock._replace(slot=self.clock.slot), mapped.layers)
 
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return state_bytes(self)
+
     def __repr__(self) -> str:
         """How many rows have read how many tokens, and how large the state is; its numbers are in its fields."""
         read = str(self.clock.position_B.tolist()) if self.clock.position_B.device.type == "cpu" else "unknown numbers"
-        size = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}, {state_bytes(self):,} bytes"
+        size = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}, {self.nbytes():,} bytes"
         return f"State(rows that have read {read} tokens, {size})"
 
     def to(self, device: torch.device | str) -> State:

@@ -229,6 +229,7 @@ def test_a_state_that_is_printed_says_how_much_it_has_read() -> None:
     layer = make_layer()
     _, state = layer(inputs(2, 21))
     assert repr(state) == f"State(rows that have read [21, 21] tokens, 1 layer, {state_bytes(state):,} bytes)"
+    assert state.nbytes() == state_bytes(state)
     assert repr(state.to("meta")) == repr(state)
 
 

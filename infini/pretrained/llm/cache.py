@@ -265,6 +265,11 @@ class InfiniCache(Cache):
         total += sum(state_bytes(layer.state) for layer in self.memory_layers.values() if layer.state is not None)
         return total + sum(tensor.nbytes for _, tensor in self._stock_tensors())
 
+    def __repr__(self) -> str:
+        """How much it has read, and how large it is."""
+        segments = f"segments of {self.settings.segment_length:,} tokens"
+        return f"InfiniCache({self.columns:,} columns read, {self.nbytes():,} bytes, {segments})"
+
     # What the model does with it.
 
     @torch.compiler.disable

@@ -39,6 +39,7 @@ def test_its_bytes_do_not_grow(options: dict[str, Any], name: str) -> None:
             sizes.add((cache.nbytes(), kept <= cache.nbytes()))
     assert len(sizes) == 1 and sizes.pop()[1]
     assert cache.get_seq_length() == sum([N, 40 * N, 1]) * 4
+    assert repr(cache) == f"InfiniCache(1,316 columns read, {cache.nbytes():,} bytes, segments of {N} tokens)"
 
 
 def cache_leaves(state: Any) -> Any:
