@@ -67,9 +67,12 @@ def at_least(group: str, config: object, minimum: float, *names: str) -> None:
 
 
 def one_of(key: str, value: object, options: Sequence[str]) -> None:
-    """Raises InputError, with the options and the nearest of them, unless `value` is one of `options`."""
+    """Raises InputError, with the nearest of the options and all of them, unless `value` is one of `options`."""
     if value not in options:
-        raise InputError(f"{key}={value!r}: must be one of {', '.join(options)}{did_you_mean(str(value), options)}")
+        # First, because nobody reads it behind thirty names.
+        meant = nearest(str(value), options)
+        must = f"did you mean {meant!r}? It must" if meant else "must"
+        raise InputError(f"{key}={value!r}: {must} be one of {', '.join(options)}")
 
 
 def lone_surrogate(text: str) -> str | None:

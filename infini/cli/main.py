@@ -229,7 +229,8 @@ def with_keys_of(verb: Verb, error: NoSuchKeyError) -> InputError:
     if not re.fullmatch(r"\w+", error.key):
         return error
     allowed = sorted({*verb.groups, *verb.choices, *verb.keys, *verb.short} - verb.chosen)
-    whole = _whole_key(verb, error.key)
+    # Trainings are counted in steps.
+    whole = _whole_key(verb, "steps" if error.key == "epochs" else error.key)
     hint = f"; did you mean {whole!r}?" if whole else did_you_mean(error.key, allowed)
     return InputError(f"{error.shown}: no such key; allowed: {', '.join(allowed)}{hint}")
 

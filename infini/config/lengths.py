@@ -35,9 +35,10 @@ def parse_length(text: str | int, key: str = "length") -> int:
 
 
 def _meant(text: str) -> str:
-    """`; did you mean 1000000?` for 1e6, `... 32K` for 32kb or 32X; else an empty string."""
+    """`; did you mean 1000000?` for 1e6, `... 32K` for 32kb or 32X; else, as for the larger units G, B and T, an empty
+    string."""
     number = re.fullmatch(r"([1-9][0-9]{0,11})([A-Za-z])[A-Za-z]?", text)
-    if number is not None and number[2] not in "eE":
+    if number is not None and number[2] not in "eEgGbBtT":
         return f"; did you mean {number[1]}{'M' if number[2] in 'mM' else 'K'}?"
     try:
         value = float(text)

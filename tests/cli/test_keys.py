@@ -294,7 +294,7 @@ def test_reproduce_makes_the_rows_of_the_models_that_are_named(cells: list[Any])
     ("words", "said"),
     [
         (["report=table2_lm", "model=bart"], "model=bart: report=table2_lm has no row of this model; it has rows of "),
-        (["report=table2_lm", "model=local,locl"], "model='locl': must be one of "),
+        (["report=table2_lm", "model=local,locl"], "model='locl': did you mean 'local'? It must be one of "),
         (["report=table3_passkey", "model=local"], "model=local: report=table3_passkey has rows of it that report.run"),
         (["report=table2_lm", "report.run=[local]"], "report.run=['local']: no such key of report; allowed: aggregate"),
         (["report=lr_search", "model=bart"], "model=bart: report=lr_search has no row of this model"),
@@ -387,6 +387,11 @@ def test_the_command_in_a_record_can_be_typed(infini: Runner, stubs: list[str]) 
             "results_dir, scale, seed, task; did you mean 'optimizer.lr'?",
         ),
         ("train -m lr=0.1,0.2", "lr=0.1: no such key; allowed: cache_dir, "),
+        (
+            "train epochs=2",
+            "epochs=2: no such key; allowed: cache_dir, dims, init_from, logger, model, optimizer, parallel, recipe, "
+            "results_dir, scale, seed, task; did you mean 'recipe.steps'?",
+        ),
         (
             "eval parallel.devices=2",
             "parallel.devices=2: infini eval does not read parallel.devices; ",
