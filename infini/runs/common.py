@@ -188,12 +188,16 @@ class Opened:
     """Of its training; empty without one."""
 
 
-def untrained(cfg: Config, device: torch.device) -> Opened:
-    """The pretrained model of `cfg`, of with_base, without any training."""
+def tokenizer_of_base(cfg: Config) -> Any:
+    """The tokenizer of the pretrained model of `cfg`."""
     from infini.tasks.text.documents import TextTokenizer
 
-    base = base_of(cfg.model)
-    tokenizer = TextTokenizer(base.backend_tokenizer())
+    return TextTokenizer(base_of(cfg.model).backend_tokenizer())
+
+
+def untrained(cfg: Config, device: torch.device) -> Opened:
+    """The pretrained model of `cfg`, of with_base, without any training."""
+    base, tokenizer = base_of(cfg.model), tokenizer_of_base(cfg)
     model = build_model(cfg.model, cfg.dims, tokenizer.vocab_size).to(device).eval()
     left_out = ("name", "base", "train", "lora_rank")
     options = [f"{key}={value}" for key, value in cfg.model.items() if key not in left_out]

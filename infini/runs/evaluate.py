@@ -29,6 +29,7 @@ from infini.runs.common import (
     load_task,
     load_tokenizer,
     start_record,
+    tokenizer_of_base,
     untrained,
     with_base,
 )
@@ -157,24 +158,27 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.
     device = pick_device(cfg.parallel.accelerator)
     begin_peak_memory(device)
     cfg = with_base(cfg, overrides)
+    task = load_task(cfg.task.name)
     if folder is None:
-        found = untrained(cfg, device)
-        model, tokenizer, parent = found.model, found.tokenizer, None
+        tokenizer, parent = tokenizer_of_base(cfg), None
     else:
-        changes = eval_overrides(cfg, overrides, read_description(folder)["model"])
-        model, description = load_model(folder, device, changes)
+        description = read_description(folder)
+        changes = eval_overrides(cfg, overrides, description["model"])
         try:
             cfg = _as_trained(cfg, overrides, description, folder, changes)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"checkpoint={str(folder)!r}: does not say how it was trained ({error!r})") from error
         tokenizer, parent = load_tokenizer(folder, description), description["run_id"]
+    if (check := getattr(task, "check_evaluation", None)) is not None:
+        # Before the weights, which may take long to read.
+        check(cfg, tokenizer)
+    model = untrained(cfg, device).model if folder is None else load_model(folder, device, changes)[0]
     model.resize_segments(cfg.dims.segment_length)
     record = start_record("eval", cfg, overrides, parent=parent)
     if (base := base_of(cfg.model)) is not None:
         trained = folder is not None or injected(base.name).get("training")
         record.environment["base"] = base.describe() | {"memory": "trained" if trained else "untrained"}
     started = time.perf_counter()
-    task = load_task(cfg.task.name)
     from infini.nn.protocols import optional
 
     # First: an error here must not follow hours of reading.

@@ -31,6 +31,15 @@ TOKENS_PER_CALL = 2048
 """About how many tokens of a prompt one call reads."""
 
 
+def check_evaluation(cfg: Config, tokenizer: TextTokenizer) -> None:
+    """Raise InputError for a length that has no room for the prompts."""
+    task = cast(PasskeyConfig, cfg.task)
+    template, _ = make_template(cfg, tokenizer, "test")
+    short = [length for length in parse_lengths(cfg.length) if length < template.shortest(training=False)]
+    for _ in make_questions(template, short, parse_depths(cfg.depth), task.examples, cfg.seed):
+        pass
+
+
 def evaluate(
     cfg: Config, model: Any, tokenizer: TextTokenizer, record: RunRecord, device: torch.device
 ) -> tuple[dict[str, bytes], Callable[[], None]]:

@@ -18,7 +18,7 @@ from infini.nn.ops.cross_entropy import IGNORE
 from infini.system.devices import autocast
 from infini.tasks.passkey.answers import Question, answer_questions
 from infini.tasks.passkey.config import PasskeyConfig
-from infini.tasks.passkey.evaluation import evaluate
+from infini.tasks.passkey.evaluation import check_evaluation, evaluate
 from infini.tasks.passkey.prompt import (
     APPENDIX,
     TRAINING_STREAM,
@@ -36,7 +36,7 @@ from infini.tasks.text.stream import batch_of
 from infini.tasks.text.token_cache import documents_of, open_tokenizer
 from infini.training.checkpoint import TOKENIZER, named_folder
 
-__all__ = ["DataModule", "PasskeyDataModule", "evaluate"]
+__all__ = ["DataModule", "PasskeyDataModule", "check_evaluation", "evaluate"]
 
 VALIDATION_PROMPTS = 32
 """Held-out prompts of the training length for the validation at the end of a training."""

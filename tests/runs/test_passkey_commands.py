@@ -18,7 +18,7 @@ from infini import records
 from infini.cli import main as cli
 from infini.evaluation import result_cache as kept
 from infini.records import RunRecord
-from infini.runs import reproduce_passkey
+from infini.runs import evaluate, reproduce_passkey
 from infini.tasks.passkey import evaluation
 from infini.tasks.passkey.answers import _Reader
 from infini.training.module import LanguageModelModule
@@ -83,6 +83,15 @@ def test_train_then_eval_by_length_and_depth(capfd: pytest.CaptureFixture[str]) 
     assert "token_accuracy" in out
     assert "half_dilution: as many tokens of filler together weigh as much as the key's sentence" in out
     assert all(cell["same_segment"] == 0 for cell in cells if cell["depth"] != "end")
+
+
+def test_a_length_without_room_is_refused_before_the_weights_are_read(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infini(capfd, "train", *PASSKEY)
+    monkeypatch.setattr(evaluate, "load_model", lambda *_: pytest.fail("the weights are read"))
+    _, err = infini(capfd, "eval", *PASSKEY[:-1], "length=512,40", code=2)
+    assert "infini: error: length=40: too short for a passkey prompt" in err
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot be started anew here")
