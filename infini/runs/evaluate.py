@@ -73,6 +73,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
         cfg = with_base(cfg, overrides)
         folder = find_model(cfg, overrides)
         cfg = _on_the_data_of_the_training(cfg, overrides, folder)
+        _say_if_zero_shot(cfg, folder)
         records.check_writable(cfg.results_dir)
         split = getattr(cfg.task, "split", cfg.report.get("split"))
         check_data(cfg, () if split is None else (split,))
@@ -115,6 +116,13 @@ def _on_the_data_of_the_training(cfg: Config, overrides: list[str], folder: Path
     if of_hub and "task.hub_id" not in named:
         cfg = _with_data(cfg, "hub_id", held.get("hub_id"), " of the hub")
     return cfg if "task.sources" in named else _with_data(cfg, "sources", held.get("sources"))
+
+
+def _say_if_zero_shot(cfg: Config, folder: Path | None) -> None:
+    """Print a line where a task that asks any model asks one that was trained on another."""
+    trained_on = None if folder is None else value_at(read_description(folder), "config.task.name")
+    if cfg.task.evaluates_any_model and trained_on not in (None, cfg.task.name):
+        print(f"checkpoint: was trained on task={trained_on}, so its answers are zero-shot", file=sys.stderr)
 
 
 def _with_data(cfg: Config, key: str, value: Any, where: str = "") -> Config:

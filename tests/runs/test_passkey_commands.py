@@ -278,7 +278,9 @@ def test_rows_from_a_pretrained_model(
     real = reproduce_passkey._Job.pretraining
     quick = ["recipe.steps=2", "recipe.warmup_steps=1"]
     monkeypatch.setattr(reproduce_passkey._Job, "pretraining", lambda self: [*real(self), *quick])
-    out, _ = infini(capfd, "reproduce", *settings, "report.run=[linear_finetuned,linear_zero_shot]")
+    out, err = infini(capfd, "reproduce", *settings, "report.run=[linear_finetuned,linear_zero_shot]")
+    # Rows say it in their titles.
+    assert "its answers" not in err
     books, tuned = sorted(runs("train"), key=lambda run: run.task, reverse=True)
     assert (books.task, tuned.task) == ("pg19", "passkey")
     assert tuned.config["init_from"] == books.run_id
@@ -286,6 +288,9 @@ def test_rows_from_a_pretrained_model(
     assert {run.parent for run in runs("eval")} == {books.run_id, tuned.run_id}
     lines = [line for line in out.splitlines() if "PG19," in line and "yours" in line]
     assert len(lines) >= 2
+    for run, zero_shot in ((books, True), (tuned, False)):
+        _, err = infini(capfd, "eval", "task=passkey", f"checkpoint={run.run_id}", "length=1K", "task.examples=1")
+        assert ("checkpoint: was trained on task=pg19, so its answers are zero-shot\n" in err) is zero_shot
 
 
 def test_rows_that_start_from_another_row(capfd: pytest.CaptureFixture[str], small_table: list[str]) -> None:
