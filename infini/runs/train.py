@@ -506,5 +506,3 @@ def _quiet() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    # The cached tables of rotary positions are constants.
-    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")

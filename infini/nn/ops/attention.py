@@ -16,7 +16,6 @@ from infini.nn.host import to_device
 from infini.nn.ops.dtypes import no_second_derivative, without_autocast
 
 
-@lru_cache(maxsize=64)
 def rotary_table(
     length: int, heads: int, d_key: int, base: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,6 +31,9 @@ def rotary_table(
         angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency)
         cos, sin = angle.cos().repeat(1, 2 * heads), torch.cat([-angle.sin(), angle.sin()], 1).repeat(1, heads)
         return to_device(cos.to(dtype), device), to_device(sin.to(dtype), device)
+
+
+_kept_table = lru_cache(maxsize=64)(rotary_table)
 
 
 class _Rotate(torch.autograd.Function):
@@ -72,7 +74,9 @@ def rotate(x: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
     n, heads, d_key = x.shape[-3:]
     stop = first_position + n
     # The length is rounded up, so that decoding does not make a new table for every token.
-    cos, sin = rotary_table(1 << (stop - 1).bit_length(), heads, d_key, base, x.device, x.dtype)
+    # torch.compile traces through a cache, with a warning.
+    table = rotary_table if torch.compiler.is_compiling() else _kept_table
+    cos, sin = table(1 << (stop - 1).bit_length(), heads, d_key, base, x.device, x.dtype)
     return _Rotate.apply(x, cos[first_position:stop], sin[first_position:stop])
 
 

@@ -31,15 +31,19 @@ gradients: a single segment of sixteen tokens."""
 def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """R of Dai et al. 2019, [length, d_model]: sines, then cosines, of distances length - 1, ..., 0."""
     # The length is rounded up, so that decoding does not make a new table for every token.
-    return _sinusoid_table(1 << (length - 1).bit_length(), d_model, device, dtype)[-length:]
+    # torch.compile traces through a cache, with a warning.
+    table = _sinusoid_table if torch.compiler.is_compiling() else _kept_table
+    return table(1 << (length - 1).bit_length(), d_model, device, dtype)[-length:]
 
 
-@lru_cache(maxsize=16)
 def _sinusoid_table(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     with torch.inference_mode(False), torch.no_grad():
         frequency = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
         angle = torch.outer(torch.arange(length - 1, -1, -1, dtype=torch.float64), frequency)
         return to_device(torch.cat([angle.sin(), angle.cos()], 1)[:, :d_model].to(dtype), device)
+
+
+_kept_table = lru_cache(maxsize=16)(_sinusoid_table)
 
 
 def relative_shift(x: torch.Tensor) -> torch.Tensor:
