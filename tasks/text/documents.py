@@ -249,6 +249,9 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         """Wrap a `tokenizers.Tokenizer`; InputError when its vocabulary has no beginning-of-document token."""
+        # Some tokenizer.json cut or fill every text, for the inputs of one model.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         serialised = tokenizer.to_str()
         self.hash = hashlib.sha256(serialised.encode()).hexdigest()
         """SHA-256 of the tokenizer's JSON: equal hashes mean equal tokens."""

@@ -1,5 +1,6 @@
 """Documents, tokenizers and the token cache."""
 
+import copy
 import hashlib
 import json
 import os
@@ -244,6 +245,17 @@ def test_tokenizer_round_trips_through_its_file(story_tokenizer: TextTokenizer, 
     with pytest.raises(InputError) as error:
         TextTokenizer.load(tmp_path / "tokenizer.json")
     assert_one_line(error, "tokenizer.json")
+
+
+def test_a_tokenizer_that_cuts_and_fills_texts_is_one_that_does_not(story_tokenizer: TextTokenizer) -> None:
+    """As tokenizer.json of models with short inputs."""
+    cutting = copy.deepcopy(story_tokenizer._tokenizer)
+    cutting.enable_truncation(3)
+    cutting.enable_padding(length=500)
+    found = TextTokenizer(cutting)
+    assert found.encode("dog").tolist() == story_tokenizer.encode("dog").tolist()
+    assert found.encode(STORY).tolist() == story_tokenizer.encode(STORY).tolist()
+    assert found.extent(STORY, 20) == story_tokenizer.extent(STORY, 20) and found.hash == story_tokenizer.hash
 
 
 def test_vocabulary_below_the_bytes_is_refused(corpus: Path, tmp_path: Path) -> None:
