@@ -336,10 +336,24 @@ class TextTokenizer:
 
     def stream_decoder(self) -> Callable[[int], str]:
         """A function from token ids, one by one, to the text that each completes."""
-        from tokenizers.decoders import DecodeStream
+        # Not DecodeStream of tokenizers, which raises an error where a byte that is no text follows others.
+        # printed: the last tokens with a text. Without one before it a token may lose its space.
+        printed: list[int] = []
+        pending: list[int] = []
 
-        stream = DecodeStream(skip_special_tokens=False)
-        return lambda token: stream.step(self._tokenizer, token) or ""
+        def step(token: int) -> str:
+            nonlocal printed, pending
+            pending.append(token)
+            before, text = self.decode(printed), self.decode(printed + pending)
+            if text.endswith("\ufffd"):
+                # The character may go on.
+                return ""
+            # A byte that is no text spoils also those before it, which are printed.
+            new = text[len(before) :] if text.startswith(before) else self.decode(pending)
+            printed, pending = pending, []
+            return new
+
+        return step
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`. Byte-level BPE is lossless; T5's tokenizer turns line ends into spaces."""

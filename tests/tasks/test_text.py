@@ -258,6 +258,43 @@ def test_a_tokenizer_that_cuts_and_fills_texts_is_one_that_does_not(story_tokeni
     assert found.extent(STORY, 20) == story_tokenizer.extent(STORY, 20) and found.hash == story_tokenizer.hash
 
 
+@pytest.fixture(scope="module")
+def byte_fallback() -> TextTokenizer:
+    """As Llama 2, Gemma and Phi-3 have it: what is not in the vocabulary is written in bytes."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnop."]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    model = tokenizers.models.BPE(vocabulary, [], byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    made = tokenizers.Tokenizer(model)
+    spaces = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    made.normalizer = tokenizers.normalizers.Sequence(spaces)
+    decoders = tokenizers.decoders
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    made.add_special_tokens(words[:3])
+    return TextTokenizer(made)
+
+
+@given(text=st.text(alphabet="ab .\n\té€😀", max_size=40))
+@settings(max_examples=50, deadline=None)
+def test_a_streamed_text_is_the_decoded_one(
+    story_tokenizer: TextTokenizer, byte_fallback: TextTokenizer, text: str
+) -> None:
+    for tokenizer in (story_tokenizer, byte_fallback):
+        ids, speak = tokenizer.encode(text).tolist(), tokenizer.stream_decoder()
+        assert "".join(map(speak, ids)) == tokenizer.decode(ids)
+
+
+def test_bytes_that_are_no_text_stop_no_stream(story_tokenizer: TextTokenizer, byte_fallback: TextTokenizer) -> None:
+    id_of, speak = byte_fallback._tokenizer.token_to_id, byte_fallback.stream_decoder()
+    tokens = ["<0xC3>", "<0xA9>", "<0xFF>", "▁", "a", "▁", "b", "<0xE2>", "<0x82>", "<0xAC>"]
+    assert [speak(id_of(token)) for token in tokens] == ["", "é", "", "\ufffd ", "a", " ", "b", "", "", "€"]
+    rng = np.random.default_rng(0)
+    for tokenizer in (story_tokenizer, byte_fallback):
+        for _ in range(20):
+            speak = tokenizer.stream_decoder()
+            assert "".join(map(speak, rng.integers(0, tokenizer.vocab_size, 100).tolist()))
+
+
 def test_vocabulary_below_the_bytes_is_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"scale\.vocab_size=257"):
         bpe_tokenizer(folder_documents(corpus), 257, tmp_path)
