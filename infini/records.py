@@ -206,15 +206,19 @@ def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.write_bytes(content)
+        put_in_place(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         name_file(error, path)
         raise
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Flush a file to disk, then give it its name, under which a part is never seen, even after a power failure."""
+    with open(temporary, "r+b") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def check_writable(results_dir: str) -> None:

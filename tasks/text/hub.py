@@ -5,7 +5,6 @@ Only the used part of a data set is downloaded: it is streamed once and stored a
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from infini.errors import InputError, lone_surrogate
+from infini.records import put_in_place
 from infini.system.network import reachable
 from infini.system.paths import scratch_folder
 from infini.system.progress import progress_bar
+from infini.tasks.text.arrow_file import open_arrow
 from infini.tasks.text.documents import Documents, TextTokenizer
 
 
@@ -99,9 +100,12 @@ def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_d
         names, revision = [name for name, _ in rows], _revision(hub_id, split, limit, rows)
         return Documents(name, split, "hub", revision, names, lambda index: rows[index][1])
     key = hashlib.sha256(json.dumps([hub_id, split, limit]).encode()).hexdigest()[:16]
-    kept = sorted((cache_dir / "hub").glob(f"{key}-*.arrow"))
-    path = kept[0] if kept else _keep(hub_id, split, limit, cache_dir / "hub", key)
-    dataset = Dataset.from_file(str(path))
+    for path in sorted((cache_dir / "hub").glob(f"{key}-*.arrow")):
+        if (dataset := open_arrow(path)) is not None:
+            break
+    else:
+        path = _keep(hub_id, split, limit, cache_dir / "hub", key)
+        dataset = Dataset.from_file(str(path))
     revision = path.stem.partition("-")[2]
     return Documents(name, split, "hub", revision, dataset["name"][:], lambda index: dataset[index]["text"])
 
@@ -232,7 +236,7 @@ def _keep(hub_id: str, split: str, limit: int | None, folder: Path, key: str) ->
             revision = _revision(hub_id, split, limit, written())
             writer.finalize()
         complete = folder / f"{key}-{revision}.arrow"
-        os.replace(path, complete)
+        put_in_place(path, complete)
     return complete
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +13,10 @@ import numpy as np
 from infini.config.compose import cache_folder
 from infini.config.schema import Config
 from infini.models import base_of
-from infini.records import naming
+from infini.records import naming, put_in_place
 from infini.system.paths import scratch_folder
 from infini.system.progress import progress_bar
+from infini.tasks.text.arrow_file import open_arrow
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents
 from infini.tasks.text.hub import hub_tokenizer
 from infini.tasks.text.mixture import mixture
@@ -111,9 +111,11 @@ def tokenise(documents: Documents, tokenizer: TextTokenizer, cache_dir: Path, pr
 
     key = hashlib.sha256(json.dumps([_FORMAT, documents.revision, tokenizer.hash]).encode()).hexdigest()[:16]
     path = cache_dir / "tokens" / f"{documents.name}-{documents.split}-{key}.arrow"
-    if not path.exists():
+    dataset = open_arrow(path)
+    if dataset is None or len(dataset) != len(documents):
         _write(documents, tokenizer, path, progress)
-    table = Dataset.from_file(str(path)).data
+        dataset = Dataset.from_file(str(path))
+    table = dataset.data
     tokens = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in table.column("ids").chunks]
     return TokenisedSplit(
         name=documents.name,
@@ -174,4 +176,4 @@ def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress:
                 writer.write_table(pa.table(row, schema=features.arrow_schema))
                 advance(n_bytes if documents.total_bytes else 1)
             writer.finalize()
-        os.replace(temporary, path)
+        put_in_place(temporary, path)

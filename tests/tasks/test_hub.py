@@ -131,6 +131,25 @@ def test_what_was_fetched_is_not_fetched_again(fake_hub: FakeHub, tmp_path: Path
     assert len(fake_hub.calls) == 2
 
 
+@pytest.mark.parametrize("left", [0, -100, -8])
+def test_damaged_texts_are_fetched_again(
+    fake_hub: FakeHub, tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its last 8 bytes, a file opens as if it were whole."""
+    first = hub_documents(cache_dir=tmp_path, limit=2)
+    (path,) = (tmp_path / "hub").iterdir()
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[:left])
+    again = hub_documents(cache_dir=tmp_path, limit=2)
+    assert (again.revision, list(again.names), texts(again)) == (first.revision, list(first.names), texts(first))
+    assert path.read_bytes() == whole and f"{path}: is damaged, and is made again\n" in capsys.readouterr().err
+    path.unlink()
+    path.write_bytes(whole[:left])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: (_ for _ in ()).throw(ConnectionError()))
+    assert error_line(cache_dir=tmp_path, limit=2).startswith("no data for pg19: ")
+
+
 def test_the_revision_follows_limit_split_and_texts_only(
     fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

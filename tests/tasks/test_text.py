@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from infini.config.compose import compose
 from infini.config.schema import Config
 from infini.errors import InputError
 from infini.tasks.text import documents as text_module
+from infini.tasks.text import hub
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents, synthetic_documents
 from infini.tasks.text.hub import hub_tokenizer
 from infini.tasks.text.token_cache import tokenise
@@ -412,6 +414,62 @@ def test_an_interrupted_cache_is_not_picked_up(
             tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
     assert len(tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)) == 3
+
+
+def cut_points(path: Path) -> list[int]:
+    """Sizes at which a file of Arrow still opens, with fewer rows."""
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        points = [file.tell()]
+        for _ in stream:
+            points.append(file.tell())
+    return points
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut inside", "cut between documents", "zeros", "fewer documents"])
+def test_a_damaged_token_cache_is_made_anew(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = folder_documents(corpus)
+    first = tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)
+    (path,) = (tmp_path / "cache" / "tokens").iterdir()
+    whole = path.read_bytes()
+    *_, third, _ = cut_points(path)
+    left = {
+        "empty": b"",
+        "cut inside": whole[: third + 100],
+        "cut between documents": whole[:third],
+        "zeros": bytes(len(whole)),
+        "fewer documents": whole[:third] + whole[-8:],
+    }
+    path.unlink()
+    path.write_bytes(left[damage])
+    again = tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)
+    assert again.names == first.names == documents.names and path.read_bytes() == whole
+    said = f"{path}: is damaged, and is made again\n"
+    assert capsys.readouterr().err == ("" if damage == "fewer documents" else said)
+
+
+@pytest.mark.parametrize("kept", ["tokens", "texts"])
+def test_a_cache_is_on_disk_before_it_has_its_name(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    """Otherwise a power failure leaves a part of it under its name."""
+    synced: list[int] = []
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        synced.append(os.fstat(file).st_ino)
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if kept == "tokens":
+        tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "new", progress=False)
+        (path,) = (tmp_path / "new" / "tokens").iterdir()
+    else:
+        monkeypatch.setattr(hub, "_rows", lambda *_: iter([("a", "A book.")]))
+        hub.hub_documents("pg19", "test", HUB_ID, None, tmp_path / "new")
+        (path,) = (tmp_path / "new" / "hub").iterdir()
+    assert path.stat().st_ino in synced
 
 
 def test_a_changed_book_or_tokenizer_makes_another_cache(
