@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ SEPARATOR = "\n\nSummary of the whole book:\n\n"
 """Between a book and its summary."""
 QUESTION = "\n\nSummarize the whole book above."
 """After a book that is a message of a chat template."""
+_DAY = datetime(2024, 7, 26)
+"""Today, in a chat template that writes a date: what Llama 3's own write where they have no clock."""
 Summaries = Sequence[Sequence[np.ndarray]]
 _ORDER_STREAM = 5
 """The stream of a seed's random numbers that orders the examples."""
@@ -54,7 +57,8 @@ def frame_of(tokenizer: TextTokenizer, chat: bool | None, model: Mapping[str, An
     # Texts that a template neither changes nor contains.
     book, summary = "<the book>", "<the summary>"
     messages = [{"role": "user", "content": book + QUESTION}]
-    template = partial(base.tokenizer.apply_chat_template, tokenize=False)
+    fixed = _of_one_day(base.tokenizer.get_chat_template())
+    template = partial(base.tokenizer.apply_chat_template, chat_template=fixed, tokenize=False)
     begin, _, middle = template(messages, add_generation_prompt=True).partition(book)
     # The families end a turn with tokens of their own, which the template alone knows.
     _, _, after = template([*messages, {"role": "assistant", "content": summary}]).partition(summary)
@@ -67,6 +71,16 @@ def frame_of(tokenizer: TextTokenizer, chat: bool | None, model: Mapping[str, An
         before = np.array([tokenizer.bos_id], dtype=np.int64)
     special = {index for index, token in base.tokenizer.added_tokens_decoder.items() if token.special}
     return Frame(before, between, next((int(token) for token in ends[:1] if token in special), tokenizer.end_id))
+
+
+def _of_one_day(template: str) -> str:
+    """A chat template that writes the same date every day: an evaluation is to read what the training read.
+
+    transformers takes no other clock for a template, so that the template gets its own, a macro.
+    """
+    codes = ((f"%{code}", _DAY.strftime(f"%{code}")) for code in "aAbBdmyYjHIMSp")
+    date = "format" + "".join(f".replace('{code}', '{value}')" for code, value in (("%-", "%"), *codes))
+    return f"{{% macro strftime_now(format) %}}{{{{ {date} }}}}{{% endmacro %}}\n{template}"
 
 
 class Examples(ABC):

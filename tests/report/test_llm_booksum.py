@@ -115,6 +115,19 @@ def test_a_chat_template_may_begin_with_the_message(tmp_path: Path) -> None:
     assert frame.middle.dtype == frame.begin.dtype == np.int64
 
 
+def test_a_chat_template_writes_the_same_date_every_day(tmp_path: Path) -> None:
+    """Otherwise an evaluation reads other words than the training did."""
+    dates = [f"{{{{ strftime_now('{format}') }}}}" for format in ("%d %B %Y", "%Y-%m-%d", "%a %-d %b %H:%M")]
+    template = (
+        f"\n  {{% set day = strftime_now('%Y') %}}{' | '.join(dates)}, {{{{ day }}}}: {{{{ messages[0].content }}}}"
+    )
+    base = with_template(write_tiny_base(tmp_path / "base"), template)
+    words = ["task=booksum", "model=llm", f"model.base={base}"]
+    tokenizer = open_tokenizer(compose(words))
+    frame = frame_of(tokenizer, True, compose(words).model)
+    assert tokenizer.decode(frame.begin) == "\n26 July 2024 | 2024-07-26 | Fri 26 Jul 00:00, 2024: "
+
+
 def test_a_model_without_a_chat_template_is_refused(infini: Runner, tmp_path: Path) -> None:
     infini.settings = ["logger=none", f"results_dir={infini.results}"]
     words = ["task=booksum", "task.chat=true", f"task.data_dir={write_books(tmp_path / 'data')}"]
