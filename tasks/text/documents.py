@@ -179,7 +179,9 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
             entry = [stat.st_size, stat.st_mtime_ns, hashlib.sha256(text).hexdigest()]
         entries[path.name] = entry
     if memo is not None and entries != known:
-        write_atomically(memo, json.dumps(entries).encode())
+        # A cache may be read-only. It then has all else that is needed, and files are hashed again each time.
+        with suppress(OSError):
+            write_atomically(memo, json.dumps(entries).encode())
     return [entry[2] for entry in entries.values()]
 
 

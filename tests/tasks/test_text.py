@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,15 @@ def test_a_damaged_hash_memo_is_made_anew(corpus: Path, damage: str) -> None:
     (memo,) = (corpus.parent.parent / "cache" / "hashes").iterdir()
     memo.write_text(damage)
     assert folder_documents(corpus).revision == revision
+
+
+def test_a_cache_that_takes_no_hashes_is_read(corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer) -> None:
+    """As one that is read-only, of a folder that was copied since: times differ, texts do not."""
+    before = tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "cache", progress=False)
+    shutil.rmtree(tmp_path / "cache" / "hashes")
+    (tmp_path / "cache" / "hashes").write_text("No folder.")
+    after = tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "cache", progress=False)
+    assert after.revision == before.revision and after.totals() == before.totals()
 
 
 def test_missing_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
