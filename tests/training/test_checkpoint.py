@@ -151,3 +151,10 @@ def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert precision.pick_device("auto") == precision.pick_device("gpu") == torch.device("cuda")
     assert precision.pick_device("cpu") == CPU
+
+
+def test_float32_products_are_whole() -> None:
+    """Also where the environment has chosen TF32 before, as in NVIDIA's containers."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    precision.pick_device("cpu")
+    assert not torch.backends.cuda.matmul.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
