@@ -170,7 +170,9 @@ def _split(
                 raise InputError(f"{where(index)}: two books have the bid {name}; give each its own")
             name = f"{name}-{index}"
         summaries = books.setdefault(name, (index, digest, []))[2]
-        summaries += [text for text in (str(summary["text"]) for summary in row["summary"]) if text not in summaries]
+        for summary in row["summary"]:
+            if (text := str(summary["text"])) not in summaries:
+                summaries.append(text)
     texts, all_of_it = hashlib.sha256(), hashlib.sha256()
     for name, (_, digest, summaries) in books.items():
         texts.update(f"{name}\0{digest}\n".encode())

@@ -316,6 +316,16 @@ def test_rows_with_one_bid_are_one_book_or_refused(tmp_path: Path) -> None:
         load_books("test", lines(tmp_path, row(), row(text="Another.")), "none/none")
 
 
+def test_equal_summaries_are_one(tmp_path: Path) -> None:
+    """In one row and in several. Otherwise the second human summary is the first, and scores 100."""
+    rows = [
+        row(summary=[{"text": "He goes."}] * 2),
+        row(summary=[{"text": "He goes."}]),
+        row(summary=[{"text": text} for text in ("He.", "He goes.", "He.")]),
+    ]
+    assert load_books("test", lines(tmp_path, *rows), "none/none").summaries == [("He goes.", "He.")]
+
+
 def of_hub(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> BookSplit:
     import datasets
 
