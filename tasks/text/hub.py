@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,8 @@ def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_d
     Of a data set in JSON_LINES the rows of one source are used. The whole train split of any other is in the cache of
     `datasets`. All else is streamed, because `datasets` would download the files of all splits to read one, and stored
     in `cache_dir`/hub (None: in memory), after which no network is needed. Without a network only caches are used.
-    Blank rows are left out; the names of the others keep their numbers.
+    Blank rows are left out; the names of the others keep their numbers. A name that came before gets its place behind
+    it.
 
     Raises:
         InputError: the data set has no column `text`.
@@ -94,11 +95,11 @@ def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_d
     from datasets import Dataset
 
     if split == "train" and limit is None and hub_id not in JSON_LINES:
-        return _whole(name, hub_id, split)
+        return _distinct(_whole(name, hub_id, split))
     if cache_dir is None:
         rows = list(_rows(hub_id, split, limit))
         names, revision = [name for name, _ in rows], _revision(hub_id, split, limit, rows)
-        return Documents(name, split, "hub", revision, names, lambda index: rows[index][1])
+        return _distinct(Documents(name, split, "hub", revision, names, lambda index: rows[index][1]))
     key = hashlib.sha256(json.dumps([hub_id, split, limit]).encode()).hexdigest()[:16]
     for path in sorted((cache_dir / "hub").glob(f"{key}-*.arrow")):
         if (dataset := open_arrow(path)) is not None:
@@ -107,7 +108,21 @@ def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_d
         path = _keep(hub_id, split, limit, cache_dir / "hub", key)
         dataset = Dataset.from_file(str(path))
     revision = path.stem.partition("-")[2]
-    return Documents(name, split, "hub", revision, dataset["name"][:], lambda index: dataset[index]["text"])
+    return _distinct(Documents(name, split, "hub", revision, dataset["name"][:], lambda index: dataset[index]["text"]))
+
+
+def _distinct(documents: Documents) -> Documents:
+    """The documents under names that differ, because runs are compared by them; unchanged where they do."""
+    names: dict[str, None] = {}
+    for index, name in enumerate(documents.names):
+        while name in names:
+            name = f"{name}-{index}"
+        names[name] = None
+    if list(names) == list(documents.names):
+        return documents
+    # Cached tokens hold the names.
+    revision = hashlib.sha256(f"{documents.revision} with places".encode()).hexdigest()
+    return replace(documents, names=list(names), revision=revision)
 
 
 @contextmanager

@@ -131,6 +131,23 @@ def test_what_was_fetched_is_not_fetched_again(fake_hub: FakeHub, tmp_path: Path
     assert len(fake_hub.calls) == 2
 
 
+@pytest.mark.parametrize("way", ["whole", "streamed", "cached"])
+def test_addresses_that_end_alike_give_names_that_differ(
+    fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Also in a cache of an older version, which has the names of the addresses; the revision is another one."""
+    addresses = ["http://a/index", "http://b/index", "http://c/index-3", "http://d/index", "http://e/index/"]
+    cache, limit = tmp_path if way == "cached" else None, None if way == "whole" else 5
+    alone = hub_documents(limit=limit).revision
+    monkeypatch.setitem(BOOKS, "url", addresses)
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "_distinct", lambda documents: documents)
+        before = hub_documents(cache_dir=cache, limit=limit)
+    found = hub_documents(cache_dir=cache, limit=limit)
+    assert list(found.names) == ["index", "index-1", "index-3", "index-3-3", "index-4"]
+    assert texts(found) == texts(before) == BOOKS["text"] and found.revision not in (before.revision, alone)
+
+
 @pytest.mark.parametrize("left", [0, -100, -8])
 def test_damaged_texts_are_fetched_again(
     fake_hub: FakeHub, tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
