@@ -157,7 +157,7 @@ def _printable(name: str) -> str:
 
 
 def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) -> list[str]:
-    """SHA-256 of each file's text, cached in `cache_dir` while size and modification time stay the same.
+    """SHA-256 of each file's text, cached in `cache_dir` while the file's _stamp stays the same.
 
     A file and the same with a byte-order mark are one text.
     """
@@ -172,17 +172,21 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
             known = found if isinstance(found, dict) else {}
     entries: dict[str, list[Any]] = {}
     for path in paths:
-        stat = path.stat()
-        entry = known.get(path.name)
-        if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
-            text = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-            entry = [stat.st_size, stat.st_mtime_ns, hashlib.sha256(text).hexdigest()]
+        stamp, entry = _stamp(path), known.get(path.name)
+        if not isinstance(entry, list) or entry[:-1] != stamp:
+            entry = [*stamp, hashlib.sha256(path.read_bytes().removeprefix(codecs.BOM_UTF8)).hexdigest()]
         entries[path.name] = entry
     if memo is not None and entries != known:
         # A cache may be read-only. It then has all else that is needed, and files are hashed again each time.
         with suppress(OSError):
             write_atomically(memo, json.dumps(entries).encode())
-    return [entry[2] for entry in entries.values()]
+    return [entry[-1] for entry in entries.values()]
+
+
+def _stamp(path: Path) -> list[int]:
+    """What changes with a file. A program can set the modification time as it was, but not that of the last change."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def synthetic_documents(split: str, seed: int = 0) -> Documents:

@@ -129,6 +129,19 @@ def test_unchanged_files_are_hashed_once(corpus: Path, monkeypatch: pytest.Monke
     assert folder_documents(corpus).revision == revision
 
 
+@pytest.mark.parametrize("way", ["in place", "by another file"])
+def test_a_text_that_changes_under_its_old_time_is_hashed_again(corpus: Path, way: str) -> None:
+    """As archives and copies with times leave it."""
+    book, other = corpus / "train" / "train0.txt", corpus / "other"
+    before = folder_documents(corpus).revision
+    stat, changed = book.stat(), book.read_bytes()[::-1]
+    (book if way == "in place" else other).write_bytes(changed)
+    if way != "in place":
+        other.replace(book)
+    os.utime(book, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert folder_documents(corpus).revision != before
+
+
 @pytest.mark.parametrize("damage", ["{", "[3]", '{"train1.txt": 3, "train0.txt": [1]}', "[" * 200_000])
 def test_a_damaged_hash_memo_is_made_anew(corpus: Path, damage: str) -> None:
     revision = folder_documents(corpus).revision
