@@ -22,7 +22,7 @@ def text_files(data_dir: Path, split: str, setting: str) -> list[Path]:
     setting: the key and value that name the folder, for messages. Raises InputError where there are none.
     """
     folder = data_dir / split
-    found = [path for path in folder.iterdir() if path.suffix in _SUFFIXES] if is_folder(folder) else []
+    found = [path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES] if is_folder(folder) else []
     if not found:
         problem = "holds no .txt or .tex file" if is_folder(folder) else "does not exist"
         raise InputError(f"{setting}: {folder} {problem}; the layout is {data_dir}/{TEXT_LAYOUT}")

@@ -523,6 +523,12 @@ def test_open_split_trains_the_tokenizer_on_the_train_split(corpus: Path, tmp_pa
     assert given_one.tokenizer_name.startswith("bpe-280-")
 
 
+def test_a_suffix_may_be_in_capitals(corpus: Path) -> None:
+    (corpus / "train" / "train1.txt").rename(corpus / "train" / "BOOK.TXT")
+    (corpus / "train" / "notes.md").write_text("No book.")
+    assert list(folder_documents(corpus).names) == ["BOOK", "train0", "train2"]
+
+
 def test_documents_of_one_stem_keep_their_suffixes(tmp_path: Path) -> None:
     """Runs are paired by the names of documents, so that no two may share one."""
     (tmp_path / "test").mkdir()
