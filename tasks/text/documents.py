@@ -11,10 +11,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from infini.config.compose import data_folder
 from infini.config.data_files import TEXT_LAYOUT, no_data, text_files
 from infini.errors import InputError
 from infini.records import write_atomically
-from infini.system.progress import progress_bar
+from infini.system.paths import is_file
+from infini.system.progress import plain_console, progress_bar, warn
 
 SPLITS = ("train", "validation", "test")
 SYNTHETIC = "synthetic"
@@ -139,8 +140,10 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
             raise InputError(f"{paths[index]} is empty: remove it")
         return text
 
-    revision = hashlib.sha256()
-    for path, digest in zip(paths, _file_hashes(folder, paths, cache_dir), strict=True):
+    revision, hashes = hashlib.sha256(), _file_hashes(folder, paths, cache_dir)
+    if cache_dir is not None:
+        _say_shared(data_dir, split, dict(zip(hashes, paths, strict=True)), cache_dir)
+    for path, digest in zip(paths, hashes, strict=True):
         revision.update(f"{_printable(path.name)}\0{digest}\n".encode())
     total_bytes = sum(path.stat().st_size for path in paths)
     names = [_printable(path.stem) for path in paths]
@@ -161,15 +164,8 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
 
     A file and the same with a byte-order mark are one text.
     """
-    known: dict[str, list[Any]] = {}
-    memo = None
-    if cache_dir is not None:
-        # Older versions hashed byte-order marks, too; their hashes have the name of the folder alone.
-        key = hashlib.sha256(os.fsencode(folder.resolve()) + b"\0text").hexdigest()[:16]
-        memo = cache_dir / "hashes" / f"{key}.json"
-        with suppress(OSError, ValueError, RecursionError):
-            found = json.loads(memo.read_text(encoding="utf-8"))
-            known = found if isinstance(found, dict) else {}
+    memo = None if cache_dir is None else _memo(folder, cache_dir)
+    known = {} if memo is None else _known(memo)
     entries: dict[str, list[Any]] = {}
     for path in paths:
         stamp, entry = _stamp(path), known.get(path.name)
@@ -181,6 +177,39 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
         with suppress(OSError):
             write_atomically(memo, json.dumps(entries).encode())
     return [entry[-1] for entry in entries.values()]
+
+
+def _memo(folder: Path, cache_dir: Path) -> Path:
+    """The file with the hashes of a folder's files."""
+    # Older versions hashed byte-order marks, too; their hashes have the name of the folder alone.
+    key = hashlib.sha256(os.fsencode(folder.resolve()) + b"\0text").hexdigest()[:16]
+    return cache_dir / "hashes" / f"{key}.json"
+
+
+def _known(memo: Path) -> dict[str, Any]:
+    """File name -> its stamp and its hash, as they were."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(memo.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _say_shared(data_dir: Path, split: str, paths: Mapping[str, Path], cache_dir: Path) -> None:
+    """Print that texts of the split, by their hashes, are in another one, as far as its hashes are cached."""
+    for folder in (data_dir / other for other in SPLITS if other != split):
+        there: dict[str, Path] = {}
+        for name, entry in _known(_memo(folder, cache_dir)).items():
+            if isinstance(entry, list) and is_file(folder / name) and entry[:-1] == _stamp(folder / name):
+                there[entry[-1]] = folder / name
+        if shared := sorted(paths.keys() & there.keys()):
+            first, second = sorted(str(path) for path in (paths[shared[0]], there[shared[0]]))
+            more = f" (and {len(shared) - 1} more)" if len(shared) > 1 else ""
+            _warn_once(f"{first} is the same text as {second}{more}; remove it from one of the splits")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    warn(plain_console(), text)
 
 
 def _stamp(path: Path) -> list[int]:

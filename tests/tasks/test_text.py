@@ -523,6 +523,22 @@ def test_open_split_trains_the_tokenizer_on_the_train_split(corpus: Path, tmp_pa
     assert given_one.tokenizer_name.startswith("bpe-280-")
 
 
+def test_a_text_in_two_splits_is_said_once(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "validation", "test", "train"):
+        folder_documents(corpus, split)
+    said = capsys.readouterr().err.splitlines()
+    of_test = [line for line in said if "/test/" in line and "/train/" in line]
+    names = f"{corpus}/test/test0.txt is the same text as {corpus}/train/train0.txt"
+    others = f"{corpus}/test/test1.txt is the same text as {corpus}/train/train1.txt"
+    assert len(said) == 3 and of_test[0].startswith((f"{names} (and 1 more); ", f"{others} (and 1 more); "))
+    for split in ("train", "validation"):
+        (corpus / split / f"{split}0.txt").write_text(f"Another book, {split}.")
+    (corpus / "test" / "test1.txt").unlink()
+    for split in ("train", "validation", "test"):
+        folder_documents(corpus, split)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_suffix_may_be_in_capitals(corpus: Path) -> None:
     (corpus / "train" / "train1.txt").rename(corpus / "train" / "BOOK.TXT")
     (corpus / "train" / "notes.md").write_text("No book.")
