@@ -54,6 +54,8 @@ _LINE_ROOM, _LEADER_ROOM = 3, 1.5
 """Half of the width in pixels that a line takes, and the line of a label."""
 _TEXT: dict[str, Any] = {"fontsize": _LABEL_SIZE, "linespacing": 1.0, "annotation_clip": False}
 """Of a label."""
+LABELS_END = 1.15
+"""Where labels of points end at the right, as a share of the panel's width."""
 _LEADER = {"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.7, "shrinkA": 0, "shrinkB": 0}
 """The line from a label to its point."""
 
@@ -225,7 +227,7 @@ def label_points(axes: Axes, labels: Sequence[Label]) -> list[Label]:
     figure.draw_without_rendering()
     points = axes.transData.transform([(label.x, label.y) for label in labels])
     panel = axes.get_window_extent()
-    inside = panel.x0, panel.y0, panel.x1 + 0.15 * panel.width, panel.y1
+    inside = panel.x0, panel.y0, panel.x0 + LABELS_END * panel.width, panel.y1
     along = _along_lines(axes)
     free = [_free_places(axes, label.text, index, points, inside, along) for index, label in enumerate(labels)]
     places = _arranged(free)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infini.records import RunRecord, value_at
-from infini.report.canvas import SYNTHETIC_MARK, Label, entitle, label_points, new_figure, save
+from infini.report.canvas import LABELS_END, SYNTHETIC_MARK, Label, entitle, label_points, new_figure, save
 from infini.report.intervals import LEVEL, p_value
 from infini.report.palette import drawn_as, look_of, looks
 from infini.report.selection import Selection
@@ -224,7 +224,8 @@ def scatter(
         ]
         if left := {one.text for one in label_points(axes, named)}:
             bars = [bar for bar in axes.containers if bar.get_label() in left]
-            axes.legend(handles=bars, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+            # Labels of points may end right of the axes.
+            axes.legend(handles=bars, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(LABELS_END, 0.5))
         return save(figure, path)
 
 
