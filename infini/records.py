@@ -206,7 +206,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
-        temporary.write_bytes(content)
+        with open(temporary, "xb") as file:
+            file.write(content)
         put_in_place(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)

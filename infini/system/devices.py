@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def pick_device(accelerator: str) -> torch.device:
-    """The device of parallel.accelerator. "auto" is the GPU if there is one, otherwise the CPU. Float32 is whole."""
+    """The device of parallel.accelerator. "auto" is the GPU if there is one, otherwise the CPU."""
     import torch
 
     check_accelerator(accelerator)

@@ -6,6 +6,7 @@ A `TextTokenizer` is a byte-level BPE trained on the train split, or any tokeniz
 """
 
 import codecs
+import errno
 import hashlib
 import json
 import os
@@ -173,9 +174,12 @@ def _file_hashes(folder: Path, paths: Sequence[Path], cache_dir: Path | None) ->
             entry = [*stamp, hashlib.sha256(path.read_bytes().removeprefix(codecs.BOM_UTF8)).hexdigest()]
         entries[path.name] = entry
     if memo is not None and entries != known:
-        # A cache may be read-only. It then has all else that is needed, and files are hashed again each time.
-        with suppress(OSError):
+        try:
             write_atomically(memo, json.dumps(entries).encode())
+        except OSError as error:
+            # A read-only cache may have all else that is needed; files are then hashed again each time.
+            if error.errno not in (errno.EACCES, errno.EROFS):
+                raise
     return [entry[-1] for entry in entries.values()]
 
 

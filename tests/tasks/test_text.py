@@ -1,11 +1,11 @@
 """Documents, tokenizers and the token cache."""
 
 import copy
+import errno
 import hashlib
 import json
 import os
 import re
-import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,11 +150,18 @@ def test_a_damaged_hash_memo_is_made_anew(corpus: Path, damage: str) -> None:
     assert folder_documents(corpus).revision == revision
 
 
-def test_a_cache_that_takes_no_hashes_is_read(corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer) -> None:
-    """As one that is read-only, of a folder that was copied since: times differ, texts do not."""
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_a_read_only_cache_is_read(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Also of a folder that was copied since: times differ, texts do not."""
     before = tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "cache", progress=False)
-    shutil.rmtree(tmp_path / "cache" / "hashes")
-    (tmp_path / "cache" / "hashes").write_text("No folder.")
+    os.utime(corpus / "train" / "train0.txt", ns=(1, 1))
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "replace", refuse)
     after = tokenise(folder_documents(corpus), story_tokenizer, tmp_path / "cache", progress=False)
     assert after.revision == before.revision and after.totals() == before.totals()
 
