@@ -45,7 +45,7 @@ _LABEL_SIZE, _LABEL_WIDTH = 8, 28
 _MARK, _BESIDE, _AS_NEAR = 9, 20, 3
 """Pixels: half of a mark, the farthest that a label is from its point without a line to it, and how much nearer another
 point may be."""
-_ANGLES = (0, 180, 30, -30, 150, -150, 60, -60, 120, -120, 90, -90)
+_ANGLES: tuple[int, ...] = (0, 180, 30, -30, 150, -150, 60, -60, 120, -120, 90, -90)
 _ANGLES += (15, -15, 165, -165, 45, -45, 135, -135, 75, -75, 105, -105)
 """Directions in which a label may be, in degrees, the preferred ones first."""
 _ORDERS, _MOST_PLACES = 200, 40

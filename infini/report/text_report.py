@@ -454,7 +454,7 @@ def tested_effects(report: Report, selection: Selection) -> dict[str, list[Teste
         family = [effect for effect in family if effect.n_seeds > 1]
     adjusted = dict(zip(map(id, family), holm([effect.estimate.p for effect in family]), strict=True))
     return {
-        row: [effect and Tested(effect, adjusted.get(id(effect))) for effect in effects]
+        row: [Tested(effect, adjusted.get(id(effect))) if effect else None for effect in effects]
         for row, effects in found.items()
     }
 

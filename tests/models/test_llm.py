@@ -447,7 +447,7 @@ def test_prompts_are_asked_of_the_base_and_after_continual_pre_training(tiny_smo
         (["model.memory=full", "model.update_rule=linear"], "model.update_rule='linear': has no effect with"),
         (["model.memory=full", "model.gate_init=3"], "model.gate_init=3: has no effect with model.memory=full"),
         (["model.lora_rank=64"], "model.lora_rank=64: has no effect with model.train=all; leave it out"),
-        (["model.memory=some"], "model.memory='some': did you mean 'none'? It must be one of infini, none, full"),
+        (["model.memory=some"], "model.memory='some': must be one of infini, none, full"),
     ],
 )
 def test_one_line_for_a_mistake(llm: Llm, words: list[str], said: str) -> None:

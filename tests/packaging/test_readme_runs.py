@@ -29,7 +29,6 @@ OF_A_BASE = tuple(text for text in TINY if not text.startswith(("dims.", "scale.
 """Its sizes and its vocabulary are the base's."""
 SMALL: dict[str, tuple[str, ...]] = {
     "train --help": (),
-    "demo": ("length=16K",),
     "demo key=12345 place=0.1": ("length=16K",),
     "demo key=12345 length=4M place=0.1": ("length=32K",),
     "train task=pg19 model=infini_linear": TINY,
@@ -47,7 +46,11 @@ SMALL: dict[str, tuple[str, ...]] = {
     "train -m model=infini_linear,infini_delta seed=1,2,3": (*TINY, "seed=3,4"),
     "train -m hydra/launcher=submitit_local seed=1,2": (*TINY, "seed=5,6"),
     "train parallel=ddp parallel.devices=2 recipe.batch_size=6": (*TINY, "recipe.batch_size=2", "seed=7"),
-    "train model=llm": (*OF_A_BASE, "model.base={base}", "dims.segment_length=16"),
+    "train task=pg19 model=llm model.base=qwen-infini model.train=lora": (
+        *OF_A_BASE,
+        "model.base={base}",
+        "dims.segment_length=16",
+    ),
     "inject base=Qwen/Qwen3-0.6B out=qwen-infini": ("base={base}",),
     "inject checkpoint=RUN_ID out=my-model": ("checkpoint={llm}",),
     "bench suite=train": (*TINY, "suite.repeats=1", "suite.stream_short_tokens=64", "suite.stream_tokens=256"),

@@ -61,7 +61,10 @@ def test_a_summary_is_compared_with_what_has_words() -> None:
 def test_references_score_what_can_be_scored(
     infini: Runner, tmp_path: Path, asked: str, scored: list[str], note: str
 ) -> None:
-    data = write_all(tmp_path, [(TEXT, [CHINESE]), (TEXT + "2", [CHINESE, ENGLISH]), (TEXT + "3", [ENGLISH, ENGLISH])])
+    data = write_all(
+        tmp_path,
+        [(TEXT, [CHINESE]), (TEXT + "2", [CHINESE, ENGLISH]), (TEXT + "3", [ENGLISH, f"{ENGLISH} They talk."])],
+    )
     out = infini("eval", "task=booksum", f"task.reference={asked}", "length=64", data)
     assert f"length: has no effect: task.reference={asked} evaluates no model" in infini.err.splitlines()
     (run,) = infini.records("eval")
@@ -74,7 +77,7 @@ def test_references_score_what_can_be_scored(
 
 @pytest.mark.usefixtures("elsewhere")
 def test_where_nothing_can_be_scored_summaries_are_kept_and_scores_are_not(infini: Runner, tmp_path: Path) -> None:
-    data = write_all(tmp_path, [(CHINESE * 60, [CHINESE]), (CHINESE * 70, [CHINESE, CHINESE])])
+    data = write_all(tmp_path, [(CHINESE * 60, [CHINESE]), (CHINESE * 70, [CHINESE, CHINESE * 2])])
     words = ["task=booksum", *SUMMARIES, data]
     infini("train", *words)
     out = infini("eval", *words, "length=500K", "decoding.max_new_tokens=3")
