@@ -91,10 +91,10 @@ def check_data(cfg: Config, splits: Sequence[str] = ()) -> None:
         cfg.task.data_files(folder, split, setting)
 
 
-def check_base(cfg: Config) -> None:
-    """Raises InputError where the model's base is a path that does not exist."""
-    if "base" in cfg.model:
-        name = str(cfg.model["base"])
+def check_base(model: Mapping[str, Any]) -> None:
+    """Raises InputError where the base among a model's options is a path that does not exist."""
+    if "base" in model:
+        name = str(model["base"])
         local_path(name, f"model.base={name!r}")
 
 
@@ -119,7 +119,7 @@ def with_base(cfg: Config, overrides: Sequence[str]) -> Config:
 
     Raises InputError where the command line sets others, or the pretrained model cannot be read.
     """
-    check_base(cfg)
+    check_base(cfg.model)
     base = base_of(cfg.model)
     if base is None:
         return cfg

@@ -21,6 +21,7 @@ from infini.pretrained.base_names import injected
 from infini.records import value_at
 from infini.report.tables import DASH
 from infini.runs.common import (
+    check_base,
     check_data,
     check_kind,
     eval_overrides,
@@ -171,6 +172,7 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.
         tokenizer, parent = tokenizer_of_base(cfg), None
     else:
         description = read_description(folder)
+        check_base(description["model"])
         changes = eval_overrides(cfg, overrides, description["model"])
         try:
             cfg = _as_trained(cfg, overrides, description, folder, changes)

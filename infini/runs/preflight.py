@@ -42,7 +42,7 @@ def check_training(cfg: Config) -> None:
     check_optimizer(cfg)
     records.check_writable(cfg.results_dir)
     check_logger(cfg.logger.name)
-    check_base(cfg)
+    check_base(cfg.model)
     if "base" in cfg.model and (history := cfg.recipe.long_history) is not None:
         raise InputError(f"recipe.long_history={history}: must be null with model={cfg.model['name']}")
     if cfg.init_from is not None:

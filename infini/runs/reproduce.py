@@ -55,7 +55,7 @@ def run(cfg: Config, overrides: list[str], seeds: list[int], models: Sequence[st
     if not cfg.plan:
         records.check_writable(cfg.results_dir)
     check_logger(cfg.logger.name)
-    check_base(cfg)
+    check_base(cfg.model)
     check_data(cfg)
     if not cfg.plan and (environment := records.environment()).get("git_dirty"):
         what = f"uncommitted changes in the source tree{records.describe_changes(environment)}"
