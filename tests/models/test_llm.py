@@ -79,7 +79,8 @@ def tiny_smollm2(llm: Llm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
                 text = f"{task} has number {number}, and {split} as well. " * 120
                 (corpora / task / split / f"{number}.txt").write_text(text, encoding="utf-8")
     monkeypatch.setenv("INFINI_DATA_DIR", str(corpora))
-    monkeypatch.setattr(bases, "local_path", lambda name, where: llm.base)
+    # Where all look it up, so that the package with the real one need not be installed.
+    monkeypatch.setattr("infini.pretrained.base_names._smollm2", lambda where: Path(llm.base))
     monkeypatch.setattr(bases.Base, "describe", lambda self: {"name": "tiny", "family": "llama"})
     base_model.cache_clear()
     llm.infini.settings = []
