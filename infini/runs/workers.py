@@ -103,7 +103,10 @@ class Worker:
             return self.planned.setdefault(path, PlannedRun(number, self._cell, cfg, made)).record
         with lock_file(path, "another process makes this run"):
             try:
-                return find() or make()
+                if (found := find()) is not None:
+                    return found
+                records.drop_read()
+                return make()
             finally:
                 path.unlink(missing_ok=True)
 
@@ -112,6 +115,10 @@ class Worker:
 
         jobs: a name, and the function that does it.
         """
+        with records.keep_read():
+            return self._do_all(jobs)
+
+    def _do_all(self, jobs: Sequence[tuple[str, Callable[[], T]]]) -> list[T]:
         done: dict[int, T] = {}
         left = list(range(len(jobs)))
         busy: dict[int, Path] = {}

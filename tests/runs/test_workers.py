@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from command_runner import Runner, read_by
 from killed import server
+from report_runs import make_train
 from rich.console import Console
 from tiny_runs import TINY
 
@@ -225,6 +227,41 @@ def test_a_plan_lists_what_is_missing_and_starts_nothing(
     lines = infini.out.splitlines()
     assert re.match(r"  1 +\d+ s\*  train pg19, infini_linear, seed 1 ", lines[0])
     assert lines[-1].endswith(", as such runs took (* a published run, on its machine)")
+
+
+def test_the_cells_of_a_table_read_each_record_once(
+    infini: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of 48 cells had read a thousand records 146 times."""
+    infini("reproduce", *ROWS, "model=infini_linear")
+    infini("train", "model=local")
+    monkeypatch.setattr(records, "published_dir", lambda: tmp_path / "none")
+    read: list[str] = []
+    whole = records._read
+    monkeypatch.setattr(records, "_read", lambda path: (read.append(path.stem), whole(path))[1])
+    infini("reproduce", *ROWS, "seed=1,2,3", "plan=true")
+    # The time that a run takes is looked up after all cells.
+    assert sorted(read) == sorted(2 * [record.run_id for record in infini.records()])
+
+
+def test_a_run_starts_without_the_records_that_its_table_has_read(tmp_path: Path) -> None:
+    """They would be part of its peak of memory."""
+    cfg = compose([f"results_dir={tmp_path}"])
+    path = records.write_record(make_train("local", 1), tmp_path)
+    worker = Worker(Console(quiet=True))
+
+    def job() -> RunRecord:
+        first = records.read_record(path)
+        assert records.read_record(path) is first
+        assert worker.make("train", cfg, None, lambda: None, lambda: records.read_record(path)) is not first
+        # A record that was written again is read again.
+        changed = replace(first, seed=7)
+        records.write_record(changed, tmp_path)
+        assert records.read_record(path) == changed
+        return changed
+
+    worker.do_all([("job", job)])
+    assert records.read_record(path) is not records.read_record(path)
 
 
 @pytest.mark.usefixtures("elsewhere")
