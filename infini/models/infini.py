@@ -26,6 +26,7 @@ class MemoryConfig(DecoderConfig):
     gate_init: GateInit = "specialised"
     delta_normaliser: Literal["previous", "current"] = "previous"
     memory_decay: float | None = None
+    input_gate: Literal["sigmoid"] | None = None
     attention_scale: Literal["d_key", "d_model"] = "d_key"
 
 

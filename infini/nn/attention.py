@@ -16,8 +16,8 @@ from torch import nn
 from infini.nn.grid import Grid, Piece, fresh_clock, run_on_grid
 from infini.nn.ops import attention, memory
 from infini.nn.ops.blocks import BlockSums, in_blocks, read_and_mix
-from infini.nn.ops.dtypes import check_dtype, for_products, state_dtype
-from infini.nn.ops.memory import DeltaNormaliser, FirstSegment, Memory, UpdateRule
+from infini.nn.ops.dtypes import check_dtype, for_products, state_dtype, without_autocast
+from infini.nn.ops.memory import DeltaNormaliser, FirstSegment, InputGate, Memory, UpdateRule
 from infini.nn.ops.relative import T5_BUCKETS, t5_attention
 from infini.nn.protocols import Keep, Projection
 from infini.nn.state import State, difference, leaves, reset_rows, state_class
@@ -318,6 +318,9 @@ class InfiniAttention(LocalAttention):
         memory_decay: not in the paper: at the end of every segment, M and z of a key-value head are multiplied by a
             learned sigmoid(decay), so that heads forget at different speeds. Their initial half-lives are spread evenly
             in logarithm from 1 to `memory_decay` segments, at least 1. Default: nothing is forgotten.
+        input_gate: not in the paper: "sigmoid" multiplies what a token adds to the memory of a key-value head, to M and
+            z, by sigmoid(input_weight . k / |k| + input_bias), so that the head learns what to write. Default: every
+            token is written alike.
         positions: positions inside a segment, "rotary" (counted from its start) or "t5" (learned biases by distance).
             The memory has no positions.
         rope_base: base of the rotary wavelengths, at least 1.
@@ -333,6 +336,7 @@ class InfiniAttention(LocalAttention):
         q_norm, k_norm: torch.nn.RMSNorm, or None without qk_norm.
         beta: [H], float32. sigmoid(beta) is the weight of the memory, 1 - sigmoid(beta) that of attention.
         decay: [G], float32, or None without memory_decay.
+        input_weight, input_bias: [G, K] and [G], float32, 0 at first; or None without input_gate.
 
     Example:
         layer = InfiniAttention(d_model=512, n_heads=8, d_key=64, segment_length=256, update_rule="delta")
@@ -359,6 +363,7 @@ class InfiniAttention(LocalAttention):
         gate_init: GateInit = "specialised",
         delta_normaliser: DeltaNormaliser = "previous",
         memory_decay: float | None = None,
+        input_gate: InputGate | None = None,
         positions: Positions = "rotary",
         rope_base: float = 10000.0,
         attention_scale: Literal["d_key", "d_model"] = "d_key",
@@ -385,20 +390,32 @@ class InfiniAttention(LocalAttention):
             ("first_segment", first_segment, ("local", "zero")),
             ("gate_init", gate_init, get_args(GateInit)),
             ("delta_normaliser", delta_normaliser, ("previous", "current")),
+            ("input_gate", input_gate, (None, *get_args(InputGate))),
         ):
             if value not in allowed:
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, allowed))}")
         self.update_rule, self.first_segment, self.delta_normaliser = update_rule, first_segment, delta_normaliser
         if memory_decay is not None and not (isinstance(memory_decay, int | float) and 1 <= memory_decay < math.inf):
             raise ValueError(f"memory_decay={memory_decay!r}: must be a finite number of segments from 1 on, or None")
-        self.gate_init, self.memory_decay = gate_init, memory_decay
-        self.beta = nn.Parameter(torch.empty(n_heads, dtype=torch.float32))
-        self.decay = None if memory_decay is None else nn.Parameter(torch.empty(self.n_kv_heads, dtype=torch.float32))
+        self.gate_init, self.memory_decay, self.input_gate = gate_init, memory_decay, input_gate
+
+        def learned(*sizes: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(sizes, dtype=torch.float32))
+
+        G = self.n_kv_heads
+        self.beta = learned(n_heads)
+        self.decay = None if memory_decay is None else learned(G)
+        self.input_weight = None if input_gate is None else learned(G, d_key)
+        self.input_bias = None if input_gate is None else learned(G)
         self.reset_gate()
 
     @torch.no_grad()
     def reset_gate(self) -> None:
-        """Set beta and decay to their initial values; see gate_init and memory_decay."""
+        """Set beta, decay and the input gate to their initial values; see gate_init and memory_decay. An input gate
+        begins with the same factor for all tokens, which changes no read."""
+        for of_input in (self.input_weight, self.input_bias):
+            if of_input is not None:
+                of_input.zero_()
         if self.decay is not None and self.memory_decay is not None:
             self.decay.copy_(memory.decay_logits(self.n_kv_heads, self.memory_decay))
         if self.gate_init == "zeros":
@@ -415,9 +432,9 @@ class InfiniAttention(LocalAttention):
             self.beta.copy_(torch.linspace(-2, 2, self.n_heads))
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, update_rule={self.update_rule!r}, first_segment={self.first_segment!r}" + (
-            f", memory_decay={self.memory_decay}" if self.memory_decay is not None else ""
-        )
+        text = f"{super().extra_repr()}, update_rule={self.update_rule!r}, first_segment={self.first_segment!r}"
+        text += "" if self.memory_decay is None else f", memory_decay={self.memory_decay}"
+        return text + ("" if self.input_gate is None else f", input_gate={self.input_gate!r}")
 
     def memory_floats(self) -> int:
         """d_key (d_value + 1) per key-value head (Table 1), for any number of segments."""
@@ -434,8 +451,14 @@ class InfiniAttention(LocalAttention):
         return AttentionLeaves(window, mem)
 
     def write_weights(self, k_BTGK: torch.Tensor) -> torch.Tensor | None:
-        """None: every token is written alike; see infini.nn.protocols.MemoryLayer."""
-        return None
+        """The input gate's factors [..., G] on what tokens with these keys [..., G, K] add to the memory, in the dtype
+        of the state; None without one. See infini.nn.protocols.MemoryLayer."""
+        if self.input_weight is None or self.input_bias is None:
+            return None
+        k = k_BTGK.to(state_dtype(k_BTGK.dtype)).transpose(-3, -2)
+        with without_autocast(k):
+            factors = memory.input_gate(k, self.input_weight.to(k.dtype), self.input_bias.to(k.dtype))
+        return factors.transpose(-2, -1)
 
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
         """Pass the queries or keys of every call to `keep`; see infini.nn.protocols.MemoryLayer."""
@@ -460,13 +483,16 @@ class InfiniAttention(LocalAttention):
             decay_BSG = None if self.decay is None else torch.sigmoid(self.decay)[None, None]
             if decay_BSG is not None and piece.complete_BS is not None:
                 decay_BSG = torch.where(piece.complete_BS[..., None], decay_BSG, 1.0)
+            weight = None if piece.weight_BSN is None else piece.weight_BSN[..., None]
+            if (factor_BSNG := self.write_weights(k_BSNGK)) is not None:
+                weight = factor_BSNG if weight is None else weight * factor_BSNG
             sums: memory.Sums
             if in_blocks(k_BSNGK):
-                sums = BlockSums(k_BSNGK, v_BSNGV, piece.weight_BSN)
+                sums = BlockSums(k_BSNGK, v_BSNGV, weight)
             else:
                 sk_BSGNK = memory.sigma(k_BSNGK.transpose(2, 3))
-                weight = None if piece.weight_BSN is None else piece.weight_BSN[:, :, None]
-                sums = memory.TokenSums(sk_BSGNK, v_BSNGV.transpose(2, 3), weight)
+                weight_BSGN = None if weight is None else weight.transpose(2, 3)
+                sums = memory.TokenSums(sk_BSGNK, v_BSNGV.transpose(2, 3), weight_BSGN)
             return memory.scan_sums(
                 sums,
                 mem,

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from infini.nn.attention import FeedForward, InfiniAttention, LocalAttention
 from infini.nn.grid import Grid, fresh_clock, run_on_grid
 from infini.nn.ops.dtypes import state_dtype
+from infini.nn.parameter_groups import GATES
 from infini.nn.protocols import Dimensions, ModelOutput
 from infini.nn.state import State
 
@@ -101,7 +102,7 @@ class Decoder(nn.Module):
         for name, parameter in self.named_parameters():
             if name in ("embedding.weight", "unembedding.weight"):
                 nn.init.normal_(parameter, std=0.02)
-            elif parameter.dim() == 2:
+            elif parameter.dim() == 2 and name.split(".")[-1] not in GATES:
                 std = parameter.shape[1] ** -0.5
                 nn.init.normal_(
                     parameter, std=std / depth if name.endswith(("o_proj.weight", "down_proj.weight")) else std

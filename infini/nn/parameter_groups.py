@@ -12,7 +12,7 @@ from torch import nn
 
 from infini.errors import InputError
 
-GATE = "beta"
+GATES = ("beta", "input_weight", "input_bias")
 POSITION_BIAS = "bucket_bias"
 GATE_LR = 1e-2
 """Of the gates, where none is given."""
@@ -32,7 +32,7 @@ def parameter_groups(
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     has_gates = False
     for name, parameter in model.named_parameters():
-        is_gate = name.split(".")[-1] == GATE or ".infini_gate." in name
+        is_gate = name.split(".")[-1] in GATES or ".infini_gate." in name
         has_gates = has_gates or is_gate
         if not parameter.requires_grad:
             continue

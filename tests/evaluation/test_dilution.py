@@ -10,6 +10,7 @@ from helpers import SEGMENT, make_model, random_ids, tiny_dims
 from infini.evaluation import dilution
 from infini.evaluation.dilution import half_dilution
 from infini.models import build_model
+from infini.nn.ops.reference import input_gate as input_gate_by_oracle
 from infini.nn.ops.reference import sigma
 from infini.tasks.passkey import evaluation
 from infini.tasks.passkey.evaluation import measure_dilution
@@ -18,9 +19,10 @@ from infini.tasks.passkey.prompt import PasskeyTemplate, word_tokenizer
 PROMPTS = ["dims.segment_length=32", "recipe.segments_per_sequence=8", "recipe.curriculum=null", "task.examples=1"]
 
 
+@pytest.mark.parametrize("input_gate", [None, "sigmoid"])
 @pytest.mark.parametrize("n_kv_heads", [None, 1])
-def test_half_dilution_is_the_ratio_of_weights(n_kv_heads):
-    model = make_model({"name": "infini_linear"}, n_kv_heads=n_kv_heads)
+def test_half_dilution_is_the_ratio_of_weights(n_kv_heads, input_gate):
+    model = make_model({"name": "infini_linear", "input_gate": input_gate}, n_kv_heads=n_kv_heads)
     ids = random_ids(2, 4 * SEGMENT)
     needle, filler, query = (torch.zeros(ids.shape, dtype=torch.bool) for _ in range(3))
     needle[:, 2:5] = True
@@ -37,6 +39,9 @@ def test_half_dilution_is_the_ratio_of_weights(n_kv_heads):
             k = attention.k_proj(x[row]).unflatten(-1, (attention.n_kv_heads, -1))[:, head // groups]
             for at in (-2, -1):
                 weights = [float((sigma(q[at]) * sigma(k[token])).sum()) for token in range(len(k))]
+                if input_gate:
+                    gate = (attention.input_weight[head // groups], attention.input_bias[head // groups])
+                    weights = [w * float(f) for w, f in zip(weights, input_gate_by_oracle(k, *gate), strict=True)]
                 looked_for = sum(weights[2:5])
                 ratios.append(looked_for / statistics.fmean(weights[SEGMENT : 3 * SEGMENT]))
         expected = sorted(ratios)[1]

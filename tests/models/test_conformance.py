@@ -357,7 +357,8 @@ def test_first_segment_local_is_the_local_control(options: dict[str, Any]) -> No
         pytest.skip("only where the first segment bypasses the gate")
     model = make_model(options)
     control = make_model({"name": "local", "positions": options.get("positions", "t5")})
-    control.load_state_dict({name: w for name, w in model.state_dict().items() if not name.endswith(("beta", "decay"))})
+    own = ("beta", "decay", "input_weight", "input_bias")
+    control.load_state_dict({name: w for name, w in model.state_dict().items() if not name.endswith(own)})
     ids = random_ids(2, 2 * SEGMENT)
     ours, theirs = model(ids).hidden_BTD, control(ids).hidden_BTD
     assert_close(ours[:, :SEGMENT], theirs[:, :SEGMENT], 1e-14, "first segment")

@@ -18,6 +18,8 @@ SHAPES: list[dict[str, Any]] = [
     {"update_rule": "delta", "n_heads": 4, "n_kv_heads": 1},
     {"update_rule": "delta", "delta_normaliser": "current", "d_value": 3, "qk_norm": True},
     {"update_rule": "linear", "memory_decay": 100.0},
+    {"update_rule": "linear", "n_heads": 4, "n_kv_heads": 2, "input_gate": "sigmoid"},
+    {"update_rule": "delta", "n_heads": 4, "n_kv_heads": 2, "input_gate": "sigmoid"},
 ]
 ROW_LENGTH = 4 * SEGMENT + 1
 WEIGHTS = torch.linspace(0, 2, 2 * ROW_LENGTH, dtype=torch.float64).view(2, -1)

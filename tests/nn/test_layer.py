@@ -56,6 +56,22 @@ def test_parameters() -> None:
     assert not list(layer.buffers())
 
 
+@pytest.mark.parametrize("rule", ["linear", "delta"])
+def test_an_input_gate_begins_without_effect(rule: str) -> None:
+    layer, gated = (make_layer(update_rule=rule, n_kv_heads=2, input_gate=gate) for gate in (None, "sigmoid"))
+    shapes = {name: tuple(p.shape) for name, p in gated.named_parameters() if name.startswith("input")}
+    assert shapes == {"input_weight": (2, 6), "input_bias": (2,)}
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            gated.get_parameter(name).copy_(parameter)
+    gated.reset_gate()
+    gated.beta.data.copy_(layer.beta)
+    x = inputs(1, 3 * layer.segment_length)
+    (y, state), (expected, before) = gated(x), layer(x)
+    assert_close(y, expected, TOLERANCE[torch.float64], "outputs: one factor for all tokens")
+    assert_close(state.layers[0].memory.m_BGKV, before.layers[0].memory.m_BGKV / 2, TOLERANCE[torch.float64], "M")
+
+
 @pytest.mark.parametrize("half", ["autocast", "weights"])
 def test_state_is_float32_beside_bfloat16(half: str) -> None:
     """Under autocast, and with bfloat16 weights but for the gate."""
@@ -82,6 +98,7 @@ def test_state_is_float32_beside_bfloat16(half: str) -> None:
         ({"gate_init": "ones"}, ("gate_init='ones'", *get_args(GateInit))),
         ({"delta_normaliser": "next"}, ("delta_normaliser='next'", "previous, current")),
         *(({"memory_decay": wrong}, (f"memory_decay={wrong!r}", "from 1 on")) for wrong in (0.5, math.inf, "long")),
+        ({"input_gate": "relu"}, ("input_gate='relu'", "None, sigmoid")),
         ({"attention_scale": "d"}, ("attention_scale='d'", "d_key", "d_model")),
         ({"n_kv_heads": 3}, ("n_kv_heads=3", "divide n_heads=4")),
         ({"n_kv_heads": 0}, ("n_kv_heads=0",)),

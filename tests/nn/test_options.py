@@ -93,7 +93,8 @@ def test_repr_shows_sizes_and_options() -> None:
         "update_rule='delta', first_segment='local'"
     )
     assert "update_rule" not in repr(LocalAttention(12, 4, 6, 8))
-    assert repr(InfiniAttention(12, 4, 6, 8, memory_decay=9)).splitlines()[1].endswith(", memory_decay=9")
+    added = InfiniAttention(12, 4, 6, 8, memory_decay=9, input_gate="sigmoid")
+    assert repr(added).splitlines()[1].endswith(", memory_decay=9, input_gate='sigmoid'")
 
 
 def test_public_names_are_loaded_when_they_are_used() -> None:
@@ -163,7 +164,7 @@ COMPILED = [
     pytest.param({"update_rule": "linear"}, 16, "aot_eager", marks=pytest.mark.slow),
     ({"update_rule": "delta", "qkv_bias": True, "qk_norm": True}, 16, "eager"),
     ({"update_rule": "delta"}, 11, "eager"),
-    ({"memory_decay": 100.0}, 16, "eager"),
+    ({"memory_decay": 100.0, "input_gate": "sigmoid"}, 16, "eager"),
     pytest.param({"positions": "t5"}, 8, "eager", marks=pytest.mark.slow),
 ]
 

@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
     "t5-long-segments": {"length": 330, "segment": 160, "rows": 1, "heads": 2, "groups": 1, "positions": "t5"},
     "decay": {"length": 90, "segment": 16, "decay": 100.0},
     "decay-weights-and-resets": {"length": 90, "segment": 16, "weights": True, "resets": True, "decay": 100.0},
+    "input": {"length": 90, "segment": 16, "input": True},
+    "input-weights-and-resets": {"length": 90, "segment": 16, "weights": True, "resets": True, "input": True},
     "topic": {"length": 6 * 16, "segment": 16, "topic": 5.0},
 }
 
@@ -63,11 +65,19 @@ def case(
     topic: float = 0.0,
     positions: str = "rotary",
     decay: float | None = None,
+    input: bool = False,
 ) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
     """A layer, its input and the extras of its call, all exact in float32."""
-    sizes = {"n_kv_heads": groups, "d_value": d_value, "memory_decay": decay}
-    layer = make_layer(16, heads, d_key, segment, update_rule=rule, first_segment=first, positions=positions, **sizes)
+    sizes: dict[str, Any] = {"n_kv_heads": groups, "d_value": d_value, "memory_decay": decay}
     generator = torch.Generator().manual_seed(length)
+    if input:
+        sizes["input_gate"] = "sigmoid"
+    layer = make_layer(16, heads, d_key, segment, update_rule=rule, first_segment=first, positions=positions, **sizes)
+    if input:
+        # The second head's logits reach below their bound.
+        with torch.no_grad():
+            layer.input_weight.normal_(generator=generator).mul_(3)
+            layer.input_bias.copy_(torch.tensor([0.5, -19.0]))
     x = torch.randn(rows, length, 16, generator=generator)
     if topic:
         # The first feature says the topic; it lifts half of the key dimensions and sinks the others.

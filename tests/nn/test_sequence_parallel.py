@@ -39,6 +39,7 @@ RULES: list[dict[str, Any]] = [
     {"update_rule": "delta", "delta_normaliser": "current"},
     {"update_rule": "linear", "memory_decay": 100.0},
     {"update_rule": "delta", "memory_decay": 100.0},
+    {"update_rule": "delta", "input_gate": "sigmoid"},
 ]
 SIZES: dict[str, Any] = {"n_heads": 4, "d_model": 16, "n_kv_heads": 2, "d_value": 4}
 SEGMENTS = {1: [8], 2: [3, 5], 4: [1, 3, 2, 2]}

@@ -121,6 +121,8 @@ def oracle_layer(
         rope_base=layer.rope_base,
         bias_HN=by_distance(layer),
         decay_G=None if layer.decay is None else torch.sigmoid(layer.decay),
+        input_weight_GK=layer.input_weight,
+        input_bias_G=layer.input_bias,
         **call,
     )
     return a_BTHV.flatten(2) @ layer.o_proj.weight.T, m, z
@@ -256,6 +258,7 @@ def _variants() -> list[dict[str, Any]]:
                 made = [{**each, key: value} for each in made for value in typing.get_args(hints[key])]
         if "memory_decay" in hints:
             made.append({**made[0], "memory_decay": 100.0})
+            made.append({**made[0], "input_gate": "sigmoid"})
         found += made
     return found
 
@@ -269,7 +272,8 @@ def variant_id(options: dict[str, Any]) -> str:
     """The test id of a variant."""
     of_llm = ("memory", "update_rule", "window") if options["name"] == "llm" else ()
     named = [str(options[key]) for key in ("name", *of_llm, *ARITHMETIC) if key in options]
-    return "-".join([*named, *["decay"] * bool(options.get("memory_decay"))])
+    added = {"decay": "memory_decay", "input": "input_gate"}
+    return "-".join([*named, *(word for word, key in added.items() if options.get(key))])
 
 
 LAYERS: dict[str, Callable[..., LocalAttention]] = {
@@ -310,8 +314,8 @@ def make_model(options: dict[str, Any], dtype: torch.dtype = torch.float64, **di
     if options["name"] == "llm" and dtype == torch.float64:
         with_exact_norms(model)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith("input_weight"):
                 parameter.add_(torch.randn_like(parameter), alpha=0.5)
     return model.to(dtype).eval()
 

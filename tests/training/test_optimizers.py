@@ -162,9 +162,11 @@ def test_adafactor_goes_on_from_what_was_saved() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "infini_delta with an input gate"])
 def test_every_parameter_is_in_exactly_one_group(name: str, tied: bool) -> None:
-    model = build_model({"name": name, "tie_embeddings": tied}, tiny_dims(), VOCABULARY)
+    name, _, gate = name.partition(" with ")
+    options = {"input_gate": "sigmoid"} if gate else {}
+    model = build_model({"name": name, "tie_embeddings": tied, **options}, tiny_dims(), VOCABULARY)
     config = optimizer_config()
     by_name = {group["name"]: group for group in configured_groups(model, config)}
     grouped = [id(parameter) for group in by_name.values() for parameter in group["params"]]
@@ -178,7 +180,8 @@ def test_every_parameter_is_in_exactly_one_group(name: str, tied: bool) -> None:
     flat = {key for key, parameter in model.named_parameters() if parameter.dim() == 1}
     flat -= members("gates") | members("biases")
     assert members("biases") == {key for key in names if key.endswith(".bucket_bias")}
-    assert members("gates") == {key for key in names if key.endswith(".beta")}
+    assert members("gates") == {key for key in names if key.endswith((".beta", ".input_weight", ".input_bias"))}
+    assert any("input" in key for key in members("gates")) == bool(gate)
     assert members("others") == flat | {key for key in names if "embedding" in key}
     assert {key for key in names if "norm" in key} <= flat
     assert members("matrices") == {key for key in names if key.endswith("_proj.weight")}

@@ -8,6 +8,7 @@ import torch
 from helpers import SEGMENT, make_model, random_ids
 
 from infini.config.compose import compose
+from infini.nn.ops.reference import input_gate as input_gate_by_oracle
 from infini.nn.ops.reference import sigma
 from infini.nn.protocols import recorded
 from infini.training.additions.length_extension import extended_call, extended_in_two_calls
@@ -21,9 +22,12 @@ def recorded_penalty(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch
     return penalty(model, keys, mask)
 
 
+@pytest.mark.parametrize("input_gate", [None, "sigmoid"])
 @pytest.mark.parametrize("n_kv_heads", [None, 1])
-def test_the_penalty_is_the_mean_log_of_what_is_written_weighted_by_gates(n_kv_heads: int | None) -> None:
-    model = make_model({"name": "infini_linear"}, n_kv_heads=n_kv_heads).double()
+def test_the_penalty_is_the_mean_log_of_what_is_written_weighted_by_gates(
+    n_kv_heads: int | None, input_gate: str | None
+) -> None:
+    model = make_model({"name": "infini_linear", "input_gate": input_gate}, n_kv_heads=n_kv_heads).double()
     ids = random_ids(2, 2 * SEGMENT)
     mask = torch.ones(ids.shape, dtype=torch.bool)
     mask[1, -3:] = False
@@ -44,8 +48,11 @@ def test_the_penalty_is_the_mean_log_of_what_is_written_weighted_by_gates(n_kv_h
             shared = head // (attention.n_heads // attention.n_kv_heads)
             logs = []
             for row in range(2):
-                tokens = [token for token in range(ids.shape[1]) if mask[row, token]]
-                logs += [math.log(sigma(k[row, token, shared]).mean().item()) for token in tokens]
+                written = sigma(k[row, :, shared]).mean(-1)
+                if input_gate:
+                    gate = (attention.input_weight[shared], attention.input_bias[shared])
+                    written = written * input_gate_by_oracle(k[row, :, shared], *gate)
+                logs += [math.log(written[token].item()) for token in range(ids.shape[1]) if mask[row, token]]
             total += g * sum(logs) / len(logs)
             weight += g
     assert found.item() == pytest.approx(total / weight, rel=1e-6)

@@ -45,10 +45,11 @@ def read_and_mix(
 
 
 class BlockSums:
-    """infini.nn.ops.memory.Sums of keys [B, S, N, G, K] (before sigma), values [B, S, N, G, V] and write weights."""
+    """infini.nn.ops.memory.Sums of keys [B, S, N, G, K] (before sigma), values [B, S, N, G, V] and write weights,
+    broadcastable to [B, S, N, G]."""
 
-    def __init__(self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, weight_BSN: torch.Tensor | None) -> None:
-        self.operands = k_BSNGK, v_BSNGV, weight_BSN
+    def __init__(self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, weight_BSNG: torch.Tensor | None) -> None:
+        self.operands = k_BSNGK, v_BSNGV, None if weight_BSNG is None else weight_BSNG.expand(k_BSNGK.shape[:4])
 
     def added(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """See infini.nn.ops.memory.Sums."""
@@ -140,7 +141,7 @@ class _Added(torch.autograd.Function):
         d_m, d_z = (k.new_empty(shape, dtype=dtype) for shape in ((B, S, G, K, v.shape[4]), (B, S, G, K)))
         with without_autocast(k):
             for b, s, g in _heads(k):
-                written = _written(_sigma(k[b, s, :, g]), weight, b, s)
+                written = _written(_sigma(k[b, s, :, g]), weight, (b, s, g))
                 d_m[b, s, g] = written.T @ v[b, s, :, g]
                 d_z[b, s, g] = written.sum(0, dtype=dtype)
         return d_m, d_z
@@ -149,16 +150,16 @@ class _Added(torch.autograd.Function):
     def backward(ctx: Any, g_m: torch.Tensor, g_z: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         k, v, weight = ctx.saved_tensors
         d_k, d_v = k.new_empty(k.shape), v.new_empty(v.shape)
-        d_weight = None if weight is None else torch.zeros_like(weight)
+        d_weight = None if weight is None else weight.new_empty(weight.shape)
         with without_autocast(k):
             for b, s, g in _heads(k):
                 sk = _sigma(k[b, s, :, g])
                 of_m = g_m[b, s, g].to(sk.dtype)
-                d_v[b, s, :, g] = _written(sk, weight, b, s) @ of_m
+                d_v[b, s, :, g] = _written(sk, weight, (b, s, g)) @ of_m
                 d_written = (v[b, s, :, g] @ of_m.T).to(g_m.dtype).add_(g_z[b, s, g])
                 if weight is not None and d_weight is not None:
-                    d_weight[b, s] += (d_written * sk).sum(-1)
-                    d_written.mul_(weight[b, s, :, None])
+                    d_weight[b, s, :, g] = (d_written * sk).sum(-1)
+                    d_written.mul_(weight[b, s, :, g, None])
                 d_k[b, s, :, g] = d_written.mul_(sk.clamp_(max=1))
         return d_k, d_v, d_weight, None
 
@@ -175,14 +176,14 @@ class _Erased(torch.autograd.Function):
             for b, s, g in _heads(k):
                 sk = _sigma(k[b, s, :, g])
                 share = written[b, s, g] / _normaliser(sk, z[b, s, g])
-                a[b, s, g] = _written(sk, weight, b, s).T @ (sk * share).to(sk.dtype)
+                a[b, s, g] = _written(sk, weight, (b, s, g)).T @ (sk * share).to(sk.dtype)
         return a
 
     @staticmethod
     def backward(ctx: Any, g_a: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         k, weight, z, written = ctx.saved_tensors
         d_k, d_z = k.new_empty(k.shape), torch.empty_like(z)
-        d_weight = None if weight is None else torch.zeros_like(weight)
+        d_weight = None if weight is None else weight.new_empty(weight.shape)
         with without_autocast(k):
             for b, s, g in _heads(k):
                 sk = _sigma(k[b, s, :, g])
@@ -194,8 +195,8 @@ class _Erased(torch.autograd.Function):
                 of_share = (d_sk * sk).sum(-1, keepdim=True) / 2
                 factor = share
                 if weight is not None and d_weight is not None:
-                    d_weight[b, s] += (of_share * share)[:, 0]
-                    factor, of_share = share * weight[b, s, :, None], of_share * weight[b, s, :, None]
+                    d_weight[b, s, :, g] = (of_share * share)[:, 0]
+                    factor, of_share = share * weight[b, s, :, g, None], of_share * weight[b, s, :, g, None]
                 d_n = (-(of_share * share) / n).masked_fill_(n <= SMALLEST_NORMALISER, 0)
                 d_z[b, s, g] = d_n[:, 0] @ sk.to(z.dtype)
                 d_sk.mul_(factor).addcmul_(d_n, z[b, s, g])
@@ -203,6 +204,7 @@ class _Erased(torch.autograd.Function):
         return d_k, d_weight, d_z, None
 
 
-def _written(sk_NK: torch.Tensor, weight_BSN: torch.Tensor | None, b: int, s: int) -> torch.Tensor:
-    """sigma(k) times the write weights of its tokens."""
-    return sk_NK if weight_BSN is None else (sk_NK * weight_BSN[b, s, :, None]).to(sk_NK.dtype)
+def _written(sk_NK: torch.Tensor, weight_BSNG: torch.Tensor | None, at: tuple[int, int, int]) -> torch.Tensor:
+    """sigma(k) of a head of a segment times the write weights of its tokens. at: row, segment, head."""
+    b, s, g = at
+    return sk_NK if weight_BSNG is None else (sk_NK * weight_BSNG[b, s, :, g, None]).to(sk_NK.dtype)

@@ -70,6 +70,12 @@ def update_delta(
     return m_KV + s.T @ (v_NV - known), z_K + s.sum(0)
 
 
+def input_gate(k_NK: torch.Tensor, weight_K: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """sigmoid(a . k / |k| + b) of each token, whose logit is at least -20 (not in the paper)."""
+    logits = [torch.dot(weight_K, k / k.square().sum().sqrt()) + bias for k in k_NK]
+    return torch.stack([1 / (1 + torch.exp(-x if x > -20 else k_NK.new_tensor(20.0))) for x in logits])
+
+
 def infini_attention(
     q_BTHK: torch.Tensor,
     k_BTGK: torch.Tensor,
@@ -85,12 +91,15 @@ def infini_attention(
     write_weight_BT: torch.Tensor | None = None,
     reset_BT: torch.Tensor | None = None,
     decay_G: torch.Tensor | None = None,
+    input_weight_GK: torch.Tensor | None = None,
+    input_bias_G: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A [B, T, H, V] (Eq. 6) of whole documents, and M [B, G, K, V], z [B, G, K] after the last complete segment.
 
     The memory is empty at first. Resets must be at segment boundaries. bias_HN: the bias of each head and distance that
     is added to the scores in place of rotary positions. decay_G: what remains of M and z of each key-value head after a
-    segment (not in the paper). Default: all.
+    segment (not in the paper). Default: all. input_weight_GK, input_bias_G: of the input gate (not in the paper), which
+    multiplies the write weights. Default: none.
     """
     B, T, H, K = q_BTHK.shape
     G, V = k_BTGK.shape[2], v_BTGV.shape[3]
@@ -124,11 +133,13 @@ def infini_attention(
                 break
             weight = q_BTHK.new_ones(segment_length) if write_weight_BT is None else write_weight_BT[b, start:stop]
             for g in range(G):
-                k, v = k_BTGK[b, start:stop, g], v_BTGV[b, start:stop, g]
+                k, v, own = k_BTGK[b, start:stop, g], v_BTGV[b, start:stop, g], weight
+                if input_weight_GK is not None and input_bias_G is not None:
+                    own = weight * input_gate(k, input_weight_GK[g], input_bias_G[g])
                 if update_rule == "linear":
-                    m[g], z[g] = update_linear(m[g], z[g], k, v, weight)
+                    m[g], z[g] = update_linear(m[g], z[g], k, v, own)
                 else:
-                    m[g], z[g] = update_delta(m[g], z[g], k, v, weight, empty)
+                    m[g], z[g] = update_delta(m[g], z[g], k, v, own, empty)
                 if decay_G is not None:
                     m[g], z[g] = decay_G[g] * m[g], decay_G[g] * z[g]
             empty = False

@@ -84,9 +84,7 @@ def writes_by_oracle(gate: Any, k_TK: torch.Tensor, g: int) -> torch.Tensor:
     """Of each token of key-value head g, the factor on what it writes."""
     if not gate.settings.input_gate:
         return k_TK.new_ones(len(k_TK))
-    weight, bias = gate.input_weight[g].double(), gate.input_bias[g].double()
-    logits = [torch.dot(weight, k / k.square().sum().sqrt()) + bias for k in k_TK]
-    return torch.stack([1 / (1 + torch.exp(-x if x > -20 else k_TK.new_tensor(20.0))) for x in logits])
+    return reference.input_gate(k_TK, gate.input_weight[g].double(), gate.input_bias[g].double())
 
 
 def layer_by_oracle(model: Any, embeds_BTD: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
