@@ -15,7 +15,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from infini.config.schema import OF_REPORTS, PLACES, SHOWN, TRAINED, groups
+from infini.config.schema import OF_REPORTS, PLACES, SHOWN, TRAINED, groups, settings_in
 from infini.errors import InputError, did_you_mean, require
 from infini.report.tables import RenderedReport, Table
 
@@ -37,6 +37,15 @@ class OwnVerb:
     """Keys that it does not read although a pattern covers them."""
     module: str = ""
     """Module with a function of the verb's name that does the work; empty: the verb's own module does it."""
+
+
+def usual_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key -> value of the options with which the model of a run's configuration is shipped: those of a row that
+    does not set them. Without options that the run, which may be older, does not have, and those that follow others."""
+    model = config.get("model", {})
+    shipped = settings_in("model", str(model.get("name")))
+    own = {key: value for key, value in shipped.items() if key in model and not str(value).startswith("${")}
+    return {f"model.{key}": value for key, value in own.items()}
 
 
 def values_of(settings: Iterable[str]) -> dict[str, Any]:

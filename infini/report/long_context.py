@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from infini.config.lengths import format_length, parse_lengths
 from infini.records import RunRecord, value_at
 from infini.report.intervals import effective_trials, proportion_interval
-from infini.report.kind import REPRODUCED, OwnVerb, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
 from infini.report.selection import Drawings, RowsOfOneTask, Selection, cells_with_most, select_sources
 from infini.report.tables import (
     DASH,
@@ -74,9 +74,10 @@ class LongContextReport(RowsOfOneTask):
         config = {} if training is None else training.config
 
         def fits(row: LongContextRow) -> bool:
+            asked = usual_options(run.config) | values_of(row.settings)
             return (
                 (row.model, row.trained_on) == (run.model, learned)
-                and all(value_at(run.config, key) == value for key, value in values_of(row.settings).items())
+                and all(value_at(run.config, key) == value for key, value in asked.items())
                 and all(value_at(config, key) == value for key, value in values_of(row.training).items())
             )
 

@@ -12,7 +12,7 @@ from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths,
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
-from infini.report.kind import REPRODUCED, OwnVerb, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
 from infini.report.selection import Drawings, RowsOfOneTask, Selection, cells_with_most, select_sources
 from infini.report.tables import (
     DASH,
@@ -151,25 +151,24 @@ class PasskeyReport(RowsOfOneTask):
         """What keeps a training with the configuration `training` from being the one that a row declares."""
         row, recipe = self.rows[name], training.get("recipe", {})
         usual = f"{row.start}_{scale}" if row.start else ""
-        frozen = value_at(training, "optimizer.gate_lr") == 0
         shown = {
             "model": model,
             "recipe": recipe.get("name"),
             "extended": recipe.get("length_extension") is not None,
             "sparse": bool(recipe.get("sparse_writes")),
-            "frozen_gates": frozen,
+            "frozen_gates": value_at(training, "optimizer.gate_lr") == 0,
         }
         wanted = {key: getattr(row, key) for key in shown}
         wanted["recipe"] = row.recipe.format(scale=scale) if row.recipe else usual
         found = _differences(shown, wanted)
-        if frozen and value_at(training, "model.gate_init") != "zeros":
-            found.append("its gates are frozen at another value than 0.5")
         start = row.start if row.recipe else ""
         if start not in self._starts_of(training, scale, known):
             found.append(f"its training began with other weights than the row's ({start or 'fresh ones'})")
         of_task = training.get("task", {}).get("name") not in PRETRAINING
-        taught = {f"task.{key}": value for key, value in STANDARD.items()} if of_task else {}
-        return found + _differences(training, taught | values_of(row.overrides))
+        declared = {f"task.{key}": value for key, value in STANDARD.items()} if of_task else {}
+        frozen_at = {"model.gate_init": "zeros"} if row.frozen_gates else {}
+        declared |= usual_options(training) | frozen_at | values_of(row.overrides)
+        return found + _differences(training, declared)
 
     def _starts_of(self, training: Mapping[str, Any], scale: str, known: Selection) -> set[str]:
         """What a training started from, as rows name it; empty if its record is missing."""

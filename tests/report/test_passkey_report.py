@@ -118,6 +118,14 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
     [
         ({"asked": {"task.digits": 8}}, "it is not 'Linear, scratch, penalty on writes': task.digits=8, the row has 5"),
         ({"trained": {"optimizer.gate_lr": 0, "model.gate_init": "zeros"}}, "frozen_gates=True, the row has False"),
+        *(
+            ({"trained": {f"model.{key}": value}}, f"model.{key}={value}, the row has {usual}")
+            for key, value, usual in (
+                ("memory_decay", 16, None),
+                ("input_gate", "sigmoid", None),
+                ("gate_init", "zeros", "specialised"),
+            )
+        ),
         ({"asked": {"dims.segment_length": 64}}, "dims.segment_length=64, its training has 128"),
         ({"trained": {"init_from": "lost"}}, "its training began with other weights than the row's (fresh ones)"),
         ({"model": "rmt"}, "no row has model=rmt"),
