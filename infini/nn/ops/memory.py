@@ -195,6 +195,8 @@ def decay_logits(heads: int, longest: float) -> torch.Tensor:
 SMALLEST_INPUT = -20.0
 """Lower bound of the logits of an input gate. Ten million tokens that are written with exp(-20) weigh as much as a
 fiftieth of one token that is written with 1."""
+SMALLEST_KEY = 1e-12
+"""Lower bound of |k|, by which an input gate divides."""
 
 
 def input_gate(k_BSGNK: torch.Tensor, weight_GK: torch.Tensor, bias_G: torch.Tensor) -> torch.Tensor:
@@ -203,9 +205,10 @@ def input_gate(k_BSGNK: torch.Tensor, weight_GK: torch.Tensor, bias_G: torch.Ten
 
     Keys are normalised because their size differs from model to model.
     """
-    unit = torch.nn.functional.normalize(k_BSGNK, dim=-1)
-    logit_BSGN = (unit @ weight_GK[..., None])[..., 0] + bias_G[:, None]
-    return torch.sigmoid(logit_BSGN.clamp(min=SMALLEST_INPUT))
+    # A row times a matrix, as in _Normaliser. A key of zeros, as of padding, has the logit b.
+    along_BSGN = (weight_GK[:, None] @ k_BSGNK.transpose(-1, -2))[..., 0, :]
+    size_BSGN = torch.linalg.vector_norm(k_BSGNK, dim=-1).clamp(min=SMALLEST_KEY)
+    return torch.sigmoid((along_BSGN / size_BSGN + bias_G[:, None]).clamp(min=SMALLEST_INPUT))
 
 
 def scan(
