@@ -288,43 +288,40 @@ def written_records() -> Iterator[list[str]]:
         _LISTENING[:] = [other for other in _LISTENING if other is not written]
 
 
-_KEPT: list[dict[Path, tuple[tuple[int, int, int], RunRecord]]] = []
-"""What keep_read is open with: path -> identity of the file, record."""
+_KEPT: dict[Path, tuple[tuple[int, int, int], RunRecord]] | None = None
+"""Inside keep_read: path -> identity of the file, record."""
 
 
 @contextmanager
-def keep_read() -> Iterator[None]:
-    """Inside the block a record is read from disk once; `drop_read` gives its memory back.
+def keep_read(keep: bool = True) -> Iterator[None]:
+    """Inside the block a record is read from disk once. With keep=False nothing is kept inside the block, and what was
+    kept before it is dropped: a run does not hold records that it does not need.
 
     For a table of many cells, each of which looks through all records. Nothing may change a record that it was given.
     """
-    _KEPT.append({})
+    global _KEPT
+    before = _KEPT is not None
+    _KEPT = {} if keep else None
     try:
         yield
     finally:
-        _KEPT.pop()
-
-
-def drop_read() -> None:
-    """Give back the memory of records that are kept, so that a run does not start with it."""
-    for kept in _KEPT:
-        kept.clear()
+        _KEPT = {} if before else None
 
 
 def read_record(path: str | Path) -> RunRecord:
     """Read one record. Raises InputError where the file cannot be read, is damaged, or is not named after its run."""
     path = Path(path)
-    if not _KEPT:
+    if _KEPT is None:
         return _read(path)
     try:
         status = path.stat()
     except OSError as error:
         raise InputError(f"{path}: damaged run record: {error}") from error
     identity = status.st_ino, status.st_size, status.st_mtime_ns
-    was, record = _KEPT[-1].get(path, (None, None))
+    was, record = _KEPT.get(path, (None, None))
     if record is None or was != identity:
         record = _read(path)
-        _KEPT[-1][path] = identity, record
+        _KEPT[path] = identity, record
     return record
 
 

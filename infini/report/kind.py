@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, ge
 
 from infini.config.schema import OF_REPORTS, PLACES, SHOWN, TRAINED, groups, settings_in
 from infini.errors import InputError, did_you_mean, require
+from infini.records import value_at
 from infini.report.tables import RenderedReport, Table
 
 FINISHED_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir", *SHOWN)
@@ -40,12 +41,27 @@ class OwnVerb:
 
 
 def usual_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted key -> value of the options with which the model of a run's configuration is shipped: those of a row that
-    does not set them. Without options that the run, which may be older, does not have, and those that follow others."""
-    model = config.get("model", {})
-    shipped = settings_in("model", str(model.get("name")))
-    own = {key: value for key, value in shipped.items() if key in model and not str(value).startswith("${")}
-    return {f"model.{key}": value for key, value in own.items()}
+    """Dotted key -> value of the options with which the model of a configuration is shipped: those of a row that does
+    not set them. Without options that the configuration, which may be older, does not have. Of a pretrained model only
+    the additions to its memory; none of a base that may have been injected with them."""
+    model, found = config.get("model", {}), {}
+    shipped = _shipped_options(str(model.get("name")))
+    if "base" in model:
+        shipped = {key: shipped[key] for key in _ADDITIONS if model["base"] == shipped["base"]}
+    for key, value in shipped.items():
+        reference = str(value)[2:-1] if str(value).startswith("${") else ""
+        usual = value_at(config, reference) if reference else value
+        if key in model and not (reference and usual is None):
+            found[f"model.{key}"] = usual
+    return found
+
+
+_ADDITIONS = ("memory_decay", "input_gate")
+
+
+@cache
+def _shipped_options(model: str) -> dict[str, Any]:
+    return settings_in("model", model)
 
 
 def values_of(settings: Iterable[str]) -> dict[str, Any]:

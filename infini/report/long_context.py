@@ -74,11 +74,13 @@ class LongContextReport(RowsOfOneTask):
         config = {} if training is None else training.config
 
         def fits(row: LongContextRow) -> bool:
-            asked = usual_options(run.config) | values_of(row.settings)
+            of_training = values_of(row.training)
+            of_model = {key: value for key, value in of_training.items() if key.startswith("model.")}
+            asked = usual_options(run.config) | of_model | values_of(row.settings)
             return (
                 (row.model, row.trained_on) == (run.model, learned)
                 and all(value_at(run.config, key) == value for key, value in asked.items())
-                and all(value_at(config, key) == value for key, value in values_of(row.training).items())
+                and all(value_at(config, key) == value for key, value in of_training.items())
             )
 
         return next((name for name, row in self.rows.items() if fits(row)), None)

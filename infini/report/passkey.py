@@ -81,6 +81,13 @@ class PasskeyRow:
     """Length -> start/middle/end in per cent, as printed."""
 
 
+def declared_options(row: PasskeyRow, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key -> value of a row's own settings, and of the options of its model that it leaves as they are shipped.
+    config: of a training of that model."""
+    frozen_at = {"model.gate_init": "zeros"} if row.frozen_gates else {}
+    return usual_options(config) | frozen_at | values_of(row.overrides)
+
+
 @dataclass(frozen=True)
 class PasskeyReport(RowsOfOneTask):
     """Table 3, as `conf/report/table3_passkey.yaml` declares it."""
@@ -127,7 +134,7 @@ class PasskeyReport(RowsOfOneTask):
         if run.parent is None:
             found = _differences({"model": run.model}, {"model": row.model})
             found += ["the row is trained, it is not"] if row.start or row.recipe else []
-            found += _differences(run.config, values_of(row.overrides))
+            found += _differences(run.config, declared_options(row, run.config))
         else:
             found = self._misfits_of_training(name, run.model, training, run.scale, known)
         # No row is asked with another segment length than its training's, or stops before the last training stage.
@@ -166,9 +173,7 @@ class PasskeyReport(RowsOfOneTask):
             found.append(f"its training began with other weights than the row's ({start or 'fresh ones'})")
         of_task = training.get("task", {}).get("name") not in PRETRAINING
         declared = {f"task.{key}": value for key, value in STANDARD.items()} if of_task else {}
-        frozen_at = {"model.gate_init": "zeros"} if row.frozen_gates else {}
-        declared |= usual_options(training) | frozen_at | values_of(row.overrides)
-        return found + _differences(training, declared)
+        return found + _differences(training, declared | declared_options(row, training))
 
     def _starts_of(self, training: Mapping[str, Any], scale: str, known: Selection) -> set[str]:
         """What a training started from, as rows name it; empty if its record is missing."""

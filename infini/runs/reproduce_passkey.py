@@ -9,9 +9,10 @@ from typing import Any
 
 from infini.config.compose import compose
 from infini.config.lengths import parse_depths, parse_lengths
-from infini.config.schema import Config
+from infini.config.schema import Config, key_of
+from infini.errors import InputError
 from infini.records import RunRecord, value_at
-from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow
+from infini.report.passkey import PRETRAINING, PasskeyReport, PasskeyRow, declared_options
 from infini.report.selection import rows_of_models
 from infini.runs.common import check_data, find_training
 from infini.runs.estimate import describe_time
@@ -86,12 +87,24 @@ def reproduce(
     own = {name: _own(report.rows[name]) if name in report.rows else [] for name in made}
     settle(own, {name: _learns_prompts(report, report.rows[name]) for name in rows}, overrides, worker.console)
     for job in jobs:
-        compose(job.overrides(None))
+        _refuse_other_options(report, job, compose(job.overrides(None)))
         if job.row.start in PRETRAINING:
             check_data(compose(job.pretraining()))
     if not worker.planning and (said := _time_left(jobs)) is not None:
         worker.console.print(said, markup=False, highlight=False, soft_wrap=True)
     run_jobs([(f"{job.row.title}, seed {job.seed}", partial(_fill, report, job, worker)) for job in jobs], worker)
+
+
+def _refuse_other_options(report: PasskeyReport, job: _Job, cfg: Config) -> None:
+    """Raise InputError for an option of the model on the command line with which a run would fill no cell."""
+    for key in {key_of(text) for text in job.asked}:
+        wanted = declared_options(job.row, asdict(cfg)).get(key)
+        if key.startswith("model.") and "base" not in cfg.model and (now := value_at(asdict(cfg), key)) != wanted:
+            has = "null" if wanted is None else wanted
+            raise InputError(
+                f"{key}={now}: row {job.row.title!r} of report={report.name} has {has}; leave it out, or take "
+                "infini train and infini eval"
+            )
 
 
 def _learns_prompts(report: PasskeyReport, row: PasskeyRow) -> bool:

@@ -105,8 +105,8 @@ class Worker:
             try:
                 if (found := find()) is not None:
                     return found
-                records.drop_read()
-                return make()
+                with records.keep_read(False):
+                    return make()
             finally:
                 path.unlink(missing_ok=True)
 
@@ -144,9 +144,10 @@ class Worker:
                 said = waiting
                 self.console.print(f"waiting for other processes, which run {said}", highlight=False)
             left = []
-            while busy and not left:
-                time.sleep(SECONDS_BETWEEN)
-                left = [number for number, path in busy.items() if not is_locked(path)]
+            with records.keep_read(False):
+                while busy and not left:
+                    time.sleep(SECONDS_BETWEEN)
+                    left = [number for number, path in busy.items() if not is_locked(path)]
         return [done[number] for number in range(len(jobs))]
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from helpers import (
+    SEGMENT,
     TOLERANCE,
     assert_close,
     assert_on,
@@ -70,6 +71,23 @@ def test_an_input_gate_begins_without_effect(rule: str) -> None:
     (y, state), (expected, before) = gated(x), layer(x)
     assert_close(y, expected, TOLERANCE[torch.float64], "outputs: one factor for all tokens")
     assert_close(state.layers[0].memory.m_BGKV, before.layers[0].memory.m_BGKV / 2, TOLERANCE[torch.float64], "M")
+
+
+@pytest.mark.parametrize("rule", ["linear", "delta"])
+def test_an_input_gate_gives_keys_of_zeros_no_gradient(rule: str) -> None:
+    """A key's direction would be divided by almost 0: the gradient was ten million times that without a gate."""
+    x = inputs(1, 3 * SEGMENT).float()
+    x[:, 2:5] = 0
+    found = []
+    for gate in (None, "sigmoid"):
+        layer = make_layer(update_rule=rule, input_gate=gate).float()
+        given = x.clone().requires_grad_()
+        layer(given)[0].square().sum().backward()
+        found.append(given.grad.abs().max().item())
+        assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    assert found[1] < 100 * found[0]
+    zeros = torch.zeros(1, 1, 2, layer.d_key)
+    assert torch.equal(layer.write_weights(zeros)[0, 0], torch.sigmoid(layer.input_bias))
 
 
 @pytest.mark.parametrize("half", ["autocast", "weights"])

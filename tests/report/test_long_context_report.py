@@ -79,11 +79,30 @@ def test_a_model_as_it_is_and_a_trained_one_are_two_rows() -> None:
         evaluation(5, answered(5, 10), parent="missing"),
         evaluation(6, answered(6, 10), model={**MEMORY, "memory": "none"}),
         evaluation(7, answered(7, 10), task="passkey"),
+        # Of no row either: an addition to the memory that no row has.
+        evaluation(8, answered(8, 10), model={**MEMORY, "memory_decay": 4, "input_gate": None}),
+        evaluation(9, answered(9, 10), model={**MEMORY, "memory_decay": None, "input_gate": "sigmoid"}),
     ]
     assert {title: cells[0][:2] for title, cells in shown(report_of(), runs).items()} == {
         "Base": "30",
         "Linear": "10",
         "Linear, trained": "20",
+    }
+
+
+def test_a_row_sets_an_addition_itself_or_its_base_was_injected_with_it() -> None:
+    added = {**MEMORY, "memory_decay": 4, "input_gate": None}
+    training = make_train("llm", 1, task="continual", run_id="t", config={"model": added, "recipe": {"steps": 32}})
+    of_training = {**ROWS["trained"], "training": ["recipe.steps=32", "model.memory_decay=4"]}
+    runs = [
+        training,
+        evaluation(1, answered(1, 10), model=added, parent="t"),
+        evaluation(2, answered(2, 10), model={**added, "base": "a folder"}),
+    ]
+    report = report_of(rows={**ROWS, "trained": of_training})
+    assert {title: cells[0][:2] for title, cells in shown(report, runs).items() if title != "Base"} == {
+        "Linear": "20",
+        "Linear, trained": "10",
     }
 
 

@@ -126,6 +126,7 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
                 ("gate_init", "zeros", "specialised"),
             )
         ),
+        ({"trained": {"model.positions": "t5", "task.positions": "rotary"}}, "model.positions=t5, the row has rotary"),
         ({"asked": {"dims.segment_length": 64}}, "dims.segment_length=64, its training has 128"),
         ({"trained": {"init_from": "lost"}}, "its training began with other weights than the row's (fresh ones)"),
         ({"model": "rmt"}, "no row has model=rmt"),

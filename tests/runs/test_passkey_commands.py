@@ -327,3 +327,14 @@ def test_publish_takes_the_examples_along(
     assert records.record_path(tmp_path / "published", evaluated.run_id).with_suffix(".jsonl").is_file()
     table = (tmp_path / "published" / "tables" / "table3_passkey_laptop.md").read_text()
     assert evaluated.run_id in table
+
+
+def test_an_option_with_which_a_run_would_fill_no_cell_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    for option, has in (("model.memory_decay=16", "null"), ("model.input_gate=sigmoid", "null")):
+        _, error = infini(capfd, "reproduce", "report=table3_passkey", "seed=1", option, "plan=true", code=2)
+        assert error.splitlines() == [
+            f"infini: error: {option}: row 'Linear, scratch, length extension' of report=table3_passkey has {has}; "
+            "leave it out, or take infini train and infini eval"
+        ]
+    frozen = ["report=table3_passkey", "report.run=[linear_frozen]", "seed=1", "plan=true"]
+    infini(capfd, "reproduce", *frozen, "model.gate_init=zeros", "model.memory_decay=null")

@@ -244,16 +244,24 @@ def test_the_cells_of_a_table_read_each_record_once(
     assert sorted(read) == sorted(2 * [record.run_id for record in infini.records()])
 
 
-def test_a_run_starts_without_the_records_that_its_table_has_read(tmp_path: Path) -> None:
-    """They would be part of its peak of memory."""
+def test_a_run_holds_no_records_that_its_table_has_read(tmp_path: Path) -> None:
+    """They would be part of its peak of memory. A training reads all trainings, to see whether one diverged."""
     cfg = compose([f"results_dir={tmp_path}"])
     path = records.write_record(make_train("local", 1), tmp_path)
     worker = Worker(Console(quiet=True))
 
+    def made() -> RunRecord:
+        first = records.read_record(path)
+        assert records.read_record(path) is not first
+        return first
+
     def job() -> RunRecord:
         first = records.read_record(path)
         assert records.read_record(path) is first
-        assert worker.make("train", cfg, None, lambda: None, lambda: records.read_record(path)) is not first
+        of_run = worker.make("train", cfg, None, lambda: None, made)
+        again = records.read_record(path)
+        assert first is not of_run is not again is not first
+        assert records.read_record(path) is again
         # A record that was written again is read again.
         changed = replace(first, seed=7)
         records.write_record(changed, tmp_path)

@@ -196,7 +196,7 @@ SMALLEST_INPUT = -20.0
 """Lower bound of the logits of an input gate. Ten million tokens that are written with exp(-20) weigh as much as a
 fiftieth of one token that is written with 1."""
 SMALLEST_KEY = 1e-12
-"""Lower bound of |k|, by which an input gate divides."""
+"""Keys with a smaller |k| count as zeros in an input gate."""
 
 
 def input_gate(k_BSGNK: torch.Tensor, weight_GK: torch.Tensor, bias_G: torch.Tensor) -> torch.Tensor:
@@ -205,10 +205,13 @@ def input_gate(k_BSGNK: torch.Tensor, weight_GK: torch.Tensor, bias_G: torch.Ten
 
     Keys are normalised because their size differs from model to model.
     """
-    # A row times a matrix, as in _Normaliser. A key of zeros, as of padding, has the logit b.
+    # A row times a matrix, as in _Normaliser.
     along_BSGN = (weight_GK[:, None] @ k_BSGNK.transpose(-1, -2))[..., 0, :]
-    size_BSGN = torch.linalg.vector_norm(k_BSGNK, dim=-1).clamp(min=SMALLEST_KEY)
-    return torch.sigmoid((along_BSGN / size_BSGN + bias_G[:, None]).clamp(min=SMALLEST_INPUT))
+    size_BSGN = torch.linalg.vector_norm(k_BSGNK, dim=-1)
+    # A key of zeros has no direction: its logit is b, and it has no gradient, which would be divided by almost 0.
+    empty_BSGN = size_BSGN < SMALLEST_KEY
+    cosine_BSGN = along_BSGN.masked_fill(empty_BSGN, 0.0) / size_BSGN.masked_fill(empty_BSGN, 1.0)
+    return torch.sigmoid((cosine_BSGN + bias_G[:, None]).clamp(min=SMALLEST_INPUT))
 
 
 def scan(
