@@ -96,11 +96,13 @@ def draw_costs(
     unit: str,
     logarithmic: bool = False,
     marked: Mapping[str, str] | None = None,
+    by_line: bool = False,
 ) -> list[Path]:
     """Draw perplexity against a cost, if two rows or more have a point. Returns the paths.
 
     points: row -> its point. label: of the axis of costs. unit: of a cost, for the title. logarithmic: the axis of
-    costs also if it spans little. marked: row -> the row that the paper compares with it; an arrow joins them.
+    costs also if it spans little. marked: row -> the row that the paper compares with it; an arrow joins them. by_line:
+    as for scatter.
     """
     if len(points) < 2:
         return []
@@ -118,7 +120,7 @@ def draw_costs(
     arrows = [(a, b) for a, b in (marked or {}).items() if {a, b} <= points.keys()]
     if arrows:
         detail += ". Dotted arrows: what the paper's Table 2 compares"
-    return scatter(points, models, report.models, path, label, finding, detail, logarithmic, kinds, arrows)
+    return scatter(points, models, report.models, path, label, finding, detail, logarithmic, kinds, arrows, by_line)
 
 
 def _lowest(report: Report, selection: Selection, points: Mapping[str, Point], unit: str) -> str:
@@ -184,13 +186,16 @@ def scatter(
     logarithmic: bool = False,
     kinds: Mapping[str, str] | None = None,
     arrows: Iterable[tuple[str, str]] = (),
+    by_line: bool = False,
 ) -> list[Path]:
     """Draw the points, each with its name and bars from the best to the worst seed. The cost axis is logarithmic if it
     spans more than a factor of 20, or if asked for. A thin line joins the rows of one kind if their costs differ.
 
     models: row -> its model. kinds: row -> its kind; None: its model. arrows: pairs of rows that a dotted arrow joins.
+    by_line: of a line only the last point has a name, that of the first.
     """
     look, kinds = looks(models), models if kinds is None else kinds
+    names = {row: titles.get(row, row) for row in points}
     with new_figure(7.4, 4.2) as figure:
         axes = figure.add_subplot()
         for kind in dict.fromkeys(kinds.values()):
@@ -199,6 +204,10 @@ def scatter(
             if len({cost for cost, _ in joined}) == len(joined) > 1:
                 colour = look_of(models[of_kind[0]]).colour
                 axes.plot(*zip(*joined, strict=True), color=colour, linewidth=0.7, alpha=0.6)
+                if by_line:
+                    first, *_, last = sorted(of_kind, key=lambda row: points[row].cost)
+                    own_name = names[first]
+                    names = {row: name for row, name in names.items() if row not in of_kind} | {last: own_name}
         for start, end in arrows:
             tail, head = ((points[row].cost, points[row].perplexity) for row in (start, end))
             dotted = {"arrowstyle": "->", "linestyle": ":", "color": "0.35", "shrinkA": 5, "shrinkB": 5}
@@ -206,7 +215,7 @@ def scatter(
         for row, point in points.items():
             below, above = point.perplexity - point.lowest, point.highest - point.perplexity
             drawn = look[row].drawn | {"linestyle": "none", "markersize": 7, "elinewidth": 1.0, "capsize": 2.5}
-            axes.errorbar(point.cost, point.perplexity, [[below], [above]], label=titles.get(row, row), **drawn)
+            axes.errorbar(point.cost, point.perplexity, [[below], [above]], label=names.get(row), **drawn)
         if logarithmic:
             axes.set_xscale("log", base=2)
             ticks = sorted({point.cost for point in points.values()})
@@ -220,7 +229,9 @@ def scatter(
         several = any(point.lowest < point.highest for point in points.values())
         entitle(axes, finding, f"{detail}. Mean over seeds{'; bars: best and worst seed' * several}")
         named = [
-            Label(point.cost, point.perplexity, titles.get(row, row), look[row].colour) for row, point in points.items()
+            Label(point.cost, point.perplexity, names[row], look[row].colour)
+            for row, point in points.items()
+            if row in names
         ]
         if left := {one.text for one in label_points(axes, named)}:
             bars = [bar for bar in axes.containers if bar.get_label() in left]

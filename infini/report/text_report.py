@@ -300,6 +300,7 @@ class Report(RunReport):
                 unit="training tokens",
                 logarithmic=True,
                 marked=self.compared_in_paper,
+                by_line=True,
             ),
             "training": partial(draw_curves, selection, self.models, f"{self.title}: {corpus}, scale {scale}"),
         }

@@ -201,6 +201,17 @@ def test_rows_of_one_model_have_its_marker_each_filled_in_its_own_way(tmp_path: 
     assert list(joined.get_xdata()) == [1, 2, 3] and list(joined.get_ydata()) == [49, 48, 47]
 
 
+def test_a_line_has_one_name_at_its_end_if_asked_for(tmp_path: Path, drawn_axes: list[Any]) -> None:
+    costs_of = {"a": 1, "b": 4, "c": 3, "d": 2}
+    points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost) for row, cost in costs_of.items()}
+    models, titles = {"a": "rmt", "b": "local", "c": "rmt", "d": "rmt"}, {"a": "RMT", "c": "RMT, 3 times", "b": "Local"}
+    costs.scatter(points, models, titles, tmp_path / "figure", "numbers", "finding", "detail", by_line=True)
+    (axes,) = drawn_axes
+    # The names, then title and subtitle.
+    names = {text.get_text(): text.xy for text in axes.texts if text.get_text() in {*titles.values(), "d"}}
+    assert names == {"RMT": (3, 47), "Local": (4, 46)}
+
+
 def test_what_the_paper_compares_is_marked(tmp_path: Path, drawn_axes: list[Any]) -> None:
     """By an arrow from the one to the other where both have a point, and the words below the title say so."""
     selection, report = selected(), Report.from_config(report_settings())
