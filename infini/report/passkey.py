@@ -72,7 +72,8 @@ class PasskeyRow:
     frozen_gates: bool = False
     """Whether all gates stay at 0.5."""
     overrides: list[str] = field(default_factory=list)
-    """Further settings of the training, for example dims.segment_length=512 or task.digits=8."""
+    """Further settings of the training, for example dims.segment_length=512 or task.digits=8. Options of the model that
+    are not among them are those with which it is shipped."""
     lengths: list[str | int] = field(default_factory=list)
     """Lengths that `infini reproduce` asks, if not all of the report."""
     questions: dict[str, Any] = field(default_factory=dict)
