@@ -347,12 +347,17 @@ def test_the_unfair_comparison_on_the_page_is_that_of_its_table() -> None:
     assert (
         f"Linear has a perplexity of {linear} on books, {float(linear) / float(baseline):.2f} times Memorizing" in text
     )
-    local, cached = (
+    local, cached, delta = (
         row_of("tables/table2_budget_laptop.md", name).split("|")[3].strip()
-        for name in ("Local attention only, 16 times the tokens", "Transformer-XL, 4 times")
+        for name in (
+            "Local attention only, 16 times the tokens",
+            "Transformer-XL, 16 times",
+            "Linear + Delta, 16 times",
+        )
     )
     page = " ".join((ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8").split())
-    said = f"local attention alone has {local} with as many tokens, and Transformer-XL {cached} with four times the"
+    said = f"local attention alone has {local} with as many tokens, Transformer-XL {cached}, and Linear + Delta, "
+    said += f"at another learning rate, {delta}"
     assert said in text and said in page
 
 
