@@ -171,7 +171,7 @@ def in_cell(share: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Label:
-    """A text beside the point that it names."""
+    """A text beside the point that it names; empty for a point that has no name, but is not to be covered."""
 
     x: float
     y: float
@@ -229,7 +229,10 @@ def label_points(axes: Axes, labels: Sequence[Label]) -> list[Label]:
     panel = axes.get_window_extent()
     inside = panel.x0, panel.y0, panel.x0 + LABELS_END * panel.width, panel.y1
     along = _along_lines(axes)
-    free = [_free_places(axes, label.text, index, points, inside, along) for index, label in enumerate(labels)]
+    free = [
+        _free_places(axes, label.text, index, points, inside, along) if label.text else []
+        for index, label in enumerate(labels)
+    ]
     places = _arranged(free)
     for index, place in sorted(places.items()):
         label, (x, y), (x0, y0, x1, y1) = labels[index], points[index], place.covered[0]
@@ -244,7 +247,7 @@ def label_points(axes: Axes, labels: Sequence[Label]) -> list[Label]:
             **_TEXT,
             arrowprops=_LEADER | {"color": label.colour, "relpos": end, "shrinkB": 4} if place.has_leader else None,
         )
-    return [label for index, label in enumerate(labels) if index not in places]
+    return [label for index, label in enumerate(labels) if label.text and index not in places]
 
 
 @dataclass(frozen=True)

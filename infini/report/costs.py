@@ -229,9 +229,7 @@ def scatter(
         several = any(point.lowest < point.highest for point in points.values())
         entitle(axes, finding, f"{detail}. Mean over seeds{'; bars: best and worst seed' * several}")
         named = [
-            Label(point.cost, point.perplexity, names[row], look[row].colour)
-            for row, point in points.items()
-            if row in names
+            Label(point.cost, point.perplexity, names.get(row, ""), look[row].colour) for row, point in points.items()
         ]
         if left := {one.text for one in label_points(axes, named)}:
             bars = [bar for bar in axes.containers if bar.get_label() in left]

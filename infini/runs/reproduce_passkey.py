@@ -97,9 +97,11 @@ def reproduce(
 
 def _refuse_other_options(report: PasskeyReport, job: _Job, cfg: Config) -> None:
     """Raise InputError for an option of the model on the command line with which a run would fill no cell."""
-    for key in {key_of(text) for text in job.asked}:
-        wanted = declared_options(job.row, asdict(cfg)).get(key)
-        if key.startswith("model.") and "base" not in cfg.model and (now := value_at(asdict(cfg), key)) != wanted:
+    config = asdict(cfg)
+    declared = declared_options(job.row, config)
+    for key in map(key_of, job.asked):
+        wanted = declared.get(key)
+        if key.startswith("model.") and "base" not in cfg.model and (now := value_at(config, key)) != wanted:
             has = "null" if wanted is None else wanted
             raise InputError(
                 f"{key}={now}: row {job.row.title!r} of report={report.name} has {has}; leave it out, or take "

@@ -75,7 +75,7 @@ def test_an_input_gate_begins_without_effect(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["linear", "delta"])
 def test_an_input_gate_gives_keys_of_zeros_no_gradient(rule: str) -> None:
-    """A key's direction would be divided by almost 0: the gradient was ten million times that without a gate."""
+    """They have no direction. Divided by almost 0 instead, the gradient was 10^9 times that without a gate."""
     x = inputs(1, 3 * SEGMENT).float()
     x[:, 2:5] = 0
     found = []

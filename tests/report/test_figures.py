@@ -254,6 +254,29 @@ def test_a_label_is_nearest_to_its_own_point_and_its_line_passes_no_other() -> N
             assert all(np.hypot(*(along - at).T).min() > 3 for at in points if (at != own).any())
 
 
+def test_labels_keep_off_points_without_a_name() -> None:
+    """Of a line that has one name at its end, the other points are no less drawn."""
+    with canvas.new_figure(7.4, 4.2) as figure:
+        axes = figure.add_subplot()
+        heights = [43.0, 47.6, 47.7, 48.1]
+        axes.plot([1.0] * len(heights), heights, marker="o", linestyle="none")
+        # Lines at both sides, which a line to a name should not cross.
+        axes.plot([0.0, 0.9, 0.9], [43.0, 43.0, 49.0])
+        axes.plot([2.0, 1.1, 1.1], [43.0, 43.0, 49.0])
+        axes.set_ylim(42.5, 52.0)
+        names = ["memory decays", "", "", ""]
+        labels = [canvas.Label(1.0, y, name, "black") for y, name in zip(heights, names, strict=True)]
+        left = canvas.label_points(axes, labels)
+        figure.draw_without_rendering()
+        marks = axes.transData.transform([(1.0, y) for y in heights[1:]])
+        drawn = [Text.get_window_extent(text) for text in axes.texts]
+        assert [one.text for one in left] + [text.get_text().replace("\n", " ") for text in axes.texts] == [names[0]]
+    for text, box in zip(axes.texts, drawn, strict=True):
+        own = axes.transData.transform((1.0, heights[0]))
+        along = np.linspace(own, np.clip(own, [box.x0, box.y0], [box.x1, box.y1]), 50)
+        assert all(np.hypot(*(along - at).T).min() > 3 for at in marks), text.get_text()
+
+
 def test_labels_keep_off_the_arrows() -> None:
     with canvas.new_figure(7.4, 4.2) as figure:
         axes = figure.add_subplot()
