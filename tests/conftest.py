@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from command_runner import Runner
 from tiny_runs import TINY, write_corpus
 
@@ -19,6 +20,9 @@ from infini.cli import main as cli
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "disabled"
+
+# A command composes its configuration of some fifty files, and hundreds of tests run commands: this parser is faster.
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -358,10 +357,16 @@ def remove_texts(infini: Runner, run: RunRecord, data: Path) -> None:
     shutil.rmtree(data)
 
 
-CHANGES = (None, remove_record, rewrite_texts, remove_texts)
+CHANGES = [("train", None), ("train", rewrite_texts), ("eval", remove_record), ("eval", remove_texts)]
+MORE_CHANGES = [
+    *(("train", change) for change in (remove_record, remove_texts, remove_model)),
+    *(("eval", change) for change in (None, rewrite_texts)),
+]
 
 
-@pytest.mark.parametrize(("verb", "change"), [*itertools.product(("train", "eval"), CHANGES), ("train", remove_model)])
+@pytest.mark.parametrize(
+    ("verb", "change"), [*CHANGES, *(pytest.param(*more, marks=pytest.mark.slow) for more in MORE_CHANGES)]
+)
 def test_a_sweep_passes_over_jobs_whose_results_and_data_are_there(
     with_model: Runner,
     corpus: Path,

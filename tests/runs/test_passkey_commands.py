@@ -248,6 +248,7 @@ def test_reproduce_makes_the_rows_that_are_missing_and_only_those(
     assert "laptop_accuracy.png" in out and "laptop_gates.png" in out
 
 
+@pytest.mark.slow
 def test_a_row_beyond_the_paper_asks_its_own_questions(
     capfd: pytest.CaptureFixture[str], small_table: list[str]
 ) -> None:
@@ -267,6 +268,7 @@ def test_a_row_beyond_the_paper_asks_its_own_questions(
     assert len(runs("train")) == 2 and len(runs("eval")) == 3
 
 
+@pytest.mark.slow
 def test_rows_from_a_pretrained_model(
     capfd: pytest.CaptureFixture[str], small_table: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ def shell(line: str, root: Path, folder: Path, **environment: str) -> subprocess
     )
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_a_table_is_printed_in_any_encoding(encoding: str, project_root: Path, tmp_path: Path) -> None:
     done = shell("$INFINI table", project_root, tmp_path, PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, b"")
