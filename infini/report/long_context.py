@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from infini.config.lengths import format_length, parse_lengths
-from infini.records import RunRecord, value_at
+from infini.records import RunRecord
 from infini.report.intervals import effective_trials, proportion_interval
 from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
-from infini.report.selection import Drawings, RowsOfOneTask, Selection, cells_with_most, select_sources
+from infini.report.selection import Drawings, RowsByMisfits, Selection, cells_with_most, differences, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -44,7 +44,7 @@ class LongContextRow:
 
 
 @dataclass(frozen=True)
-class LongContextReport(RowsOfOneTask):
+class LongContextReport(RowsByMisfits):
     """A table of `task=long_context`, as `conf/report/long_context.yaml` declares it."""
 
     sign = "subtasks"
@@ -63,27 +63,19 @@ class LongContextReport(RowsOfOneTask):
         parse_lengths(self.lengths, "report.lengths")
         self.make_rows(LongContextRow)
 
-    def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        if run.task != self.task or not self.cells_of(run):
-            return None
-        training = known.training(run)
+    def misfits(self, name: str, run: RunRecord, known: Selection) -> list[str]:
+        row, training = self.rows[name], known.training(run)
         # Without the training's record it is unknown what the model learned.
         if (training is None) != (run.parent is None):
-            return None
-        learned = "" if training is None else training.task
-        config = {} if training is None else training.config
-
-        def fits(row: LongContextRow) -> bool:
-            of_training = values_of(row.training)
-            of_model = {key: value for key, value in of_training.items() if key.startswith("model.")}
-            asked = usual_options(run.config) | of_model | values_of(row.settings)
-            return (
-                (row.model, row.trained_on) == (run.model, learned)
-                and all(value_at(run.config, key) == value for key, value in asked.items())
-                and all(value_at(config, key) == value for key, value in of_training.items())
-            )
-
-        return next((name for name, row in self.rows.items() if fits(row)), None)
+            return ["the record of its training is missing"]
+        learned, config = ("", {}) if training is None else (training.task, training.config)
+        of_training = values_of(row.training)
+        of_model = {key: value for key, value in of_training.items() if key.startswith("model.")}
+        found = differences({"model": run.model}, {"model": row.model})
+        if learned != row.trained_on:
+            found.append(f"it was trained on {learned or 'nothing'}, the row on {row.trained_on or 'nothing'}")
+        found += differences(run.config, usual_options(run.config) | of_model | values_of(row.settings))
+        return found + differences(config, of_training, "the row's training")
 
     def cells_of(self, run: RunRecord) -> frozenset[Any]:
         wanted = {(name, length) for name in self.subtasks for length in parse_lengths(self.lengths)}
@@ -109,12 +101,16 @@ class LongContextReport(RowsOfOneTask):
                 rows = rows_by_source(self.titles, sources, {}, cells, self.rows)
                 tables.append(Table(f"{name} ({asks}): {text}", columns, tuple(rows)))
         notes = [f"{DASH}: not available."]
+        left_out = self.left_out(scale, yours or (), sources.get("yours"))
         for source, selection in sources.items():
             runs = selection.all_runs
+            if not runs and source == "yours" and left_out:
+                continue
             examples = distinct(cell["examples"] for run in runs for cell in run.series["cells"])
             details = [f"{examples} questions a cell", f"prompts of {distinct(run.data['revision'] for run in runs)}"]
             notes.append(provenance(source, runs, details))
-        return self.rendered(scale, tables, [*notes, *trainings(tables, self.titles, sources), *disputes(sources)])
+        notes += [*left_out, *trainings(tables, self.titles, sources), *disputes(sources)]
+        return self.rendered(scale, tables, notes, legend=tuple(left_out))
 
     def _cells(
         self, subtask: str, of_cell: Callable[[Mapping[str, Any]], _Counts], runs: Sequence[RunRecord], source: str

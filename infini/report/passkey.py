@@ -13,7 +13,7 @@ from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
 from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
-from infini.report.selection import Drawings, RowsOfOneTask, Selection, cells_with_most, select_sources
+from infini.report.selection import Drawings, RowsByMisfits, Selection, cells_with_most, differences, select_sources
 from infini.report.tables import (
     DASH,
     MISSING,
@@ -21,7 +21,6 @@ from infini.report.tables import (
     RenderedReport,
     Row,
     Table,
-    counted,
     disputes,
     distinct,
     measured_cell,
@@ -90,7 +89,7 @@ def declared_options(row: PasskeyRow, config: Mapping[str, Any]) -> dict[str, An
 
 
 @dataclass(frozen=True)
-class PasskeyReport(RowsOfOneTask):
+class PasskeyReport(RowsByMisfits):
     """Table 3, as `conf/report/table3_passkey.yaml` declares it."""
 
     sign = "rows"
@@ -124,27 +123,21 @@ class PasskeyReport(RowsOfOneTask):
                 seen.append(row.start)
                 row = self.rows[row.start]
 
-    def row_of(self, run: RunRecord, known: Selection) -> str | None:
-        if run.task != self.task or not self.cells_of(run):
-            return None
-        return next((name for name in self.rows if not self.misfits(name, run, known)), None)
-
     def misfits(self, name: str, run: RunRecord, known: Selection) -> list[str]:
-        """What keeps an evaluation of this task out of a row, a phrase each; empty if it belongs to the row."""
         row, training, trained = self.rows[name], known.training_config(run), known.training(run)
         if run.parent is None:
-            found = _differences({"model": run.model}, {"model": row.model})
+            found = differences({"model": run.model}, {"model": row.model})
             found += ["the row is trained, it is not"] if row.start or row.recipe else []
-            found += _differences(run.config, declared_options(row, run.config))
+            found += differences(run.config, declared_options(row, run.config))
         else:
             found = self._misfits_of_training(name, run.model, training, run.scale, known)
         # No row is asked with another segment length than its training's, or stops before the last training stage.
         learned = value_at(training, "dims.segment_length")
-        found += _differences(run.config, {"dims.segment_length": learned}, "its training")
+        found += differences(run.config, {"dims.segment_length": learned}, "its training")
         if trained and not trained.series.get("in_last_stage", True):
             found.append("its training ended before the last stage of its recipe")
         questions = STANDARD | row.questions | {"knockout": row.knockout}
-        found += _differences(run.config, {f"task.{key}": value for key, value in questions.items()})
+        found += differences(run.config, {f"task.{key}": value for key, value in questions.items()})
         # Without the training's record it is unknown whether it learned these questions.
         if row.questions and trained is None:
             found.append("the record of its training is missing")
@@ -168,13 +161,13 @@ class PasskeyReport(RowsOfOneTask):
         }
         wanted = {key: getattr(row, key) for key in shown}
         wanted["recipe"] = row.recipe.format(scale=scale) if row.recipe else usual
-        found = _differences(shown, wanted)
+        found = differences(shown, wanted)
         start = row.start if row.recipe else ""
         if start not in self._starts_of(training, scale, known):
             found.append(f"its training began with other weights than the row's ({start or 'fresh ones'})")
         of_task = training.get("task", {}).get("name") not in PRETRAINING
         declared = {f"task.{key}": value for key, value in STANDARD.items()} if of_task else {}
-        return found + _differences(training, declared | declared_options(row, training))
+        return found + differences(training, declared | declared_options(row, training))
 
     def _starts_of(self, training: Mapping[str, Any], scale: str, known: Selection) -> set[str]:
         """What a training started from, as rows name it; empty if its record is missing."""
@@ -223,7 +216,7 @@ class PasskeyReport(RowsOfOneTask):
             f"{LOCAL_MARK}: key and question lie in one segment, no memory is needed; {DASH}: not available; "
             "means over the seeds of the row, or as many as the number in brackets says."
         ]
-        left_out = _left_out(self, scale, yours or (), sources.get("yours"))
+        left_out = self.left_out(scale, yours or (), sources.get("yours"))
         for source, selection in sources.items():
             runs = selection.all_runs
             tokenizers = distinct(run.data.get("tokenizer") for run in runs)
@@ -328,36 +321,3 @@ def _behind(report: PasskeyReport, name: str, runs: list[RunRecord], selection: 
         over_seeds(used, lambda run: run.metric("half_dilution"), tokens_of_filler, source),
     )
     return Row(f"{name}/{source}", report.rows[name].title, cells)
-
-
-def _differences(config: Mapping[str, Any], wanted: Mapping[str, Any], whose: str = "the row") -> list[str]:
-    """Dotted keys of `wanted` whose value in `config` is another one, with both."""
-    found = {key: value_at(config, key) for key in wanted}
-    return [f"{key}={found[key]}, {whose} has {value}" for key, value in wanted.items() if found[key] != value]
-
-
-def _left_out(
-    report: PasskeyReport, scale: str, records: Iterable[RunRecord], selection: Selection | None
-) -> list[str]:
-    """A note on the evaluations of this task and scale that fill no cell, if there are any, and why the last does not:
-    what differs from the row that it differs least from."""
-    if selection is None:
-        return []
-    taken = {run.run_id for run in selection.all_runs}
-    asked = [run for run in records if (run.verb, run.task, run.scale) == ("eval", report.task, scale)]
-    others = sorted((run for run in asked if run.run_id not in taken), key=lambda run: run.run_id)
-    if not others:
-        return []
-    last = others[-1]
-    of_model = [name for name, row in report.rows.items() if row.model == last.model]
-    misfits = {name: report.misfits(name, last, selection) for name in of_model}
-    nearest = min(misfits, key=lambda name: len(misfits[name]), default=None)
-    if not report.cells_of(last):
-        why = "it asks no length and place of this table"
-    elif nearest is None:
-        why = f"no row has model={last.model}"
-    elif misfits[nearest]:
-        why = f"it is not {report.titles[nearest]!r}: {'; '.join(misfits[nearest])}"
-    else:
-        why = f"another run fills the row {report.titles[nearest]!r}"
-    return [f"yours: {counted(len(others), 'evaluation')} without a cell here; the last is {last.run_id}: {why}"]

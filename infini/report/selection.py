@@ -15,7 +15,7 @@ from infini.config.schema import evaluation_keys
 from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
 from infini.report.kind import ReportKind, make_row
-from infini.report.tables import RenderedReport
+from infini.report.tables import RenderedReport, counted
 
 IRRELEVANT_SETTINGS = {
     "task.data_dir",
@@ -228,6 +228,49 @@ class RowsOfOneTask(RunReport, ABC):
         """The rows that `infini reproduce` makes, in the order of the table."""
         runnable = [name for name, row in self.by_name.items() if row.model]
         return [name for name in runnable if "all" in self.wanted or name in self.wanted]
+
+
+class RowsByMisfits(RowsOfOneTask):
+    """Rows that say of an evaluation what keeps it out of them."""
+
+    @abstractmethod
+    def misfits(self, row: str, run: RunRecord, known: Selection) -> list[str]:
+        """What keeps an evaluation of this task out of a row, a phrase each; empty if it belongs to the row."""
+
+    def row_of(self, run: RunRecord, known: Selection) -> str | None:
+        if run.task != self.task or not self.cells_of(run):
+            return None
+        return next((name for name in self.by_name if not self.misfits(name, run, known)), None)
+
+    def left_out(self, scale: str, records: Iterable[RunRecord], selection: Selection | None) -> list[str]:
+        """A note on the evaluations of this task and scale that fill no cell, if there are any, and why the last does
+        not: what differs from the row that it differs least from."""
+        if selection is None:
+            return []
+        taken = {run.run_id for run in selection.all_runs}
+        asked = [run for run in records if (run.verb, run.task, run.scale) == ("eval", self.task, scale)]
+        others = sorted((run for run in asked if run.run_id not in taken), key=lambda run: run.run_id)
+        if not others:
+            return []
+        last = others[-1]
+        of_model = [name for name, row in self.by_name.items() if row.model == last.model]
+        misfits = {name: self.misfits(name, last, selection) for name in of_model}
+        nearest = min(misfits, key=lambda name: len(misfits[name]), default=None)
+        if not self.cells_of(last):
+            why = "it asks nothing that this table has a cell for"
+        elif nearest is None:
+            why = f"no row has model={last.model}"
+        elif misfits[nearest]:
+            why = f"it is not {self.titles[nearest]!r}: {'; '.join(misfits[nearest])}"
+        else:
+            why = f"another run fills the row {self.titles[nearest]!r}"
+        return [f"yours: {counted(len(others), 'evaluation')} without a cell here; the last is {last.run_id}: {why}"]
+
+
+def differences(config: Mapping[str, Any], wanted: Mapping[str, Any], whose: str = "the row") -> list[str]:
+    """Dotted keys of `wanted` whose value in `config` is another one, with both."""
+    found = {key: value_at(config, key) for key in wanted}
+    return [f"{key}={found[key]}, {whose} has {value}" for key, value in wanted.items() if found[key] != value]
 
 
 def rows_of_models(

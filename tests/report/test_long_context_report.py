@@ -90,6 +90,31 @@ def test_a_model_as_it_is_and_a_trained_one_are_two_rows() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model": {**MEMORY, "memory": "none"}}, "it is not 'Base': model.memory=none, the row has full"),
+        ({"model": {**MEMORY, "memory_decay": 4}}, "it is not 'Linear': model.memory_decay=4, the row has None"),
+        ({"parent": "missing"}, "it is not 'Base': the record of its training is missing"),
+        ({"parent": "p"}, "it is not 'Linear': it was trained on passkey, the row on nothing"),
+    ],
+)
+def test_a_run_without_a_cell_is_named_with_what_differs_from_the_nearest_row(
+    changes: dict[str, Any], why: str
+) -> None:
+    training = make_train("llm", 1, task="passkey", run_id="p", config={"model": MEMORY})
+    rendered = report_of().render("laptop", [], [training, evaluation(1, answered(1, 10), **changes)])
+    (line,) = [note for note in rendered.notes if "without a cell" in note]
+    assert line in rendered.short().notes and line.endswith(f"the last is eval-1: {why}")
+
+
+def test_a_run_of_another_training_is_named_with_what_differs_from_it() -> None:
+    training = make_train("llm", 1, task="continual", run_id="t", config={"model": MEMORY, "recipe": {"steps": 64}})
+    runs = [training, evaluation(1, answered(1, 10), parent="t")]
+    notes = report_of(rows={"trained": ROWS["trained"]}).render("laptop", [], runs).notes
+    assert any(note.endswith("'Linear, trained': recipe.steps=64, the row's training has 32") for note in notes)
+
+
 def test_a_row_sets_an_addition_itself_or_its_base_was_injected_with_it() -> None:
     added = {**MEMORY, "memory_decay": 4, "input_gate": None}
     training = make_train("llm", 1, task="continual", run_id="t", config={"model": added, "recipe": {"steps": 32}})
