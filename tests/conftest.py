@@ -21,7 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "disabled"
 
-# A command composes its configuration of some fifty files, and hundreds of tests run commands: this parser is faster.
+# A command composes its configuration of about 25 files, and hundreds of tests run commands: this parser is faster.
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent

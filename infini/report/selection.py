@@ -234,7 +234,7 @@ class RowsByMisfits(RowsOfOneTask):
     """Rows that say of an evaluation what keeps it out of them."""
 
     @abstractmethod
-    def misfits(self, row: str, run: RunRecord, known: Selection) -> list[str]:
+    def misfits(self, name: str, run: RunRecord, known: Selection) -> list[str]:
         """What keeps an evaluation of this task out of a row, a phrase each; empty if it belongs to the row."""
 
     def row_of(self, run: RunRecord, known: Selection) -> str | None:
