@@ -6,6 +6,7 @@ This module does not import torch, so that tables and help are fast.
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import importlib.metadata
@@ -386,25 +387,32 @@ CODE = ("infini", "tasks", "conf", ":(glob)*.py", ":(glob)*.toml")
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root`, and whether it has uncommitted changes; see changed_files.
+    """Commit of the checkout at `root` when this process first asked, and whether files differ from it since.
 
-    Both are None where `root` is not the top of a git repository with a commit, as for an installed package.
+    See changed_files. A process that runs for a night keeps the commit that it was started from: its code is not that
+    of a commit that is checked out meanwhile. Both are None where `root` is not the top of a git repository with a
+    commit, as for an installed package.
     """
+    revision = _first_revision(root)
+    changed = None if revision is None else changed_files(root, revision)
+    return revision, None if changed is None else bool(changed)
+
+
+@functools.cache
+def _first_revision(root: Path) -> str | None:
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
-        return None, None
-    revision = _git(root, "rev-parse", "--verify", "HEAD")
-    changed = changed_files(root)
-    return revision, None if revision is None or changed is None else bool(changed)
+        return None
+    return _git(root, "rev-parse", "--verify", "HEAD")
 
 
-def changed_files(root: Path) -> list[str] | None:
-    """The uncommitted changes of the checkout at `root`; None where git does not tell.
+def changed_files(root: Path, revision: str = "HEAD") -> list[str] | None:
+    """Where the checkout at `root` differs from a commit; None where git does not tell.
 
     Changed files count, and new ones in CODE. Files that git ignores do not, and files in `results/` do not, because
     publishing writes there and no run depends on them.
     """
-    changed = _git(root, "diff", "--name-only", "HEAD", "--", ".", ":(exclude)results")
+    changed = _git(root, "diff", "--name-only", revision, "--", ".", ":(exclude)results")
     new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *CODE)
     return None if changed is None or new is None else [*changed.splitlines(), *new.splitlines()]
 
@@ -443,7 +451,7 @@ def environment(root: Path = SOURCE_ROOT) -> dict[str, Any]:
     root: the checkout whose commit is recorded.
     """
     revision, dirty = git_state(root)
-    changes = changed_files(root) if dirty else None
+    changes = changed_files(root, revision) if revision and dirty else None
     versions = {}
     for package in VERSIONED_PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):

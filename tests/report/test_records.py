@@ -233,6 +233,21 @@ def test_the_users_own_files_do_not_make_the_tree_dirty(repository: Path) -> Non
     assert records.describe_changes({"git_dirty": True}) == ""
 
 
+def test_a_commit_that_is_checked_out_meanwhile_is_not_that_of_a_run(repository: Path) -> None:
+    """A process that reproduces a table for hours has the code that it was started with."""
+    started, dirty = records.git_state(repository)
+    assert dirty is False
+    (repository / "results").mkdir(exist_ok=True)
+    (repository / "results" / "table.md").write_text("new")
+    git(repository, "add", "results")
+    git(repository, "commit", "-q", "-m", "results alone: no run depends on them")
+    assert records.git_state(repository) == (started, False)
+    (repository / "code.py").write_text("x = 2\n")
+    git(repository, "commit", "-q", "-a", "-m", "other code")
+    found = records.environment(repository)
+    assert (found["git_revision"], found["git_dirty"], found["git_changes"]) == (started, True, ["code.py"])
+
+
 def test_no_repository_of_its_own_means_no_commit(repository: Path, tmp_path: Path) -> None:
     inside = repository / "site-packages"
     inside.mkdir()
