@@ -163,7 +163,7 @@ COMPILED = [
     pytest.param({"update_rule": "linear"}, 16, "eager", marks=pytest.mark.slow),
     pytest.param({"update_rule": "linear"}, 16, "aot_eager", marks=pytest.mark.slow),
     ({"update_rule": "delta", "qkv_bias": True, "qk_norm": True}, 16, "eager"),
-    ({"update_rule": "delta"}, 11, "eager"),
+    pytest.param({"update_rule": "delta"}, 11, "eager", marks=pytest.mark.slow),
     ({"memory_decay": 100.0, "input_gate": "sigmoid"}, 16, "eager"),
     pytest.param({"positions": "t5"}, 8, "eager", marks=pytest.mark.slow),
 ]

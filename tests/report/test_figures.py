@@ -569,6 +569,7 @@ def test_figures_are_drawn_whatever_the_surroundings_say(backend: str, project_r
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "drawn.svg").is_file()
 
 
+@pytest.mark.slow
 def test_trainings_start_whatever_the_surroundings_say(project_root: Path, tmp_path: Path) -> None:
     """torchmetrics, which Lightning needs, imports pyplot, and with it the backend that the environment names."""
     starting = (

@@ -167,7 +167,7 @@ def test_the_evaluation_of_a_training_in_chat_is_in_chat(infini: Runner, tmp_pat
     assert trained.run_id not in infini.err
 
 
-@pytest.mark.parametrize("untrained", [True, False])
+@pytest.mark.parametrize("untrained", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_reproduction_makes_what_is_missing_and_nothing_twice(
     untrained: bool, infini: Runner, tmp_path: Path
 ) -> None:

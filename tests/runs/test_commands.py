@@ -357,10 +357,10 @@ def remove_texts(infini: Runner, run: RunRecord, data: Path) -> None:
     shutil.rmtree(data)
 
 
-CHANGES = [("train", None), ("train", rewrite_texts), ("eval", remove_record), ("eval", remove_texts)]
+CHANGES = [("train", rewrite_texts), ("eval", remove_record)]
 MORE_CHANGES = [
-    *(("train", change) for change in (remove_record, remove_texts, remove_model)),
-    *(("eval", change) for change in (None, rewrite_texts)),
+    *(("train", change) for change in (None, remove_record, remove_texts, remove_model)),
+    *(("eval", change) for change in (None, rewrite_texts, remove_texts)),
 ]
 
 
