@@ -102,6 +102,8 @@ class Call:
     """Whether the backward pass may call layers again, with the states before the pass."""
     states: dict[int, LayerState | None] = field(default_factory=dict)
     results: dict[int, LayerState] = field(default_factory=dict)
+    detached: bool = False
+    """Whether layers ran without gradients in a call with `again`: checkpointing with use_reentrant=True."""
     written: dict[int, tuple[Layer, torch.Tensor, torch.Tensor]] | None = None
     """With a dictionary, what each layer wrote (keys before their rotary embedding, values), for a rollback."""
 
@@ -568,7 +570,14 @@ class InfiniGate(nn.Module):
             return ops.input_gate(like, weight, bias)
         if wanted == "remains":
             return torch.sigmoid(self.decay.to(like.device, like.dtype))[None, None]
-        return torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None]
+        g: torch.Tensor = torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None]
+        if torch.is_grad_enabled():
+            # In a text of one segment nothing read depends on the others: their gradient is 0 then, not None, which
+            # DistributedDataParallel takes for an error.
+            for name, parameter in self.named_parameters():
+                if name != "beta":
+                    g = g + 0 * parameter.to(like.device, like.dtype).sum()
+        return g
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         def kept(x: torch.Tensor) -> torch.Tensor:
@@ -605,6 +614,7 @@ def infini_attention(
     layer = Layer(module, module.infini_settings, cos_PR, sin_PR, kernel_options)
     index = module.layer_idx
     before = infini.states.get(index)
+    infini.detached |= infini.again and not torch.is_grad_enabled()
     if infini.again and before is not None:
         # Reentrant checkpointing runs a layer first without gradients, where windows are written in place.
         before = map_state(torch.clone, before)

@@ -220,6 +220,8 @@ class InfiniCache(Cache):
         self._recording = False
         self._interrupted = False
         """Whether a call has begun and not ended."""
+        self._detached = False
+        """Whether the last call's states lack the gradient that they should have."""
         self.has_all_columns = True
         """Whether `columns` are those of all calls, as in a mask of all columns; not so after `resumed`."""
 
@@ -276,7 +278,11 @@ class InfiniCache(Cache):
     def begin(self, call: Call) -> None:
         """Give a call the states it starts from."""
         self._refuse_interrupted()
-        self._refuse_gaps(call)
+        if self._detached and torch.is_grad_enabled():
+            raise InputError(
+                "gradient checkpointing with use_reentrant=True gives the cache no gradient: pass use_reentrant=False, "
+                "or call cache.detach() before the next call, which ends the gradient there"
+            )
         # Without gradients the windows are written in place; layers without a memory keep what they read at once.
         self._interrupted = not torch.is_grad_enabled() or len(self.memory_layers) < len(self.layers)
         call.states = {i: layer.state for i, layer in self.memory_layers.items()}
@@ -291,6 +297,7 @@ class InfiniCache(Cache):
     def commit(self, call: Call) -> None:
         """Store the states that a call returns."""
         self._interrupted = False
+        self._detached = call.detached and torch.is_grad_enabled()
         # Not before: a first call that fails leaves the cache without rows.
         self.lengths, self._leads = _counted(*self._counts(call), call.columns_B, call.columns)
         for i, layer in self.memory_layers.items():
@@ -315,7 +322,7 @@ class InfiniCache(Cache):
                 "(cache.reset()), or go on with a fork or a file from before that call"
             )
 
-    def _refuse_gaps(self, call: Call) -> None:
+    def refuse_gaps(self, call: Call) -> None:
         """Raise InputError where padding behind a row's first token takes the place of tokens in a sliding window."""
         windows = [layer.sliding_window for layer in self.layers if layer.is_sliding]
         if not windows or not self.has_all_columns:
@@ -400,7 +407,7 @@ class InfiniCache(Cache):
         """Forget everything."""
         super().reset()
         self.lengths, self._leads, self._past = [], [], None
-        self._interrupted, self.has_all_columns = False, True
+        self._interrupted, self._detached, self.has_all_columns = False, False, True
 
     # What a user does with it.
 
@@ -425,6 +432,7 @@ class InfiniCache(Cache):
 
     def detach(self) -> InfiniCache:
         """Cut the gradient history in place, between training sequences. Returns itself."""
+        self._detached = False
         return self._map(detach)
 
     def to(self, device: torch.device | str) -> InfiniCache:
@@ -559,7 +567,15 @@ def _state_from(
 
 
 def _layer_devices(model: Any) -> dict[int, torch.device]:
-    """The device of each layer's weights; empty for a config."""
-    inner = getattr(getattr(model, "model", None), "layers", [])
-    found = {i: next(layer.parameters()).device for i, layer in enumerate(inner)}
+    """The device of each layer's weights, also inside a model of peft; empty for a config."""
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    found = {i: device_of(layer) for i, layer in enumerate(getattr(getattr(model, "model", None), "layers", []))}
     return {i: device for i, device in found.items() if device.type != "meta"}
+
+
+def device_of(module: Any) -> torch.device:
+    """Where a module's weights are, or, where accelerate fetches them for each call, where it brings them."""
+    device: torch.device = next(module.parameters()).device
+    hooks: Any = (getattr(part, "_hf_hook", None) for part in module.modules())
+    places = [hook.execution_device for hook in hooks if getattr(hook, "execution_device", None) is not None]
+    return torch.device(places[0]) if device.type == "meta" and places else device

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from infini.errors import InputError
 from infini.nn.host import to_device, to_numpy
 from infini.pretrained.llm import saving
 from infini.pretrained.llm.attention import NAME, Call, InfiniGate, kinds_without_memory
-from infini.pretrained.llm.cache import InfiniCache
+from infini.pretrained.llm.cache import InfiniCache, device_of
 from infini.pretrained.llm.plan import Columns, group_rows, real_columns
 from infini.pretrained.llm.settings import InfiniSettings, settings_of
 
@@ -136,7 +137,7 @@ class ModelMixin(_Initialised):
         graphs."""
         settings, (B, T) = self.infini_settings, x.shape[:2]
         cache = self._cache_of(given, use_cache, again)
-        mask_BT = self._checked_mask(mask, position_ids, cache, T)
+        mask_BT = self._checked_mask(mask, position_ids, cache, B, T)
         lengths = cache.lengths if cache is not None and cache.lengths else [0] * B
         if len(lengths) != B:
             rows = len(lengths)
@@ -146,12 +147,15 @@ class ModelMixin(_Initialised):
         columns_B = real_columns(mask_BT, B, T)
         groups = group_rows(lengths, columns_B, T, settings.segment_length, settings.depth)
         call = Call(groups, columns_B, T, mask_BT, self._tables(x.device), keep=cache is not None, again=again)
-        if cache is not None:
-            cache.begin(call)
-            padded = mask_BT is not None or any(length != cache.columns for length in lengths)
-            if position_ids is None and padded and kinds_without_memory(self.config):
+        padded = mask_BT is not None or (cache is not None and any(length != cache.columns for length in lengths))
+        if padded and kinds_without_memory(self.config):
+            # With and without a cache alike: what is refused in generation is refused in training.
+            (InfiniCache(self.config) if cache is None else cache).refuse_gaps(call)
+            if position_ids is None:
                 # Layers without a memory would count columns, and generate() counts tokens in a later call.
                 position_ids = to_device(_positions(lengths, columns_B, T), x.device)
+        if cache is not None:
+            cache.begin(call)
         return call, cache, position_ids
 
     def _cache_of(self, given: Any, use_cache: bool | None, again: bool) -> InfiniCache | None:
@@ -174,7 +178,9 @@ class ModelMixin(_Initialised):
             )
         return given
 
-    def _checked_mask(self, mask: Any, position_ids: Any, cache: InfiniCache | None, T: int) -> torch.Tensor | None:
+    def _checked_mask(
+        self, mask: Any, position_ids: Any, cache: InfiniCache | None, B: int, T: int
+    ) -> torch.Tensor | None:
         """The mask of this call's columns [B, T]; None where all are real."""
         positions = to_numpy(position_ids) if position_ids is not None and T > 1 and position_ids.dim() == 2 else None
         if mask is None:
@@ -183,22 +189,25 @@ class ModelMixin(_Initialised):
             return None
         if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
             raise InputError("attention_mask: only a 2D mask of padding [rows, columns] is understood")
+        if len(mask) != B:
+            raise InputError(f"attention_mask has {len(mask)} rows, the batch {B}")
         before = cache.columns if cache is not None else 0
         if mask.shape[1] != before + T and (mask.shape[1] != T or kinds_without_memory(self.config)):
             raise InputError(
                 f"attention_mask has {mask.shape[1]} columns: the cache has {before} and the call {T}, so it must have "
                 f"{before + T}"
             )
+        mask = mask != 0
         mask, earlier = mask[:, -T:], mask[:, :-T]
         if cache is not None and cache.has_all_columns and cache.lengths and T > 1 and earlier.shape[1]:
             # Not at every token: it would read the whole mask back from the device.
-            seen = (to_numpy(earlier) != 0).sum(-1).tolist()
+            seen = to_numpy(earlier.sum(-1)).tolist()
             if seen != cache.lengths:
                 raise InputError(
                     f"attention_mask shows {seen} of the columns before this call, the cache has read {cache.lengths}: "
                     "what was read as text cannot be hidden later; read such rows again without this cache"
                 )
-        real = to_numpy(mask) != 0
+        real = to_numpy(mask)
         if positions is not None:
             _refuse_packed(np.broadcast_to(positions, real.shape), real)
         return None if real.all() else mask
@@ -291,6 +300,20 @@ class CausalLMMixin(_Initialised):
             cache.batch_repeat_interleave(copies)
         cache._is_user_defined = True
 
+    def _assisted_decoding(self, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
+        cache, mask = options["past_key_values"], options.get("attention_mask")
+        width = mask.shape[1] if mask is not None else getattr(options["generation_config"], "_mask_length", None)
+        if cache.columns and mask is not None and not mask.all():
+            # transformers cuts the mask to the columns of input_ids.
+            raise InputError("assisted decoding goes on from a cache without padding only: leave the assistant out")
+        if cache.columns and width == input_ids.shape[1]:
+            # Its first step reads all of them, whatever the cache has read.
+            raise InputError(
+                f"assisted decoding would read the {cache.columns} tokens of the cache again: pass only the new ones, "
+                "by generate(**cache.inputs(input_ids))"
+            )
+        return super()._assisted_decoding(input_ids, *args, **options)
+
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
         """Nothing: the file beside the weights says where the class is."""
@@ -328,6 +351,18 @@ def subclass(mixin: type, stock: type) -> type:
 _SUBCLASSES: dict[tuple[type, type], type] = {}
 
 
+def __getattr__(name: str) -> type:
+    """The class of this name, made now: pickle asks for those of a model that another process injected."""
+    if name.startswith("Infini"):
+        from infini.pretrained.llm.families import CLASSES
+
+        for _, model_class in CLASSES.values():
+            stock = getattr(sys.modules[model_class.__bases__[1].__module__], name.removeprefix("Infini"), None)
+            if isinstance(stock, type):
+                return subclass(AttentionMixin if name.endswith("Attention") else ModelMixin, stock)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def convert(model: Any, settings: InfiniSettings) -> None:
     """Give the layers of a causal model their memory: subclasses in place, and a gate in each layer."""
     inner = model.model
@@ -337,7 +372,7 @@ def convert(model: Any, settings: InfiniSettings) -> None:
     _CAN_RECORD_REGISTRY[inner] = inner._can_record_outputs
     for i, block in enumerate(inner.layers):
         if i in settings.layers:
-            device = _device(block.self_attn)
+            device = device_of(block.self_attn)
             _turn_into(block.self_attn, AttentionMixin)
             block.self_attn.infini_gate = InfiniGate(*heads_of(model.config), settings, device)
     model.config._attn_implementation = NAME
@@ -357,14 +392,6 @@ def apply_settings(model: Any, settings: InfiniSettings) -> None:
     inner.__dict__.pop("_infini_tables", None)
     for block in inner.layers:
         block.self_attn.infini_settings = settings
-
-
-def _device(module: Any) -> torch.device:
-    """Where a module's weights are, or, where accelerate fetches them for each call, where it brings them."""
-    device: torch.device = next(module.parameters()).device
-    hooks: Any = (getattr(part, "_hf_hook", None) for part in module.modules())
-    places = [hook.execution_device for hook in hooks if getattr(hook, "execution_device", None) is not None]
-    return torch.device(places[0]) if device.type == "meta" and places else device
 
 
 def _turn_into(module: Any, mixin: type) -> None:

@@ -176,6 +176,22 @@ def test_padding_in_a_sliding_window_is_refused(name: str) -> None:
         assert torch.equal(row, greedy(model, one[real][None], 5)[0, -5:])
 
 
+@pytest.mark.parametrize(("name", "options"), [("llama", {"layers": [1]}), ("gemma3", {})])
+def test_padding_has_one_effect_with_and_without_a_cache(name: str, options: dict[str, Any]) -> None:
+    """In training, where no cache is kept, layers without a memory count tokens too, not columns; and what generation
+    refuses is refused."""
+    model = inject(tiny_base(name, sliding_window=4 * N if name == "gemma3" else None), N, gate_init=-0.5, **options)
+    ids, mask = prompt(1, 2 * N + 4), torch.ones(1, 2 * N + 4, dtype=torch.long)
+    mask[0, 5:9] = 0
+    alone = logits(model.eval(), ids[mask.bool()][None])[0, -1]
+    with torch.no_grad():
+        assert_close(model(ids, attention_mask=mask, use_cache=True).logits[0, -1], alone, 1e-6, "with a cache")
+        assert_close(model.train()(ids, attention_mask=mask).logits[0, -1], alone, 1e-6, "in training")
+    if name == "gemma3":
+        with pytest.raises(ValueError, match="row 0 has 4 columns of padding behind its first token"):
+            tiny_llm(name).train()(ids, attention_mask=mask)
+
+
 _READ = {"1": 1, "2N": 2 * N, "3N+1": 3 * N + 1}
 
 

@@ -118,6 +118,23 @@ def test_assisted_by_an_injected_and_by_a_stock_model(name: str) -> None:
     assert torch.equal(helped, greedy(base, ids, 2 * N + 3))
 
 
+def test_assisted_decoding_does_not_read_a_text_twice() -> None:
+    """transformers' first assisted step is given all tokens of a text, whatever a cache has read."""
+    model, ids = tiny_llm(), prompt(1, 3 * N)
+    cache = model(ids[:, : 2 * N], use_cache=True).past_key_values
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    padded_cache = model(ids[:, : 2 * N], attention_mask=mask[:, : 2 * N], use_cache=True).past_key_values
+    for helper in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": tiny_llm(gate_init=-1.5)}):
+        with pytest.raises(ValueError, match="would read the 16 tokens of the cache again: pass only the new ones"):
+            greedy(model, ids, 5, past_key_values=cache.fork(), **helper)
+        # As the message says.
+        new = model.generate(**cache.inputs(ids[:, 2 * N :]), max_new_tokens=5, do_sample=False, **helper)
+        assert torch.equal(new[:, N:], greedy(model, ids, 5)[:, 3 * N :])
+        with pytest.raises(ValueError, match="from a cache without padding only: leave the assistant out"):
+            greedy(model, ids, 5, attention_mask=mask, past_key_values=padded_cache.fork(), **helper)
+
+
 @KINDS
 def test_a_conversation_goes_on(name: str) -> None:
     """With all tokens, as transformers' users do, and with the new ones alone."""
@@ -245,6 +262,22 @@ def test_decoding_with_the_first_layers_alone_is_refused() -> None:
     with pytest.raises(ValueError, match="assistant_early_exit: the first layers of an injected model"):
         greedy(model, ids, 4, assistant_early_exit=1)
     assert torch.equal(greedy(model, ids, 4), greedy_by_hand(model, ids, 4))
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [(torch.ones(3, 5), "attention_mask has 3 rows, the batch 2"), (torch.ones(1, 5), "has 1 rows, the batch 2")],
+)
+def test_a_mask_of_other_rows_is_refused(mask: torch.Tensor, said: str) -> None:
+    mask[0, 0] = 0
+    with pytest.raises(ValueError, match=said):
+        tiny_llm()(prompt(2, 5), attention_mask=mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32])
+def test_a_mask_may_have_any_dtype(dtype: torch.dtype) -> None:
+    model, (_, ids, mask) = tiny_llm(), padded([N + 3, N])
+    assert torch.equal(logits(model, ids, attention_mask=mask.to(dtype)), logits(model, ids, attention_mask=mask))
 
 
 def test_another_kernel_under_the_attention_is_refused() -> None:

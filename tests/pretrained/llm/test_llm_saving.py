@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 import infini
 from infini.pretrained.llm import GATE_MODULES, inject, model_card, parameter_groups, saving, settings_of
+from infini.pretrained.llm.cache import _layer_devices
 
 
 def betas(model: Any) -> list[torch.Tensor]:
@@ -182,6 +183,18 @@ def test_device_map(tmp_path: Path) -> None:
         assert torch.allclose(logits_in_calls(base, ids, [N + 1, 2 * N - 1])[0], expected, atol=1e-5)
 
 
+def test_a_loaded_cache_is_where_the_layers_are(tmp_path: Path) -> None:
+    """Also inside a model of peft, and where accelerate brings a layer's weights."""
+    accelerate, peft = pytest.importorskip("accelerate"), pytest.importorskip("peft")
+    model = tiny_llm(dtype=torch.float32)
+    assert _layer_devices(model.config) == {}
+    lora = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    assert _layer_devices(lora) == {i: torch.device("cpu") for i in range(2)}
+    accelerate.cpu_offload(model.model.layers[1], execution_device=torch.device("cpu"))
+    assert next(model.model.layers[1].parameters()).device.type == "meta"
+    assert _layer_devices(model) == {i: torch.device("cpu") for i in range(2)}
+
+
 def test_a_checkpoint_without_betas_begins_as_gate_init_says(tmp_path: Path) -> None:
     """The base's own files, with the config of an injected model."""
     model, ids = tiny_llm(dtype=torch.float32), prompt(1, 3 * N)
@@ -218,6 +231,21 @@ def test_a_damaged_config_is_one_line(change: dict[str, Any], said: str, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(stored))
     with pytest.raises(ValueError, match=said):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_another_process_reads_a_pickled_model(tmp_path: Path) -> None:
+    """As a worker does that is given a model: the classes are made where they are asked for."""
+    model, ids = tiny_llm("gemma3", dtype=torch.float32), prompt(1, 3 * N)
+    torch.save((model, logits(model, ids)), tmp_path / "model.pt")
+    code = f"""
+import torch
+model, expected = torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)
+with torch.no_grad():
+    assert torch.equal(model(torch.tensor({ids.tolist()}), use_cache=False).logits, expected)
+"""
+    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -189,6 +189,33 @@ def test_reentrant_checkpointing_leaves_the_windows_of_a_cache(options: dict[str
         assert torch.allclose(found[1][name], expected, rtol=1e-9, atol=1e-12), name
 
 
+def test_reentrant_checkpointing_cuts_no_gradient_silently() -> None:
+    """A layer's first pass has no gradients, so the state that it leaves has none: the next call says so."""
+    model, ids = tiny_llm().train(), prompt(1, 4 * N)
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    cache = InfiniCache(model)
+    model(ids[:, :N], past_key_values=cache, use_cache=True).logits.sum().backward()
+    with pytest.raises(ValueError, match="use_reentrant=True gives the cache no gradient: pass use_reentrant=False"):
+        model(ids[:, N:], past_key_values=cache, use_cache=True)
+    # A gradient that ends there is not missed, and an evaluation needs none.
+    with torch.no_grad():
+        model(ids[:, N:], past_key_values=cache.fork(), use_cache=True)
+    model(ids[:, N:], past_key_values=cache.detach(), use_cache=True).logits.sum().backward()
+
+
+@pytest.mark.parametrize("tokens", [N - 2, N, N + 3])
+def test_every_gate_has_a_gradient_whatever_the_length(tokens: int) -> None:
+    """0 where nothing read depends on it: DistributedDataParallel takes None for an error."""
+    model = tiny_llm(**ADDITIONS).train()
+    model(prompt(2, tokens)).logits.square().mean().backward()
+    gates = {name: parameter.grad for name, parameter in model.named_parameters() if "infini_gate" in name}
+    assert len(gates) == 4 * len(model.model.layers)
+    assert [name for name, gradient in gates.items() if gradient is None] == []
+    if tokens <= N:
+        assert all(not gradient.any() for gradient in gates.values())  # type: ignore[union-attr]
+
+
 def test_length_extension_in_a_loop_of_ones_own() -> None:
     """As docs/how-to/llm.md shows it, and as the suite does it."""
     model, ids, factor_B = tiny_llm(rule="linear", input_gate="sigmoid"), prompt(2, 4 * N), torch.tensor([50.0, 400.0])
