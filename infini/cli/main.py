@@ -12,6 +12,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infini.cli.completion import HELP, keys_of_verb, script
@@ -283,6 +284,9 @@ def refuse_bare_words(verb: Verb, words: Sequence[str]) -> None:
         # Keys contain no spaces: a word with a space before its first `=` is text.
         if word.startswith("~") or ("=" in word and not re.search(r"\S\s", word.partition("=")[0])):
             continue
+        before = words[place - 1] if place else ""
+        if "=" in before and Path(f"{before.partition('=')[2]} {word}").exists():
+            raise InputError(f"{word!r}: a value with spaces needs quotes: {shlex.quote(f'{before} {word}')}")
         meant = _meant(verb, word, words[place + 1 :])
         if verb.takes_words and not (meant and "report" in verb.groups):
             continue

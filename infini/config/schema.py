@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import importlib.util
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -114,6 +115,9 @@ class TaskConfig:
         return text_files(data_dir, split, setting)
 
     def __post_init__(self) -> None:
+        if self.data_dir:
+            # `books/`, as completion writes it, is `books`: the same training.
+            self.data_dir = os.path.normpath(self.data_dir)
         one_of("task.kind", self.kind, ("language_model", "any"))
         one_of("task.positions", self.positions, ("rotary", "t5"))
 
@@ -231,7 +235,9 @@ class RecipeConfig:
         "Longer documents are read in excerpts of this length, so that a short training sees many; null: whole."
     )
     steps: int = setting("Optimizer steps.")
-    warmup_steps: int = setting("Steps of linear learning-rate warm-up.")
+    warmup_steps: int = setting(
+        "Steps of linear learning-rate warm-up. If only recipe.steps is set, at most a tenth of them."
+    )
     schedule: str = setting("Learning rate after the warm-up: cosine or constant.")
     final_lr_fraction: float = setting("Final learning rate of the cosine, as a fraction of the peak.")
     checkpoint_activations: bool = setting(

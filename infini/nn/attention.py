@@ -118,7 +118,7 @@ class LocalAttention(nn.Module):
         sizes = {"d_model": d_model, "n_heads": n_heads, "d_key": d_key, "d_value": d_value}
         for name, size in (sizes | {"n_kv_heads": n_kv_heads, "segment_length": segment_length}).items():
             if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}={size}: must be a whole number, at least 1")
+                raise ValueError(f"{name}={size!r}: must be a whole number, at least 1")
         if n_heads % n_kv_heads:
             raise ValueError(f"n_kv_heads={n_kv_heads}: must divide n_heads={n_heads}")
         if d_key % 2:
@@ -395,7 +395,8 @@ class InfiniAttention(LocalAttention):
             if value not in allowed:
                 raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, allowed))}")
         self.update_rule, self.first_segment, self.delta_normaliser = update_rule, first_segment, delta_normaliser
-        if memory_decay is not None and not (isinstance(memory_decay, int | float) and 1 <= memory_decay < math.inf):
+        a_number = isinstance(memory_decay, int | float) and not isinstance(memory_decay, bool)
+        if memory_decay is not None and not (a_number and 1 <= memory_decay < math.inf):
             raise ValueError(f"memory_decay={memory_decay!r}: must be a finite number of segments from 1 on, or None")
         self.gate_init, self.memory_decay, self.input_gate = gate_init, memory_decay, input_gate
 

@@ -229,7 +229,8 @@ class _Training:
         cfg, module, console, ranks = self.cfg, self.module, self.console, self.ranks
         point = ranks.agreed(self._claim() if ranks.rank == 0 else None)
         if point is not None:
-            console.print(f"resuming from step {step_of(point):,} of {cfg.recipe.steps:,} ({point.parent})")
+            step = f"step {step_of(point):,} of {cfg.recipe.steps:,}"
+            console.print(f"resuming from {step} ({point.parent}), as {self.record.run_id}")
         if variables := ignored_variables():
             warn(console, f"{', '.join(variables)}: ignored; the configuration alone decides a training")
         saving = SaveCheckpoints(self.unfinished, cfg.recipe.save_every, point, ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,6 +227,15 @@ def test_a_machine_with_a_gpu_is_asked_nothing(stubs: list[str], monkeypatch: py
 def test_a_word_without_a_key_is_told_its_key(line: list[str], meant: str, capfd: pytest.CaptureFixture[str]) -> None:
     word = line[1]
     assert error(capfd, *line) == f"{word!r}: not a setting; write key=value; did you mean {meant}?"
+
+
+def test_a_path_with_a_space_is_told_its_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my books").mkdir()
+    monkeypatch.chdir(tmp_path)
+    said = "'books': a value with spaces needs quotes: 'task.data_dir=my books'"
+    assert error(capfd, "train", "task.data_dir=my", "books") == said
 
 
 @pytest.mark.parametrize("line", ["train --task pg19", "train --task=pg19", "train -task pg19"])

@@ -131,6 +131,7 @@ def test_paper_scale_is_the_papers() -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
+        ("model=RMT", "model='RMT': did you mean 'rmt'. It must be one of auto"),
         ("model=infini_liner", "model='infini_liner': did you mean 'infini_linear'. It must be one of auto"),
         (f"decoding.top_p={'9' * 5000}", "decoding.top_p: a number of 5,000 digits is too large$"),
         (f"optimizer.lr={'9' * 400}", "optimizer.lr: a number of 400 digits is too large$"),
@@ -534,6 +535,12 @@ def test_lengths_and_depths_may_be_one_or_several() -> None:
 def test_what_is_wrong_with_a_passkey_is_said_in_one_line(override: str, expected: str) -> None:
     with pytest.raises(InputError, match=f"^{expected}"):
         compose(["task=passkey", override])
+
+
+@pytest.mark.parametrize("typed", ["books/", "./books", "books/.", "books//"])
+def test_a_folder_typed_otherwise_is_the_same_training(typed: str) -> None:
+    """As shells complete it: a stopped training resumes."""
+    assert config_hash(compose([f"task.data_dir={typed}"])) == config_hash(compose(["task.data_dir=books"]))
 
 
 def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

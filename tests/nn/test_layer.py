@@ -115,7 +115,7 @@ def test_state_is_float32_beside_bfloat16(half: str) -> None:
         ({"first_segment": "none"}, ("first_segment='none'", "local, zero")),
         ({"gate_init": "ones"}, ("gate_init='ones'", *get_args(GateInit))),
         ({"delta_normaliser": "next"}, ("delta_normaliser='next'", "previous, current")),
-        *(({"memory_decay": wrong}, (f"memory_decay={wrong!r}", "from 1 on")) for wrong in (0.5, math.inf, "long")),
+        *(({"memory_decay": wrong}, (f"memory_decay={wrong!r}", "from 1 on")) for wrong in (0.5, math.inf, "x", True)),
         ({"input_gate": "relu"}, ("input_gate='relu'", "None, sigmoid")),
         ({"attention_scale": "d"}, ("attention_scale='d'", "d_key", "d_model")),
         ({"n_kv_heads": 3}, ("n_kv_heads=3", "divide n_heads=4")),

@@ -112,7 +112,8 @@ def test_a_checkpoint_of_another_version_is_one_line(
     capsys.readouterr()
     resumed = train(corpus, tmp_path)
     assert resumed.cost["resumed"]
-    at = r"resuming from step \d of \d+ \(.*unfinished/[\w-]+\)$"
+    # The id that the first process printed, not that of the second, which exists nowhere.
+    at = rf"resuming from step \d of \d+ \(.*unfinished/[\w-]+\), as {resumed.run_id}$"
     assert re.search(at, capsys.readouterr().err, re.MULTILINE)
 
 
