@@ -42,7 +42,8 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option nearest to `word`, in any case, preferably one that begins with it; None when none is near."""
+    """The option nearest to `word`, preferably one that begins with it; None when none is near. Upper and lower case
+    count as the same."""
     known, word = {option.casefold(): option for option in options}, word.casefold()
     begins = sorted((option for option in known if len(word) > 2 and option.startswith(word)), key=len)
     near = begins or difflib.get_close_matches(word, known, n=1, cutoff=0.5)

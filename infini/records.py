@@ -6,7 +6,6 @@ This module does not import torch, so that tables and help are fast.
 
 from __future__ import annotations
 
-import functools
 import gc
 import hashlib
 import importlib.metadata
@@ -384,6 +383,8 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 CODE = ("infini", "tasks", "conf", ":(glob)*.py", ":(glob)*.toml")
 """Where a new file changes what runs. Any other file that git does not know is the user's own."""
+NO_CODE = ("results", "docs", "tests")
+"""Folders on which no run depends; publishing writes into the first."""
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
@@ -398,21 +399,26 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
     return revision, None if changed is None else bool(changed)
 
 
-@functools.cache
+_first_revisions: dict[Path, str] = {}
+
+
 def _first_revision(root: Path) -> str | None:
-    top = _git(root, "rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() != root.resolve():
-        return None
-    return _git(root, "rev-parse", "--verify", "HEAD")
+    if root not in _first_revisions:
+        top = _git(root, "rev-parse", "--show-toplevel")
+        if top is None or Path(top).resolve() != root.resolve():
+            return None
+        # Where git does not answer now, a later run asks again.
+        if revision := _git(root, "rev-parse", "--verify", "HEAD"):
+            _first_revisions[root] = revision
+    return _first_revisions.get(root)
 
 
 def changed_files(root: Path, revision: str = "HEAD") -> list[str] | None:
     """Where the checkout at `root` differs from a commit; None where git does not tell.
 
-    Changed files count, and new ones in CODE. Files that git ignores do not, and files in `results/` do not, because
-    publishing writes there and no run depends on them.
+    Changed files count, and new ones in CODE. Files that git ignores do not, and those of NO_CODE do not.
     """
-    changed = _git(root, "diff", "--name-only", revision, "--", ".", ":(exclude)results")
+    changed = _git(root, "diff", "--name-only", revision, "--", ".", *(f":(exclude){folder}" for folder in NO_CODE))
     new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *CODE)
     return None if changed is None or new is None else [*changed.splitlines(), *new.splitlines()]
 

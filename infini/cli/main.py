@@ -12,7 +12,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infini.cli.completion import HELP, keys_of_verb, script
@@ -284,14 +283,24 @@ def refuse_bare_words(verb: Verb, words: Sequence[str]) -> None:
         # Keys contain no spaces: a word with a space before its first `=` is text.
         if word.startswith("~") or ("=" in word and not re.search(r"\S\s", word.partition("=")[0])):
             continue
-        before = words[place - 1] if place else ""
-        if "=" in before and Path(f"{before.partition('=')[2]} {word}").exists():
-            raise InputError(f"{word!r}: a value with spaces needs quotes: {shlex.quote(f'{before} {word}')}")
+        if place and (meant := _unquoted(words[place - 1], words[place:])):
+            raise InputError(f"{word!r}: a value with spaces needs quotes: {shlex.quote(meant)}")
         meant = _meant(verb, word, words[place + 1 :])
         if verb.takes_words and not (meant and "report" in verb.groups):
             continue
         hint = f"; did you mean {meant}?" if meant else ""
         raise InputError(f"{word!r}: not a setting; write key=value{hint}")
+
+
+def _unquoted(setting: str, following: Sequence[str]) -> str:
+    """A setting with the words behind it that are the rest of its path; "" where no such path exists."""
+    key, _, path = setting.partition("=")
+    if path and key.endswith(("dir", "checkpoint", "init_from", "base", "out")):
+        for word in following:
+            path += f" {word}"
+            if os.path.exists(path):
+                return f"{key}={path}"
+    return ""
 
 
 def _meant(verb: Verb, word: str, following: Sequence[str]) -> str:

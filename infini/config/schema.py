@@ -12,7 +12,6 @@ import dataclasses
 import importlib
 import importlib.util
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -115,9 +114,9 @@ class TaskConfig:
         return text_files(data_dir, split, setting)
 
     def __post_init__(self) -> None:
-        if self.data_dir:
-            # `books/`, as completion writes it, is `books`: the same training.
-            self.data_dir = os.path.normpath(self.data_dir)
+        if self.data_dir and (folder := str(Path(self.data_dir))) != "synthetic":
+            # `books/`, as completion writes it, is `books`: the same training. `synthetic/` is a folder.
+            self.data_dir = folder
         one_of("task.kind", self.kind, ("language_model", "any"))
         one_of("task.positions", self.positions, ("rotary", "t5"))
 

@@ -100,7 +100,8 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
     name = options.pop("name", None)
     models = registered()
     if name not in models:
-        raise InputError(f"model={name}: no file of infini/models registers it, only {', '.join(sorted(models))}")
+        known = ", ".join(sorted(models))
+        raise InputError(f"model={name}: no file of infini/models registers this name; registered: {known}")
     config_class, builder = models[name]
     hints = typing.get_type_hints(config_class)
     for key, value in options.items():

@@ -213,8 +213,9 @@ def check_publishable(record: RunRecord, results_dir: Path, before: dict[str, Ru
     if dirty is None:
         raise InputError(f"run {record.run_id} cannot be published: the commit it was made from is not known")
     if dirty:
-        what = f"a tree with uncommitted changes{records.describe_changes(record.environment)}"
-        raise InputError(f"run {record.run_id} cannot be published: it was made from {what}")
+        what = f"files that are not those of its commit{records.describe_changes(record.environment)}"
+        why = "uncommitted changes, or another commit was checked out while it ran"
+        raise InputError(f"run {record.run_id} cannot be published: it was made from {what}: {why}")
     if record.synthetic:
         raise InputError(f"run {record.run_id} cannot be published: its data is synthetic")
     for suffix, stated in record.data.get("beside", {}).items():

@@ -232,10 +232,14 @@ def test_a_word_without_a_key_is_told_its_key(line: list[str], meant: str, capfd
 def test_a_path_with_a_space_is_told_its_quotes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "my books").mkdir()
+    for name in ("my books", "my old books"):
+        (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
-    said = "'books': a value with spaces needs quotes: 'task.data_dir=my books'"
-    assert error(capfd, "train", "task.data_dir=my", "books") == said
+    said = "a value with spaces needs quotes: "
+    assert error(capfd, "train", "task.data_dir=my", "books") == f"'books': {said}'task.data_dir=my books'"
+    assert error(capfd, "train", "task.data_dir=my", "old", "books") == f"'old': {said}'task.data_dir=my old books'"
+    # A text is no path, and may be longer than one.
+    assert "not a setting" in error(capfd, "generate", f"prompt={'long ' * 100}", "word")
 
 
 @pytest.mark.parametrize("line", ["train --task pg19", "train --task=pg19", "train -task pg19"])

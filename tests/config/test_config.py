@@ -543,6 +543,12 @@ def test_a_folder_typed_otherwise_is_the_same_training(typed: str) -> None:
     assert config_hash(compose([f"task.data_dir={typed}"])) == config_hash(compose(["task.data_dir=books"]))
 
 
+@pytest.mark.parametrize("typed", ["synthetic/", "./synthetic", "link/../books"])
+def test_a_folder_stays_the_one_that_was_typed(typed: str) -> None:
+    """Not made-up text, which `synthetic` is, and not the folder beside the target of a link."""
+    assert compose([f"task.data_dir={typed}"]).task.data_dir == typed
+
+
 def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cfg = compose([])
     monkeypatch.delenv("INFINI_DATA_DIR", raising=False)

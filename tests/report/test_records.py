@@ -237,10 +237,11 @@ def test_a_commit_that_is_checked_out_meanwhile_is_not_that_of_a_run(repository:
     """A process that reproduces a table for hours has the code that it was started with."""
     started, dirty = records.git_state(repository)
     assert dirty is False
-    (repository / "results").mkdir(exist_ok=True)
-    (repository / "results" / "table.md").write_text("new")
-    git(repository, "add", "results")
-    git(repository, "commit", "-q", "-m", "results alone: no run depends on them")
+    for folder in ("results", "docs", "tests"):
+        (repository / folder).mkdir()
+        (repository / folder / "page.md").write_text("new")
+        git(repository, "add", folder)
+        git(repository, "commit", "-q", "-m", f"{folder} alone: no run depends on them")
     assert records.git_state(repository) == (started, False)
     (repository / "code.py").write_text("x = 2\n")
     git(repository, "commit", "-q", "-a", "-m", "other code")

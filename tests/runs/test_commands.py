@@ -357,9 +357,9 @@ def remove_texts(infini: Runner, run: RunRecord, data: Path) -> None:
     shutil.rmtree(data)
 
 
-CHANGES = [("train", rewrite_texts), ("eval", remove_record)]
+CHANGES = [("train", None), ("train", rewrite_texts), ("eval", remove_record)]
 MORE_CHANGES = [
-    *(("train", change) for change in (None, remove_record, remove_texts, remove_model)),
+    *(("train", change) for change in (remove_record, remove_texts, remove_model)),
     *(("eval", change) for change in (None, rewrite_texts, remove_texts)),
 ]
 

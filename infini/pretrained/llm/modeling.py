@@ -124,6 +124,8 @@ class ModelMixin(_Initialised):
             **options,
         )
         if cache is not None:
+            # Where nothing is trained, no gradient is missing.
+            call.detached &= output[0].requires_grad
             cache.commit(call)
             if hasattr(output, "past_key_values"):
                 output.past_key_values = cache
@@ -189,19 +191,19 @@ class ModelMixin(_Initialised):
             return None
         if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
             raise InputError("attention_mask: only a 2D mask of padding [rows, columns] is understood")
-        if len(mask) != B:
+        if len(mask) not in (1, B):
             raise InputError(f"attention_mask has {len(mask)} rows, the batch {B}")
+        mask = mask.expand(B, -1)
         before = cache.columns if cache is not None else 0
         if mask.shape[1] != before + T and (mask.shape[1] != T or kinds_without_memory(self.config)):
             raise InputError(
                 f"attention_mask has {mask.shape[1]} columns: the cache has {before} and the call {T}, so it must have "
                 f"{before + T}"
             )
-        mask = mask != 0
-        mask, earlier = mask[:, -T:], mask[:, :-T]
+        mask, earlier = mask[:, -T:] != 0, mask[:, :-T]
         if cache is not None and cache.has_all_columns and cache.lengths and T > 1 and earlier.shape[1]:
             # Not at every token: it would read the whole mask back from the device.
-            seen = to_numpy(earlier.sum(-1)).tolist()
+            seen = to_numpy((earlier != 0).sum(-1)).tolist()
             if seen != cache.lengths:
                 raise InputError(
                     f"attention_mask shows {seen} of the columns before this call, the cache has read {cache.lengths}: "
@@ -301,15 +303,16 @@ class CausalLMMixin(_Initialised):
         cache._is_user_defined = True
 
     def _assisted_decoding(self, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
-        cache, mask = options["past_key_values"], options.get("attention_mask")
+        cache, mask = options.get("past_key_values"), options.get("attention_mask")
         width = mask.shape[1] if mask is not None else getattr(options["generation_config"], "_mask_length", None)
-        if cache.columns and mask is not None and not mask.all():
+        read = 0 if cache is None else cache.columns
+        if read and mask is not None and not mask.all():
             # transformers cuts the mask to the columns of input_ids.
             raise InputError("assisted decoding goes on from a cache without padding only: leave the assistant out")
-        if cache.columns and width == input_ids.shape[1]:
+        if read and width == input_ids.shape[1]:
             # Its first step reads all of them, whatever the cache has read.
             raise InputError(
-                f"assisted decoding would read the {cache.columns} tokens of the cache again: pass only the new ones, "
+                f"assisted decoding would read the {read} tokens of the cache again: pass only the new ones, "
                 "by generate(**cache.inputs(input_ids))"
             )
         return super()._assisted_decoding(input_ids, *args, **options)
@@ -357,8 +360,9 @@ def __getattr__(name: str) -> type:
         from infini.pretrained.llm.families import CLASSES
 
         for _, model_class in CLASSES.values():
-            stock = getattr(sys.modules[model_class.__bases__[1].__module__], name.removeprefix("Infini"), None)
-            if isinstance(stock, type):
+            module = model_class.__bases__[1].__module__
+            stock: Any = getattr(sys.modules[module], name.removeprefix("Infini"), None)
+            if name.endswith(("Attention", "Model")) and getattr(stock, "__module__", None) == module:
                 return subclass(AttentionMixin if name.endswith("Attention") else ModelMixin, stock)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -264,14 +264,18 @@ def test_decoding_with_the_first_layers_alone_is_refused() -> None:
     assert torch.equal(greedy(model, ids, 4), greedy_by_hand(model, ids, 4))
 
 
-@pytest.mark.parametrize(
-    ("mask", "said"),
-    [(torch.ones(3, 5), "attention_mask has 3 rows, the batch 2"), (torch.ones(1, 5), "has 1 rows, the batch 2")],
-)
-def test_a_mask_of_other_rows_is_refused(mask: torch.Tensor, said: str) -> None:
-    mask[0, 0] = 0
-    with pytest.raises(ValueError, match=said):
-        tiny_llm()(prompt(2, 5), attention_mask=mask)
+def test_a_mask_has_the_rows_of_the_batch_or_one_for_all() -> None:
+    model, ids, mask = tiny_llm(), prompt(2, N + 3), torch.ones(3, N + 3)
+    mask[:, 0] = 0
+    with pytest.raises(ValueError, match="attention_mask has 3 rows, the batch 2"):
+        model(ids, attention_mask=mask)
+    assert torch.equal(logits(model, ids, attention_mask=mask[:1]), logits(model, ids, attention_mask=mask[:2]))
+
+
+def test_assisted_decoding_without_a_cache_is_refused_as_by_the_base() -> None:
+    for model in (tiny_llm(), tiny_base()):
+        with pytest.raises(ValueError, match="assisted generate requires `use_cache=True`"):
+            greedy(model, prompt(1, 5), 2, prompt_lookup_num_tokens=2, use_cache=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32])

@@ -18,7 +18,7 @@ from tiny_llms import N, logits, logits_in_calls, prompt, tiny_base, tiny_llm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 import infini
-from infini.pretrained.llm import GATE_MODULES, inject, model_card, parameter_groups, saving, settings_of
+from infini.pretrained.llm import GATE_MODULES, inject, model_card, modeling, parameter_groups, saving, settings_of
 from infini.pretrained.llm.cache import _layer_devices
 
 
@@ -246,6 +246,16 @@ with torch.no_grad():
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    # These alone: the causal model is made elsewhere, and a family's module holds other classes, too.
+    assert modeling.InfiniOlmo2Model is type(tiny_llm("olmo2").model)
+    for name in (
+        "InfiniLlamaForCausalLM",
+        "InfiniLlamaConfig",
+        "InfiniPreTrainedModel",
+        "InfiniCallable",
+        "Olmo2Model",
+    ):
+        assert not hasattr(modeling, name), name
 
 
 @pytest.mark.slow

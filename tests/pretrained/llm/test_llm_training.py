@@ -202,6 +202,13 @@ def test_reentrant_checkpointing_cuts_no_gradient_silently() -> None:
     with torch.no_grad():
         model(ids[:, N:], past_key_values=cache.fork(), use_cache=True)
     model(ids[:, N:], past_key_values=cache.detach(), use_cache=True).logits.sum().backward()
+    # Where nothing is trained, none is missing.
+    model = tiny_llm().train().requires_grad_(False)
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    model.disable_input_require_grads()
+    cache = InfiniCache(model)
+    for part in ids.split(2 * N, 1):
+        cache = model(part, past_key_values=cache, use_cache=True).past_key_values
 
 
 @pytest.mark.parametrize("tokens", [N - 2, N, N + 3])
