@@ -257,5 +257,5 @@ def test_inputs_of_another_dtype_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("size", [2.5, 0, "8"])
 def test_sizes_are_whole_numbers(size: Any) -> None:
-    with pytest.raises(ValueError, match=f"^segment_length={size}: must be a whole number, at least 1"):
+    with pytest.raises(ValueError, match=f"^segment_length={size!r}: must be a whole number, at least 1"):
         InfiniAttention(12, 2, 6, size)
