@@ -255,6 +255,14 @@ def test_inputs_of_another_dtype_are_refused_by_name() -> None:
             layer(inputs(1, 5), **{name: torch.ones(1, 5).double()})
 
 
+@pytest.mark.parametrize("tokens", [6, 8, 12])
+def test_every_parameter_has_a_gradient_whatever_the_length(tokens: int) -> None:
+    """0 where nothing read depends on it: DistributedDataParallel takes None for an error."""
+    layer = make_layer(memory_decay=4.0, input_gate="sigmoid")
+    layer(inputs(2, tokens))[0].square().sum().backward()
+    assert [name for name, parameter in layer.named_parameters() if parameter.grad is None] == []
+
+
 @pytest.mark.parametrize("size", [2.5, 0, "8"])
 def test_sizes_are_whole_numbers(size: Any) -> None:
     with pytest.raises(ValueError, match=f"^segment_length={size!r}: must be a whole number, at least 1"):

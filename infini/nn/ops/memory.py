@@ -358,6 +358,18 @@ def gate(
     return _Mix.apply(a_dot, numerator, g_dot, _Share.apply(g_mem, denominator))
 
 
+def tied(g: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+    """g, with a gradient of 0 for the other parameters of a memory, in texts of one segment too.
+
+    Nothing that is read there depends on a decay or an input gate. Without a gradient, even of 0,
+    DistributedDataParallel stops with an error.
+    """
+    if torch.is_grad_enabled():
+        for other in others:
+            g = g if other is None else g + 0 * other.sum().to(g.device, g.dtype)
+    return g
+
+
 def gate_weights(
     g: torch.Tensor, first: torch.Tensor | None, first_segment: FirstSegment
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -570,14 +570,8 @@ class InfiniGate(nn.Module):
             return ops.input_gate(like, weight, bias)
         if wanted == "remains":
             return torch.sigmoid(self.decay.to(like.device, like.dtype))[None, None]
-        g: torch.Tensor = torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None]
-        if torch.is_grad_enabled():
-            # In a text of one segment nothing read depends on the others: their gradient is 0 then, not None, which
-            # DistributedDataParallel takes for an error.
-            for name, parameter in self.named_parameters():
-                if name != "beta":
-                    g = g + 0 * parameter.to(like.device, like.dtype).sum()
-        return g
+        others = (parameter for name, parameter in self.named_parameters() if name != "beta")
+        return ops.tied(torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None], *others)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         def kept(x: torch.Tensor) -> torch.Tensor:
