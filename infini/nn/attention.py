@@ -522,7 +522,7 @@ class InfiniAttention(LocalAttention):
         G = self.n_kv_heads
         read, mem = self.write_memory(k_BSNGK, v_BSNGV, mem, piece)
         g_H = torch.sigmoid(self.beta.to(read.z_BGK.dtype))
-        g_H = memory.tied(g_H, self.decay, self.input_weight, self.input_bias)
+        g_H = memory.with_zero_gradients(g_H, self.decay, self.input_weight, self.input_bias)
         if in_blocks(q_BSQHK):
             first_BS = piece.first_BS
             g_mem, g_dot = memory.gate_weights(

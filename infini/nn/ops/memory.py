@@ -358,15 +358,15 @@ def gate(
     return _Mix.apply(a_dot, numerator, g_dot, _Share.apply(g_mem, denominator))
 
 
-def tied(g: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
-    """g, with a gradient of 0 for the other parameters of a memory, in texts of one segment too.
+def with_zero_gradients(g: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
+    """g unchanged, but its backward pass gives each of the parameters a gradient of 0; None is passed over.
 
-    Nothing that is read there depends on a decay or an input gate. Without a gradient, even of 0,
-    DistributedDataParallel stops with an error.
+    In a text of one segment no output depends on a decay or an input gate, so their gradient would be None, and
+    DistributedDataParallel raises an error.
     """
     if torch.is_grad_enabled():
-        for other in others:
-            g = g if other is None else g + 0 * other.sum().to(g.device, g.dtype)
+        for parameter in parameters:
+            g = g if parameter is None else g + 0 * parameter.sum().to(g.device, g.dtype)
     return g
 
 

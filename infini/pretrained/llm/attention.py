@@ -571,7 +571,7 @@ class InfiniGate(nn.Module):
         if wanted == "remains":
             return torch.sigmoid(self.decay.to(like.device, like.dtype))[None, None]
         others = (parameter for name, parameter in self.named_parameters() if name != "beta")
-        return ops.tied(torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None], *others)
+        return ops.with_zero_gradients(torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None], *others)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         def kept(x: torch.Tensor) -> torch.Tensor:

@@ -280,8 +280,8 @@ class InfiniCache(Cache):
         self._refuse_interrupted()
         if self._detached and torch.is_grad_enabled():
             raise InputError(
-                "gradient checkpointing with use_reentrant=True gives the cache no gradient: pass use_reentrant=False, "
-                "or call cache.detach() before the next call, which ends the gradient there"
+                "gradient checkpointing with use_reentrant=True computes no gradient for the cache: pass "
+                "use_reentrant=False, or call cache.detach() to end the gradient here"
             )
         # Without gradients the windows are written in place; layers without a memory keep what they read at once.
         self._interrupted = not torch.is_grad_enabled() or len(self.memory_layers) < len(self.layers)

@@ -308,7 +308,7 @@ class CausalLMMixin(_Initialised):
         read = 0 if cache is None else cache.columns
         if read and mask is not None and not mask.all():
             # transformers cuts the mask to the columns of input_ids.
-            raise InputError("assisted decoding goes on from a cache without padding only: leave the assistant out")
+            raise InputError("assisted decoding cannot continue a cache with padding: decode without an assistant")
         if read and width == input_ids.shape[1]:
             # Its first step reads all of them, whatever the cache has read.
             raise InputError(

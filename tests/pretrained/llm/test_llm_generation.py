@@ -131,7 +131,7 @@ def test_assisted_decoding_does_not_read_a_text_twice() -> None:
         # As the message says.
         new = model.generate(**cache.inputs(ids[:, 2 * N :]), max_new_tokens=5, do_sample=False, **helper)
         assert torch.equal(new[:, N:], greedy(model, ids, 5)[:, 3 * N :])
-        with pytest.raises(ValueError, match="from a cache without padding only: leave the assistant out"):
+        with pytest.raises(ValueError, match="cannot continue a cache with padding: decode without an assistant"):
             greedy(model, ids, 5, attention_mask=mask, past_key_values=padded_cache.fork(), **helper)
 
 

@@ -196,7 +196,9 @@ def test_reentrant_checkpointing_cuts_no_gradient_silently() -> None:
     model.enable_input_require_grads()
     cache = InfiniCache(model)
     model(ids[:, :N], past_key_values=cache, use_cache=True).logits.sum().backward()
-    with pytest.raises(ValueError, match="use_reentrant=True gives the cache no gradient: pass use_reentrant=False"):
+    with pytest.raises(
+        ValueError, match="use_reentrant=True computes no gradient for the cache: pass use_reentrant=False"
+    ):
         model(ids[:, N:], past_key_values=cache, use_cache=True)
     # A gradient that ends there is not missed, and an evaluation needs none.
     with torch.no_grad():
