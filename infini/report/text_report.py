@@ -239,9 +239,9 @@ class Report(RunReport):
             mark = f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
         main, without_run = _main_table(self, chosen)
         tables = [main, _sizes_table(self, chosen)]
-        notes = [f"rows without a run, not shown: {'; '.join(without_run)}."] if without_run else []
+        absent = [f"rows without a run, not shown: {'; '.join(without_run)}."] if without_run else []
         seeds = f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets"
-        notes.append(f"{seeds}; {DASH} not available.")
+        notes = [*absent, f"{seeds}; {DASH} not available."]
         for part in self.parts:
             sources = chosen[part.task]
             # The other tables compare runs in pairs, so they show the runs of one source.
@@ -264,7 +264,7 @@ class Report(RunReport):
             notes += [*report_mismatches(named, scale, part.models), *disputes(named)]
             if other := _other_data(sources):
                 notes.append(f"{OTHER_DATA_MARK} {self.benchmarks[part.task]}, yours: {other}")
-        return self.rendered(scale, [table for table in tables if table.rows], notes, mark)
+        return self.rendered(scale, [table for table in tables if table.rows], notes, mark, legend=tuple(absent))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.costs import by_seconds, draw_costs, memory_points, token_points

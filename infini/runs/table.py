@@ -47,7 +47,9 @@ def run(cfg: Config, overrides: list[str]) -> int:
 def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
     """Print a report from published records and those in results_dir, and write it there."""
     published = records.load_records(records.published_dir())
-    yours = records.load_records(cfg.results_dir) if report.shows_own_runs else None
+    # In results_dir=results they are the same, and its tables are the published ones.
+    is_published = Path(cfg.results_dir).resolve() == records.published_dir().resolve()
+    yours = records.load_records(cfg.results_dir) if report.shows_own_runs and not is_published else None
     rendered = tabulate(report, cfg, overrides, published, yours)
     short = rendered.short()
     print_report(rendered if cfg.full else short, wide_console(), with_runs=cfg.full)
@@ -60,7 +62,8 @@ def show(report: ReportKind, cfg: Config, overrides: list[str]) -> None:
         lines.print(f"full=true prints the rest: {left}, and the runs behind the rows")
     if not records.in_checkout() and not is_folder(records.published_dir() / "runs"):
         lines.print(records.WHERE_PUBLISHED)
-    paths = write_report(rendered, Path(cfg.results_dir) / "tables", links={"yours": "../runs"})
+    linked = "published" if is_published else "yours"
+    paths = write_report(rendered, Path(cfg.results_dir) / "tables", links={linked: "../runs"})
     lines.print(f"written: {', '.join(map(str, paths))}")
     if isinstance(cfg.logger, WandbConfig):
         log_tables(cfg.logger, Path(cfg.results_dir) / "logs", rendered)

@@ -85,6 +85,7 @@ def test_other_data_than_the_published_ones_is_marked(report: Report) -> None:
     assert rendered.tables[0].cell("local", "PG19 yours").text.endswith(" §")
     assert "§" not in rendered.tables[0].cell("local", "PG19 published").text
     assert rendered.short().notes == (
+        "rows without a run, not shown: Compressive Transformer; AutoCompressors; Full attention.",
         "§ PG19, yours: other documents (2 instead of 3) and another tokenizer (bpe-300 instead of bpe_4096) than "
         "published; perplexities cannot be compared",
     )

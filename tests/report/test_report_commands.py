@@ -62,6 +62,29 @@ def test_table_command_prints_the_paper_where_nothing_ran(
     assert files(Path(cfg.results_dir)) == [f"tables/table2_lm_laptop.{suffix}" for suffix in ("csv", "md", "tex")]
 
 
+def test_rows_without_a_run_are_named_in_the_short_form(
+    cfg: Any, published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(Path(cfg.results_dir), make_eval("infini_linear", 1))
+    assert table.run(cfg, []) == 0
+    assert "rows without a run, not shown: " in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_published_tables_stay_as_published_in_their_own_folder(cfg: Any, published: Path) -> None:
+    """`results_dir=results` in a checkout: its runs were taken for the reader's, too, and the tables written so."""
+    fill(published, make_eval("infini_linear", 1))
+    assert table.run(cfg, []) == 0
+    cfg.results_dir = str(published)
+    assert table.run(cfg, []) == 0
+    mine, theirs = (
+        (Path(folder) / "tables" / "table2_lm_laptop.csv").read_text(encoding="utf-8")
+        for folder in (published.parent / "mine", published)
+    )
+    assert theirs == "".join(line for line in mine.splitlines(keepends=True) if " yours," not in line)
+    assert ",published," in theirs and " yours," in mine
+    assert "](../runs/" in (published / "tables" / "table2_lm_laptop.md").read_text(encoding="utf-8")
+
+
 def test_figure_command_draws_or_says_how_to_get_runs(cfg: Any, published: Path) -> None:
     with pytest.raises(InputError, match="infini reproduce report=table2_lm scale=laptop"):
         figure.run(cfg, ["report=table2_lm"])
