@@ -300,7 +300,9 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     assert evidence is not None and isinstance(evidence.report, PasskeyReport)
     report, (row,) = evidence.report, claim.rows
     paper = report.rows[claim.options.get("paper_of", row)].paper
-    cells = chosen_cells(report, evidence.of(claim).runs.get(row, []))
+    runs = evidence.of(claim).runs.get(row, [])
+    only = claim.options.get("only_seeds")
+    cells = chosen_cells(report, [run for run in runs if only is None or run.seed in only])
     texts: list[str] = []
     used: dict[str, None] = {}
     shares: list[_Share] = []

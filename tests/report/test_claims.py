@@ -289,10 +289,22 @@ def test_a_passkey_claim_is_the_papers_row_with_a_little_slack(
     assert verdicts(three_seeds(changes, examples=300))["passkey_linear"][0] == verdict
 
 
+def test_a_confirmation_is_judged_by_its_own_seeds() -> None:
+    """What was changed until seeds 1 to 3 found every key is not confirmed by them."""
+    first = three_seeds(accuracy=0.5, examples=300)
+    others = three_seeds(examples=300)
+    for run in others:
+        run.seed += 3
+        run.run_id += "-other"
+    found = verdicts([*first, *others])
+    assert found["passkey_linear"][0] == "does not hold" and found["passkey_linear_confirmed"][0] == "holds"
+    assert to_decide(first)["passkey_linear_confirmed"] == "needs three seeds at every length and place"
+
+
 def test_all_right_of_150_prompts_is_not_surely_98() -> None:
     """0.98 to the power of 150 is 0.048, on one side; the interval of a bootstrap said 100 to 100."""
     verdict, measured = verdicts(three_seeds())["passkey_linear"]
-    assert verdict == "inconclusive" and measured.endswith("p = 0.77, adjusted for 8 tests")
+    assert verdict == "inconclusive" and measured.endswith("p = 0.97, adjusted for 10 tests")
     assert to_decide(three_seeds())["passkey_linear"] == "would need about 100 prompts per cell and seed"
 
 
@@ -473,7 +485,7 @@ def zero_shot(end: float, elsewhere: float, seeds: tuple[int, ...] = (1, 2, 3)) 
     ("runs", "verdict"),
     [
         (zero_shot(0.97, 0.1), "holds"),
-        (zero_shot(0.8, 0.1), "does not hold"),
+        (zero_shot(0.75, 0.1), "does not hold"),
         (zero_shot(0.97, 0.4), "does not hold"),
         (zero_shot(0.9, 0.1), "inconclusive"),
         (zero_shot(0.3, 0.1, (1,)), "inconclusive"),
@@ -495,8 +507,8 @@ def test_a_claim_does_not_rest_on_what_was_trained_otherwise() -> None:
 
 def test_seeds_that_share_no_cell_are_none() -> None:
     """Three seeds at every length, but others at a million: no seed was asked at all lengths."""
-    runs = [*three_seeds(), *(run for seed in (4, 5, 6) for run in pair(seed=seed))]
+    runs = [run for seed in range(1, 7) for run in pair(seed=seed, recipe="passkey_laptop_plain")]
     for run in runs[1::2]:
         run.series["cells"] = [cell for cell in run.series["cells"] if (cell["length"] < 2**20) == (run.seed < 4)]
-    verdict, measured = verdicts(runs)["passkey_linear"]
+    verdict, measured = verdicts(runs)["passkey_linear_plain"]
     assert verdict == "inconclusive" and measured.endswith("; 50 prompts per cell for each of 0 seeds")
