@@ -33,8 +33,20 @@ them whose sign the report has."""
 
 
 def load_report(config: Mapping[str, Any]) -> ReportKind:
-    """A report from the `report` group of a configuration; InputError for a key or value that is not allowed."""
-    return next((kind for kind in KINDS if kind.sign in config), Report).from_config(config)
+    """A report from the `report` group of a configuration; InputError for a key or value that is not allowed.
+
+    A list inside a list stands for its entries, so that rows can share settings by an anchor: [*common, seed=1].
+    """
+    return next((kind for kind in KINDS if kind.sign in config), Report).from_config(_spliced(config))
+
+
+def _spliced(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _spliced(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        parts = ((_spliced(inner), isinstance(inner, list | tuple)) for inner in value)
+        return [entry for part, is_list in parts for entry in (part if is_list else [part])]
+    return value
 
 
 def report_of_runs(config: Mapping[str, Any], verb: str) -> RunReport:

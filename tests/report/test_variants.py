@@ -63,6 +63,16 @@ def test_a_variant_is_trained_with_its_settings_and_named_after_its_report() -> 
     assert (others.model_of("other"), others.model_of("local")) == ("infini_linear", "local")
 
 
+def test_rows_share_settings_by_lists_inside_of_their_lists() -> None:
+    shared = ["recipe.steps=3", ["optimizer.lr=0.1"]]
+    for settings in ([shared, "model.rope_base=5"], [*shared, ["model.rope_base=5"]]):
+        variant = {"model": "local", "settings": {"laptop": settings}}
+        rows = {"models": {"local": "Local", "other": "Other"}, "paper": {}, "variants": {"other": variant}}
+        report = load_report(report_settings() | rows)
+        assert isinstance(report, Report)
+        assert report.variants["other"].settings["laptop"] == [shared[0], "optimizer.lr=0.1", "model.rope_base=5"]
+
+
 def test_a_variant_may_have_a_learning_rate_of_its_own_in_each_task() -> None:
     others = variants_report({"laptop": ["dims.segment_length=256"]}, rates={"arxiv_math": 0.0025})
     rated = ["dims.segment_length=256", "optimizer.lr=0.0025", "variant=others"]
