@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from infini.models import register
 from infini.nn.attention import at_least_one
@@ -33,16 +34,16 @@ class AutoCompressor(Recurrence):
         self.memory_size, self.summary_vectors = summary_tokens * accumulated, summary_tokens
         self.summaries = vectors(summary_tokens, dims.d_model)
 
-    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def prefix(self, memory_BMD: Tensor, writes_B: Tensor) -> tuple[Tensor, Tensor | None]:
         M = memory_BMD.shape[1]
         exists_BM = np.arange(M) >= M - to_numpy(writes_B)[:, None] * self.summary_tokens
         return memory_BMD, None if exists_BM.all() else to_device(exists_BM, memory_BMD.device)
 
-    def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
+    def write_tokens(self, prefix_BPD: Tensor) -> Tensor:
         shape = (len(prefix_BPD), self.summary_tokens, prefix_BPD.shape[2])
         return self.summaries.view(shape[1:]).to(prefix_BPD.dtype).expand(shape)
 
-    def updated(self, memory_BMD: torch.Tensor, written_BWD: torch.Tensor) -> torch.Tensor:
+    def updated(self, memory_BMD: Tensor, written_BWD: Tensor) -> Tensor:
         return torch.cat([memory_BMD, written_BWD], 1)[:, self.summary_tokens :]
 
 

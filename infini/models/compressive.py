@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from infini.models import register
 from infini.models.transformer_xl import Hidden, XLAttention
@@ -37,8 +37,8 @@ Compression = Literal["mean", "max", "convolution", "dilated", "most_used"]
 class Memories(NamedTuple):
     """Layer inputs of the last segments [B, m N, D], and compressed earlier ones [B, c, D], the newest last."""
 
-    recent_BMD: torch.Tensor
-    compressed_BCD: torch.Tensor
+    recent_BMD: Tensor
+    compressed_BCD: Tensor
 
 
 class CompressiveAttention(XLAttention):
@@ -94,18 +94,18 @@ class CompressiveAttention(XLAttention):
         )
         return AttentionLeaves(Hidden(window), Memories(recent, compressed))
 
-    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+    def attend(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> tuple[Tensor, Any]:
         y, leaves, _ = self.attend_with_loss(x_BTD, leaves, grid)
         return y, leaves
 
     def attend_with_loss(
-        self, x_BTD: torch.Tensor, leaves: AttentionLeaves, grid: Grid
-    ) -> tuple[torch.Tensor, AttentionLeaves, torch.Tensor | None]:
+        self, x_BTD: Tensor, leaves: AttentionLeaves, grid: Grid
+    ) -> tuple[Tensor, AttentionLeaves, Tensor | None]:
         x_BTD = for_products(x_BTD)
         own = [piece.segments(leaves.window.x_BND, x_BTD) for piece in grid.pieces]
         line, made, chunks = self._lines(leaves.memory, own, grid)
         outputs, first = [], 0
-        losses: list[torch.Tensor] = []
+        losses: list[Tensor] = []
         for piece, o_BSND in zip(grid.pieces, own, strict=True):
             both = torch.cat([*self._memories_of(line, chunks, first, piece), o_BSND], 2)
             x_BSQD = o_BSND[:, :, piece.offset :]
@@ -121,15 +121,13 @@ class CompressiveAttention(XLAttention):
         segments_read = x_BTD.shape[0] * x_BTD.shape[1] / self.segment_length
         return self.o_proj(torch.cat(outputs, 1)), state, torch.stack(losses).sum() / segments_read if losses else None
 
-    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> Any:
         x_BTD = for_products(x_BTD)
         own = [piece.segments(leaves.window.x_BND, x_BTD) for piece in grid.pieces]
         line, _, chunks = self._lines(leaves.memory, own, grid)
         return self._leaves_after_call(leaves, x_BTD, line, chunks, grid)
 
-    def _lines(
-        self, memory: Memories, own: list[torch.Tensor], grid: Grid
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _lines(self, memory: Memories, own: list[Tensor], grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Segments [B, m + n, N, D]: those in memory, then the n that the call completes. Chunks [B, n, N / rate, D]:
         the compressions of the segments that leave as these n end. All chunks [B, c + n, N / rate, D], those in memory
         first, detached."""
@@ -145,7 +143,7 @@ class CompressiveAttention(XLAttention):
         made = self._compress(line[:, :n])
         return line, made, torch.cat([old.to(dtype), made.detach()], 1)
 
-    def _compress(self, x_BSND: torch.Tensor) -> torch.Tensor:
+    def _compress(self, x_BSND: Tensor) -> Tensor:
         """Segments [B, S, N, D] -> chunks [B, S, N / rate, D]."""
         if self.compression == "mean":
             return x_BSND.unflatten(2, (-1, self.rate)).mean(3)
@@ -160,7 +158,7 @@ class CompressiveAttention(XLAttention):
         return self.compress_proj(torch.cat(taps, 3))
 
     @torch.no_grad()
-    def _most_used(self, line: torch.Tensor, chunks: torch.Tensor, own: list[torch.Tensor], grid: Grid) -> torch.Tensor:
+    def _most_used(self, line: Tensor, chunks: Tensor, own: list[Tensor], grid: Grid) -> Tensor:
         """All chunks: each segment's attention decides which vectors of the segment leaving at its end are kept."""
         N, first = self.segment_length, 0
         for piece, o_BSND in zip(grid.pieces, own, strict=True):
@@ -182,9 +180,7 @@ class CompressiveAttention(XLAttention):
                 first += 1
         return chunks
 
-    def _memories_of(
-        self, line: torch.Tensor, chunks: torch.Tensor, first: int, piece: Piece
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _memories_of(self, line: Tensor, chunks: Tensor, first: int, piece: Piece) -> tuple[Tensor, Tensor]:
         """The memories of each segment of a piece: compressed memory [B, S, C, D] and memory [B, S, M, D]."""
         segment = first + np.arange(piece.n_segments)[:, None]
         compressed = chunks[:, to_device(segment + np.arange(self.chunks), line.device)]
@@ -198,7 +194,7 @@ class CompressiveAttention(XLAttention):
         filled = index[..., None] >= np.arange(m + c, 0, -1)
         return filled[..., :c], filled[..., c:]
 
-    def _seen(self, piece: Piece, n_keys: int) -> torch.Tensor | None:
+    def _seen(self, piece: Piece, n_keys: int) -> Tensor | None:
         N, index = self.segment_length, piece.index_BS
         if (index >= self.memory_segments + self.chunks).all():
             return None
@@ -209,26 +205,24 @@ class CompressiveAttention(XLAttention):
         return to_device(own, self.o_proj.weight.device)
 
     def _leaves_after_call(
-        self, leaves: AttentionLeaves, x_BTD: torch.Tensor, line: torch.Tensor, chunks: torch.Tensor, grid: Grid
+        self, leaves: AttentionLeaves, x_BTD: Tensor, line: Tensor, chunks: Tensor, grid: Grid
     ) -> AttentionLeaves:
         m, c = self.memory_segments, self.chunks
         done_B = grid.window_B // self.segment_length
         kept_chunks, kept = self._filled(to_numpy(grid.clock.position_B) // self.segment_length)
 
-        def last(x: torch.Tensor, n: int, filled: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+        def last(x: Tensor, n: int, filled: np.ndarray, like: Tensor) -> Tensor:
             return keep(take(x, done_B[:, None] + np.arange(n)), filled).flatten(1, 2).to(like.dtype)
 
         old = leaves.memory
         memory = Memories(last(line, m, kept, old.recent_BMD), last(chunks, c, kept_chunks, old.compressed_BCD))
         return AttentionLeaves(Hidden(grid.new_window(leaves.window.x_BND, x_BTD)), memory)
 
-    def _reconstruction_loss(
-        self, x_BSND: torch.Tensor, old_BSND: torch.Tensor, new_BSCD: torch.Tensor, piece: Piece
-    ) -> torch.Tensor:
+    def _reconstruction_loss(self, x_BSND: Tensor, old_BSND: Tensor, new_BSCD: Tensor, piece: Piece) -> Tensor:
         """Mean square of attn(h, old memories) - attn(h, compressed memories), summed over the segments at whose end
         memories leave. Only the compression has a gradient."""
 
-        def heads(x: torch.Tensor, projection: nn.Linear, size: int) -> torch.Tensor:
+        def heads(x: Tensor, projection: nn.Linear, size: int) -> Tensor:
             return (
                 F.linear(x, projection.weight.detach().to(x.dtype))
                 .flatten(0, 1)
@@ -236,7 +230,7 @@ class CompressiveAttention(XLAttention):
                 .transpose(1, 2)
             )
 
-        def attention(x: torch.Tensor) -> torch.Tensor:
+        def attention(x: Tensor) -> Tensor:
             k, v = heads(x, self.k_proj, self.d_key), heads(x, self.v_proj, self.d_value)
             return F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=self.n_heads != self.n_kv_heads)
 

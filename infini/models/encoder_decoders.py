@@ -34,12 +34,7 @@ def build_primera(config: Seq2SeqConfig, dims: Dimensions, vocab_size: int) -> S
 
 
 def _build(
-    family: str,
-    config: Seq2SeqConfig,
-    dims: Dimensions,
-    vocab_size: int,
-    positions: dict[str, int],
-    global_first: bool,
+    family: str, config: Seq2SeqConfig, dims: Dimensions, vocab_size: int, positions: dict[str, int], global_first: bool
 ) -> Seq2Seq:
     """With new weights at the sizes of dims and equally many layers in encoder and decoder, or with the trained weights
     model.weights. Raises InputError if transformers or the weights are not available."""

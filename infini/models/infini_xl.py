@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from infini.models import register
 from infini.models.infini import MemoryConfig
@@ -55,12 +56,12 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
         compressive = InfiniAttention.init_leaves(self, batch_size, device).memory
         return AttentionLeaves(window, CachedMemory(cache, compressive))
 
-    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+    def attend(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> tuple[Tensor, Any]:
         x_BTD = for_products(x_BTD)
         new = self.project_keys_values(x_BTD)
         mem: Any = leaves.memory.compressive
 
-        def mix(a_BSQHV: torch.Tensor, q_BSQHK: torch.Tensor, piece: Piece) -> torch.Tensor:
+        def mix(a_BSQHV: Tensor, q_BSQHK: Tensor, piece: Piece) -> Tensor:
             nonlocal mem
             k, v = (piece.segments(w, n) for w, n in zip(leaves.window, new, strict=True))
             a_BSQHV, mem = self.mix_memory(a_BSQHV, q_BSQHK, k, v, mem, piece)
@@ -69,7 +70,7 @@ class InfiniXLAttention(XLAttention, InfiniAttention):
         y, after = self.attend_and_mix(x_BTD, new, AttentionLeaves(leaves.window, leaves.memory.cache), grid, mix)
         return y, AttentionLeaves(after.window, CachedMemory(after.memory, mem))
 
-    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> Any:
         new = self.project_keys_values(for_products(x_BTD))
         mem: Any = leaves.memory.compressive
         for piece in grid.pieces:

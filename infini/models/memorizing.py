@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from infini.models import register
 from infini.models.transformer_xl import XLAttention
@@ -46,11 +46,11 @@ class NormalisedAttention(XLAttention):
         self.head_scale = nn.Parameter(torch.ones(self.n_heads))
         self.scale = 1.0
 
-    def project_keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         k, v = super().project_keys_values(x)
         return F.normalize(k.to(state_dtype(k.dtype)), dim=-1).to(k.dtype), v
 
-    def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def queries(self, x_BSQD: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
         q, bias = super().queries(x_BSQD, n_keys)
         # Only the product is rounded to the queries' dtype: rounding a scale would err equally for every token.
         unit = F.normalize(q.to(state_dtype(q.dtype)), dim=-1)
@@ -84,13 +84,13 @@ class MemorizingAttention(NormalisedAttention):
         entries = Window(*(x.repeat(1, self.memory_segments, 1, 1) for x in cache))
         return AttentionLeaves(window, LargeMemory(cache, entries))
 
-    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+    def attend(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> tuple[Tensor, Any]:
         x_BTD = for_products(x_BTD)
         new = self.project_keys_values(x_BTD)
         line, kept = self._line(new, leaves, grid)
         first = 0
 
-        def mix(a_BSQHV: torch.Tensor, q_BSQHK: torch.Tensor, piece: Piece) -> torch.Tensor:
+        def mix(a_BSQHV: Tensor, q_BSQHK: Tensor, piece: Piece) -> Tensor:
             nonlocal first
             found, any_BS = self._read_memory(q_BSQHK, line, first, piece)
             first += piece.n_segments * piece.commits
@@ -101,15 +101,13 @@ class MemorizingAttention(NormalisedAttention):
         y, after = self.attend_and_mix(x_BTD, new, AttentionLeaves(leaves.window, leaves.memory.cache), grid, mix)
         return y, AttentionLeaves(after.window, LargeMemory(after.memory, kept))
 
-    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> Any:
         new = self.project_keys_values(for_products(x_BTD))
         after = self._leaves_after(AttentionLeaves(leaves.window, leaves.memory.cache), new, grid)
         return AttentionLeaves(after.window, LargeMemory(after.memory, self._line(new, leaves, grid)[1]))
 
     @torch.no_grad()
-    def _line(
-        self, new: tuple[torch.Tensor, torch.Tensor], leaves: AttentionLeaves, grid: Grid
-    ) -> tuple[Window, Window]:
+    def _line(self, new: tuple[Tensor, Tensor], leaves: AttentionLeaves, grid: Grid) -> tuple[Window, Window]:
         """Keys and values of the memory and of all segments that the call completes, and the memory after the call.
 
         new: keys and values of the call's tokens.
@@ -126,9 +124,7 @@ class MemorizingAttention(NormalisedAttention):
             kept.append(keep(take(line, done_B[:, None] + place), filled))
         return Window(*lines), Window(*kept)
 
-    def _read_memory(
-        self, q: torch.Tensor, line: Window, first: int, piece: Piece
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read_memory(self, q: Tensor, line: Window, first: int, piece: Piece) -> tuple[Tensor, Tensor]:
         """Attention of q [B, S, Q, H, K] to the nearest entries [B, S, Q, H, V], and which segments have entries [B,
         S].
 
@@ -147,7 +143,7 @@ class MemorizingAttention(NormalisedAttention):
         scores = scores.where(any_BS[:, :, None, None, None], torch.zeros_like(scores))
         return torch.einsum("bsqhr,bsqhrv->bsqhv", scores.softmax(-1), v), any_BS
 
-    def _entries(self, x_BLGX: torch.Tensor, index_BSQHR: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _entries(self, x_BLGX: Tensor, index_BSQHR: Tensor, dtype: torch.dtype) -> Tensor:
         """Keys or values of the line at these indices [B, S, Q, H, R, X]; for index -1, those of entry 0."""
         B, L, G, _ = x_BLGX.shape
         H, device = index_BSQHR.shape[3], index_BSQHR.device

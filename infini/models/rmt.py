@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from infini.models import register
 from infini.nn.attention import at_least_one
@@ -30,15 +31,15 @@ class RMT(Recurrence):
         self.memory_tokens = self.memory_size = self.summary_vectors = memory_tokens
         self.first_memory = vectors(memory_tokens, dims.d_model)
 
-    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def prefix(self, memory_BMD: Tensor, writes_B: Tensor) -> tuple[Tensor, None]:
         first = self.first_memory.view(memory_BMD.shape[1:]).to(memory_BMD.dtype)
         begins_B = to_device(to_numpy(writes_B) == 0, memory_BMD.device)
         return torch.where(begins_B[:, None, None], first, memory_BMD), None
 
-    def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
+    def write_tokens(self, prefix_BPD: Tensor) -> Tensor:
         return prefix_BPD
 
-    def updated(self, memory_BMD: torch.Tensor, written_BWD: torch.Tensor) -> torch.Tensor:
+    def updated(self, memory_BMD: Tensor, written_BWD: Tensor) -> Tensor:
         return written_BWD
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from infini.models import register
 from infini.nn.attention import AttentionLeaves, LocalAttention
@@ -29,10 +29,10 @@ from infini.nn.state import state_class
 class Hidden(NamedTuple):
     """A segment's layer inputs [B, N, D]."""
 
-    x_BND: torch.Tensor
+    x_BND: Tensor
 
 
-Mix = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]
+Mix = Callable[[Tensor, Tensor, Piece], Tensor]
 
 
 class XLAttention(LocalAttention):
@@ -63,13 +63,13 @@ class XLAttention(LocalAttention):
         dtype = state_dtype(self.q_proj.weight.dtype)
         return AttentionLeaves(*(Hidden(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2)))
 
-    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+    def attend(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> tuple[Tensor, Any]:
         x_BTD = for_products(x_BTD)
         return self.attend_and_mix(x_BTD, self._kept(x_BTD), leaves, grid, lambda a, q, piece: a)
 
     def attend_and_mix(
-        self, x_BTD: torch.Tensor, new: tuple[torch.Tensor, ...], leaves: AttentionLeaves, grid: Grid, mix: Mix
-    ) -> tuple[torch.Tensor, AttentionLeaves]:
+        self, x_BTD: Tensor, new: tuple[Tensor, ...], leaves: AttentionLeaves, grid: Grid, mix: Mix
+    ) -> tuple[Tensor, AttentionLeaves]:
         """attend(), with each piece's attention [B, S, Q, H, V] replaced by mix(attention, queries [B, S, Q, H, K],
         piece).
 
@@ -94,21 +94,21 @@ class XLAttention(LocalAttention):
                 before = type(before)(*(o[:, -1] for o in own))
         return self.o_proj(torch.cat(outputs, 1)), self._leaves_after(leaves, new, grid)
 
-    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> Any:
         return self._leaves_after(leaves, self._kept(for_products(x_BTD)), grid)
 
-    def _kept(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _kept(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """The tensors of each token that the state keeps."""
         return (x_BTD,) if self.positions == "dai2019" else self.project_keys_values(x_BTD)
 
     @staticmethod
-    def _leaves_after(leaves: AttentionLeaves, new: tuple[torch.Tensor, ...], grid: Grid) -> AttentionLeaves:
+    def _leaves_after(leaves: AttentionLeaves, new: tuple[Tensor, ...], grid: Grid) -> AttentionLeaves:
         kind = type(leaves.window)
         triples = list(zip(leaves.memory, leaves.window, new, strict=True))
         window = kind(*(grid.new_window(w, n) for _, w, n in triples))
         return AttentionLeaves(window, kind(*(grid.last_segment(c, w, n).detach() for c, w, n in triples)))
 
-    def _seen(self, piece: Piece, n_keys: int) -> torch.Tensor | None:
+    def _seen(self, piece: Piece, n_keys: int) -> Tensor | None:
         """Keys that each segment may read [B, S, L]; None: all. A document's first segment has no previous one."""
         if piece.first_BS is None:
             return None
@@ -116,9 +116,7 @@ class XLAttention(LocalAttention):
         seen[:, :, : self.segment_length] = ~piece.first_BS[..., None]
         return seen
 
-    def read(
-        self, x_BSQD: torch.Tensor, both: tuple[torch.Tensor, ...], seen_BSL: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, x_BSQD: Tensor, both: tuple[Tensor, ...], seen_BSL: Tensor | None) -> tuple[Tensor, Tensor]:
         """Attention [B, S, Q, H, V] of each segment's new tokens over the L tokens up to them, and the queries
         [B, S, Q, H, K].
 
@@ -129,7 +127,7 @@ class XLAttention(LocalAttention):
         q, bias = self.queries(x_BSQD, k.shape[2])
         return biased_attention(q, k.to(q.dtype), v.to(q.dtype), bias, seen_BSL, self.scale), q
 
-    def queries(self, x_BSQD: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def queries(self, x_BSQD: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
         """Queries [B, S, Q, H, K], and the biases [B, S, H, Q, L] of the distances, broadcastable in B and S."""
         heads = (self.n_heads, self.d_key)
         q = self.project_queries(x_BSQD)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from infini.nn.grid import Grid, Piece, fresh_clock, run_on_grid
 from infini.nn.ops import attention, memory
@@ -31,8 +31,8 @@ GateInit = Literal["specialised", "local", "zeros", "normal", "spread"]
 class Window(NamedTuple):
     """Keys [B, N, G, K] (before the rotary embedding) and values [B, N, G, V] of the unfinished segment."""
 
-    k_BNGK: torch.Tensor
-    v_BNGV: torch.Tensor
+    k_BNGK: Tensor
+    v_BNGV: Tensor
 
 
 @state_class
@@ -171,12 +171,12 @@ class LocalAttention(nn.Module):
 
     def forward(
         self,
-        x_BTD: torch.Tensor,
+        x_BTD: Tensor,
         state: State | None = None,
-        mask_BT: torch.Tensor | None = None,
-        reset_BT: torch.Tensor | None = None,
-        write_weight_BT: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, State]:
+        mask_BT: Tensor | None = None,
+        reset_BT: Tensor | None = None,
+        write_weight_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         """Read T more tokens of each of B rows. One call gives the same outputs as many calls on parts of it.
 
         Args:
@@ -197,7 +197,7 @@ class LocalAttention(nn.Module):
         """
         self.check_inputs(x_BTD, None if torch.compiler.is_compiling() else state)
 
-        def body(x: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        def body(x: Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[Tensor, tuple[Any, ...]]:
             y, leaves = self.attend(x, layers[0], grid)
             return y, (leaves,)
 
@@ -207,7 +207,7 @@ class LocalAttention(nn.Module):
             body, x_BTD, state, self.segment_length, mask_BT, reset_BT, write_weight_BT, self.inner_resets
         )
 
-    def check_inputs(self, x_BTD: torch.Tensor, state: Any) -> None:
+    def check_inputs(self, x_BTD: Tensor, state: Any) -> None:
         """Raise ValueError for inputs of another shape or dtype, and for what is no state or that of a layer with other
         sizes."""
         if x_BTD.dim() != 3 or x_BTD.shape[2] != self.d_model:
@@ -223,18 +223,18 @@ class LocalAttention(nn.Module):
         if differs := difference(given, mine, first=1):
             raise ValueError(f"state of another layer: of a row, {differs}; pass one of init_state")
 
-    def project_queries(self, x: torch.Tensor) -> torch.Tensor:
+    def project_queries(self, x: Tensor) -> Tensor:
         """Queries [..., H, K] of inputs [..., D], without positions."""
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_key))
         return q if self.q_norm is None else self.q_norm(q).to(q.dtype)
 
-    def project_keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [..., G, K], without positions, and values [..., G, V] of inputs [..., D]."""
         k = self.k_proj(x).unflatten(-1, (self.n_kv_heads, self.d_key))
         k = k if self.k_norm is None else self.k_norm(k).to(k.dtype)
         return k, self.v_proj(x).unflatten(-1, (self.n_kv_heads, self.d_value))
 
-    def attend(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any]:
+    def attend(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> tuple[Tensor, Any]:
         """Outputs [B, T, D] and leaves after a call whose grid is planned."""
         x_BTD = for_products(x_BTD)
         q_BTHK = self.project_queries(x_BTD)
@@ -254,13 +254,11 @@ class LocalAttention(nn.Module):
         window = Window(*(grid.new_window(o, n) for o, n in zip(old, new, strict=True)))
         return self.o_proj(a_BTX), AttentionLeaves(window, mem)
 
-    def attend_with_loss(
-        self, x_BTD: torch.Tensor, leaves: Any, grid: Grid
-    ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
+    def attend_with_loss(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> tuple[Tensor, Any, Tensor | None]:
         """attend(), and the layer's term of the training loss; None here."""
         return (*self.attend(x_BTD, leaves, grid), None)
 
-    def prefill(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> Any:
+    def prefill(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> Any:
         """The leaves that attend() returns, computed without queries, attention and outputs."""
         new = self.project_keys_values(for_products(x_BTD))
         old, mem = leaves.window, leaves.memory
@@ -271,21 +269,15 @@ class LocalAttention(nn.Module):
         return AttentionLeaves(window, mem)
 
     def write_memory(
-        self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece
+        self, k_BSNGK: Tensor, v_BSNGV: Tensor, mem: Memory | tuple[()], piece: Piece
     ) -> tuple[Memory | tuple[()], Memory | tuple[()]]:
         """The memory that each segment of the piece reads, and the memory after it. Local attention has none: both are
         empty."""
         return (), ()
 
     def mix_memory(
-        self,
-        a_dot: torch.Tensor,
-        q_BSQHK: torch.Tensor,
-        k_BSNGK: torch.Tensor,
-        v_BSNGV: torch.Tensor,
-        mem: Memory | tuple[()],
-        piece: Piece,
-    ) -> tuple[torch.Tensor, Memory | tuple[()]]:
+        self, a_dot: Tensor, q_BSQHK: Tensor, k_BSNGK: Tensor, v_BSNGV: Tensor, mem: Memory | tuple[()], piece: Piece
+    ) -> tuple[Tensor, Memory | tuple[()]]:
         """The piece's attention mixed with its memory reads, and the memory after it. Local attention reads none."""
         return a_dot, mem
 
@@ -451,7 +443,7 @@ class InfiniAttention(LocalAttention):
         window = super().init_leaves(batch_size, device).window
         return AttentionLeaves(window, mem)
 
-    def write_weights(self, k_BTGK: torch.Tensor) -> torch.Tensor | None:
+    def write_weights(self, k_BTGK: Tensor) -> Tensor | None:
         """The input gate's factors [..., G] on what tokens with these keys [..., G, K] add to the memory, in the dtype
         of the state; None without one. See infini.nn.protocols.MemoryLayer."""
         if self.input_weight is None or self.input_bias is None:
@@ -467,14 +459,14 @@ class InfiniAttention(LocalAttention):
         linear, norm = (self.q_proj, self.q_norm) if of_queries else (self.k_proj, self.k_norm)
         heads = self.n_heads if of_queries else self.n_kv_heads
 
-        def passed(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        def passed(module: nn.Module, inputs: Any, output: Tensor) -> None:
             # Some layers project by segment, [B, S, Q, ...].
             keep(output.reshape(len(output), -1, heads * self.d_key))
 
         return (linear if norm is None else norm).register_forward_hook(passed).remove
 
     def write_memory(
-        self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, mem: Memory | tuple[()], piece: Piece
+        self, k_BSNGK: Tensor, v_BSNGV: Tensor, mem: Memory | tuple[()], piece: Piece
     ) -> tuple[Memory, Memory]:
         """The memory that each segment of the piece reads, and the memory after it (Eq. 4 or 5)."""
         assert isinstance(mem, Memory)
@@ -508,14 +500,8 @@ class InfiniAttention(LocalAttention):
         return Memory(mem.m_BGKV[:, None], mem.z_BGK[:, None]), mem
 
     def mix_memory(
-        self,
-        a_dot: torch.Tensor,
-        q_BSQHK: torch.Tensor,
-        k_BSNGK: torch.Tensor,
-        v_BSNGV: torch.Tensor,
-        mem: Memory | tuple[()],
-        piece: Piece,
-    ) -> tuple[torch.Tensor, Memory | tuple[()]]:
+        self, a_dot: Tensor, q_BSQHK: Tensor, k_BSNGK: Tensor, v_BSNGV: Tensor, mem: Memory | tuple[()], piece: Piece
+    ) -> tuple[Tensor, Memory | tuple[()]]:
         """The piece's attention mixed by the gate with what its queries read of the memory (Eq. 3, 6), and the memory
         after it."""
         B, S, Q, H, K = q_BSQHK.shape
@@ -534,7 +520,7 @@ class InfiniAttention(LocalAttention):
         sq = memory.sigma(q_BSQHK.unflatten(3, (G, H // G)).permute(0, 1, 3, 4, 2, 5).flatten(3, 4))
         numerator, denominator = memory.retrieve(sq, read.m_BGKV, read.z_BGK)
 
-        def by_token(x: torch.Tensor) -> torch.Tensor:
+        def by_token(x: Tensor) -> Tensor:
             return x.unflatten(3, (H // G, Q)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
 
         first = None if piece.first_BS is None else piece.first_BS[:, :, None, None, None]
@@ -553,5 +539,5 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(d_ff, d_model, bias=False)
         self.activation = nn.GELU() if activation == "gelu" else nn.ReLU()
 
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.up_proj(x_BTD)))

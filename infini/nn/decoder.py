@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from infini.nn.attention import FeedForward, InfiniAttention, LocalAttention
@@ -29,7 +29,7 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(attention.d_model, bias=False)
         self.feed_forward = FeedForward(attention.d_model, d_ff, activation)
 
-    def forward(self, x_BTD: torch.Tensor, leaves: Any, grid: Grid) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
+    def forward(self, x_BTD: Tensor, leaves: Any, grid: Grid) -> tuple[Tensor, Any, Tensor | None]:
         a, leaves, loss = self.attention.attend_with_loss(self.attention_norm(x_BTD), leaves, grid)
         x_BTD = x_BTD + a
         return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD)), leaves, loss
@@ -126,21 +126,21 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        ids_BT: torch.Tensor,
+        ids_BT: Tensor,
         state: State | None = None,
-        mask_BT: torch.Tensor | None = None,
-        reset_BT: torch.Tensor | None = None,
-        write_weight_BT: torch.Tensor | None = None,
+        mask_BT: Tensor | None = None,
+        reset_BT: Tensor | None = None,
+        write_weight_BT: Tensor | None = None,
     ) -> ModelOutput:
         """Final hidden states [B, T, D] for ids [B, T], the state after them, and the layers' loss.
 
         See LocalAttention.forward for state, mask, reset and write weights.
         """
         state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
-        losses: list[torch.Tensor] = []
+        losses: list[Tensor] = []
 
-        def body(part_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
-            means: list[torch.Tensor] = []
+        def body(part_BT: Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[Tensor, tuple[Any, ...]]:
+            means: list[Tensor] = []
             x_BTD, new_layers = self._run_blocks(part_BT, layers, grid, len(self.blocks), means)
             # Weighted by tokens: rows at other slots of their segments are read in other parts.
             losses.extend(mean * (part_BT.numel() / ids_BT.numel()) for mean in means)
@@ -150,10 +150,10 @@ class Decoder(nn.Module):
         hidden, state = run_on_grid(body, ids_BT, state, self.segment_length, *extras)
         return ModelOutput(hidden, state, torch.stack(losses).sum() if losses else hidden.new_zeros(()))
 
-    def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+    def prefill(self, ids_BT: Tensor, state: State, reset_BT: Tensor | None = None) -> State:
         """The state that forward() returns, computed without hidden states of the last layer."""
 
-        def body(ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        def body(ids_BT: Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[Tensor, tuple[Any, ...]]:
             x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks) - 1, [])
             last: Any = self.blocks[-1]
             after = last.attention.prefill(last.attention_norm(x_BTD), layers[-1], grid)
@@ -163,8 +163,8 @@ class Decoder(nn.Module):
         return run_on_grid(body, ids_BT, state, self.segment_length, *extras)[1]
 
     def _run_blocks(
-        self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid, n_blocks: int, losses: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        self, ids_BT: Tensor, layers: tuple[Any, ...], grid: Grid, n_blocks: int, losses: list[Tensor]
+    ) -> tuple[Tensor, tuple[Any, ...]]:
         """Run the embedding and the first n_blocks layers: their output and leaves. Appends their losses to
         `losses`."""
         x_BTD = self.embedding(ids_BT)
@@ -179,12 +179,12 @@ class Decoder(nn.Module):
             new_layers.append(leaves)
         return x_BTD, tuple(new_layers)
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary."""
         return self.unembedding(hidden)
 
     @property
-    def output_weight(self) -> torch.Tensor:
+    def output_weight(self) -> Tensor:
         """The output embedding [vocabulary, d_model]."""
         return self.unembedding.weight
 
@@ -207,7 +207,7 @@ class Decoder(nn.Module):
     def gates(self) -> list[list[float]] | None:
         """sigmoid(beta), the weight of the memory, by layer and head, for the layers with gates; None without any."""
         betas = [getattr(layer, "beta", None) for layer in self.attentions()]
-        return [torch.sigmoid(beta).tolist() for beta in betas if isinstance(beta, torch.Tensor)] or None
+        return [torch.sigmoid(beta).tolist() for beta in betas if isinstance(beta, Tensor)] or None
 
 
 def attention_sizes(dims: Dimensions) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from infini.nn.host import take, to_device, to_numpy
 from infini.nn.ops.memory import Earlier
@@ -49,16 +50,16 @@ class Piece:
     stop: int
     offset: int
     n_segments: int
-    first_BS: torch.Tensor | None
+    first_BS: Tensor | None
     index_BS: np.ndarray
     restarts_BS: np.ndarray | None
-    reset_BS: torch.Tensor | None
-    weight_BSN: torch.Tensor | None
+    reset_BS: Tensor | None
+    weight_BSN: Tensor | None
     commits: bool
-    complete_BS: torch.Tensor | None = None
+    complete_BS: Tensor | None = None
     earlier: Earlier | None = None
 
-    def segments(self, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
+    def segments(self, old_BN: Tensor, new_BT: Tensor) -> Tensor:
         """The piece's tokens by segment [B, S, N, ...], preceded by those of its first segment that an earlier call
         read. old_BN, new_BT: as for Grid.new_window."""
         tokens = new_BT[:, self.start : self.stop]
@@ -88,7 +89,7 @@ class Grid:
         """The column after the last token of each row; in the columns after it there is padding."""
         return self.window_B + to_numpy(self.clock.slot_B)
 
-    def new_window(self, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
+    def new_window(self, old_BN: Tensor, new_BT: Tensor) -> Tensor:
         """The tokens [B, N, ...] of the unfinished segment after the call; free slots are 0.
 
         old_BN: the same before the call. new_BT: the call's tokens [B, T, ...].
@@ -112,7 +113,7 @@ class Grid:
         picked = take(line, np.minimum(self.window_B[:, None] + slot, line.shape[1] - 1))
         return keep(picked, slot < slot_B[:, None])
 
-    def last_segment(self, cache_BN: torch.Tensor, old_BN: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
+    def last_segment(self, cache_BN: Tensor, old_BN: Tensor, new_BT: Tensor) -> Tensor:
         """The last whole segment [B, N, ...] of each row's document after the call; zeros if it has none yet.
 
         cache_BN: the same before the call. old_BN, new_BT: as for new_window.
@@ -128,7 +129,7 @@ class Grid:
         return keep(take(line, self.window_B[:, None] + np.arange(N)), some_B1)
 
 
-def keep(x_BN: torch.Tensor, kept_BN: np.ndarray) -> torch.Tensor:
+def keep(x_BN: Tensor, kept_BN: np.ndarray) -> Tensor:
     """x [B, N, ...] times 0 where kept_BN (bool, broadcastable) is false."""
     kept = to_device(kept_BN, x_BN.device).to(x_BN.dtype)
     return x_BN * kept.view(*kept_BN.shape, *[1] * (x_BN.dim() - 2))
@@ -138,9 +139,9 @@ def plan(
     clock: Clock,
     n_tokens: int,
     segment_length: int,
-    mask_BT: torch.Tensor | np.ndarray | None,
-    reset_BT: torch.Tensor | np.ndarray | None,
-    write_weight_BT: torch.Tensor | None,
+    mask_BT: Tensor | np.ndarray | None,
+    reset_BT: Tensor | np.ndarray | None,
+    write_weight_BT: Tensor | None,
     device: torch.device | None = None,
 ) -> Grid:
     """The grid of a call of n_tokens columns on `device` (None: the CPU). All rows must be at the same slot.
@@ -272,19 +273,19 @@ def fresh_clock(batch_size: int, segment_length: int, dtype: torch.dtype = torch
     return Clock(zero, zero.clone(), torch.zeros(batch_size, segment_length, dtype=dtype, device="cpu"), 0)
 
 
-Body = Callable[[torch.Tensor, tuple[Any, ...], Grid], tuple[torch.Tensor, tuple[Any, ...]]]
+Body = Callable[[Tensor, tuple[Any, ...], Grid], tuple[Tensor, tuple[Any, ...]]]
 
 
 def run_on_grid(
     body: Body,
-    x_BT: torch.Tensor,
+    x_BT: Tensor,
     state: State,
     segment_length: int,
-    mask_BT: torch.Tensor | None = None,
-    reset_BT: torch.Tensor | None = None,
-    write_weight_BT: torch.Tensor | None = None,
+    mask_BT: Tensor | None = None,
+    reset_BT: Tensor | None = None,
+    write_weight_BT: Tensor | None = None,
     inner_resets: bool = False,
-) -> tuple[torch.Tensor, State]:
+) -> tuple[Tensor, State]:
     """Run body(x, layer leaves, grid) on a call of any length, with each row at any slot of its segment.
 
     Left padding is rolled to the right before the call and back after it. A row with a reset at its first column is
@@ -340,14 +341,14 @@ def run_on_grid(
 
 def _run_span(
     body: Body,
-    x_BT: torch.Tensor,
+    x_BT: Tensor,
     state: State,
     segment_length: int,
-    extras: tuple[np.ndarray | None, np.ndarray | None, torch.Tensor | None],
+    extras: tuple[np.ndarray | None, np.ndarray | None, Tensor | None],
     span: slice,
     lead_B: np.ndarray | None,
     n_columns: int,
-) -> tuple[torch.Tensor, State]:
+) -> tuple[Tensor, State]:
     """Run columns `span` of a call, with no reset inside a segment. Rows at different slots run in groups.
 
     extras: mask, reset and write weights of the call.
@@ -357,7 +358,7 @@ def _run_span(
     if reset is not None and reset[:, 0].any():
         state = reset_rows(state, torch.from_numpy(reset[:, 0]))
 
-    def call(state: State, rows_B: np.ndarray | None = None) -> tuple[torch.Tensor, State]:
+    def call(state: State, rows_B: np.ndarray | None = None) -> tuple[Tensor, State]:
         x = x_BT if rows_B is None else x_BT[to_device(rows_B, x_BT.device)]
         rows: Any = slice(None) if rows_B is None else rows_B
         own_mask, own_reset, own_weight = (None if e is None else e[rows] for e in (mask, reset, weight))
@@ -388,7 +389,7 @@ def _run_span(
     return torch.cat(parts)[to_device(np.concatenate(order).argsort(), x_BT.device)], new_state
 
 
-def _roll(x_BT: torch.Tensor, left_B: np.ndarray) -> torch.Tensor:
+def _roll(x_BT: Tensor, left_B: np.ndarray) -> Tensor:
     """Roll each row left by its own number of columns."""
     T = x_BT.shape[1]
     return take(x_BT, (np.arange(T) + left_B[:, None]) % T)

@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
-def to_numpy(values: torch.Tensor | np.ndarray) -> np.ndarray:
+def to_numpy(values: Tensor | np.ndarray) -> np.ndarray:
     """The values on the host; of a CPU tensor, without a copy. Of a tensor on another device this is a read."""
     if isinstance(values, np.ndarray):
         return values
@@ -22,19 +23,19 @@ def to_numpy(values: torch.Tensor | np.ndarray) -> np.ndarray:
     return values.cpu().numpy()
 
 
-def to_device(values: torch.Tensor | np.ndarray, device: torch.device) -> torch.Tensor:
+def to_device(values: Tensor | np.ndarray, device: torch.device) -> Tensor:
     """The values on a device. Copying there from the host waits for nothing; copying to the host is a read."""
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     # In the other direction a copy that nobody waits for would be used before it is complete.
     return tensor if tensor.device == device else tensor.to(device, non_blocking=tensor.device.type == "cpu")
 
 
-def on_each_device(values: torch.Tensor) -> Callable[[torch.device], torch.Tensor]:
+def on_each_device(values: Tensor) -> Callable[[torch.device], Tensor]:
     """to_device of these values that copies them once to each device, for all leaves of a state."""
     return functools.cache(functools.partial(to_device, values))
 
 
-def take(x_BL: torch.Tensor, index_BN: np.ndarray) -> torch.Tensor:
+def take(x_BL: Tensor, index_BN: np.ndarray) -> Tensor:
     """x[b, index[b, n]], [B, N, ...], of x [B, L, ...]. Differentiable."""
     B, L = x_BL.shape[:2]
     place = (np.arange(B)[:, None] * L + index_BN).ravel()

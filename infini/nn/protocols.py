@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from infini.nn.state import State
 
@@ -20,9 +21,9 @@ class ModelOutput(NamedTuple):
     """hidden_BTD: final hidden states, the input of `head`. state: after the call. aux_loss: a term of the training
     loss."""
 
-    hidden_BTD: torch.Tensor
+    hidden_BTD: Tensor
     state: State
-    aux_loss: torch.Tensor
+    aux_loss: Tensor
 
 
 class Dimensions(Protocol):
@@ -61,21 +62,21 @@ class LanguageModel(Protocol):
 
     def __call__(
         self,
-        ids_BT: torch.Tensor,
+        ids_BT: Tensor,
         state: State | None = None,
-        mask_BT: torch.Tensor | None = None,
-        reset_BT: torch.Tensor | None = None,
-        write_weight_BT: torch.Tensor | None = None,
+        mask_BT: Tensor | None = None,
+        reset_BT: Tensor | None = None,
+        write_weight_BT: Tensor | None = None,
     ) -> ModelOutput: ...
 
-    def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+    def prefill(self, ids_BT: Tensor, state: State, reset_BT: Tensor | None = None) -> State:
         """The state after a call, computed without its output."""
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary. Separate from the call, so that the loss is computed in chunks."""
 
     @property
-    def output_weight(self) -> torch.Tensor:
+    def output_weight(self) -> Tensor:
         """The output embedding [vocabulary, d_model]."""
 
     def state_floats(self, n_segments: int) -> int:
@@ -86,7 +87,7 @@ class LanguageModel(Protocol):
 
 
 Projection = Literal["queries", "keys"]
-Keep = Callable[[torch.Tensor], None]
+Keep = Callable[[Tensor], None]
 
 
 class MemoryLayer(Protocol):
@@ -98,9 +99,9 @@ class MemoryLayer(Protocol):
     d_key: int
 
     @property
-    def beta(self) -> torch.Tensor: ...
+    def beta(self) -> Tensor: ...
 
-    def write_weights(self, k_BTGK: torch.Tensor) -> torch.Tensor | None:
+    def write_weights(self, k_BTGK: Tensor) -> Tensor | None:
         """The factors [B, T, G] on what tokens with these keys add to the memory; None: 1 (the paper)."""
 
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
@@ -154,7 +155,7 @@ def missing_members(model: Any) -> list[str]:
 
 
 @contextmanager
-def recorded(model: Any, projection: Projection) -> Iterator[list[torch.Tensor]]:
+def recorded(model: Any, projection: Projection) -> Iterator[list[Tensor]]:
     """What every layer in model.memory_layers passes to MemoryLayer.watch [B, T, X], from the bottom.
 
     The list is filled at the end of the `with` block; several calls inside it are joined along T. Only calls with the
@@ -162,9 +163,9 @@ def recorded(model: Any, projection: Projection) -> Iterator[list[torch.Tensor]]
     """
     layers = optional(model, "memory_layers")
     with_gradients = torch.is_grad_enabled()
-    parts: list[list[torch.Tensor]] = [[] for _ in layers]
+    parts: list[list[Tensor]] = [[] for _ in layers]
 
-    def keep(kept: list[torch.Tensor], output: torch.Tensor) -> None:
+    def keep(kept: list[Tensor], output: Tensor) -> None:
         if torch.is_grad_enabled() == with_gradients:
             kept.append(output)
 
@@ -172,7 +173,7 @@ def recorded(model: Any, projection: Projection) -> Iterator[list[torch.Tensor]]
         layer.watch(projection, lambda output, kept=kept: keep(kept, output))
         for kept, layer in zip(parts, layers, strict=True)
     ]
-    outputs: list[torch.Tensor] = []
+    outputs: list[Tensor] = []
     try:
         yield outputs
     finally:

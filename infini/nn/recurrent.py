@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from infini.nn.attention import LocalAttention, Positions, Window
@@ -41,7 +41,7 @@ class SegmentShape(NamedTuple):
 
     n_prefix: int
     write_from: int
-    mask: torch.Tensor | None
+    mask: Tensor | None
     wanted_from: int
 
 
@@ -51,19 +51,19 @@ class PrefixAttention(LocalAttention):
     inner_resets = False
     plain_projections = True
 
-    def projections(self) -> torch.Tensor:
+    def projections(self) -> Tensor:
         """The projection matrices of queries, keys and values, joined: for many short segments one product is faster
         than three small ones."""
         return torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
 
     def attend_segment(
         self,
-        x_BLD: torch.Tensor,
-        projections: torch.Tensor | None,
+        x_BLD: Tensor,
+        projections: Tensor | None,
         old: Window | None,
         shape: SegmentShape,
-        bias_HQL: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Window]:
+        bias_HQL: Tensor | None,
+    ) -> tuple[Tensor, Window]:
         """The concatenated outputs of the heads, before o_proj, and keys and values of the new tokens.
 
         x_BLD: the prefix, the new tokens, the write tokens. projections: the joined matrices; None: the layer's own.
@@ -101,7 +101,7 @@ class PrefixAttention(LocalAttention):
         )
         return a.transpose(1, 2).flatten(-2), new
 
-    def bias(self, distance_QL: torch.Tensor, mask_QL: torch.Tensor) -> torch.Tensor | None:
+    def bias(self, distance_QL: Tensor, mask_QL: Tensor) -> Tensor | None:
         """T5's biases [H, Q, L], minus infinity where masked; None for rotary positions."""
         if self.positions != "t5":
             return None
@@ -111,12 +111,12 @@ class PrefixAttention(LocalAttention):
 def read_layers(
     blocks: list[Any],
     norm: nn.Module,
-    x_BLD: torch.Tensor,
-    projections: list[torch.Tensor | None],
+    x_BLD: Tensor,
+    projections: list[Tensor | None],
     old: list[Window] | None,
-    biases: list[torch.Tensor | None],
+    biases: list[Tensor | None],
     shape: SegmentShape,
-) -> tuple[torch.Tensor, list[Window]]:
+) -> tuple[Tensor, list[Window]]:
     """The normalised outputs of the last layer from shape.wanted_from on, and keys and values of the new tokens by
     layer. See PrefixAttention.attend_segment."""
     new: list[Window] = []
@@ -138,8 +138,8 @@ class RecurrentLeaves(NamedTuple):
     the host."""
 
     window: tuple[Window, ...]
-    memory: torch.Tensor
-    writes_B: torch.Tensor
+    memory: Tensor
+    writes_B: Tensor
 
 
 class _Read(NamedTuple):
@@ -161,17 +161,17 @@ class _Layout(NamedTuple):
     Made once per call: for short segments it costs as much as attention itself.
     """
 
-    mask_QL: torch.Tensor
+    mask_QL: Tensor
     is_causal: bool
-    self_QL: torch.Tensor
-    biases: list[torch.Tensor | None]
+    self_QL: Tensor
+    biases: list[Tensor | None]
 
 
 class _Tables(NamedTuple):
     """What all segments of a call share: each layer's joined projection matrices (see PrefixAttention.projections;
     None: not worth joining), and the layouts made so far."""
 
-    projections: list[torch.Tensor | None]
+    projections: list[Tensor | None]
     layouts: dict[tuple[int, ...], _Layout]
 
 
@@ -209,7 +209,7 @@ class Recurrence(Decoder, ABC):
         sizes = {**attention_sizes(dims), "positions": positions, "rope_base": rope_base}
         super().__init__(dims, vocab_size, lambda layer: PrefixAttention(**sizes), **options)
         self.gradient_horizon, self.random_segments = bptt_depth, random_segments
-        self._compiled: Callable[..., tuple[torch.Tensor, list[Window]]] | None = None
+        self._compiled: Callable[..., tuple[Tensor, list[Window]]] | None = None
 
     def compile_layers(self, backend: Any = "inductor") -> bool:
         """Compile the reading of a segment for training steps without activation checkpointing (torch.compile).
@@ -224,16 +224,16 @@ class Recurrence(Decoder, ABC):
         return True
 
     @abstractmethod
-    def prefix(self, memory_BMD: torch.Tensor, writes_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def prefix(self, memory_BMD: Tensor, writes_B: Tensor) -> tuple[Tensor, Tensor | None]:
         """The prefix [B, P, D] of a segment after writes_B writes (on the host), and which of its vectors exist [B, P];
         None: all."""
 
     @abstractmethod
-    def write_tokens(self, prefix_BPD: torch.Tensor) -> torch.Tensor:
+    def write_tokens(self, prefix_BPD: Tensor) -> Tensor:
         """The vectors [B, W, D] that follow the segment's tokens."""
 
     @abstractmethod
-    def updated(self, memory_BMD: torch.Tensor, written_BWD: torch.Tensor) -> torch.Tensor:
+    def updated(self, memory_BMD: Tensor, written_BWD: Tensor) -> Tensor:
         """The memory after a segment has written written_BWD."""
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
@@ -246,11 +246,11 @@ class Recurrence(Decoder, ABC):
 
     def forward(
         self,
-        ids_BT: torch.Tensor,
+        ids_BT: Tensor,
         state: State | None = None,
-        mask_BT: torch.Tensor | None = None,
-        reset_BT: torch.Tensor | None = None,
-        write_weight_BT: torch.Tensor | None = None,
+        mask_BT: Tensor | None = None,
+        reset_BT: Tensor | None = None,
+        write_weight_BT: Tensor | None = None,
     ) -> ModelOutput:
         """Final hidden states [B, T, D] for ids [B, T], and the state after them. See LocalAttention.forward."""
         state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
@@ -264,13 +264,11 @@ class Recurrence(Decoder, ABC):
         """None: segments are read by parts of layers."""
         return []
 
-    def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+    def prefill(self, ids_BT: Tensor, state: State, reset_BT: Tensor | None = None) -> State:
         """The state after a call. The memory is an output of the last layer, so that no computation is saved."""
         return self(ids_BT, state, reset_BT=reset_BT).state
 
-    def _read_segments(
-        self, ids_BT: torch.Tensor, layers: tuple[Any, ...], grid: Grid
-    ) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    def _read_segments(self, ids_BT: Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[Tensor, tuple[Any, ...]]:
         (leaves,) = layers
         reads = list(self._reads(grid))
         if self._falls_into_groups(grid, reads):
@@ -278,7 +276,7 @@ class Recurrence(Decoder, ABC):
             hidden, memory, writes_B = read_groups(self, ids_BT, leaves.memory, leaves.writes_B, resets)
             return hidden, (RecurrentLeaves(leaves.window, memory, writes_B),)
         memory, writes_B, N = leaves.memory, leaves.writes_B.cpu(), self.segment_length
-        outputs: list[torch.Tensor] = []
+        outputs: list[Tensor] = []
         kept: list[list[Window]] = [[] for _ in self.blocks]
         # Columns count from the start of the unfinished segment.
         stop_B = grid.stop_B
@@ -359,7 +357,7 @@ class Recurrence(Decoder, ABC):
         cut = N // 4 + int(at * (N - 2 * (N // 4) + 1))
         return [(0, cut), (cut, N)]
 
-    def cut_gradient(self, memory: torch.Tensor, writes_B: torch.Tensor) -> torch.Tensor:
+    def cut_gradient(self, memory: Tensor, writes_B: Tensor) -> Tensor:
         """The memory before a segment, detached for rows in which the segment begins a group."""
         if self.gradient_horizon is None:
             return memory
@@ -373,14 +371,14 @@ class Recurrence(Decoder, ABC):
 
     def read_segment(
         self,
-        tokens_BQD: torch.Tensor,
+        tokens_BQD: Tensor,
         tables: _Tables,
-        memory: torch.Tensor,
-        writes_B: torch.Tensor,
+        memory: Tensor,
+        writes_B: Tensor,
         old: list[Window] | None = None,
         ends: bool = True,
         outputs: bool = True,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, list[Window]]:
+    ) -> tuple[Tensor, Tensor | None, list[Window]]:
         """Read new tokens of a segment.
 
         old: keys and values of the segment's earlier tokens, by layer. ends: whether the segment ends with these
@@ -425,7 +423,7 @@ class Recurrence(Decoder, ABC):
         return _Layout(mask, not offset and not blocks, asking[:, None] == place, biases)
 
     @staticmethod
-    def _mask(layout: _Layout, valid_BP: torch.Tensor | None) -> torch.Tensor | None:
+    def _mask(layout: _Layout, valid_BP: Tensor | None) -> Tensor | None:
         """The attention mask of a segment, besides what the layout's biases mask; None if no mask, or the causal one,
         is enough. valid_BP: which vectors of the prefix exist; None: all."""
         biased = layout.biases[0] is not None

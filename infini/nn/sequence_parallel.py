@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from infini.nn.attention import InfiniAttention, LocalAttention
@@ -85,11 +85,11 @@ class SequenceParallel(nn.Module):
 
     def forward(
         self,
-        x_BT: torch.Tensor,
+        x_BT: Tensor,
         state: State | None = None,
-        reset_BT: torch.Tensor | None = None,
-        write_weight_BT: torch.Tensor | None = None,
-    ) -> ModelOutput | tuple[torch.Tensor, State]:
+        reset_BT: Tensor | None = None,
+        write_weight_BT: Tensor | None = None,
+    ) -> ModelOutput | tuple[Tensor, State]:
         """Read this rank's T tokens of each of B rows.
 
         Args:
@@ -123,7 +123,7 @@ class SequenceParallel(nn.Module):
         """
         last = dist.get_global_rank(self.group, self.group.size() - 1)
 
-        def sent(leaf: torch.Tensor) -> torch.Tensor:
+        def sent(leaf: Tensor) -> Tensor:
             leaf = leaf.detach().contiguous().clone()
             dist.broadcast(leaf, last, self.group)
             return leaf
@@ -132,11 +132,7 @@ class SequenceParallel(nn.Module):
         return State(clock, tuple(leaves._replace(memory=map_state(sent, leaves.memory)) for leaves in state.layers))
 
     def _plan(
-        self,
-        x_BT: torch.Tensor,
-        state: State | None,
-        reset_BT: torch.Tensor | None,
-        write_weight_BT: torch.Tensor | None,
+        self, x_BT: Tensor, state: State | None, reset_BT: Tensor | None, write_weight_BT: Tensor | None
     ) -> tuple[Grid, State]:
         """The grid of the rank's call, with the exchange in its pieces, and the state before it."""
         B, T = x_BT.shape[:2]
@@ -194,7 +190,7 @@ class SequenceParallel(nn.Module):
             grid = replace(grid, pieces=tuple(replace(piece, earlier=ranks) for piece in grid.pieces))
         return grid, State(clock, first.layers)
 
-    def _gathered(self, values: torch.Tensor) -> np.ndarray:
+    def _gathered(self, values: Tensor) -> np.ndarray:
         """The int64 values of all ranks, [W, ...]."""
         gathered = [torch.empty_like(values) for _ in range(self.group.size())]
         dist.all_gather(gathered, values, self.group)
@@ -210,9 +206,7 @@ class _Ranks:
     def __init__(self, group: dist.ProcessGroup, cut_WB: np.ndarray | None) -> None:
         self.group, self.rank, self.size, self.cut_WB = group, group.rank(), group.size(), cut_WB
 
-    def sums(
-        self, added_BSX: Sequence[torch.Tensor], start_BX: Sequence[torch.Tensor], kept_SB: torch.Tensor | None
-    ) -> list[torch.Tensor]:
+    def sums(self, added_BSX: Sequence[Tensor], start_BX: Sequence[Tensor], kept_SB: Tensor | None) -> list[Tensor]:
         """The states before this rank; all in one message a round."""
         totals = [self._total(*each, kept_SB) for each in zip(added_BSX, start_BX, strict=True)]
         sum_BX = self._shift(torch.cat([total.flatten(1) for total in totals], 1), 1, 0)
@@ -225,9 +219,7 @@ class _Ranks:
         parts = sum_BX.split([total[0].numel() for total in totals], 1)
         return [self._before(part.view_as(start), start) for part, start in zip(parts, start_BX, strict=True)]
 
-    def affine(
-        self, a_BSGKK: torch.Tensor, b_BSGKV: torch.Tensor, start_BGKV: torch.Tensor, kept_SB: torch.Tensor | None
-    ) -> torch.Tensor:
+    def affine(self, a_BSGKK: Tensor, b_BSGKV: Tensor, start_BGKV: Tensor, kept_SB: Tensor | None) -> Tensor:
         """M before this rank. P and Q are one message [Q | P] a round."""
         K, V = start_BGKV.shape[-2:]
         identity = torch.eye(K, dtype=start_BGKV.dtype, device=start_BGKV.device).expand(*start_BGKV.shape[:2], K, K)
@@ -246,7 +238,7 @@ class _Ranks:
                 map_BGKX = p @ farther_BGKX + nn.functional.pad(q, (0, K))
         return self._before(map_BGKX[..., :V], start_BGKV)
 
-    def _total(self, added_BSX: torch.Tensor, start_BX: torch.Tensor, kept_SB: torch.Tensor | None) -> torch.Tensor:
+    def _total(self, added_BSX: Tensor, start_BX: Tensor, kept_SB: Tensor | None) -> Tensor:
         """What the state is after this rank, [B, ...], without earlier ranks."""
         kept_B = None
         if kept_SB is not None:
@@ -259,7 +251,7 @@ class _Ranks:
             return total_BX
         return total_BX + (start_BX if kept_B is None else start_BX * rows(kept_B, start_BX))
 
-    def _before(self, received_BX: torch.Tensor, start_BX: torch.Tensor) -> torch.Tensor:
+    def _before(self, received_BX: Tensor, start_BX: Tensor) -> Tensor:
         """The state before this rank. Rank 0 receives 0, and keeps it in the graph: all ranks exchange gradients."""
         return received_BX + start_BX if self.rank == 0 else received_BX
 
@@ -267,13 +259,13 @@ class _Ranks:
         """The ranks before this one that are covered before each further round: 1, 2, 4, ..."""
         return [1 << i for i in range((self.size - 2).bit_length())]
 
-    def _shift(self, x: torch.Tensor, stride: int, first: int) -> torch.Tensor:
+    def _shift(self, x: Tensor, stride: int, first: int) -> Tensor:
         """x of the rank `stride` before this one, 0 if that is before rank `first`. Differentiable."""
         # A graph on one rank only would leave the others waiting for its gradient.
         joined = torch.zeros((), dtype=x.dtype, device=x.device, requires_grad=torch.is_grad_enabled())
         return _Shift.apply(x, joined, self, stride, first)
 
-    def exchange(self, x: torch.Tensor, to: int, source: int, first: int) -> torch.Tensor:
+    def exchange(self, x: Tensor, to: int, source: int, first: int) -> Tensor:
         """Send x to rank `to` and receive from rank `source`, each if it exists; 0 if nothing is received.
 
         first: messages from and to lower ranks than this are left out.
@@ -294,14 +286,12 @@ class _Shift(torch.autograd.Function):
     """_Ranks._shift; the gradient goes back to the rank that sent the value."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, joined: torch.Tensor, ranks: _Ranks, stride: int, first: int
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, joined: Tensor, ranks: _Ranks, stride: int, first: int) -> Tensor:
         ctx.ranks, ctx.stride, ctx.first = ranks, stride, first
         return ranks.exchange(x, ranks.rank + stride, ranks.rank - stride, first)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ranks: _Ranks = ctx.ranks
         return ranks.exchange(grad, ranks.rank - ctx.stride, ranks.rank + ctx.stride, ctx.first), *[None] * 4

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from infini.nn.host import on_each_device, to_device
 
@@ -39,9 +40,9 @@ class Clock(NamedTuple):
         each. Functions that change leaves drop it (map_state), so that it never contradicts slot_B.
     """
 
-    position_B: torch.Tensor
-    slot_B: torch.Tensor
-    weight_BN: torch.Tensor
+    position_B: Tensor
+    slot_B: Tensor
+    weight_BN: Tensor
     slot: int | None = None
 
     def on_host(self) -> Clock:
@@ -86,9 +87,9 @@ class State(NamedTuple):
         return State(self.clock.on_host(), move(self.layers, device))
 
 
-def map_state(function: Callable[..., torch.Tensor], tree: Tree, *others: Tree) -> Tree:
+def map_state(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
     """The tree of function(leaf, leaf of the others, ...). Clock.slot becomes None."""
-    if isinstance(tree, torch.Tensor):
+    if isinstance(tree, Tensor):
         return function(tree, *others)  # type: ignore[return-value]
     if tree is None or isinstance(tree, int):
         return None  # type: ignore[return-value]
@@ -96,9 +97,9 @@ def map_state(function: Callable[..., torch.Tensor], tree: Tree, *others: Tree) 
     return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)  # type: ignore[call-arg]
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """(dotted path, tensor) of every leaf, in a fixed order."""
-    if isinstance(tree, torch.Tensor):
+    if isinstance(tree, Tensor):
         yield path, tree
     elif tree is not None and not isinstance(tree, int):
         for name, child in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
@@ -122,19 +123,19 @@ def move(tree: Tree, device: torch.device | str) -> Tree:
     return map_state(lambda leaf: leaf.to(device) if leaf.is_floating_point() else leaf, tree)
 
 
-def select_rows(tree: Tree, rows_B: torch.Tensor) -> Tree:
+def select_rows(tree: Tree, rows_B: Tensor) -> Tree:
     """The tree with only these rows, in this order. rows_B: int64, on the host (on a device it is read)."""
     rows = on_each_device(rows_B)
     return map_state(lambda leaf: leaf[rows(leaf.device)], tree)
 
 
-def place_rows(tree: Tree, rows_B: torch.Tensor, part: Tree) -> Tree:
+def place_rows(tree: Tree, rows_B: Tensor, part: Tree) -> Tree:
     """The tree with these rows replaced by the rows of `part`. Differentiable in both. rows_B: as for select_rows."""
     rows = on_each_device(rows_B)
     return map_state(lambda leaf, new: leaf.index_copy(0, rows(leaf.device), new.to(leaf.dtype)), tree, part)
 
 
-def reset_rows(tree: Tree, rows_B: torch.Tensor) -> Tree:
+def reset_rows(tree: Tree, rows_B: Tensor) -> Tree:
     """The tree with all leaves set to 0, their initial value, in the rows for which rows_B (bool) is true.
 
     rows_B: as for select_rows.
@@ -148,13 +149,13 @@ def is_memory(path: str) -> bool:
     return "memory" in path.split(".")
 
 
-def scale_memory(tree: Tree, factor_B: torch.Tensor) -> Tree:
+def scale_memory(tree: Tree, factor_B: Tensor) -> Tree:
     """The tree with the sums over tokens of each row multiplied by that row's factor. Differentiable.
 
     The result is the state in which every token of the row has written `factor` times as much. Sums are the leaves of
     NamedTuples with a true property `is_a_sum`. Other leaves, such as caches, are unchanged.
     """
-    if tree is None or isinstance(tree, torch.Tensor | int):
+    if tree is None or isinstance(tree, Tensor | int):
         return tree
     if getattr(tree, "is_a_sum", False):
         return map_state(
@@ -174,7 +175,7 @@ def state_bytes(tree: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(tree))
 
 
-def difference(given: Mapping[str, torch.Tensor], mine: Mapping[str, torch.Tensor], first: int = 0) -> str:
+def difference(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], first: int = 0) -> str:
     """The first leaf whose sizes are not those of mine, from dimension `first` on; empty where there is none.
 
     Both map paths of leaves to leaves.
@@ -186,12 +187,12 @@ def difference(given: Mapping[str, torch.Tensor], mine: Mapping[str, torch.Tenso
     return ""
 
 
-def stored_leaves(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+def stored_leaves(tree: Any, prefix: str = "") -> dict[str, Tensor]:
     """Prefix and dotted path -> a tensor that can be written to a file: contiguous, detached, on the CPU."""
     return {prefix + name: leaf.detach().cpu().contiguous() for name, leaf in leaves(tree)}
 
 
-def filled(like: Tree, stored: dict[str, torch.Tensor], prefix: str = "") -> Tree:
+def filled(like: Tree, stored: dict[str, Tensor], prefix: str = "") -> Tree:
     """The tree with the structure of `like` and the tensors that stored_leaves returned.
 
     like: a fresh state of the same model and batch size. prefix: selects the tensors of this tree among others. Raises
@@ -230,7 +231,7 @@ def load_state(like: Tree, path: str | Path) -> Tree:
         raise ValueError(f"like is a {type(like).__name__}: it must be a state, as layer.init_state(batch_size)")
     stored = torch.load(path, map_location="cpu", weights_only=True)
     try:
-        if not isinstance(stored, dict) or not all(isinstance(leaf, torch.Tensor) for leaf in stored.values()):
+        if not isinstance(stored, dict) or not all(isinstance(leaf, Tensor) for leaf in stored.values()):
             raise ValueError("was not written by save_state")
         return filled(like, stored)
     except ValueError as error:

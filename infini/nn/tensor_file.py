@@ -6,11 +6,12 @@ import hashlib
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from infini.records import write_atomically
 
 
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
     """Write tensors and metadata to a file, and replace an existing one.
 
     tensors: contiguous, on the CPU, without shared memory. about: metadata. Raises OSError if writing fails.
@@ -20,7 +21,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], about: dict[str,
     write_atomically(path, save(tensors, metadata={**about, "sha256": _digest(tensors)}))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata that write_tensors wrote.
 
     Raises ValueError, with the reason, for a file that is missing, damaged or of another kind.
@@ -39,7 +40,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     return tensors, about
 
 
-def _digest(tensors: dict[str, torch.Tensor]) -> str:
+def _digest(tensors: dict[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and bytes."""
     total = hashlib.sha256()
     for name in sorted(tensors):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from infini.nn.host import to_device, to_numpy
 
@@ -38,7 +39,7 @@ class Schedule(NamedTuple):
     round_RB: np.ndarray
 
 
-def schedule(writes_B: torch.Tensor, resets: Resets, group: int) -> Schedule:
+def schedule(writes_B: Tensor, resets: Resets, group: int) -> Schedule:
     """The schedule of a call. writes_B: writes before the call. resets: rows that are reset before each segment [B];
     None: none. group: segments in a group."""
     before_B = to_numpy(writes_B)
@@ -55,8 +56,8 @@ def schedule(writes_B: torch.Tensor, resets: Resets, group: int) -> Schedule:
 
 
 def read_groups(
-    model: Recurrence, ids_BT: torch.Tensor, memory_BMD: torch.Tensor, writes_B: torch.Tensor, resets: Resets
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    model: Recurrence, ids_BT: Tensor, memory_BMD: Tensor, writes_B: Tensor, resets: Resets
+) -> tuple[Tensor, Tensor, Tensor]:
     """Final hidden states [B, T, D] of whole segments, and the memory and the number of writes after them.
 
     memory_BMD, writes_B: before the call. resets: see schedule.
@@ -93,12 +94,10 @@ def read_groups(
     return hidden_BTD, torch.cat(memories[1:]).index_select(0, end_B), torch.from_numpy(plan.writes_RB[-1] + 1)
 
 
-def _beginnings(
-    model: Recurrence, ids_RBN: torch.Tensor, memory_BMD: torch.Tensor, plan: Schedule, resets: Resets
-) -> torch.Tensor:
+def _beginnings(model: Recurrence, ids_RBN: Tensor, memory_BMD: Tensor, plan: Schedule, resets: Resets) -> Tensor:
     """The memory before each of the first len(resets) segments [., B, M, D]. The first one keeps the gradient history
     of the call's state."""
-    found: list[torch.Tensor] = []
+    found: list[Tensor] = []
     writes_RB = torch.from_numpy(plan.writes_RB)
     with torch.no_grad():
         # Separate tables: T5's biases in them have no gradient history.

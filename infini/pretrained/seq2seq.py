@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from infini.errors import InputError
 from infini.evaluation.decoding import logits_of
@@ -127,13 +127,13 @@ class Seq2Seq(nn.Module):
 
     def forward(
         self,
-        ids_BT: torch.Tensor,
+        ids_BT: Tensor,
         state: None = None,
-        mask_BT: torch.Tensor | None = None,
-        reset_BT: torch.Tensor | None = None,
+        mask_BT: Tensor | None = None,
+        reset_BT: Tensor | None = None,
         *,
-        source_BS: torch.Tensor,
-        source_mask_BS: torch.Tensor,
+        source_BS: Tensor,
+        source_mask_BS: Tensor,
         at_random: bool = False,
     ) -> ModelOutput:
         """Hidden states of the target, the input of `head`.
@@ -165,7 +165,7 @@ class Seq2Seq(nn.Module):
         """The decoder's start token, which trained weights read before the target."""
         return int(self.inner.config.decoder_start_token_id)
 
-    def _between_marks(self, source_BS: torch.Tensor, mask_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _between_marks(self, source_BS: Tensor, mask_BS: Tensor) -> tuple[Tensor, Tensor]:
         """A source and its mask between the special tokens of trained weights, </s> after each row's last token."""
         if not self._source_marks:
             return source_BS, mask_BS
@@ -175,19 +175,14 @@ class Seq2Seq(nn.Module):
         mask_BS = nn.functional.pad(nn.functional.pad(mask_BS, (1, 0), value=1), (0, 1), value=0)
         return source_BS.scatter(1, end_B1, int(config.eos_token_id)), mask_BS.scatter(1, end_B1, 1)
 
-    def encode_source(
-        self, source_BS: torch.Tensor, advance: Callable[[int], None] = lambda tokens: None
-    ) -> torch.Tensor:
+    def encode_source(self, source_BS: Tensor, advance: Callable[[int], None] = lambda tokens: None) -> Tensor:
         """Encoder states of the part of a source that is read, as in `forward`. advance: see encode."""
         read_BS = source_BS[:, : self.source_tokens(source_BS.shape[1])]
         return self.encode(*self._between_marks(read_BS, torch.ones_like(read_BS)), advance)
 
     def encode(
-        self,
-        source_BS: torch.Tensor,
-        mask_BS: torch.Tensor,
-        advance: Callable[[int], None] = lambda tokens: None,
-    ) -> torch.Tensor:
+        self, source_BS: Tensor, mask_BS: Tensor, advance: Callable[[int], None] = lambda tokens: None
+    ) -> Tensor:
         """Encoder states [B, S, D] of a source of any length, window by window."""
         encoder = self.inner.get_encoder()
         return encode(encoder, source_BS, self.config.window, self.global_first, advance, attention_mask=mask_BS)
@@ -198,15 +193,15 @@ class Seq2Seq(nn.Module):
         whole = how == "alternating" or (how == "test" and not self.training)
         return length if whole else min(length, self.config.window - self._source_marks)
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary."""
-        logits: torch.Tensor = self.inner.lm_head(hidden) + self.inner.final_logits_bias
+        logits: Tensor = self.inner.lm_head(hidden) + self.inner.final_logits_bias
         return logits
 
     @property
-    def output_weight(self) -> torch.Tensor:
+    def output_weight(self) -> Tensor:
         """The output embedding [vocabulary, D]. The output bias is 0 and not trained."""
-        weight: torch.Tensor = self.inner.lm_head.weight
+        weight: Tensor = self.inner.lm_head.weight
         return weight
 
     @property
@@ -273,7 +268,7 @@ class SourceReader:
         return cls(model, state, bos_id)
 
     @torch.no_grad()
-    def next_logits(self) -> tuple[torch.Tensor, Any]:
+    def next_logits(self) -> tuple[Tensor, Any]:
         """float32 logits [vocabulary] of the token after `last`, and the state after reading `last`."""
         states_BSD, cache = self.state
         ids = torch.tensor([[self.last]], device=states_BSD.device)

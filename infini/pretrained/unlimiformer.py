@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from infini.errors import InputError, one_of
 from infini.nn.host import to_numpy
@@ -60,12 +60,12 @@ def windows(n_tokens: int, size: int) -> list[Window]:
 
 def encode(
     encoder: Callable[..., Any],
-    ids_BS: torch.Tensor,
+    ids_BS: Tensor,
     size: int,
     global_first: bool = False,
     advance: Callable[[int], None] = lambda tokens: None,
     **options: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Encoder states [B, S, D] of an input of any length, each from the window that keeps it.
 
     encoder: of a transformers model. options: further arguments of its calls; tensors [B, S] such as attention_mask are
@@ -79,7 +79,7 @@ def encode(
         lengths = [max(length, size) for length in to_numpy(mask_BS).sum(1).tolist()]
         if min(lengths) < n_tokens:
 
-            def encode_some(ids_RL: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+            def encode_some(ids_RL: Tensor, given: dict[str, Any]) -> Tensor:
                 return encode(encoder, ids_RL, size, global_first, advance, **given)
 
             return _by_length(encode_some, ids_BS, lengths, options)
@@ -105,17 +105,14 @@ def encode(
 def _part(options: dict[str, Any], shape: torch.Size, rows: Any, columns: slice) -> dict[str, Any]:
     """The options of some rows and columns: tensors that begin with `shape` are cut."""
     return {
-        name: value[rows, columns] if isinstance(value, torch.Tensor) and value.shape[:2] == shape else value
+        name: value[rows, columns] if isinstance(value, Tensor) and value.shape[:2] == shape else value
         for name, value in options.items()
     }
 
 
 def _by_length(
-    encode_some: Callable[[torch.Tensor, dict[str, Any]], torch.Tensor],
-    ids_BS: torch.Tensor,
-    lengths: list[int],
-    options: dict[str, Any],
-) -> torch.Tensor:
+    encode_some: Callable[[Tensor, dict[str, Any]], Tensor], ids_BS: Tensor, lengths: list[int], options: dict[str, Any]
+) -> Tensor:
     """The states of the rows of each length [B], which are encoded apart; 0 behind a row's end."""
     found, order = [], []
     for length in sorted(set(lengths)):
@@ -135,13 +132,11 @@ class StateIndex:
     """
 
     def __init__(self) -> None:
-        self._states: torch.Tensor | None = None
-        self._counts: torch.Tensor | None = None
-        self._rows: list[tuple[Any, torch.Tensor]] = []
+        self._states: Tensor | None = None
+        self._counts: Tensor | None = None
+        self._rows: list[tuple[Any, Tensor]] = []
 
-    def nearest(
-        self, states_BSD: torch.Tensor, queries_BQD: torch.Tensor, k: int, counts_BS: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def nearest(self, states_BSD: Tensor, queries_BQD: Tensor, k: int, counts_BS: Tensor | None = None) -> Tensor:
         """Indices [B, Q, k] of the states with approximately the largest inner products, -1 if there are fewer.
 
         counts_BS: which states may be found; None: all.
@@ -163,11 +158,11 @@ class StateIndex:
         return torch.stack(found).to(states_BSD.device)
 
 
-def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def _hnsw(states_SD: torch.Tensor) -> Any:
+def _hnsw(states_SD: Tensor) -> Any:
     try:
         import faiss
     except ImportError as error:
@@ -204,10 +199,10 @@ class UnlimiformerAttention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        key_value_states: torch.Tensor,
+        hidden_states: Tensor,
+        key_value_states: Tensor,
         past_key_values: Any = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
         """Hidden states [B, T, D] of the decoder and all encoder states [B, S, D] -> [B, T, D]; no cache is needed."""
@@ -239,8 +234,8 @@ class UnlimiformerAttention(nn.Module):
         return (out, None, past_key_values)[: self.results]
 
     def _over_all(
-        self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, asking_BHTD: Tensor, states_BSD: Tensor, mask_BTS: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Weighted mean of the best k states, from the scores of all states: for training, with many queries and few
         states. Also the sum of the weights if dropout changes it from 1, otherwise None.
         """
@@ -255,9 +250,7 @@ class UnlimiformerAttention(nn.Module):
             total = weights.sum(-1, keepdim=True)
         return torch.einsum("bhts,bsd->bhtd", weights, states_BSD), total
 
-    def _over_best(
-        self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _over_best(self, asking_BHTD: Tensor, states_BSD: Tensor, mask_BTS: Tensor | None) -> Tensor:
         """The same for few queries and many states: a search finds the best states, and only these are gathered."""
         B, H, T, D = asking_BHTD.shape
         if self.index is None:
@@ -277,7 +270,7 @@ class UnlimiformerAttention(nn.Module):
             scores = scores + mask_BTS[:, None].expand(B, H, T, -1).gather(-1, best_BHTR)
         return torch.einsum("bhtr,bhtrd->bhtd", scores.softmax(-1), found_BHTRD)
 
-    def _best(self, asking_BHTD: torch.Tensor, states_BSD: torch.Tensor, mask_BTS: torch.Tensor | None) -> torch.Tensor:
+    def _best(self, asking_BHTD: Tensor, states_BSD: Tensor, mask_BTS: Tensor | None) -> Tensor:
         """Indices [B, H, T, k] of the states with the largest scores, computed for a part of the states at a time."""
         B, H, T, _ = asking_BHTD.shape
         size = max(1, SCORES_PER_CALL // (B * H * T))
@@ -301,7 +294,7 @@ class UnlimiformerAttention(nn.Module):
         return best
 
 
-def _kth_largest(scores: torch.Tensor, k: int) -> torch.Tensor:
+def _kth_largest(scores: Tensor, k: int) -> Tensor:
     """The k-th largest of the last axis, [..., 1], without gradient."""
     scores = scores.detach()
     if scores.device.type != "cpu":
@@ -313,7 +306,7 @@ def _kth_largest(scores: torch.Tensor, k: int) -> torch.Tensor:
     return torch.from_numpy(found).to(scores.dtype)
 
 
-def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """The mask [B, 1, T, S] of transformers, true or 0 at visible states, as numbers [B, T, S] to add to scores."""
     if mask is None:
         return None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from infini.nn.host import to_device
 from infini.nn.ops.dtypes import no_second_derivative, without_autocast
@@ -18,7 +19,7 @@ from infini.nn.ops.dtypes import no_second_derivative, without_autocast
 
 def rotary_table(
     length: int, heads: int, d_key: int, base: float, device: torch.device, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines of position x frequency, [length, heads x d_key], the frequencies base^(-2i / d_key).
 
     Pair i consists of dimensions i and i + d_key / 2, so that the sine is negative in the first half. The table is
@@ -40,12 +41,12 @@ class _Rotate(torch.autograd.Function):
     """Rotation. Its gradient is the inverse rotation, which needs only the small table."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         return _rotate(x, cos, sin)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _rotate(grad, cos, -sin), None, None
 
@@ -54,7 +55,7 @@ LARGE, ROWS = 2**22, 256
 """Numbers of a tensor that a processor rotates some rows at a time, in its cache, and how many rows."""
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if x.numel() < LARGE or x.device.type != "cpu" or torch.compiler.is_compiling():
         return _rotate_rows(x, cos, sin)
     out = x.new_empty(x.shape)
@@ -64,12 +65,12 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return out
 
 
-def _rotate_rows(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate_rows(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     swapped = x.roll(x.shape[-1] // 2, -1).flatten(-2)
     return (x.flatten(-2) * cos).addcmul_(swapped, sin).view(x.shape)
 
 
-def rotate(x: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
+def rotate(x: Tensor, first_position: int, base: float) -> Tensor:
     """Rotary embedding of x [..., n, heads, d_key] at positions first_position, first_position + 1, ..."""
     n, heads, d_key = x.shape[-3:]
     stop = first_position + n
@@ -100,7 +101,7 @@ class _ShortAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         exact = torch.promote_types(q.dtype, torch.float32)
         future = torch.full((q.shape[1], k.shape[1]), -torch.inf, dtype=exact, device=q.device).triu(1)
         p = torch.baddbmm(future, q.to(exact), k.to(exact).transpose(1, 2), alpha=scale).softmax(-1).to(v.dtype)
@@ -110,7 +111,7 @@ class _ShortAttention(torch.autograd.Function):
         return a
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         no_second_derivative("attention over short segments")
         q, k, v, p, a = ctx.saved_tensors
         # The gradient of the softmax subtracts the weighted mean, which the output and its gradient give.
@@ -120,14 +121,7 @@ class _ShortAttention(torch.autograd.Function):
         return g_q, g_k, p.transpose(1, 2) @ grad, None
 
 
-def local_attention(
-    q_BSQHK: torch.Tensor,
-    k_BSNGK: torch.Tensor,
-    v_BSNGV: torch.Tensor,
-    *,
-    scale: float,
-    rope_base: float,
-) -> torch.Tensor:
+def local_attention(q_BSQHK: Tensor, k_BSNGK: Tensor, v_BSNGV: Tensor, *, scale: float, rope_base: float) -> Tensor:
     """A_dot of Eq. 2: causal softmax attention inside each segment -> [B, S, Q, H, V].
 
     The Q queries are the last Q of the segment's N tokens (Q < N when a call continues an unfinished segment).

@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from infini.nn.ops.dtypes import without_autocast
 from infini.nn.ops.memory import SMALLEST_NORMALISER, Memory
@@ -24,7 +25,7 @@ SMALLEST_TENSOR = 2**22
 """Numbers of a whole tensor from which blocks are used: smaller ones stay in the cache."""
 
 
-def in_blocks(x_BSNHK: torch.Tensor) -> bool:
+def in_blocks(x_BSNHK: Tensor) -> bool:
     """Whether these queries or keys are large enough for blocks, on a device that gains by them."""
     if x_BSNHK.device.type != "cpu" or x_BSNHK.dtype == torch.float16 or torch.compiler.is_compiling():
         # A compiler joins the operations itself. In float16 the products of a memory overflow.
@@ -32,15 +33,13 @@ def in_blocks(x_BSNHK: torch.Tensor) -> bool:
     return x_BSNHK.shape[2] * x_BSNHK.shape[4] >= SMALLEST_BLOCK and x_BSNHK.numel() >= SMALLEST_TENSOR
 
 
-def read_and_mix(
-    q_BSQHK: torch.Tensor, a_BSQHV: torch.Tensor, read: Memory, g_mem_BSH: torch.Tensor, g_dot_BSH: torch.Tensor
-) -> torch.Tensor:
+def read_and_mix(q_BSQHK: Tensor, a_BSQHV: Tensor, read: Memory, g_mem_BSH: Tensor, g_dot_BSH: Tensor) -> Tensor:
     """Eq. 3 and 6: g_mem sigma(Q) M / (sigma(Q) z) + g_dot A_dot [B, S, Q, H, V], in the dtype of A_dot.
 
     a_BSQHV: A_dot. read: the memory that each segment reads, stacked over S. g_mem_BSH: weight of the memory, 0 where
     it is empty. g_dot_BSH: weight of attention.
     """
-    out: torch.Tensor = _ReadAndMix.apply(q_BSQHK, a_BSQHV, *read, g_mem_BSH, g_dot_BSH)
+    out: Tensor = _ReadAndMix.apply(q_BSQHK, a_BSQHV, *read, g_mem_BSH, g_dot_BSH)
     return out
 
 
@@ -48,27 +47,27 @@ class BlockSums:
     """infini.nn.ops.memory.Sums of keys [B, S, N, G, K] (before sigma), values [B, S, N, G, V] and write weights,
     broadcastable to [B, S, N, G]."""
 
-    def __init__(self, k_BSNGK: torch.Tensor, v_BSNGV: torch.Tensor, weight_BSNG: torch.Tensor | None) -> None:
+    def __init__(self, k_BSNGK: Tensor, v_BSNGV: Tensor, weight_BSNG: Tensor | None) -> None:
         self.operands = k_BSNGK, v_BSNGV, None if weight_BSNG is None else weight_BSNG.expand(k_BSNGK.shape[:4])
 
-    def added(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def added(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """See infini.nn.ops.memory.Sums."""
         return _Added.apply(*self.operands, dtype)
 
-    def erased(self, z_divisor_BSGK: torch.Tensor, written_BSG: torch.Tensor) -> torch.Tensor:
+    def erased(self, z_divisor_BSGK: Tensor, written_BSG: Tensor) -> Tensor:
         """See infini.nn.ops.memory.Sums."""
         k, _, weight = self.operands
-        out: torch.Tensor = _Erased.apply(k, weight, z_divisor_BSGK, written_BSG)
+        out: Tensor = _Erased.apply(k, weight, z_divisor_BSGK, written_BSG)
         return out
 
 
-def _heads(x_BSNHK: torch.Tensor) -> Iterator[tuple[int, int, int]]:
+def _heads(x_BSNHK: Tensor) -> Iterator[tuple[int, int, int]]:
     """Indices of row, segment and head."""
     B, S, _, H, _ = x_BSNHK.shape
     return product(range(B), range(S), range(H))
 
 
-def _sigma(x_NK: torch.Tensor) -> torch.Tensor:
+def _sigma(x_NK: Tensor) -> Tensor:
     """sigma of one head's queries or keys, contiguous: the same sum as infini.nn.ops.memory.sigma. Rows that are far
     apart in memory are read once."""
     y = x_NK.clone(memory_format=torch.contiguous_format)
@@ -76,22 +75,14 @@ def _sigma(x_NK: torch.Tensor) -> torch.Tensor:
     return y.clamp_(max=0).exp_().add_(above)
 
 
-def _normaliser(s_NK: torch.Tensor, z_K: torch.Tensor) -> torch.Tensor:
+def _normaliser(s_NK: Tensor, z_K: Tensor) -> Tensor:
     """sigma(.) z [N, 1] in the dtype of z."""
     return (s_NK.to(z_K.dtype) @ z_K).clamp_(min=SMALLEST_NORMALISER)[:, None]
 
 
 class _ReadAndMix(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        a: torch.Tensor,
-        m: torch.Tensor,
-        z: torch.Tensor,
-        g_mem: torch.Tensor,
-        g_dot: torch.Tensor,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, q: Tensor, a: Tensor, m: Tensor, z: Tensor, g_mem: Tensor, g_dot: Tensor) -> Tensor:
         ctx.save_for_backward(q, a, m, z, g_mem, g_dot)
         group = q.shape[3] // m.shape[2]
         out = a.new_empty(a.shape)
@@ -104,7 +95,7 @@ class _ReadAndMix(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         q, a, m, z, g_mem, g_dot = ctx.saved_tensors
         group, exact = q.shape[3] // m.shape[2], m.dtype
         d_q, d_a, d_m, d_z = q.new_empty(q.shape), a.new_empty(a.shape), torch.zeros_like(m), torch.zeros_like(z)
@@ -133,9 +124,7 @@ class _ReadAndMix(torch.autograd.Function):
 
 class _Added(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, k: torch.Tensor, v: torch.Tensor, weight: torch.Tensor | None, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, k: Tensor, v: Tensor, weight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(k, v, weight)
         B, S, _, G, K = k.shape
         d_m, d_z = (k.new_empty(shape, dtype=dtype) for shape in ((B, S, G, K, v.shape[4]), (B, S, G, K)))
@@ -147,7 +136,7 @@ class _Added(torch.autograd.Function):
         return d_m, d_z
 
     @staticmethod
-    def backward(ctx: Any, g_m: torch.Tensor, g_z: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, g_m: Tensor, g_z: Tensor) -> tuple[Tensor | None, ...]:
         k, v, weight = ctx.saved_tensors
         d_k, d_v = k.new_empty(k.shape), v.new_empty(v.shape)
         d_weight = None if weight is None else weight.new_empty(weight.shape)
@@ -166,9 +155,7 @@ class _Added(torch.autograd.Function):
 
 class _Erased(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, k: torch.Tensor, weight: torch.Tensor | None, z: torch.Tensor, written: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, k: Tensor, weight: Tensor | None, z: Tensor, written: Tensor) -> Tensor:
         ctx.save_for_backward(k, weight, z, written)
         B, S, _, G, K = k.shape
         a = z.new_empty(B, S, G, K, K)
@@ -180,7 +167,7 @@ class _Erased(torch.autograd.Function):
         return a
 
     @staticmethod
-    def backward(ctx: Any, g_a: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, g_a: Tensor) -> tuple[Tensor | None, ...]:
         k, weight, z, written = ctx.saved_tensors
         d_k, d_z = k.new_empty(k.shape), torch.empty_like(z)
         d_weight = None if weight is None else weight.new_empty(weight.shape)
@@ -204,7 +191,7 @@ class _Erased(torch.autograd.Function):
         return d_k, d_weight, d_z, None
 
 
-def _written(sk_NK: torch.Tensor, weight_BSNG: torch.Tensor | None, at: tuple[int, int, int]) -> torch.Tensor:
+def _written(sk_NK: Tensor, weight_BSNG: Tensor | None, at: tuple[int, int, int]) -> Tensor:
     """sigma(k) of a head of a segment times the write weights of its tokens. at: row, segment, head."""
     b, s, g = at
     return sk_NK if weight_BSNG is None else (sk_NK * weight_BSNG[b, s, :, g, None]).to(sk_NK.dtype)

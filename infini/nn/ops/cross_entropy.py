@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import for_products, no_second_derivative, state_dtype, without_autocast
@@ -17,9 +18,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """The sum of the losses. Gradients are computed in the forward pass, chunk by chunk, while the logits exist."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden_PD: torch.Tensor, weight_WD: torch.Tensor, target_P: torch.Tensor, chunk: int
-    ) -> torch.Tensor:
+    def forward(ctx: Any, hidden_PD: Tensor, weight_WD: Tensor, target_P: Tensor, chunk: int) -> Tensor:
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         kept = target_P != IGNORE
         weight = weight_WD.to(hidden_PD.dtype)
@@ -61,7 +60,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         no_second_derivative("the cross-entropy in chunks")
         # The weight of a mean, 1 / count, keeps its dtype: rounded to bfloat16, it would scale every gradient by the
         # same wrong factor, up to 1.004.
@@ -71,9 +70,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return hidden, weight, None, None
 
 
-def summed_cross_entropy(
-    hidden_BTD: torch.Tensor, weight_WD: torch.Tensor, target_BT: torch.Tensor, chunk: int
-) -> tuple[torch.Tensor, int]:
+def summed_cross_entropy(hidden_BTD: Tensor, weight_WD: Tensor, target_BT: Tensor, chunk: int) -> tuple[Tensor, int]:
     """Sum of the negative log-likelihoods, in nats, of all targets except IGNORE, and the number of these targets.
 
     weight_WD: the output embedding [vocabulary, D]. target_BT: best on the host, where counting them waits for no
@@ -88,7 +85,7 @@ def summed_cross_entropy(
 
 
 @torch.no_grad()
-def token_nll(hidden_BTD: torch.Tensor, weight_WD: torch.Tensor, target_BT: torch.Tensor, chunk: int) -> torch.Tensor:
+def token_nll(hidden_BTD: Tensor, weight_WD: Tensor, target_BT: Tensor, chunk: int) -> Tensor:
     """Negative log-likelihood of every target in nats [B, T], float32 (float64 in float64); 0 where IGNORE."""
     flat, target = for_products(hidden_BTD).flatten(0, 1), to_device(target_BT, hidden_BTD.device).flatten()
     dtype = state_dtype(flat.dtype)

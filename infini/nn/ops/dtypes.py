@@ -5,30 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
-def for_products(x: torch.Tensor) -> torch.Tensor:
+def for_products(x: Tensor) -> Tensor:
     """x in autocast's dtype if autocast is on. One cast serves all products of x."""
     return x.to(torch.get_autocast_dtype(_autocast_device(x))) if autocasts(x) else x
 
 
-def autocasts(x: torch.Tensor) -> bool:
+def autocasts(x: Tensor) -> bool:
     """Whether autocast is on for x's device."""
     return torch.is_autocast_enabled(_autocast_device(x))
 
 
-def check_dtype(x: torch.Tensor, weight: torch.Tensor) -> None:
+def check_dtype(x: Tensor, weight: Tensor) -> None:
     """Raise ValueError where x has another dtype than the weights, and autocast does not convert it."""
     if x.dtype != weight.dtype and not (x.is_floating_point() and autocasts(x)):
         raise ValueError(f"x is {x.dtype}, the layer {weight.dtype}: convert one of them, or use torch.autocast")
 
 
-def without_autocast(x: torch.Tensor) -> torch.autocast:
+def without_autocast(x: Tensor) -> torch.autocast:
     """A context in which products on x's device are in the dtype of their operands."""
     return torch.autocast(_autocast_device(x), enabled=False)
 
 
-def _autocast_device(x: torch.Tensor) -> str:
+def _autocast_device(x: Tensor) -> str:
     # The device `meta`, which has shapes only, has no autocast of its own.
     return "cpu" if x.device.type == "meta" else x.device.type
 
@@ -40,10 +41,10 @@ def no_second_derivative(what: str) -> None:
         raise RuntimeError(f"create_graph=True: {what} has no second derivatives")
 
 
-def scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
     """x times a factor that many numbers share, in x's dtype. Only the result is rounded: the error of a rounded factor
     would have the same sign for all of them. factor: broadcastable to x, with as many dimensions."""
-    out: torch.Tensor = _Scaled.apply(x, factor)
+    out: Tensor = _Scaled.apply(x, factor)
     return out
 
 
@@ -51,12 +52,12 @@ class _Scaled(torch.autograd.Function):
     """The product and its gradient, with one pass less over numbers of the wider dtype than autograd's."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
         ctx.save_for_backward(x, factor)
         return (x * factor).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         x, factor = ctx.saved_tensors
         g_factor = None
         if ctx.needs_input_grad[1]:

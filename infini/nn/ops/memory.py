@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from infini.nn.ops.dtypes import scaled, without_autocast
 from infini.nn.state import state_class
@@ -40,8 +41,8 @@ class Memory(NamedTuple):
     z_BGK: [B, G, K] normaliser z, the sum of sigma(k) over past segments (Eq. 4).
     """
 
-    m_BGKV: torch.Tensor
-    z_BGK: torch.Tensor
+    m_BGKV: Tensor
+    z_BGK: Tensor
 
     @property
     def is_a_sum(self) -> bool:
@@ -56,20 +57,16 @@ class Earlier(Protocol):
     the process that reads the first segments uses it. kept_SB: as for _RunningSum. See infini.nn.sequence_parallel.
     """
 
-    def sums(
-        self, added_BSX: Sequence[torch.Tensor], start_BX: Sequence[torch.Tensor], kept_SB: torch.Tensor | None
-    ) -> list[torch.Tensor]:
+    def sums(self, added_BSX: Sequence[Tensor], start_BX: Sequence[Tensor], kept_SB: Tensor | None) -> list[Tensor]:
         """For states to which each segment adds added_BSX (Eq. 4)."""
 
-    def affine(
-        self, a_BSGKK: torch.Tensor, b_BSGKV: torch.Tensor, start_BGKV: torch.Tensor, kept_SB: torch.Tensor | None
-    ) -> torch.Tensor:
+    def affine(self, a_BSGKK: Tensor, b_BSGKV: Tensor, start_BGKV: Tensor, kept_SB: Tensor | None) -> Tensor:
         """For the state M that each segment changes to (I - A) M + B (Eq. 5)."""
 
 
 class _Sigma(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         # exp(min(x, 0)) + max(x, 0) is x + 1 above 0 and exp(x) below. One of the two terms is exact, so that there is
         # one rounding, in any dtype. Contiguous, because several products follow.
         y = x.clamp(max=0).exp_().add_(x.clamp(min=0)).contiguous()
@@ -77,12 +74,12 @@ class _Sigma(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         return grad * y.clamp(max=1)
 
 
-def sigma(x: torch.Tensor) -> torch.Tensor:
+def sigma(x: Tensor) -> Tensor:
     """ELU + 1, elementwise: x + 1 for x > 0, exp(x) otherwise.
 
     Not elu(x) + 1: in float32 it is exactly 0 below about -17, and inexact well before.
@@ -90,7 +87,7 @@ def sigma(x: torch.Tensor) -> torch.Tensor:
     return _Sigma.apply(x)
 
 
-def retrieve(sq_BSGQK: torch.Tensor, m_BSGKV: torch.Tensor, z_BSGK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def retrieve(sq_BSGQK: Tensor, m_BSGKV: Tensor, z_BSGK: Tensor) -> tuple[Tensor, Tensor]:
     """Numerator sigma(Q) M [B, S, G, Q, V] and denominator sigma(Q) z [B, S, G, Q, 1] (state dtype) of Eq. 3.
 
     The numerator has the dtype of sigma(Q), except for float16: M and its products exceed 65,504, the largest float16.
@@ -102,7 +99,7 @@ def retrieve(sq_BSGQK: torch.Tensor, m_BSGKV: torch.Tensor, z_BSGK: torch.Tensor
     return numerator, normaliser(sq_BSGQK, z_BSGK)
 
 
-def normaliser(s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
+def normaliser(s_BSGNK: Tensor, z_BSGK: Tensor) -> Tensor:
     """sigma(.) z of Eq. 3 and 5 in the state's dtype, clamped from below -> [B, S, G, N, 1]."""
     return _Normaliser.apply(s_BSGNK, z_BSGK).clamp(min=SMALLEST_NORMALISER)
 
@@ -115,12 +112,12 @@ class _Share(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, g: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, g: Tensor, n: Tensor) -> Tensor:
         ctx.save_for_backward(g, n)
         return g / n
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         g, n = ctx.saved_tensors
         return (grad / n).sum_to_size(g.shape), -(grad * (g / n)) / n
 
@@ -130,13 +127,13 @@ class _Normaliser(torch.autograd.Function):
     CPU. The same holds for the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, s_BSGNK: torch.Tensor, z_BSGK: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, s_BSGNK: Tensor, z_BSGK: Tensor) -> Tensor:
         ctx.save_for_backward(s_BSGNK, z_BSGK)
         with without_autocast(z_BSGK):
             return (z_BSGK[..., None, :] @ s_BSGNK.to(z_BSGK.dtype).transpose(-1, -2)).transpose(-1, -2)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         s_BSGNK, z_BSGK = ctx.saved_tensors
         # The product is taken before rounding: in float16 a large z overflows and a small gradient is 0.
         g_s = (grad * z_BSGK[..., None, :]).to(s_BSGNK.dtype)
@@ -148,10 +145,10 @@ class _Normaliser(torch.autograd.Function):
 class Sums(Protocol):
     """The sums over each segment's tokens that Eq. 4 and 5 need, from keys, values and write weights w (default: 1)."""
 
-    def added(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def added(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """B = sum w sigma(k)^T v [B, S, G, K, V] and the normaliser's sum w sigma(k) [B, S, G, K]."""
 
-    def erased(self, z_divisor_BSGK: torch.Tensor, written_BSG: torch.Tensor) -> torch.Tensor:
+    def erased(self, z_divisor_BSGK: Tensor, written_BSG: Tensor) -> Tensor:
         """A = sum w sigma(k)^T sigma(k) / (sigma(k) z) [B, S, G, K, K] of Linear + Delta, in the dtype of the state.
 
         z_divisor_BSGK: z. written_BSG: 1 where something is in memory, 0 elsewhere; there A is 0.
@@ -162,7 +159,7 @@ class TokenSums:
     """The sums of sigma(k) [B, S, G, N, K], v [B, S, G, N, V] and w, broadcastable to [B, S, G, N], all segments and
     heads at once."""
 
-    def __init__(self, sk_BSGNK: torch.Tensor, v_BSGNV: torch.Tensor, weight_BSGN: torch.Tensor | None) -> None:
+    def __init__(self, sk_BSGNK: Tensor, v_BSGNV: Tensor, weight_BSGN: Tensor | None) -> None:
         if half := sk_BSGNK.dtype == torch.float16:
             # Sums over tokens and write weights exceed the largest float16.
             sk_BSGNK, v_BSGNV = sk_BSGNK.float(), v_BSGNV.float()
@@ -170,19 +167,19 @@ class TokenSums:
         self.sk, self.v = sk_BSGNK, v_BSGNV
         self.written = sk_BSGNK if weight_BSGN is None else scaled(sk_BSGNK, weight_BSGN[..., None])
 
-    def added(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def added(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """See Sums."""
         with self.products():
             return (self.written.transpose(-1, -2) @ self.v).to(dtype), self.written.sum(-2, dtype=dtype)
 
-    def erased(self, z_divisor_BSGK: torch.Tensor, written_BSG: torch.Tensor) -> torch.Tensor:
+    def erased(self, z_divisor_BSGK: Tensor, written_BSG: Tensor) -> Tensor:
         """See Sums."""
         share = _Share.apply(written_BSG[..., None, None], normaliser(self.sk, z_divisor_BSGK))
         with self.products():
             return (self.written.transpose(-1, -2) @ scaled(self.sk, share)).to(z_divisor_BSGK.dtype)
 
 
-def decay_logits(heads: int, longest: float) -> torch.Tensor:
+def decay_logits(heads: int, longest: float) -> Tensor:
     """[heads], float64: the initial logits of a learned decay (an addition to the paper).
 
     sigmoid of them is what remains of a head's memory after a segment. Half-lives are spread evenly in logarithm from 1
@@ -199,7 +196,7 @@ SMALLEST_KEY = 1e-12
 """Keys with a smaller |k| count as zeros in an input gate."""
 
 
-def input_gate(k_BSGNK: torch.Tensor, weight_GK: torch.Tensor, bias_G: torch.Tensor) -> torch.Tensor:
+def input_gate(k_BSGNK: Tensor, weight_GK: Tensor, bias_G: Tensor) -> Tensor:
     """Of each token, the factor sigmoid(a . k / |k| + b) on what it adds to the memory [B, S, G, N] (an addition to the
     paper). k: keys without positions, before sigma. a: weight_GK. b: bias_G.
 
@@ -215,12 +212,7 @@ def input_gate(k_BSGNK: torch.Tensor, weight_GK: torch.Tensor, bias_G: torch.Ten
 
 
 def scan(
-    sk_BSGNK: torch.Tensor,
-    v_BSGNV: torch.Tensor,
-    memory: Memory,
-    *,
-    weight_BSN: torch.Tensor | None = None,
-    **options: Any,
+    sk_BSGNK: Tensor, v_BSGNV: Tensor, memory: Memory, *, weight_BSN: Tensor | None = None, **options: Any
 ) -> tuple[Memory, Memory]:
     """scan_sums of these keys and values. weight_BSN multiplies each token's contribution to M and z."""
     weight = None if weight_BSN is None else weight_BSN[:, :, None]
@@ -233,9 +225,9 @@ def scan_sums(
     *,
     rule: UpdateRule,
     delta_normaliser: DeltaNormaliser = "previous",
-    reset_BS: torch.Tensor | None = None,
+    reset_BS: Tensor | None = None,
     earlier: Earlier | None = None,
-    decay_BSG: torch.Tensor | None = None,
+    decay_BSG: Tensor | None = None,
 ) -> tuple[Memory, Memory]:
     """The memory each segment reads (M_{s-1}, z_{s-1}), stacked over S, and the memory after the last (Eq. 4, 5).
 
@@ -280,9 +272,7 @@ class _RunningSum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x_BSX: torch.Tensor, state_BX: torch.Tensor, kept_SB: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, x_BSX: Tensor, state_BX: Tensor, kept_SB: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.kept = kept_SB
         read = torch.empty_like(x_BSX)
         state = state_BX
@@ -292,7 +282,7 @@ class _RunningSum(torch.autograd.Function):
         return read, state
 
     @staticmethod
-    def backward(ctx: Any, g_read: torch.Tensor, g_last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, g_read: Tensor, g_last: Tensor) -> tuple[Tensor, Tensor, None]:
         g_x = torch.empty_like(g_read)
         g = g_last
         for s in range(g_read.shape[1] - 1, -1, -1):
@@ -303,19 +293,19 @@ class _RunningSum(torch.autograd.Function):
         return g_x, g, None
 
 
-def rows(kept_B: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def rows(kept_B: Tensor, like: Tensor) -> Tensor:
     """kept [B] with as many axes as `like` [B, ...]."""
     return kept_B.reshape(-1, *[1] * (like.dim() - 1))
 
 
 def _affine_scan(
-    a_BSGKK: torch.Tensor | None,
-    b_BSGKV: torch.Tensor,
-    m_BGKV: torch.Tensor,
-    kept_SB: torch.Tensor | None,
-    decay_BSG: torch.Tensor | None,
+    a_BSGKK: Tensor | None,
+    b_BSGKV: Tensor,
+    m_BGKV: Tensor,
+    kept_SB: Tensor | None,
+    decay_BSG: Tensor | None,
     earlier: Earlier | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """M_s = decay (M_{s-1} - A_s M_{s-1} + B_s): the M each segment reads, and the last. Without A it is 0, without
     decay it is 1."""
     decay = None if decay_BSG is None else decay_BSG[..., None, None]
@@ -342,13 +332,8 @@ def _affine_scan(
 
 
 def gate(
-    a_dot: torch.Tensor,
-    numerator: torch.Tensor,
-    denominator: torch.Tensor,
-    g: torch.Tensor,
-    first: torch.Tensor | None,
-    first_segment: FirstSegment,
-) -> torch.Tensor:
+    a_dot: Tensor, numerator: Tensor, denominator: Tensor, g: Tensor, first: Tensor | None, first_segment: FirstSegment
+) -> Tensor:
     """Eq. 6: A = sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot with A_mem = numerator / denominator.
 
     g: sigmoid(beta), the weight of the MEMORY, broadcastable to the denominator. first: true where the memory is empty
@@ -358,7 +343,7 @@ def gate(
     return _Mix.apply(a_dot, numerator, g_dot, _Share.apply(g_mem, denominator))
 
 
-def with_zero_gradients(g: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
+def with_zero_gradients(g: Tensor, *parameters: Tensor | None) -> Tensor:
     """g unchanged, but its backward pass gives each of the parameters a gradient of 0; None is passed over.
 
     In a text of one segment no output depends on a decay or an input gate, so their gradient would be None, and
@@ -370,9 +355,7 @@ def with_zero_gradients(g: torch.Tensor, *parameters: torch.Tensor | None) -> to
     return g
 
 
-def gate_weights(
-    g: torch.Tensor, first: torch.Tensor | None, first_segment: FirstSegment
-) -> tuple[torch.Tensor, torch.Tensor]:
+def gate_weights(g: Tensor, first: Tensor | None, first_segment: FirstSegment) -> tuple[Tensor, Tensor]:
     """The weights of A_mem and A_dot in Eq. 6; see gate."""
     g_mem = g if first is None else g.masked_fill(first, 0.0)
     return g_mem, 1 - (g_mem if first_segment == "local" else g)
@@ -382,14 +365,14 @@ class _Mix(torch.autograd.Function):
     """a x + b y. The weights x and y have the state's dtype and at most one number per token and head."""
 
     @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
         ctx.save_for_backward(a, b, x, y)
         # Only the sum is rounded to a's dtype: x is a gate, and the error of rounding it would be the same for every
         # token.
         return (a * x).addcmul_(b, y).to(a.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         a, b, x, y = ctx.saved_tensors
         # The last axis is summed first: on a CPU that is faster than one sum over all broadcast axes.
         g_x, g_y = (

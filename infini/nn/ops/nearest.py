@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from infini.errors import InputError
 from infini.nn.host import to_device, to_numpy
@@ -29,9 +30,7 @@ exactly."""
 
 
 @torch.no_grad()
-def nearest(
-    q_BSQHK: torch.Tensor, k_BLGK: torch.Tensor, low_BS: torch.Tensor, high_S: torch.Tensor, n: int, search: Search
-) -> torch.Tensor:
+def nearest(q_BSQHK: Tensor, k_BLGK: Tensor, low_BS: Tensor, high_S: Tensor, n: int, search: Search) -> Tensor:
     """Indices [B, S, Q, H, R] of the R = min(n, L) keys with the highest q k among those in [low, high) of a segment;
     -1 where there are fewer. low_BS and high_S are best on the host: they are read.
 
@@ -48,9 +47,7 @@ def nearest(
     return torch.cat([_exact(q, k_BLGK, low, high, n) for low, high, q in near], 1)
 
 
-def _exact(
-    q_BSQHK: torch.Tensor, k_BLGK: torch.Tensor, low_BS: torch.Tensor, high_S: torch.Tensor, n: int
-) -> torch.Tensor:
+def _exact(q_BSQHK: Tensor, k_BLGK: Tensor, low_BS: Tensor, high_S: Tensor, n: int) -> Tensor:
     B, S, Q, H, _ = q_BSQHK.shape
     L, G = k_BLGK.shape[1:3]
     # Scores keep the layout of the product: they are by far the largest tensor, and a copy would take most of the time.
@@ -78,7 +75,7 @@ def _exact(
     return found.unflatten(3, (Q, H // G)).permute(0, 2, 3, 1, 4, 5).flatten(3, 4)
 
 
-def _highest(scores: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _highest(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The n highest scores of each row and their places, unordered."""
     length = scores.shape[-1]
     fast = scores.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -95,9 +92,7 @@ def _highest(scores: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return scores.gather(-1, order), order
 
 
-def _approximate(
-    q_BSQHK: torch.Tensor, k_BLGK: torch.Tensor, low_BS: torch.Tensor, high_S: torch.Tensor, n: int
-) -> torch.Tensor:
+def _approximate(q_BSQHK: Tensor, k_BLGK: Tensor, low_BS: Tensor, high_S: Tensor, n: int) -> Tensor:
     """Search with one index per segment, of the keys that it may see. An index of the whole line would contain later
     keys, and its results would depend on how a document is cut into calls."""
     try:
@@ -125,7 +120,7 @@ def _approximate(
     return found
 
 
-def _by_cells(faiss: Any, keys_LK: torch.Tensor, asked: Any, n: int) -> Any:
+def _by_cells(faiss: Any, keys_LK: Tensor, asked: Any, n: int) -> Any:
     """Indices of n keys for each query, from the cells whose centres score highest. The centres are equally spaced
     keys: k-means would take longer than the search that the index saves."""
     centres = torch.nn.functional.normalize(keys_LK.flip(0)[::CELLS_EACH], dim=-1)

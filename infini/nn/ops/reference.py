@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 
-def sigma(x: torch.Tensor) -> torch.Tensor:
+def sigma(x: Tensor) -> Tensor:
     """The paper's activation ELU + 1."""
     return torch.where(x > 0, x + 1, torch.exp(torch.clamp(x, max=0)))
 
 
-def rotary(x_NK: torch.Tensor, first_position: int, base: float) -> torch.Tensor:
+def rotary(x_NK: Tensor, first_position: int, base: float) -> Tensor:
     """Rotary position embedding by complex numbers: pair i is rotated by the angle position x base^(-2i / K)."""
     n, width = x_NK.shape
     half = width // 2
@@ -28,13 +29,8 @@ def rotary(x_NK: torch.Tensor, first_position: int, base: float) -> torch.Tensor
 
 
 def dot_product_attention(
-    q_NK: torch.Tensor,
-    k_NK: torch.Tensor,
-    v_NV: torch.Tensor,
-    scale: float,
-    base: float,
-    bias_N: torch.Tensor | None = None,
-) -> torch.Tensor:
+    q_NK: Tensor, k_NK: Tensor, v_NV: Tensor, scale: float, base: float, bias_N: Tensor | None = None
+) -> Tensor:
     """Eq. 2 with the causal mask. Positions count from the segment's start: rotary, or a bias for each distance."""
     n = q_NK.shape[0]
     if bias_N is None:
@@ -47,53 +43,51 @@ def dot_product_attention(
     return torch.softmax(score.masked_fill(future, -math.inf), dim=-1) @ v_NV
 
 
-def retrieve(x_NK: torch.Tensor, m_KV: torch.Tensor, z_K: torch.Tensor) -> torch.Tensor:
+def retrieve(x_NK: Tensor, m_KV: Tensor, z_K: Tensor) -> Tensor:
     """Eq. 3: sigma(X) M / (sigma(X) z)."""
     s = sigma(x_NK)
     return (s @ m_KV) / (s @ z_K)[:, None]
 
 
-def update_linear(
-    m_KV: torch.Tensor, z_K: torch.Tensor, k_NK: torch.Tensor, v_NV: torch.Tensor, weight_N: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def update_linear(m_KV: Tensor, z_K: Tensor, k_NK: Tensor, v_NV: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
     """Eq. 4."""
     s = sigma(k_NK) * weight_N[:, None]
     return m_KV + s.T @ v_NV, z_K + s.sum(0)
 
 
 def update_delta(
-    m_KV: torch.Tensor, z_K: torch.Tensor, k_NK: torch.Tensor, v_NV: torch.Tensor, weight_N: torch.Tensor, empty: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    m_KV: Tensor, z_K: Tensor, k_NK: Tensor, v_NV: Tensor, weight_N: Tensor, empty: bool
+) -> tuple[Tensor, Tensor]:
     """Eq. 5. An empty memory returns 0."""
     known = torch.zeros_like(v_NV) if empty else retrieve(k_NK, m_KV, z_K)
     s = sigma(k_NK) * weight_N[:, None]
     return m_KV + s.T @ (v_NV - known), z_K + s.sum(0)
 
 
-def input_gate(k_NK: torch.Tensor, weight_K: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def input_gate(k_NK: Tensor, weight_K: Tensor, bias: Tensor) -> Tensor:
     """sigmoid(a . k / |k| + b) of each token, whose logit is at least -20 (not in the paper)."""
     logits = [torch.dot(weight_K, k / k.square().sum().sqrt()) + bias for k in k_NK]
     return torch.stack([1 / (1 + torch.exp(-x if x > -20 else k_NK.new_tensor(20.0))) for x in logits])
 
 
 def infini_attention(
-    q_BTHK: torch.Tensor,
-    k_BTGK: torch.Tensor,
-    v_BTGV: torch.Tensor,
-    beta_H: torch.Tensor,
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    beta_H: Tensor,
     *,
     segment_length: int,
     update_rule: str,
     first_segment: str = "local",
     scale: float | None = None,
     rope_base: float = 10000.0,
-    bias_HN: torch.Tensor | None = None,
-    write_weight_BT: torch.Tensor | None = None,
-    reset_BT: torch.Tensor | None = None,
-    decay_G: torch.Tensor | None = None,
-    input_weight_GK: torch.Tensor | None = None,
-    input_bias_G: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    bias_HN: Tensor | None = None,
+    write_weight_BT: Tensor | None = None,
+    reset_BT: Tensor | None = None,
+    decay_G: Tensor | None = None,
+    input_weight_GK: Tensor | None = None,
+    input_bias_G: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """A [B, T, H, V] (Eq. 6) of whole documents, and M [B, G, K, V], z [B, G, K] after the last complete segment.
 
     The memory is empty at first. Resets must be at segment boundaries. bias_HN: the bias of each head and distance that

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from infini.nn.host import to_device
@@ -28,7 +29,7 @@ FEW_SCORES = 1 << 15
 gradients: a single segment of sixteen tokens."""
 
 
-def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """R of Dai et al. 2019, [length, d_model]: sines, then cosines, of distances length - 1, ..., 0."""
     # The length is rounded up, so that decoding does not make a new table for every token.
     # torch.compile traces through a cache, with a warning.
@@ -36,7 +37,7 @@ def sinusoids(length: int, d_model: int, device: torch.device, dtype: torch.dtyp
     return table(1 << (length - 1).bit_length(), d_model, device, dtype)[-length:]
 
 
-def _sinusoid_table(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def _sinusoid_table(length: int, d_model: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         frequency = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
         angle = torch.outer(torch.arange(length - 1, -1, -1, dtype=torch.float64), frequency)
@@ -46,7 +47,7 @@ def _sinusoid_table(length: int, d_model: int, device: torch.device, dtype: torc
 _kept_table = lru_cache(maxsize=16)(_sinusoid_table)
 
 
-def relative_shift(x: torch.Tensor) -> torch.Tensor:
+def relative_shift(x: Tensor) -> Tensor:
     """Scores by distance [..., Q, L] (distances L - 1, ..., 0) -> scores by key [..., Q, L].
 
     Entry (i, j) of the result is the score of key j for query i, which is at the position of key L - Q + i. Entries of
@@ -57,7 +58,7 @@ def relative_shift(x: torch.Tensor) -> torch.Tensor:
     return padded[..., 1:, :].reshape(*lead, Q, L)
 
 
-def t5_bucket(distance: torch.Tensor, buckets: int = T5_BUCKETS, longest: int = T5_LONGEST) -> torch.Tensor:
+def t5_bucket(distance: Tensor, buckets: int = T5_BUCKETS, longest: int = T5_LONGEST) -> Tensor:
     """The bucket of a distance >= 0: one distance each for half of the buckets, then logarithmic ones (Raffel et al.
     2020)."""
     exact = buckets // 2
@@ -66,7 +67,7 @@ def t5_bucket(distance: torch.Tensor, buckets: int = T5_BUCKETS, longest: int = 
     return torch.where(distance < exact, distance, wide.clamp(max=buckets - 1))
 
 
-def t5_bias(bias: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+def t5_bias(bias: Tensor, distance: Tensor) -> Tensor:
     """The bias that each head adds to the scores, [H, Q, L], for distances [Q, L]. Keys after the query count as
     distance 0.
 
@@ -75,13 +76,13 @@ def t5_bias(bias: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
     return bias.view(T5_BUCKETS, -1)[t5_bucket(distance.clamp(min=0))].permute(2, 0, 1)
 
 
-def distances(n_queries: int, n_keys: int, device: torch.device) -> torch.Tensor:
+def distances(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
     """The distance of each key from each query [Q, L], negative for keys after the query."""
     query = torch.arange(n_keys - n_queries, n_keys, device=device)
     return query[:, None] - torch.arange(n_keys, device=device)
 
 
-def _attended(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
+def _attended(q: Tensor, k: Tensor, bias: Tensor, scale: float) -> Tensor:
     """softmax(q k scale + bias) in the bias's dtype."""
     return ((q.to(bias.dtype) * scale) @ k.to(bias.dtype).transpose(-1, -2)).add_(bias).softmax(-1)
 
@@ -96,9 +97,7 @@ class _Biased(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
         p = _attended(q, k, bias, scale).to(v.dtype)
         a = p @ v
         ctx.save_for_backward(q, k, v, p, a)
@@ -106,7 +105,7 @@ class _Biased(torch.autograd.Function):
         return a
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         no_second_derivative("attention with a position bias")
         q, k, v, p, a = ctx.saved_tensors
         rows, exact = ctx.bias
@@ -120,9 +119,7 @@ class _Biased(torch.autograd.Function):
         return g_q, g_k, p.transpose(-1, -2) @ grad, g_bias, None
 
 
-def masked_attention(
-    q_XQHK: torch.Tensor, k_XLGK: torch.Tensor, v_XLGV: torch.Tensor, bias_XHQL: torch.Tensor, scale: float
-) -> torch.Tensor:
+def masked_attention(q_XQHK: Tensor, k_XLGK: Tensor, v_XLGV: Tensor, bias_XHQL: Tensor, scale: float) -> Tensor:
     """Softmax attention of (q k scale + bias) -> [X, Q, H, V].
 
     bias: [X or 1, H, Q, L], minus infinity at masked keys; every query has an unmasked key.
@@ -149,13 +146,8 @@ def masked_attention(
 
 
 def biased_attention(
-    q_BSQHK: torch.Tensor,
-    k_BSLGK: torch.Tensor,
-    v_BSLGV: torch.Tensor,
-    bias_BSHQL: torch.Tensor,
-    seen_BSL: torch.Tensor | None,
-    scale: float,
-) -> torch.Tensor:
+    q_BSQHK: Tensor, k_BSLGK: Tensor, v_BSLGV: Tensor, bias_BSHQL: Tensor, seen_BSL: Tensor | None, scale: float
+) -> Tensor:
     """Causal softmax attention of (q k scale + bias) -> [B, S, Q, H, V].
 
     bias: broadcastable to [B, S, H, Q, L]. seen_BSL: keys that a segment may read, its own included; None: all.
@@ -171,9 +163,7 @@ def biased_attention(
     return masked_attention(q, k, v, bias.masked_fill(~allowed, -math.inf), scale).unflatten(0, (B, S))
 
 
-def t5_attention(
-    q_BSQHK: torch.Tensor, k_BSLGK: torch.Tensor, v_BSLGV: torch.Tensor, bias: torch.Tensor, scale: float
-) -> torch.Tensor:
+def t5_attention(q_BSQHK: Tensor, k_BSLGK: Tensor, v_BSLGV: Tensor, bias: Tensor, scale: float) -> Tensor:
     """biased_attention with T5's biases (see t5_bias).
 
     There is one bias per pair of tokens and head: eight billion in a window of 32,768. Windows longer than MOST_QUERIES
@@ -181,7 +171,7 @@ def t5_attention(
     """
     Q, L = q_BSQHK.shape[2], k_BSLGK.shape[2]
 
-    def part(begin: int, stop: int) -> torch.Tensor:
+    def part(begin: int, stop: int) -> Tensor:
         seen = L - Q + stop
         added = t5_bias(bias, distances(stop - begin, seen, q_BSQHK.device))[None, None]
         return biased_attention(

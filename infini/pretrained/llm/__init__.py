@@ -30,12 +30,4 @@ from infini.pretrained.llm.settings import InfiniSettings, settings_of
 GATE_MODULES = ["infini_gate"]
 """What peft trains whole: LoraConfig(..., modules_to_save=GATE_MODULES); add the names of norms to train them, too."""
 
-__all__ = [
-    "GATE_MODULES",
-    "InfiniCache",
-    "InfiniSettings",
-    "inject",
-    "model_card",
-    "parameter_groups",
-    "settings_of",
-]
+__all__ = ["GATE_MODULES", "InfiniCache", "InfiniSettings", "inject", "model_card", "parameter_groups", "settings_of"]

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
@@ -45,8 +45,8 @@ class Window(NamedTuple):
     """Rotated keys [B, G, N, K] and values [B, G, N, V] of the unfinished segment; entries beyond the row's slot are
     undefined."""
 
-    k_BGNK: torch.Tensor
-    v_BGNV: torch.Tensor
+    k_BGNK: Tensor
+    v_BGNV: Tensor
 
 
 @state_class
@@ -57,17 +57,17 @@ class Before(NamedTuple):
     """
 
     memory: Memory
-    k_BGNK: torch.Tensor
-    v_BGNV: torch.Tensor
-    next_k_BGNK: torch.Tensor
+    k_BGNK: Tensor
+    v_BGNV: Tensor
+    next_k_BGNK: Tensor
 
 
 @state_class
 class Sinks(NamedTuple):
     """Rotated keys [B, G, X, K] and values [B, G, X, V] of the document's first tokens (sinks=X)."""
 
-    k_BGXK: torch.Tensor
-    v_BGXV: torch.Tensor
+    k_BGXK: Tensor
+    v_BGXV: Tensor
 
 
 @state_class
@@ -93,8 +93,8 @@ class Call:
     columns_B: list[Columns]
     """Of each row, the columns of its real tokens."""
     columns: int
-    mask_BT: torch.Tensor | None
-    tables: dict[str | None, tuple[torch.Tensor, torch.Tensor]]
+    mask_BT: Tensor | None
+    tables: dict[str | None, tuple[Tensor, Tensor]]
     """Cosines and sines [positions, R] by layer type."""
     keep: bool
     """Whether states are asked for."""
@@ -104,7 +104,7 @@ class Call:
     results: dict[int, LayerState] = field(default_factory=dict)
     detached: bool = False
     """Whether layers ran without gradients in a call with `again`: checkpointing with use_reentrant=True."""
-    written: dict[int, tuple[Layer, torch.Tensor, torch.Tensor]] | None = None
+    written: dict[int, tuple[Layer, Tensor, Tensor]] | None = None
     """With a dictionary, what each layer wrote (keys before their rotary embedding, values), for a rollback."""
 
 
@@ -114,13 +114,11 @@ class Layer:
 
     module: Any
     settings: InfiniSettings
-    cos_PR: torch.Tensor
-    sin_PR: torch.Tensor
+    cos_PR: Tensor
+    sin_PR: Tensor
     kernel_options: dict[str, Any]
 
-    def rotate(
-        self, q_BHTK: torch.Tensor, k_BGTK: torch.Tensor, positions: slice | torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotate(self, q_BHTK: Tensor, k_BGTK: Tensor, positions: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by the family's own rotary embedding. positions: a slice for all rows, or [B, T]."""
         if not getattr(self.module, "use_rope", True):
             return q_BHTK, k_BGTK
@@ -129,13 +127,11 @@ class Layer:
             cos, sin = cos[None], sin[None]
         return _stock(self.module).apply_rotary_pos_emb(q_BHTK, k_BGTK, cos, sin)
 
-    def rotate_keys(self, k_BGTK: torch.Tensor, positions: slice | torch.Tensor) -> torch.Tensor:
+    def rotate_keys(self, k_BGTK: Tensor, positions: slice | Tensor) -> Tensor:
         """As `rotate`, for keys alone."""
         return self.rotate(k_BGTK[:, :1], k_BGTK, positions)[1]
 
-    def attend(
-        self, q_BHTK: torch.Tensor, k_BGYK: torch.Tensor, v_BGYV: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def attend(self, q_BHTK: Tensor, k_BGYK: Tensor, v_BGYV: Tensor, mask: Tensor | None) -> Tensor:
         """A_dot of Eq. 2 by the stock kernel -> [B, H, T, V]. The queries are the last T of the Y keys; mask (bool,
         true: visible) where a row sees fewer."""
         T, Y = q_BHTK.shape[2], k_BGYK.shape[2]
@@ -151,9 +147,7 @@ class Layer:
         )
         return a_BTHV.transpose(1, 2)
 
-    def mix(
-        self, a_BSHTV: torch.Tensor, q_BSHTK: torch.Tensor, read: Memory, first: torch.Tensor | bool | None
-    ) -> torch.Tensor:
+    def mix(self, a_BSHTV: Tensor, q_BSHTK: Tensor, read: Memory, first: Tensor | bool | None) -> Tensor:
         """Eq. 3 and 6: what the queries read of the memory [B, S, G, ...], mixed with A_dot by the gate.
 
         first: true where there is nothing to read yet, broadcastable to [B, S, H, T, 1].
@@ -168,12 +162,10 @@ class Layer:
             g = self.module.infini_gate(denominator)
             if isinstance(first, bool):
                 first = torch.ones((), dtype=torch.bool, device=g.device) if first else None
-            mixed: torch.Tensor = ops.gate(a_BSHTV, numerator, denominator, g, first, self.settings.first_segment)
+            mixed: Tensor = ops.gate(a_BSHTV, numerator, denominator, g, first, self.settings.first_segment)
         return mixed
 
-    def scan(
-        self, k_BSGNK: torch.Tensor, v_BSGNV: torch.Tensor, before: Memory, complete: bool
-    ) -> tuple[Memory, Memory]:
+    def scan(self, k_BSGNK: Tensor, v_BSGNV: Tensor, before: Memory, complete: bool) -> tuple[Memory, Memory]:
         """Eq. 4 or 5: the memory that each segment begins with, and the one after the last. complete: whether the
         segments end with these tokens, so that the memory decays behind each."""
         rule = self.settings.update_rule
@@ -192,21 +184,21 @@ class Layer:
             decay_BGK = decay_BSG[0, :, :, None]
             return Memory(decay_BGK[..., None] * pending.m_BGKV, decay_BGK * pending.z_BGK)
 
-    def _remains(self, like: Memory) -> torch.Tensor | None:
+    def _remains(self, like: Memory) -> Tensor | None:
         """What remains of each head's memory after a segment [1, 1, G]; None: all of it (the paper)."""
         if self.settings.memory_decay is None:
             return None
-        remains: torch.Tensor = self.module.infini_gate(like.z_BGK, "remains")
+        remains: Tensor = self.module.infini_gate(like.z_BGK, "remains")
         return remains
 
-    def _write_weights(self, k_BSGNK: torch.Tensor) -> torch.Tensor | None:
+    def _write_weights(self, k_BSGNK: Tensor) -> Tensor | None:
         """Factors on what the tokens add to the memory [B, S, G, N]; None: 1 (the paper)."""
         if not self.settings.input_gate:
             return None
-        weights: torch.Tensor = self.module.infini_gate(k_BSGNK, "writes")
+        weights: Tensor = self.module.infini_gate(k_BSGNK, "writes")
         return weights
 
-    def add(self, k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, began: Memory, pending: Memory) -> Memory:
+    def add(self, k_BGTK: Tensor, v_BGTV: Tensor, began: Memory, pending: Memory) -> Memory:
         """`pending` with further tokens of a segment that began with the memory `began`: Eq. 4 or 5, token by token."""
         with without_autocast(k_BGTK):
             k, v = _exact(k_BGTK)[:, None], _exact(v_BGTV)[:, None]
@@ -219,7 +211,7 @@ class Layer:
             return ops.scan_sums(ops.TokenSums(sk, v, self._write_weights(k)), pending, rule="linear")[1]
 
 
-def _exact(x: torch.Tensor) -> torch.Tensor:
+def _exact(x: Tensor) -> Tensor:
     return x.to(state_dtype(x.dtype))
 
 
@@ -233,15 +225,15 @@ def _kernel(module: Any, settings: InfiniSettings) -> Callable[..., Any]:
     return ALL_ATTENTION_FUNCTIONS.get_interface(settings.local_attention, eager)
 
 
-def empty_state(k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, settings: InfiniSettings, keep: bool) -> LayerState:
+def empty_state(k_BGTK: Tensor, v_BGTV: Tensor, settings: InfiniSettings, keep: bool) -> LayerState:
     """The state of rows that have read nothing. Without `keep` it has no room for later calls."""
     B, G, _, K = k_BGTK.shape
     V, exact = v_BGTV.shape[-1], state_dtype(k_BGTK.dtype)
 
-    def keys(tokens: int) -> torch.Tensor:
+    def keys(tokens: int) -> Tensor:
         return k_BGTK.new_zeros(B, G, tokens, K)
 
-    def values(tokens: int) -> torch.Tensor:
+    def values(tokens: int) -> Tensor:
         return v_BGTV.new_zeros(B, G, tokens, V)
 
     N, X = settings.segment_length, settings.sinks
@@ -251,13 +243,13 @@ def empty_state(k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, settings: InfiniSett
     return LayerState(Window(keys(room), values(room)), memory, memory, before, Sinks(keys(X), values(X)) if X else ())
 
 
-def _writable(buffer: torch.Tensor) -> torch.Tensor:
+def _writable(buffer: Tensor) -> Tensor:
     """The buffer itself if nothing else needs its content, else a copy."""
     frozen = buffer.is_inference() and not torch.is_inference_mode_enabled()
     return buffer.clone() if torch.is_grad_enabled() or frozen else buffer
 
 
-def _write(buffer_BGNK: torch.Tensor, slot: int, x_BGTK: torch.Tensor) -> torch.Tensor:
+def _write(buffer_BGNK: Tensor, slot: int, x_BGTK: Tensor) -> Tensor:
     buffer_BGNK = _writable(buffer_BGNK)
     buffer_BGNK[:, :, slot : slot + x_BGTK.shape[2]] = x_BGTK.to(buffer_BGNK.dtype)
     return buffer_BGNK
@@ -274,7 +266,7 @@ def _next_segment(layer: Layer, state: LayerState) -> LayerState:
 
 
 def _with_new_sinks(
-    layer: Layer, state: LayerState, slot: int, k_BGTK: torch.Tensor, v_BGTV: torch.Tensor, keep: bool
+    layer: Layer, state: LayerState, slot: int, k_BGTK: Tensor, v_BGTV: Tensor, keep: bool
 ) -> LayerState:
     """The state with the sinks among the tokens of a document's first segment, from `slot` on."""
     n = min(layer.settings.sinks - slot, k_BGTK.shape[2])
@@ -288,14 +280,8 @@ def _with_new_sinks(
 
 
 def _whole_segments(
-    layer: Layer,
-    q_BHTK: torch.Tensor | None,
-    k_BGTK: torch.Tensor,
-    v_BGTV: torch.Tensor,
-    state: LayerState,
-    piece: Piece,
-    keep: bool,
-) -> tuple[torch.Tensor | None, LayerState]:
+    layer: Layer, q_BHTK: Tensor | None, k_BGTK: Tensor, v_BGTV: Tensor, state: LayerState, piece: Piece, keep: bool
+) -> tuple[Tensor | None, LayerState]:
     """`piece.whole` segments at once, folded into the rows -> [B, H, T, V] and the state behind them."""
     settings = layer.settings
     S, N, depth = piece.whole, settings.segment_length, settings.depth
@@ -320,7 +306,7 @@ def _whole_segments(
         q_BSHNK = q_BHTK.unflatten(2, (S, N)).transpose(1, 2)
         own = slice(settings.own_position, settings.own_position + N)
         q, k = layer.rotate(q_BSHNK.flatten(0, 1), k_BSGNK.flatten(0, 1), own)
-        parts: list[Sequence[torch.Tensor]] = []
+        parts: list[Sequence[Tensor]] = []
         if state.sinks and piece.segment >= depth:
             parts.append([x.repeat_interleave(S, 0) for x in state.sinks])
         if before and piece.segment >= 1:
@@ -332,18 +318,18 @@ def _whole_segments(
     return a_BHTV, state._replace(memory=last, pending=last, before=before)
 
 
-def _shifted(before: torch.Tensor, x_BS: torch.Tensor) -> torch.Tensor:
+def _shifted(before: Tensor, x_BS: Tensor) -> Tensor:
     """For each segment the x of the previous one, and `before` for the first."""
     return torch.cat([before[:, None].to(x_BS.dtype), x_BS[:, :-1]], 1)
 
 
-def _last(x_BS: torch.Tensor) -> torch.Tensor:
+def _last(x_BS: Tensor) -> Tensor:
     return x_BS[:, -1].clone()
 
 
 def _attend_parts(
-    layer: Layer, q_BHTK: torch.Tensor, parts: Sequence[Sequence[torch.Tensor]], mask: torch.Tensor | None = None
-) -> torch.Tensor:
+    layer: Layer, q_BHTK: Tensor, parts: Sequence[Sequence[Tensor]], mask: Tensor | None = None
+) -> Tensor:
     """A_dot over keys and values in parts, one after the other; the queries are the last tokens of the last part."""
     k, v = (
         each[0] if len(each) == 1 else torch.cat([part.to(each[-1].dtype) for part in each], 2)
@@ -356,14 +342,8 @@ def _attend_parts(
 
 
 def _part_of_a_segment(
-    layer: Layer,
-    q_BHTK: torch.Tensor | None,
-    k_BGTK: torch.Tensor,
-    v_BGTV: torch.Tensor,
-    state: LayerState,
-    piece: Piece,
-    keep: bool,
-) -> tuple[torch.Tensor | None, LayerState]:
+    layer: Layer, q_BHTK: Tensor | None, k_BGTK: Tensor, v_BGTV: Tensor, state: LayerState, piece: Piece, keep: bool
+) -> tuple[Tensor | None, LayerState]:
     """Tokens of one segment from `piece.slot` on, at the same place for all rows -> [B, H, T, V] and the state."""
     settings = layer.settings
     slot, stop = piece.slot, piece.slot + k_BGTK.shape[2]
@@ -381,7 +361,7 @@ def _part_of_a_segment(
             before = before._replace(next_k_BGNK=_write(before.next_k_BGNK, slot, seen))
     a_BHTV = None
     if q_BHTK is not None:
-        parts: list[Sequence[torch.Tensor]] = [state.sinks] if state.sinks and piece.segment >= settings.depth else []
+        parts: list[Sequence[Tensor]] = [state.sinks] if state.sinks and piece.segment >= settings.depth else []
         if before and piece.segment >= 1:
             parts.append([before.k_BGNK, before.v_BGNV])
         a = _attend_parts(layer, q_own, [*parts, [k_seen, v_seen]])[:, None]
@@ -396,14 +376,8 @@ def _part_of_a_segment(
 
 
 def _attend_group(
-    layer: Layer,
-    q_BHTK: torch.Tensor | None,
-    k_BGTK: torch.Tensor,
-    v_BGTV: torch.Tensor,
-    state: LayerState,
-    group: Group,
-    keep: bool,
-) -> tuple[torch.Tensor | None, LayerState]:
+    layer: Layer, q_BHTK: Tensor | None, k_BGTK: Tensor, v_BGTV: Tensor, state: LayerState, group: Group, keep: bool
+) -> tuple[Tensor | None, LayerState]:
     settings, outputs = layer.settings, []
     alike = settings.depth == 1 and not settings.sinks
     for piece in pieces(group, settings.segment_length, settings.depth, alike):
@@ -419,13 +393,13 @@ def _attend_group(
 
 def _attend_single(
     layer: Layer,
-    q_BH1K: torch.Tensor | None,
-    k_BG1K: torch.Tensor,
-    v_BG1V: torch.Tensor,
+    q_BH1K: Tensor | None,
+    k_BG1K: Tensor,
+    v_BG1V: Tensor,
     state: LayerState,
     rows: SingleTokens,
     keep: bool,
-) -> tuple[torch.Tensor | None, LayerState]:
+) -> tuple[Tensor | None, LayerState]:
     """One token in each row, at different places in their segments -> [B, H, 1, V] and the state."""
     settings, device = layer.settings, k_BG1K.device
     N, X, depth = settings.segment_length, settings.sinks, settings.depth
@@ -433,7 +407,7 @@ def _attend_single(
     row_B = torch.arange(len(rows.slots), device=device)
     most = max(rows.slots) + 1
 
-    def put(buffer: torch.Tensor, x_BG1K: torch.Tensor, at: torch.Tensor = row_B) -> torch.Tensor:
+    def put(buffer: Tensor, x_BG1K: Tensor, at: Tensor = row_B) -> Tensor:
         buffer = _writable(buffer)
         buffer[at, :, slot_B[at]] = x_BG1K[at, :, 0].to(buffer.dtype)
         return buffer
@@ -455,7 +429,7 @@ def _attend_single(
         before = before._replace(next_k_BGNK=put(before.next_k_BGNK, seen))
     a_BH1V = None
     if q_BH1K is not None:
-        parts: list[Sequence[torch.Tensor]] = []
+        parts: list[Sequence[Tensor]] = []
         visible = []
         if state.sinks:
             parts.append(state.sinks)
@@ -479,14 +453,8 @@ def _attend_single(
 
 
 def _attend_rows(
-    layer: Layer,
-    q: torch.Tensor | None,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state: LayerState,
-    group: Group | SingleTokens,
-    keep: bool,
-) -> tuple[torch.Tensor | None, LayerState]:
+    layer: Layer, q: Tensor | None, k: Tensor, v: Tensor, state: LayerState, group: Group | SingleTokens, keep: bool
+) -> tuple[Tensor | None, LayerState]:
     if isinstance(group, Group):
         return _attend_group(layer, q, k, v, state, group, keep)
     return _attend_single(layer, q, k, v, state, group, keep)
@@ -494,13 +462,13 @@ def _attend_rows(
 
 def attend(
     layer: Layer,
-    q_BHTK: torch.Tensor | None,
-    k_BGTK: torch.Tensor,
-    v_BGTV: torch.Tensor,
+    q_BHTK: Tensor | None,
+    k_BGTK: Tensor,
+    v_BGTV: Tensor,
     state: LayerState | None,
     groups: list[Group | SingleTokens],
     keep: bool,
-) -> tuple[torch.Tensor | None, LayerState]:
+) -> tuple[Tensor | None, LayerState]:
     """A of Eq. 6 for all rows [B, H, T, V], 0 at padding, and the state after them.
 
     q None: only the state is wanted. state None: the rows have read nothing.
@@ -549,7 +517,7 @@ class InfiniGate(nn.Module):
         for parameter, value in self.initial():
             parameter.data.copy_(value)
 
-    def initial(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    def initial(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Each parameter, with what it begins at."""
         values = [(self.beta, torch.full(self.beta.shape, float(self.settings.gate_init)))]
         if self.settings.memory_decay is not None:
@@ -559,7 +527,7 @@ class InfiniGate(nn.Module):
             values += [(each, torch.zeros(each.shape)) for each in (self.input_weight, self.input_bias)]
         return values
 
-    def forward(self, like: torch.Tensor, wanted: Wanted = "reads") -> torch.Tensor:
+    def forward(self, like: Tensor, wanted: Wanted = "reads") -> Tensor:
         """What is wanted, on the device and in the dtype of `like`: of "reads" sigmoid(beta) [H, 1, 1], "remains"
         sigmoid(decay) [1, 1, G], or "writes" the factors [B, S, G, N] of keys `like` [B, S, G, N, K].
 
@@ -574,8 +542,8 @@ class InfiniGate(nn.Module):
         return ops.with_zero_gradients(torch.sigmoid(self.beta.to(like.device, like.dtype))[:, None, None], *others)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        def kept(x: torch.Tensor) -> torch.Tensor:
-            moved: torch.Tensor = fn(x)
+        def kept(x: Tensor) -> Tensor:
+            moved: Tensor = fn(x)
             narrow = moved.dtype in (torch.bfloat16, torch.float16)
             return x.to(moved.device) if narrow else moved
 
@@ -585,15 +553,15 @@ class InfiniGate(nn.Module):
 @torch.compiler.disable
 def infini_attention(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     infini: Call | None = None,
     **options: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """The attention function that transformers calls: query [B, H, T, K], key [B, G, T, K], value [B, G, T, V] ->
     [B, T, H, V]. Layers without a gate run their own kernel."""
     if not hasattr(module, "infini_gate"):

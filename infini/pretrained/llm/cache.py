@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.cache_utils import (
     DYNAMIC_LAYER_TYPE_MAPPING,
     Cache,
@@ -59,10 +60,10 @@ class InfiniLayer(CacheLayerMixin):
         self.columns = 0
         self.record_past = False
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise InputError("an InfiniCache is written by an injected model: use model.generate or model.forward")
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Always an error: the keys and values of this layer are not a growing list."""
         self.lazy_initialization(key_states, value_states)
 
@@ -97,11 +98,11 @@ class InfiniLayer(CacheLayerMixin):
     def prefetch(self) -> None:
         """Not needed: the state is small."""
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """The rows named, in that order."""
         self.map(lambda state: select_rows(state, beam_idx))
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
         """The rows named, by index or by a mask."""
         self.map(lambda state: select_rows(state, indices))
 
@@ -113,7 +114,7 @@ class InfiniLayer(CacheLayerMixin):
         """InfiniCache.crop does it for all layers with a memory at once."""
 
 
-def stock_layer(k_BGCK: torch.Tensor, v_BGCV: torch.Tensor) -> DynamicLayer:
+def stock_layer(k_BGCK: Tensor, v_BGCV: Tensor) -> DynamicLayer:
     """A cache layer of transformers that holds these keys and values."""
     layer = DynamicLayer()
     layer.lazy_initialization(k_BGCK, v_BGCV)
@@ -126,8 +127,8 @@ class _Written:
     """One call's keys and values, of every layer with a memory, as they came."""
 
     columns: int
-    mask_BT: torch.Tensor | None
-    layers: dict[int, tuple[Layer, torch.Tensor, torch.Tensor]]
+    mask_BT: Tensor | None
+    layers: dict[int, tuple[Layer, Tensor, Tensor]]
 
     def split(self, columns: int) -> tuple[_Written, _Written]:
         def cut(span: slice) -> _Written:
@@ -388,7 +389,7 @@ class InfiniCache(Cache):
         super().reorder_cache(beam_idx)
         self._pick(beam_idx.tolist())
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
         """The rows named, by index or by a mask."""
         super().batch_select_indices(indices)
         self._pick(indices.nonzero()[:, 0].tolist() if indices.dtype == torch.bool else indices.tolist())
@@ -449,7 +450,7 @@ class InfiniCache(Cache):
         self._past = None
         return self
 
-    def inputs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:
+    def inputs(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Any]:
         """Arguments with which `generate` continues with `input_ids` [B, T] (only the new tokens) on a fork of this
         cache.
 
@@ -467,15 +468,11 @@ class InfiniCache(Cache):
         lead_B = torch.tensor(cache._leads, device=input_ids.device)
         read_BC = (torch.arange(self.columns, device=input_ids.device) >= lead_B[:, None]).to(torch.long)
         mask = input_ids.new_ones(rows, new) if attention_mask is None else attention_mask.to(read_BC)
-        return {
-            "input_ids": input_ids,
-            "attention_mask": torch.cat([read_BC, mask], 1),
-            "past_key_values": cache,
-        }
+        return {"input_ids": input_ids, "attention_mask": torch.cat([read_BC, mask], 1), "past_key_values": cache}
 
     # Files.
 
-    def _stock_tensors(self, past: bool = True) -> list[tuple[str, torch.Tensor]]:
+    def _stock_tensors(self, past: bool = True) -> list[tuple[str, Tensor]]:
         """Keys and values of the layers without a memory. past: with what sliding layers keep for `crop`."""
         found = []
         for i, layer in enumerate(self.layers):
@@ -557,9 +554,7 @@ class InfiniCache(Cache):
         return cache
 
 
-def _state_from(
-    tensors: dict[str, torch.Tensor], index: int, settings: InfiniSettings, device: torch.device
-) -> LayerState:
+def _state_from(tensors: dict[str, Tensor], index: int, settings: InfiniSettings, device: torch.device) -> LayerState:
     prefix = f"{index}."
     k, v = (tensors[f"{prefix}window.{name}"] for name in ("k_BGNK", "v_BGNV"))
     like = empty_state(k.to(device), v.to(device), settings, keep=True)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from infini.errors import InputError
@@ -43,7 +43,7 @@ class ShutGate(nn.Module):
     watchers: Mapping[Projection, Sequence[Keep]] = {"queries": (), "keys": ()}
     """As InfiniGate's; nobody records a memory that is not read."""
 
-    def forward(self, like: torch.Tensor, wanted: Wanted = "reads") -> torch.Tensor:
+    def forward(self, like: Tensor, wanted: Wanted = "reads") -> Tensor:
         """0 [1, 1, 1] for what is read, 1 for what remains (see InfiniGate); device and dtype are those of `like`."""
         return like.new_full((1, 1, 1), float(wanted != "reads"))
 
@@ -53,8 +53,8 @@ class KeyValues(NamedTuple):
     """Rotated keys [B, G, C, K] and values [B, G, C, V] of each row's last C tokens, the last one at the end; 0 where a
     row has read fewer."""
 
-    k_BGCK: torch.Tensor
-    v_BGCV: torch.Tensor
+    k_BGCK: Tensor
+    v_BGCV: Tensor
 
 
 @dataclass(frozen=True)
@@ -68,26 +68,26 @@ class MemoryOf:
     d_key: int
 
     @property
-    def beta(self) -> torch.Tensor:
+    def beta(self) -> Tensor:
         """Gates [H] before the sigmoid (Eq. 6)."""
-        beta: torch.Tensor = self.attention.infini_gate.beta
+        beta: Tensor = self.attention.infini_gate.beta
         return beta
 
-    def write_weights(self, k_BTGK: torch.Tensor) -> torch.Tensor | None:
+    def write_weights(self, k_BTGK: Tensor) -> Tensor | None:
         """The factors [B, T, G] on what tokens with these keys add to the memory; None: 1."""
         gate = self.attention.infini_gate
         if not gate.settings.input_gate:
             return None
         # As the layer itself computes them.
         with without_autocast(k_BTGK):
-            factors: torch.Tensor = gate(k_BTGK.transpose(1, 2)[:, None], "writes")[:, 0].transpose(1, 2)
+            factors: Tensor = gate(k_BTGK.transpose(1, 2)[:, None], "writes")[:, 0].transpose(1, 2)
         return factors
 
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
         """Pass the queries or keys of every call to `keep`, 0 at padding."""
         watchers = self.attention.infini_gate.watchers[projection]
 
-        def passed(x_BWX: torch.Tensor) -> None:
+        def passed(x_BWX: Tensor) -> None:
             # Nobody watches when a checkpointed segment is computed again, which must save as many tensors as before.
             with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
                 own_BTX = self.model.in_own_columns(x_BWX)
@@ -117,7 +117,7 @@ class PretrainedLM(nn.Module):
         if self.settings is not None and self.settings.segment_length != segment_length:
             self.settings = resize_segments(llm, segment_length)
         self.segment_length = segment_length
-        self._columns_read: tuple[torch.Tensor, torch.Tensor, int] | None = None
+        self._columns_read: tuple[Tensor, Tensor, int] | None = None
         """While rows are read whose padding was moved: see _reading."""
         if memory == "none":
             for block in llm.model.layers:
@@ -207,15 +207,15 @@ class PretrainedLM(nn.Module):
             self.settings = resize_segments(self.llm, segment_length)
         self.segment_length = segment_length
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary."""
-        logits: torch.Tensor = self.llm.get_output_embeddings()(hidden)
+        logits: Tensor = self.llm.get_output_embeddings()(hidden)
         return logits
 
     @property
-    def output_weight(self) -> torch.Tensor:
+    def output_weight(self) -> Tensor:
         """The output embedding [vocabulary, d_model]."""
-        weight: torch.Tensor = self.llm.get_output_embeddings().weight
+        weight: Tensor = self.llm.get_output_embeddings().weight
         return weight
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
@@ -223,7 +223,7 @@ class PretrainedLM(nn.Module):
         weight = self.llm.get_input_embeddings().weight
         device = weight.device if device is None else torch.device(device)
 
-        def zeros(columns: int) -> torch.Tensor:
+        def zeros(columns: int) -> Tensor:
             return torch.zeros(batch_size, self._n_kv_heads, columns, self._d_key, device=device, dtype=weight.dtype)
 
         def layer(index: int) -> LayerState | KeyValues:
@@ -238,11 +238,11 @@ class PretrainedLM(nn.Module):
 
     def forward(
         self,
-        ids_BT: torch.Tensor,
+        ids_BT: Tensor,
         state: State | None = None,
-        mask_BT: torch.Tensor | None = None,
-        reset_BT: torch.Tensor | None = None,
-        write_weight_BT: torch.Tensor | None = None,
+        mask_BT: Tensor | None = None,
+        reset_BT: Tensor | None = None,
+        write_weight_BT: Tensor | None = None,
     ) -> ModelOutput:
         """Final hidden states [B, T, d_model], 0 at padding, and the state after them; see LanguageModel."""
         if write_weight_BT is not None:
@@ -265,11 +265,11 @@ class PretrainedLM(nn.Module):
         hidden_BTD = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         return ModelOutput(hidden_BTD, state, hidden_BTD.new_zeros(()))
 
-    def prefill(self, ids_BT: torch.Tensor, state: State, reset_BT: torch.Tensor | None = None) -> State:
+    def prefill(self, ids_BT: Tensor, state: State, reset_BT: Tensor | None = None) -> State:
         """The state after a call. No logits are computed."""
         return self(ids_BT, state, reset_BT=reset_BT).state
 
-    def _read(self, ids_BT: torch.Tensor, state: State, mask_BT: np.ndarray | None) -> tuple[torch.Tensor, State]:
+    def _read(self, ids_BT: Tensor, state: State, mask_BT: np.ndarray | None) -> tuple[Tensor, State]:
         """A call without resets. Padding is moved to the end of the rows, where it changes nothing before it."""
         if mask_BT is None or mask_BT.all():
             new = [ids_BT.shape[1]] * len(ids_BT)
@@ -284,7 +284,7 @@ class PretrainedLM(nn.Module):
             found_BWD, state = self._read_rows(ids_BT.gather(1, order_BW), state, new)
             return self.in_own_columns(found_BWD), state
 
-    def _nothing_read(self, ids_BT: torch.Tensor) -> torch.Tensor:
+    def _nothing_read(self, ids_BT: Tensor) -> Tensor:
         """Hidden states [B, T, d_model] of a call that is all padding, and zeros for those who record the layers."""
         weight = self.llm.get_input_embeddings().weight
         for layer in self.memory_layers:
@@ -294,7 +294,7 @@ class PretrainedLM(nn.Module):
         return weight.new_zeros(*ids_BT.shape, weight.shape[1])
 
     @contextmanager
-    def _reading(self, order_BW: torch.Tensor, real_BW1: torch.Tensor, columns: int) -> Iterator[None]:
+    def _reading(self, order_BW: Tensor, real_BW1: Tensor, columns: int) -> Iterator[None]:
         """Inside it, rows are read whose real tokens (real_BW1) come first, from the columns order_BW of a call."""
         self._columns_read = (order_BW, real_BW1, columns)
         try:
@@ -302,7 +302,7 @@ class PretrainedLM(nn.Module):
         finally:
             self._columns_read = None
 
-    def in_own_columns(self, x_BWX: torch.Tensor) -> torch.Tensor:
+    def in_own_columns(self, x_BWX: Tensor) -> Tensor:
         """What was computed of each token that is read now [B, W, X], in the columns of the call [B, T, X]; 0 at
         padding."""
         if self._columns_read is None:
@@ -311,7 +311,7 @@ class PretrainedLM(nn.Module):
         empty = x_BWX.new_zeros(x_BWX.shape[0], columns, x_BWX.shape[2])
         return empty.scatter(1, order_BW[..., None].expand_as(x_BWX), x_BWX * real_BW1)
 
-    def _read_rows(self, ids_BW: torch.Tensor, state: State, new: list[int]) -> tuple[torch.Tensor, State]:
+    def _read_rows(self, ids_BW: Tensor, state: State, new: list[int]) -> tuple[Tensor, State]:
         """A call whose row b has new[b] real tokens, at its beginning."""
         device, W = ids_BW.device, ids_BW.shape[1]
         before = state.clock.position_B.tolist()
@@ -347,7 +347,7 @@ class PretrainedLM(nn.Module):
             found.append(layer if self.memory == "infini" else _without_memory(layer))
         slot = slots.pop() if len(slots) == 1 else None
         clock = Clock(torch.from_numpy(position_B), torch.from_numpy(slot_B), state.clock.weight_BN, slot)
-        hidden_BWD: torch.Tensor = out.last_hidden_state
+        hidden_BWD: Tensor = out.last_hidden_state
         return hidden_BWD, State(clock, tuple(found))
 
     def _cache(self, layers: list[Any], lengths: list[int], columns: int) -> Any:
@@ -381,7 +381,7 @@ class PretrainedLM(nn.Module):
         source_BC = to_device(np.maximum(column - (width - np.array(new))[:, None], 0), k.device)
         empty_BC = to_device(column < total - np.array(after)[:, None], k.device)
 
-        def aligned(x: torch.Tensor) -> torch.Tensor:
+        def aligned(x: Tensor) -> Tensor:
             index = source_BC[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
             return x.gather(2, index).masked_fill(empty_BC[:, None, :, None], 0)
 
@@ -406,7 +406,7 @@ def _with_empty_memory(state: LayerState) -> LayerState:
 def _without_stale_columns(state: LayerState, slot_B: np.ndarray) -> LayerState:
     """The state with 0 where the unfinished segment has no token yet, so that equal histories have equal states."""
 
-    def cleaned(x_BGNK: torch.Tensor) -> torch.Tensor:
+    def cleaned(x_BGNK: Tensor) -> Tensor:
         stale_BN = np.arange(x_BGNK.shape[2]) >= slot_B[:, None]
         return x_BGNK.masked_fill(to_device(stale_BN, x_BGNK.device)[:, None, :, None], 0)
 
@@ -509,7 +509,7 @@ def without_adapters(llm: Any) -> Any:
     return llm
 
 
-def _gates(llm: Any) -> list[torch.Tensor]:
+def _gates(llm: Any) -> list[Tensor]:
     return [gate for name, gate in llm.named_parameters() if name.endswith("infini_gate.beta")]
 
 

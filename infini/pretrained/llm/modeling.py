@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import GenerationMixin
 from transformers import initialization as hf_init
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
@@ -41,7 +42,7 @@ class AttentionMixin(Stock):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         position_embeddings: Any = None,
         attention_mask: Any = None,
         past_key_values: Any = None,
@@ -82,11 +83,11 @@ class ModelMixin(_Initialised):
     @torch.compiler.disable(recursive=False)
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: Any = None,
-        inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **options: Any,
     ) -> Any:
@@ -133,7 +134,7 @@ class ModelMixin(_Initialised):
 
     @torch.compiler.disable
     def _begin(
-        self, x: torch.Tensor, mask: Any, position_ids: Any, given: Any, use_cache: bool | None, again: bool
+        self, x: Tensor, mask: Any, position_ids: Any, given: Any, use_cache: bool | None, again: bool
     ) -> tuple[Call, InfiniCache | None, Any]:
         """The plan of a call, its cache if it has one, and its positions. It runs on the host, outside compiled
         graphs."""
@@ -180,16 +181,14 @@ class ModelMixin(_Initialised):
             )
         return given
 
-    def _checked_mask(
-        self, mask: Any, position_ids: Any, cache: InfiniCache | None, B: int, T: int
-    ) -> torch.Tensor | None:
+    def _checked_mask(self, mask: Any, position_ids: Any, cache: InfiniCache | None, B: int, T: int) -> Tensor | None:
         """The mask of this call's columns [B, T]; None where all are real."""
         positions = to_numpy(position_ids) if position_ids is not None and T > 1 and position_ids.dim() == 2 else None
         if mask is None:
             if positions is not None:
                 _refuse_packed(positions, np.ones_like(positions, dtype=bool))
             return None
-        if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
             raise InputError("attention_mask: only a 2D mask of padding [rows, columns] is understood")
         if len(mask) not in (1, B):
             raise InputError(f"attention_mask has {len(mask)} rows, the batch {B}")
@@ -214,7 +213,7 @@ class ModelMixin(_Initialised):
             _refuse_packed(np.broadcast_to(positions, real.shape), real)
         return None if real.all() else mask
 
-    def _tables(self, device: torch.device) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
+    def _tables(self, device: torch.device) -> dict[str | None, tuple[Tensor, Tensor]]:
         """Cosines and sines of the positions in use [positions, R], by layer type; made once.
 
         They come from a separate rotary embedding, because dynamic kinds change with longer inputs.
@@ -302,7 +301,7 @@ class CausalLMMixin(_Initialised):
             cache.batch_repeat_interleave(copies)
         cache._is_user_defined = True
 
-    def _assisted_decoding(self, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
+    def _assisted_decoding(self, input_ids: Tensor, *args: Any, **options: Any) -> Any:
         cache, mask = options.get("past_key_values"), options.get("attention_mask")
         width = mask.shape[1] if mask is not None else getattr(options["generation_config"], "_mask_length", None)
         read = 0 if cache is None else cache.columns

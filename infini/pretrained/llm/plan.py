@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from infini.nn.host import to_numpy
 
@@ -56,7 +56,7 @@ class Piece:
     segment: int
 
 
-def real_columns(mask_BT: torch.Tensor | None, batch: int, columns: int) -> list[Columns]:
+def real_columns(mask_BT: Tensor | None, batch: int, columns: int) -> list[Columns]:
     """Of each row, the columns of its real tokens. mask_BT: 0 is padding; None: all are real."""
     if mask_BT is None:
         return [range(columns)] * batch
