@@ -188,8 +188,7 @@ def _ways(setting: Setting) -> dict[str, Read]:
         def read(x: torch.Tensor) -> torch.Tensor:
             if whole:
                 layer.segment_length = x.shape[1]
-            y: torch.Tensor = layer(F.rms_norm(x, x.shape[-1:]))[0]
-            return y
+            return layer(F.rms_norm(x, x.shape[-1:]))[0]
 
         return read
 

@@ -142,7 +142,7 @@ class ResultCache:
         machines = list(dict.fromkeys(entry.get("machine", self.machine) for entry in entries))
         if machines not in ([], [self.machine]):
             record.environment["machines"] = machines
-        commits = [entry.get("commit", _UNKNOWN) for entry in entries]
+        commits = [entry.get("commit", [None, None]) for entry in entries]
         if all(commit == self.commit for commit in commits):
             return
         revisions = dict.fromkeys(commit[0] for commit in [*commits, self.commit])
@@ -168,7 +168,3 @@ class ResultCache:
 def to_line(entry: dict[str, Any]) -> bytes:
     """An entry as a line of JSON."""
     return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
-
-
-_UNKNOWN = [None, None]
-"""Commit of an entry that does not name one."""

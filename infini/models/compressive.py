@@ -48,9 +48,8 @@ class CompressiveAttention(XLAttention):
     memory_segments, compressed_segments: lengths of the two memories in segments. The compressed memory has
         compressed_segments N vectors, each of `rate` tokens.
     compression: "mean" or "max" of `rate` neighbours; "convolution" with kernel and stride `rate`; "dilated" with
-    kernel
-        3, dilation and stride `rate`; "most_used": the memories with the most attention from the segment at whose end
-        they leave.
+        kernel 3, dilation and stride `rate`; "most_used": the memories with the most attention from the segment at
+        whose end they leave.
     """
 
     plain_projections = True
@@ -223,12 +222,8 @@ class CompressiveAttention(XLAttention):
         memories leave. Only the compression has a gradient."""
 
         def heads(x: Tensor, projection: nn.Linear, size: int) -> Tensor:
-            return (
-                F.linear(x, projection.weight.detach().to(x.dtype))
-                .flatten(0, 1)
-                .unflatten(-1, (-1, size))
-                .transpose(1, 2)
-            )
+            y = F.linear(x, projection.weight.detach().to(x.dtype)).flatten(0, 1)
+            return y.unflatten(-1, (-1, size)).transpose(1, 2)
 
         def attention(x: Tensor) -> Tensor:
             k, v = heads(x, self.k_proj, self.d_key), heads(x, self.v_proj, self.d_value)

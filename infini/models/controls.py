@@ -11,7 +11,7 @@ from typing import Literal
 
 from infini.models import register
 from infini.nn.attention import LocalAttention, Positions, at_least_one
-from infini.nn.decoder import Decoder, DecoderConfig, attention_sizes
+from infini.nn.decoder import Decoder, DecoderConfig
 from infini.nn.protocols import Dimensions
 
 
@@ -40,22 +40,5 @@ def build_local(config: LocalConfig, dims: Dimensions, vocab_size: int) -> Decod
 @register("full", FullConfig)
 def build_full(config: FullConfig, dims: Dimensions, vocab_size: int) -> Decoder:
     """A decoder with attention inside windows of window_segments segments."""
-    n = config.window_segments
-    at_least_one(window_segments=n)
-
-    def attention(layer: int) -> LocalAttention:
-        return LocalAttention(
-            **attention_sizes(dims) | {"segment_length": dims.segment_length * n},
-            positions=config.positions,
-            rope_base=config.rope_base,
-            attention_scale=config.attention_scale,
-        )
-
-    return Decoder(
-        dims,
-        vocab_size,
-        attention,
-        activation=config.activation,
-        tie_embeddings=config.tie_embeddings,
-        window_segments=n,
-    )
+    at_least_one(window_segments=config.window_segments)
+    return config.decoder(dims, vocab_size, LocalAttention, config.window_segments)

@@ -81,13 +81,10 @@ class XLAttention(LocalAttention):
             x_BSQD = x_BTD[:, piece.start : piece.stop].unflatten(1, (piece.n_segments, -1))
             own = tuple(piece.segments(w, n) for w, n in zip(leaves.window, new, strict=True))
             # The previous segment of each segment: the cache, then the call's own segments.
-            past = tuple(
-                torch.cat([b[:, None].to(o.dtype), o[:, :-1]], 1).detach()
-                if piece.n_segments > 1
-                else b[:, None].to(o.dtype).detach()
-                for b, o in zip(before, own, strict=True)
-            )
-            both = tuple(torch.cat(pair, 2) for pair in zip(past, own, strict=True))
+            firsts = [b[:, None].to(o.dtype) for b, o in zip(before, own, strict=True)]
+            if piece.n_segments > 1:
+                firsts = [torch.cat([b, o[:, :-1]], 1) for b, o in zip(firsts, own, strict=True)]
+            both = tuple(torch.cat([past.detach(), o], 2) for past, o in zip(firsts, own, strict=True))
             a, q = self.read(x_BSQD, both, self._seen(piece, both[0].shape[2]))
             outputs.append(mix(a, q, piece).flatten(-2).flatten(1, 2))
             if piece.commits:

@@ -509,13 +509,10 @@ class InfiniAttention(LocalAttention):
         read, mem = self.write_memory(k_BSNGK, v_BSNGV, mem, piece)
         g_H = torch.sigmoid(self.beta.to(read.z_BGK.dtype))
         g_H = memory.with_zero_gradients(g_H, self.decay, self.input_weight, self.input_bias)
+        first = None if piece.first_BS is None else piece.first_BS[..., None]
         if in_blocks(q_BSQHK):
-            first_BS = piece.first_BS
-            g_mem, g_dot = memory.gate_weights(
-                g_H, None if first_BS is None else first_BS[..., None], self.first_segment
-            )
-            shape = (B, S, H)
-            return read_and_mix(q_BSQHK, a_dot, read, g_mem.expand(shape), g_dot.expand(shape)), mem
+            weights = (g.expand(B, S, H) for g in memory.gate_weights(g_H, first, self.first_segment))
+            return read_and_mix(q_BSQHK, a_dot, read, *weights), mem
         # Query head h belongs to key-value head h // (H / G): its queries are further rows of that head's product.
         sq = memory.sigma(q_BSQHK.unflatten(3, (G, H // G)).permute(0, 1, 3, 4, 2, 5).flatten(3, 4))
         numerator, denominator = memory.retrieve(sq, read.m_BGKV, read.z_BGK)
@@ -523,7 +520,7 @@ class InfiniAttention(LocalAttention):
         def by_token(x: Tensor) -> Tensor:
             return x.unflatten(3, (H // G, Q)).permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
 
-        first = None if piece.first_BS is None else piece.first_BS[:, :, None, None, None]
+        first = None if first is None else first[..., None, None]
         a = memory.gate(a_dot, by_token(numerator), by_token(denominator), g_H[:, None], first, self.first_segment)
         return a, mem
 

@@ -141,10 +141,10 @@ class Decoder(nn.Module):
 
         def body(part_BT: Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[Tensor, tuple[Any, ...]]:
             means: list[Tensor] = []
-            x_BTD, new_layers = self._run_blocks(part_BT, layers, grid, len(self.blocks), means)
+            hidden_BTD, new_layers = self.read(part_BT, layers, grid, means)
             # Weighted by tokens: rows at other slots of their segments are read in other parts.
             losses.extend(mean * (part_BT.numel() / ids_BT.numel()) for mean in means)
-            return self.norm(x_BTD), new_layers
+            return hidden_BTD, new_layers
 
         extras = (mask_BT, reset_BT, write_weight_BT, self._inner_resets)
         hidden, state = run_on_grid(body, ids_BT, state, self.segment_length, *extras)
@@ -161,6 +161,13 @@ class Decoder(nn.Module):
 
         extras = (None, reset_BT, None, self._inner_resets)
         return run_on_grid(body, ids_BT, state, self.segment_length, *extras)[1]
+
+    def read(
+        self, ids_BT: Tensor, layers: tuple[Any, ...], grid: Grid, losses: list[Tensor]
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        """Final hidden states and leaves of a call whose grid is planned. Appends the layers' losses to `losses`."""
+        x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks), losses)
+        return self.norm(x_BTD), new_layers
 
     def _run_blocks(
         self, ids_BT: Tensor, layers: tuple[Any, ...], grid: Grid, n_blocks: int, losses: list[Tensor]
@@ -223,14 +230,12 @@ class DecoderConfig:
     activation: Literal["gelu", "relu"] = "gelu"
     tie_embeddings: bool = True
 
-    def decoder(self, dims: Dimensions, vocab_size: int, kind: type[LocalAttention]) -> Decoder:
-        """A decoder with these options and this kind of attention in every layer."""
-        own = {name: value for name, value in vars(self).items() if name not in DecoderConfig.__dataclass_fields__}
-        sizes = attention_sizes(dims)
-        return Decoder(
-            dims,
-            vocab_size,
-            lambda layer: kind(**sizes, **own),
-            activation=self.activation,
-            tie_embeddings=self.tie_embeddings,
-        )
+    def decoder(
+        self, dims: Dimensions, vocab_size: int, kind: type[LocalAttention], window_segments: int = 1
+    ) -> Decoder:
+        """A decoder with these options and this kind of attention, over windows of so many segments, in every layer."""
+        left_out = {*DecoderConfig.__dataclass_fields__, "window_segments"}
+        own = {name: value for name, value in vars(self).items() if name not in left_out}
+        own |= attention_sizes(dims) | {"segment_length": dims.segment_length * window_segments}
+        options: Any = {name: getattr(self, name) for name in DecoderConfig.__dataclass_fields__}
+        return Decoder(dims, vocab_size, lambda layer: kind(**own), window_segments=window_segments, **options)

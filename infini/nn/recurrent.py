@@ -25,12 +25,12 @@ from torch.utils.checkpoint import checkpoint
 
 from infini.nn.attention import LocalAttention, Positions, Window
 from infini.nn.decoder import Decoder, DecoderConfig, attention_sizes
-from infini.nn.grid import Grid, Piece, run_on_grid
+from infini.nn.grid import Grid, Piece
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.attention import rotate
 from infini.nn.ops.dtypes import for_products, state_dtype
 from infini.nn.ops.relative import masked_attention, t5_bias
-from infini.nn.protocols import Dimensions, ModelOutput
+from infini.nn.protocols import Dimensions
 from infini.nn.state import State, state_class
 from infini.nn.truncated_bptt import MAX_NUMEL, read_groups
 
@@ -244,21 +244,6 @@ class Recurrence(Decoder, ABC):
         windows = tuple(leaves.window for leaves in layers)
         return State(clock, (RecurrentLeaves(windows, memory, torch.zeros_like(clock.position_B)),))
 
-    def forward(
-        self,
-        ids_BT: Tensor,
-        state: State | None = None,
-        mask_BT: Tensor | None = None,
-        reset_BT: Tensor | None = None,
-        write_weight_BT: Tensor | None = None,
-    ) -> ModelOutput:
-        """Final hidden states [B, T, D] for ids [B, T], and the state after them. See LocalAttention.forward."""
-        state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
-        hidden, state = run_on_grid(
-            self._read_segments, ids_BT, state, self.segment_length, mask_BT, reset_BT, write_weight_BT
-        )
-        return ModelOutput(hidden, state, hidden.new_zeros(()))
-
     @property
     def called_layers(self) -> list[Any]:
         """None: segments are read by parts of layers."""
@@ -268,7 +253,9 @@ class Recurrence(Decoder, ABC):
         """The state after a call. The memory is an output of the last layer, so that no computation is saved."""
         return self(ids_BT, state, reset_BT=reset_BT).state
 
-    def _read_segments(self, ids_BT: Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[Tensor, tuple[Any, ...]]:
+    def read(
+        self, ids_BT: Tensor, layers: tuple[Any, ...], grid: Grid, losses: list[Tensor]
+    ) -> tuple[Tensor, tuple[Any, ...]]:
         (leaves,) = layers
         reads = list(self._reads(grid))
         if self._falls_into_groups(grid, reads):

@@ -111,9 +111,8 @@ class SequenceParallel(nn.Module):
         if isinstance(self.module, InfiniAttention):
             y_BTD, leaves = self.module.attend(x_BT, state.layers[0], grid)
             return y_BTD, State(grid.clock, (leaves,))
-        blocks = self.module.blocks
-        hidden_BTD, layers = self.module._run_blocks(x_BT, state.layers, grid, len(blocks), [])
-        return ModelOutput(self.module.norm(hidden_BTD), State(grid.clock, layers), hidden_BTD.new_zeros(()))
+        hidden_BTD, layers = self.module.read(x_BT, state.layers, grid, [])
+        return ModelOutput(hidden_BTD, State(grid.clock, layers), hidden_BTD.new_zeros(()))
 
     @torch.no_grad()
     def state_after(self, state: State) -> State:

@@ -195,14 +195,12 @@ class Seq2Seq(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary."""
-        logits: Tensor = self.inner.lm_head(hidden) + self.inner.final_logits_bias
-        return logits
+        return self.inner.lm_head(hidden) + self.inner.final_logits_bias
 
     @property
     def output_weight(self) -> Tensor:
         """The output embedding [vocabulary, D]. The output bias is 0 and not trained."""
-        weight: Tensor = self.inner.lm_head.weight
-        return weight
+        return self.inner.lm_head.weight
 
     @property
     def most_new_tokens(self) -> int:

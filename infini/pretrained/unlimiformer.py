@@ -209,8 +209,7 @@ class UnlimiformerAttention(nn.Module):
         if self.training and not self.in_training:
             (plain,) = self._plain
             given = {"past_key_values": past_key_values, "attention_mask": attention_mask, **kwargs}
-            found: tuple[Any, ...] = plain.train()(hidden_states, key_value_states=key_value_states, **given)
-            return found
+            return plain.train()(hidden_states, key_value_states=key_value_states, **given)
         heads = (self.num_heads, self.head_dim)
         q_BHTK = self.q_proj(hidden_states).unflatten(-1, heads).transpose(1, 2) * self.scaling
         weight_HKD = self.k_proj.weight.unflatten(0, heads)

@@ -27,8 +27,7 @@ def grouped(model: Callable[..., ModelOutput], tokens: int) -> Callable[..., Mod
     """
 
     def part(ids_BT: torch.Tensor, state: State | None, **beside: Any) -> ModelOutput:
-        made: ModelOutput = checkpoint(model, ids_BT, state, use_reentrant=False, **beside)
-        return made
+        return checkpoint(model, ids_BT, state, use_reentrant=False, **beside)
 
     return _by_parts(part, tokens)
 

@@ -21,7 +21,7 @@ from infini.nn.ops.cross_entropy import IGNORE, summed_cross_entropy
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.protocols import ModelOutput, optional, recorded
 from infini.nn.sequence_parallel import SequenceParallel
-from infini.nn.state import State, detach, leaves, map_state, select_rows
+from infini.nn.state import State, detach, map_state, select_rows, stored_leaves
 from infini.training.activation_checkpointing import cut, grouped
 from infini.training.additions import length_extension, long_history
 from infini.training.additions.sparse_writes import penalty
@@ -282,13 +282,11 @@ class LanguageModelModule(lightning.LightningModule):
         ids_BT = batch["ids_BT"]
         whole = whole or self._whole(batch)
         if "source_BS" in batch:
-            output: ModelOutput = self.model(ids_BT, **{key: batch[key] for key in SOURCE if key in batch})
-            return output
+            return self.model(ids_BT, **{key: batch[key] for key in SOURCE if key in batch})
         mask_BT = None if to_numpy(batch["mask_BT"]).all() else batch["mask_BT"]
         reset_BT = batch["reset_BT"] if to_numpy(batch["reset_BT"]).any() else None
         if self._sequence_parallel:
-            out_of_rank: ModelOutput = self._sequence_parallel[0](ids_BT, state, reset_BT)
-            return out_of_rank
+            return self._sequence_parallel[0](ids_BT, state, reset_BT)
         N = self.model.segment_length
         segments = -(-ids_BT.shape[1] // N)
         group = self.recipe.checkpoint_segments
@@ -308,8 +306,7 @@ class LanguageModelModule(lightning.LightningModule):
         if not self.in_last_stage and "segment_length" not in batch:
             # The stream stays the same; a stage is easier because gradients cross fewer segments.
             model = cut(model, (self.recipe.curriculum or [])[self.stage][1])
-        out: ModelOutput = model(ids_BT, state, mask_BT=mask_BT, reset_BT=reset_BT)
-        return out
+        return model(ids_BT, state, mask_BT=mask_BT, reset_BT=reset_BT)
 
     def _loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor, n_targets: int | None = None) -> torch.Tensor:
         """Sum of the losses in nats over the targets, divided by n_targets; None: their number."""
@@ -380,8 +377,8 @@ class LanguageModelModule(lightning.LightningModule):
             raise DivergedError(f"after step {self.global_step} {where}", self.global_step)
         checkpoint["infini"] = {
             # Of the rows of all ranks: any number of ranks resumes.
-            "carried": self.ranks.gathered(_stored(self.carried)),
-            "histories": _stored(self.histories),
+            "carried": self.ranks.gathered(stored_leaves(self.carried)),
+            "histories": stored_leaves(self.histories),
             "loss_curve": self.loss_curve,
             "tokens_seen": self.tokens_seen,
             "stage": self.stage,
@@ -401,7 +398,7 @@ class LanguageModelModule(lightning.LightningModule):
             self.carried = _rows_of(self.carried, *self.ranks.bounds(self.carried.clock.slot_B.shape[0]))
 
     def _filled(self, stored: dict[str, torch.Tensor]) -> State | None:
-        """The state of _stored tensors."""
+        """The state of stored_leaves."""
         if not stored:
             return None
         found = iter(stored.values())
@@ -425,10 +422,6 @@ def _rows_of(state: State | None, first: int, last: int) -> State | None:
 def _joined(states: list[State]) -> State:
     """The state of all rows of the parts of a batch."""
     return states[0] if len(states) == 1 else map_state(lambda *leaves: torch.cat(leaves), *states)
-
-
-def _stored(state: State | None) -> dict[str, torch.Tensor]:
-    return {} if state is None else dict(leaves(state))
 
 
 def first_not_finite(model: torch.nn.Module, call: Callable[[], Any]) -> str | None:

@@ -111,8 +111,7 @@ class Muon(_OneByOne):
             # Singular values are those of the whole matrix: every rank computes them, and keeps its own rows.
             made = self._orthogonal(matrix.full_tensor())
             replicated = DTensor.from_local(made, matrix.device_mesh, [Replicate()] * matrix.device_mesh.ndim)
-            shard: torch.Tensor = replicated.redistribute(placements=matrix.placements)
-            return shard
+            return replicated.redistribute(placements=matrix.placements)
         a, b, c = self.COEFFICIENTS
         x = matrix.to(self.products)
         tall = x.shape[0] > x.shape[1]
@@ -211,8 +210,7 @@ class Adafactor(_OneByOne):
 def _averaged(state: dict[str, Any], name: str, value: torch.Tensor, newest: float) -> torch.Tensor:
     """The running average with `value` added at weight `newest`."""
     state[name] = value if name not in state else state[name].lerp(value, newest)
-    kept: torch.Tensor = state[name]
-    return kept
+    return state[name]
 
 
 def _rms(values: torch.Tensor) -> torch.Tensor:

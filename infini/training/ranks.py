@@ -88,11 +88,9 @@ class Ranks:
             return rows
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         dist.gather_object({name: tensor.cpu() for name, tensor in rows.items()}, found)
-        return (
-            rows
-            if found is None
-            else {name: torch.cat([part[name] for part in found[:: self.sequence]]) for name in rows}
-        )
+        if found is None:
+            return rows
+        return {name: torch.cat([part[name] for part in found[:: self.sequence]]) for name in rows}
 
     def agreed(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""

@@ -30,8 +30,7 @@ def sentences(text: str) -> list[str]:
 
 def words(text: str) -> list[str]:
     """The words that ROUGE counts: lower case, without punctuation, stemmed."""
-    found: list[str] = _scorer()._tokenizer.tokenize(text)
-    return found
+    return _scorer()._tokenizer.tokenize(text)
 
 
 def scorable(references: Sequence[str]) -> list[str]:

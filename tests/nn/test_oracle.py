@@ -237,7 +237,7 @@ def test_delta_takes_z_to_dz_exactly(sunk: float) -> None:
     """A_s z_{s-1} = dz_s: a memory that holds z as its values reads 1 under every key."""
     sk, mem = random_memory(6, 1, sunk=sunk)
     mem = mem._replace(m_BGKV=mem.z_BGK[..., None])
-    _, last = memory.scan(sk, torch.zeros(1, 1, 1, 7, 1).double(), mem, rule="delta")
+    _, last = memory.scan_sums(memory.TokenSums(sk, torch.zeros(1, 1, 1, 7, 1).double(), None), mem, rule="delta")
     assert_close(mem.m_BGKV - last.m_BGKV, sk[:, 0].sum(2)[..., None], 1e-12, "A z")
 
 
@@ -246,7 +246,7 @@ def test_spectral_radius_after_a_change_of_topic(normaliser: Any) -> None:
     sk, mem = random_memory(6, 6, sunk=6.0)
     mem = mem._replace(m_BGKV=torch.eye(6).double()[None, None])
     zero = torch.zeros(1, 1, 1, 7, 6).double()
-    _, last = memory.scan(sk, zero, mem, rule="delta", delta_normaliser=normaliser)
+    _, last = memory.scan_sums(memory.TokenSums(sk, zero, None), mem, rule="delta", delta_normaliser=normaliser)
     radius = torch.linalg.eigvals(mem.m_BGKV - last.m_BGKV).abs().max().item()
     if normaliser == "current":
         assert radius <= 1 + 1e-12
@@ -261,7 +261,9 @@ def test_a_repeated_binding_reads_back(rule: Any) -> None:
     torch.manual_seed(0)
     k, v = memory.sigma(torch.randn(1, 1, 1, 1, 4).double()), torch.randn(1, 1, 1, 1, 3).double()
     empty = memory.Memory(torch.zeros(1, 1, 4, 3).double(), torch.zeros(1, 1, 4).double())
-    read, last = memory.scan(k.expand(1, 7, 1, 1, 4), v.expand(1, 7, 1, 1, 3), empty, rule=rule)
+    read, last = memory.scan_sums(
+        memory.TokenSums(k.expand(1, 7, 1, 1, 4), v.expand(1, 7, 1, 1, 3), None), empty, rule=rule
+    )
     m = torch.cat([read.m_BGKV[:, 1:], last.m_BGKV[:, None]], 1)
     z = torch.cat([read.z_BGK[:, 1:], last.z_BGK[:, None]], 1)
     numerator, denominator = memory.retrieve(k.expand(1, 7, 1, 1, 4), m, z)

@@ -103,9 +103,11 @@ def test_write_weights(rule: Any, weight: float) -> None:
     v = normal(2, 3, 2, 64, 4, seed=1).to(BF16)
     factor = torch.full((2, 3, 64), weight)
     empty = memory.Memory(torch.zeros(2, 2, 8, 4), torch.zeros(2, 2, 8))
-    _, ours = memory.scan(sk, v, empty, rule=rule, weight_BSN=factor)
+    _, ours = memory.scan_sums(memory.TokenSums(sk, v, factor[:, :, None]), empty, rule=rule)
     wide = memory.Memory(*(leaf.double() for leaf in empty))
-    _, theirs = memory.scan(sk.double(), v.double(), wide, rule=rule, weight_BSN=factor.double())
+    _, theirs = memory.scan_sums(
+        memory.TokenSums(sk.double(), v.double(), factor.double()[:, :, None]), wide, rule=rule
+    )
     assert abs(slope(ours.z_BGK, theirs.z_BGK)) < ON_GRID
     assert relative_error(ours.m_BGKV, theirs.m_BGKV) < 2 * ROUNDING
 
@@ -243,7 +245,7 @@ def test_tokens_unlike_anything_written_read_their_share(dtype: torch.dtype) -> 
     v = normal(1, 1, 1, 16, 4, seed=2)
     sk, sq = (memory.sigma(x.to(dtype)) for x in (k, q))
     empty = memory.Memory(torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 8))
-    _, mem = memory.scan(sk, v.to(dtype), empty, rule="linear")
+    _, mem = memory.scan_sums(memory.TokenSums(sk, v.to(dtype), None), empty, rule="linear")
     numerator, denominator = memory.retrieve(sq, mem.m_BGKV[:, None], mem.z_BGK[:, None])
     a_dot, g = torch.zeros(1, 1, 1, 4, 4, dtype=dtype), torch.ones(1)
     got = memory.gate(a_dot, numerator, denominator, g, None, "local")
@@ -283,7 +285,7 @@ def test_gradients_of_small_denominators(shift: float, rule: Any) -> None:
         q, k = ((normal(1, 3, 1, 16, 8, seed=seed) - shift).to(dtype).requires_grad_() for seed in (0, 1))
         v = normal(1, 3, 1, 16, 4, seed=2).to(dtype).requires_grad_()
         empty = memory.Memory(torch.zeros(1, 1, 8, 4, dtype=dtype), torch.zeros(1, 1, 8, dtype=dtype))
-        read, _ = memory.scan(memory.sigma(k), v, empty, rule=rule)
+        read, _ = memory.scan_sums(memory.TokenSums(memory.sigma(k), v, None), empty, rule=rule)
         numerator, denominator = memory.retrieve(memory.sigma(q), *read)
         first = torch.tensor([True, False, False]).view(1, 3, 1, 1, 1)
         g = torch.full((1,), 0.9, dtype=dtype)

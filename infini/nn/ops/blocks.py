@@ -39,8 +39,7 @@ def read_and_mix(q_BSQHK: Tensor, a_BSQHV: Tensor, read: Memory, g_mem_BSH: Tens
     a_BSQHV: A_dot. read: the memory that each segment reads, stacked over S. g_mem_BSH: weight of the memory, 0 where
     it is empty. g_dot_BSH: weight of attention.
     """
-    out: Tensor = _ReadAndMix.apply(q_BSQHK, a_BSQHV, *read, g_mem_BSH, g_dot_BSH)
-    return out
+    return _ReadAndMix.apply(q_BSQHK, a_BSQHV, *read, g_mem_BSH, g_dot_BSH)
 
 
 class BlockSums:
@@ -57,8 +56,7 @@ class BlockSums:
     def erased(self, z_divisor_BSGK: Tensor, written_BSG: Tensor) -> Tensor:
         """See infini.nn.ops.memory.Sums."""
         k, _, weight = self.operands
-        out: Tensor = _Erased.apply(k, weight, z_divisor_BSGK, written_BSG)
-        return out
+        return _Erased.apply(k, weight, z_divisor_BSGK, written_BSG)
 
 
 def _heads(x_BSNHK: Tensor) -> Iterator[tuple[int, int, int]]:

@@ -44,8 +44,7 @@ def no_second_derivative(what: str) -> None:
 def scaled(x: Tensor, factor: Tensor) -> Tensor:
     """x times a factor that many numbers share, in x's dtype. Only the result is rounded: the error of a rounded factor
     would have the same sign for all of them. factor: broadcastable to x, with as many dimensions."""
-    out: Tensor = _Scaled.apply(x, factor)
-    return out
+    return _Scaled.apply(x, factor)
 
 
 class _Scaled(torch.autograd.Function):

@@ -211,14 +211,6 @@ def input_gate(k_BSGNK: Tensor, weight_GK: Tensor, bias_G: Tensor) -> Tensor:
     return torch.sigmoid((cosine_BSGN + bias_G[:, None]).clamp(min=SMALLEST_INPUT))
 
 
-def scan(
-    sk_BSGNK: Tensor, v_BSGNV: Tensor, memory: Memory, *, weight_BSN: Tensor | None = None, **options: Any
-) -> tuple[Memory, Memory]:
-    """scan_sums of these keys and values. weight_BSN multiplies each token's contribution to M and z."""
-    weight = None if weight_BSN is None else weight_BSN[:, :, None]
-    return scan_sums(TokenSums(sk_BSGNK, v_BSGNV, weight), memory, **options)
-
-
 def scan_sums(
     sums: Sums,
     memory: Memory,

@@ -188,15 +188,13 @@ class Layer:
         """What remains of each head's memory after a segment [1, 1, G]; None: all of it (the paper)."""
         if self.settings.memory_decay is None:
             return None
-        remains: Tensor = self.module.infini_gate(like.z_BGK, "remains")
-        return remains
+        return self.module.infini_gate(like.z_BGK, "remains")
 
     def _write_weights(self, k_BSGNK: Tensor) -> Tensor | None:
         """Factors on what the tokens add to the memory [B, S, G, N]; None: 1 (the paper)."""
         if not self.settings.input_gate:
             return None
-        weights: Tensor = self.module.infini_gate(k_BSGNK, "writes")
-        return weights
+        return self.module.infini_gate(k_BSGNK, "writes")
 
     def add(self, k_BGTK: Tensor, v_BGTV: Tensor, began: Memory, pending: Memory) -> Memory:
         """`pending` with further tokens of a segment that began with the memory `began`: Eq. 4 or 5, token by token."""

@@ -70,8 +70,7 @@ class MemoryOf:
     @property
     def beta(self) -> Tensor:
         """Gates [H] before the sigmoid (Eq. 6)."""
-        beta: Tensor = self.attention.infini_gate.beta
-        return beta
+        return self.attention.infini_gate.beta
 
     def write_weights(self, k_BTGK: Tensor) -> Tensor | None:
         """The factors [B, T, G] on what tokens with these keys add to the memory; None: 1."""
@@ -209,14 +208,12 @@ class PretrainedLM(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary."""
-        logits: Tensor = self.llm.get_output_embeddings()(hidden)
-        return logits
+        return self.llm.get_output_embeddings()(hidden)
 
     @property
     def output_weight(self) -> Tensor:
         """The output embedding [vocabulary, d_model]."""
-        weight: Tensor = self.llm.get_output_embeddings().weight
-        return weight
+        return self.llm.get_output_embeddings().weight
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         """The state of rows that have read nothing."""
