@@ -7,9 +7,15 @@ Generation, Translation, and Comprehension"). `primera`: inputs of 4,096 tokens 
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import nn
+
+from infini.errors import InputError
 from infini.models import register
 from infini.nn.protocols import Dimensions
-from infini.pretrained.seq2seq import MAX_NEW_TOKENS, Seq2Seq, Seq2SeqConfig, fresh, fresh_sizes, library, trained
+from infini.pretrained.seq2seq import FILL, MAX_NEW_TOKENS, Seq2Seq, Seq2SeqConfig
 
 ATTENTION_WINDOW = 512
 """Tokens that a source token of PRIMERA attends to, half of them on each side."""
@@ -37,12 +43,34 @@ def _build(
     family: str, config: Seq2SeqConfig, dims: Dimensions, vocab_size: int, positions: dict[str, int], global_first: bool
 ) -> Seq2Seq:
     """With new weights at the sizes of dims and equally many layers in encoder and decoder, or with the trained weights
-    model.weights. Raises InputError if transformers or the weights are not available."""
-    transformers = library()
-    kind = getattr(transformers, f"{family}ForConditionalGeneration")
-    if config.weights is not None:
-        inner = trained(kind, config.weights)
-    else:
-        sizes = getattr(transformers, f"{family}Config")
-        inner = fresh(kind, sizes(**fresh_sizes(dims, vocab_size), **positions))
+    model.weights, in float32. Raises InputError if transformers or the weights are not available."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError("encoder-decoders need transformers: pip install transformers") from error
+    # It would warn whenever a short input is padded.
+    transformers.logging.set_verbosity_error()
+    kind: Any = getattr(transformers, f"{family}ForConditionalGeneration")
+    if (name := config.weights) is not None:
+        try:
+            # By default weights have their stored dtype and evaluation mode, which a trainer does not change.
+            inner = kind.from_pretrained(name, dtype=torch.float32).train()
+        except Exception as error:  # every layer below raises its own kinds
+            raise InputError(
+                f"model.weights={name!r}: the Hugging Face hub did not give it ({type(error).__name__}); needs a "
+                "network, or use model.weights=null"
+            ) from error
+        return Seq2Seq(inner, config, dims.segment_length, global_first)
+    sizes = {"vocab_size": vocab_size, "d_model": dims.d_model, "pad_token_id": FILL, "dropout": 0.0, **positions}
+    for side in ("encoder", "decoder"):
+        sizes |= {
+            f"{side}_layers": dims.n_layers,
+            f"{side}_attention_heads": dims.n_heads,
+            f"{side}_ffn_dim": dims.d_ff,
+        }
+    inner = kind(getattr(transformers, f"{family}Config")(**sizes))
+    for module in inner.modules():
+        if isinstance(module, nn.Embedding):
+            # Otherwise the padding token's embedding gets no gradient.
+            module.padding_idx = None
     return Seq2Seq(inner, config, dims.segment_length, global_first)

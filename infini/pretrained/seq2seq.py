@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from infini.errors import InputError
+from infini.errors import InputError, at_least, require
 from infini.evaluation.decoding import logits_of
-from infini.nn.protocols import Dimensions, ModelOutput
+from infini.nn.protocols import ModelOutput
 from infini.pretrained.unlimiformer import encode, extend
 
 Unlimiformer = Literal["none", "test", "alternating"]
@@ -23,7 +23,7 @@ MAX_NEW_TOKENS = 2048
 """Target positions of models with new weights."""
 FILL = 1
 """Padding token of short inputs, masked. This project's tokenizers never produce it. In T5's vocabulary it ends a text,
-so that its embedding is trained like any other (see fresh)."""
+so that its embedding is trained like any other."""
 
 
 @dataclass(frozen=True)
@@ -44,54 +44,9 @@ class Seq2SeqConfig:
     """Search for these states in decoding; approximate needs faiss. Training is exact."""
 
     def __post_init__(self) -> None:
-        if self.window < 2 or self.window % 2:
-            raise InputError(f"model.window={self.window}: must be even and at least 2")
-        if self.k < 1:
-            raise InputError(f"model.k={self.k}: must be at least 1")
-
-
-def library() -> Any:
-    """The package transformers. Raises InputError if it is not installed."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise InputError("encoder-decoders need transformers: pip install transformers") from error
-    # It would warn whenever a short input is padded.
-    transformers.logging.set_verbosity_error()
-    return transformers
-
-
-def fresh_sizes(dims: Dimensions, vocab_size: int) -> dict[str, Any]:
-    """Arguments that the configurations of BART and LED share, with equally many layers in encoder and decoder."""
-    found: dict[str, Any] = {"vocab_size": vocab_size, "d_model": dims.d_model, "pad_token_id": FILL, "dropout": 0.0}
-    for side in ("encoder", "decoder"):
-        found[f"{side}_layers"] = dims.n_layers
-        found[f"{side}_attention_heads"] = dims.n_heads
-        found[f"{side}_ffn_dim"] = dims.d_ff
-    return found
-
-
-def fresh(model_class: Any, sizes: Any) -> Any:
-    """A model with new weights, in which every token's embedding is trained."""
-    model = model_class(sizes)
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            # Otherwise the padding token's embedding gets no gradient.
-            module.padding_idx = None
-    return model
-
-
-def trained(model_class: Any, name: str) -> Any:
-    """A trained model by its name on the hub or in its cache, in float32 and training mode. Raises InputError if it
-    cannot be loaded."""
-    try:
-        # By default weights have their stored dtype and evaluation mode, which a trainer does not change.
-        return model_class.from_pretrained(name, dtype=torch.float32).train()
-    except Exception as error:  # every layer below raises its own kinds
-        raise InputError(
-            f"model.weights={name!r}: the Hugging Face hub did not give it ({type(error).__name__}); needs a network, "
-            "or use model.weights=null"
-        ) from error
+        even = self.window >= 2 and self.window % 2 == 0
+        require(even, "model.window", self.window, "must be even and at least 2")
+        at_least("model", self, 1, "k")
 
 
 class Seq2Seq(nn.Module):
@@ -206,11 +161,8 @@ class Seq2Seq(nn.Module):
     def most_new_tokens(self) -> int:
         """Target tokens that the decoder has positions for, without the special tokens before them."""
         config = self.inner.config
-        return (
-            int(getattr(config, "max_decoder_position_embeddings", None) or config.max_position_embeddings)
-            - 1
-            - self._marks
-        )
+        positions = getattr(config, "max_decoder_position_embeddings", None) or config.max_position_embeddings
+        return int(positions) - 1 - self._marks
 
     def check_target(self, key: str, tokens: int) -> None:
         """Raise InputError, naming the key, if the decoder has fewer positions than `tokens`."""

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from infini.errors import InputError, one_of
+from infini.errors import one_of
 from infini.nn.host import to_numpy
+from infini.nn.ops.nearest import import_faiss
 from infini.system.progress import progress_bar
 
 SEARCHES = ("exact", "approximate")
@@ -64,35 +65,33 @@ def encode(
     size: int,
     global_first: bool = False,
     advance: Callable[[int], None] = lambda tokens: None,
-    **options: Any,
+    attention_mask: Tensor | None = None,
 ) -> Tensor:
-    """Encoder states [B, S, D] of an input of any length, each from the window that keeps it.
+    """Encoder states [B, S, D] of an input of any length, each from the window that keeps it; 0 behind a row's end.
 
-    encoder: of a transformers model. options: further arguments of its calls; tensors [B, S] such as attention_mask are
-    cut into windows. global_first: whether the first token of every window has global attention (LED). advance: called
-    with the number of new states after each window.
+    encoder: of a transformers model. global_first: whether the first token of every window has global attention (LED).
+    advance: called with the number of new states after each window. attention_mask: [B, S], 0 at padding.
     """
     n_tokens = ids_BS.shape[1]
-    mask_BS = options.get("attention_mask")
-    if n_tokens > size and mask_BS is not None:
-        # Windows are those that a row has alone. Short rows have one.
-        lengths = [max(length, size) for length in to_numpy(mask_BS).sum(1).tolist()]
-        if min(lengths) < n_tokens:
-
-            def encode_some(ids_RL: Tensor, given: dict[str, Any]) -> Tensor:
-                return encode(encoder, ids_RL, size, global_first, advance, **given)
-
-            return _by_length(encode_some, ids_BS, lengths, options)
+    if n_tokens > size and attention_mask is not None:
+        # Windows are those that a row has alone, so rows of each length are encoded apart. Short rows have one window.
+        lengths = np.maximum(to_numpy(attention_mask).sum(1), size)
+        if lengths.min() < n_tokens:
+            found = []
+            for length in np.unique(lengths).tolist():
+                of_rows = np.flatnonzero(lengths == length).tolist(), slice(length)
+                made = encode(encoder, ids_BS[of_rows], size, global_first, advance, attention_mask[of_rows])
+                found.append(nn.functional.pad(made, (0, 0, 0, n_tokens - length)))
+            return torch.cat(found)[lengths.argsort(kind="stable").argsort().tolist()]
     states = []
     for window in windows(n_tokens, size):
         here = slice(window.start, window.stop)
-        given = _part(options, ids_BS.shape, slice(None), here)
-        if given.get("attention_mask") is not None:
+        given = {}
+        if attention_mask is not None:
             # A short input in a batch can have windows of padding only, for which LED's gradients are NaN. The first
             # token of such a window is therefore unmasked; the mask of the states hides it.
-            mask_BT = given["attention_mask"].clone()
+            given["attention_mask"] = mask_BT = attention_mask[:, here].clone()
             mask_BT[~mask_BT.bool().any(1), 0] = 1
-            given["attention_mask"] = mask_BT
         if global_first:
             given["global_attention_mask"] = torch.zeros_like(ids_BS[:, here])
             given["global_attention_mask"][:, 0] = 1
@@ -100,27 +99,6 @@ def encode(
         states.append(made[:, window.keep_start - window.start : window.keep_stop - window.start])
         advance(window.keep_stop - window.keep_start)
     return torch.cat(states, 1)
-
-
-def _part(options: dict[str, Any], shape: torch.Size, rows: Any, columns: slice) -> dict[str, Any]:
-    """The options of some rows and columns: tensors that begin with `shape` are cut."""
-    return {
-        name: value[rows, columns] if isinstance(value, Tensor) and value.shape[:2] == shape else value
-        for name, value in options.items()
-    }
-
-
-def _by_length(
-    encode_some: Callable[[Tensor, dict[str, Any]], Tensor], ids_BS: Tensor, lengths: list[int], options: dict[str, Any]
-) -> Tensor:
-    """The states of the rows of each length [B], which are encoded apart; 0 behind a row's end."""
-    found, order = [], []
-    for length in sorted(set(lengths)):
-        rows = [row for row, own in enumerate(lengths) if own == length]
-        states_RLD = encode_some(ids_BS[rows, :length], _part(options, ids_BS.shape, rows, slice(length)))
-        found.append(nn.functional.pad(states_RLD, (0, 0, 0, ids_BS.shape[1] - length)))
-        order += rows
-    return torch.cat(found)[[order.index(row) for row in range(len(order))]]
 
 
 class StateIndex:
@@ -163,10 +141,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _hnsw(states_SD: Tensor) -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise InputError("model.search='approximate': needs the package faiss-cpu; or take exact") from error
+    faiss = import_faiss()
     states_SD = states_SD.detach().float().cpu()
     states_SD = states_SD - states_SD.mean(0)
     index = faiss.IndexHNSWFlat(states_SD.shape[1], 32, faiss.METRIC_INNER_PRODUCT)

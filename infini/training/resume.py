@@ -91,10 +91,8 @@ class UnfinishedRun:
         try:
             write(str(partial))
             digest = sha256_of(partial)
-            with open(partial, "rb+") as file:
-                os.fsync(file.fileno())
             path = self.folder / f"step-{step:08d}-{digest}.ckpt"
-            os.replace(partial, path)
+            records.put_in_place(partial, path)
         except BaseException as error:
             partial.unlink(missing_ok=True)
             records.name_file(error, self.folder)

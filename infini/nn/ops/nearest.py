@@ -95,10 +95,7 @@ def _highest(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
 def _approximate(q_BSQHK: Tensor, k_BLGK: Tensor, low_BS: Tensor, high_S: Tensor, n: int) -> Tensor:
     """Search with one index per segment, of the keys that it may see. An index of the whole line would contain later
     keys, and its results would depend on how a document is cut into calls."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise InputError("model.search='approximate': needs the package faiss-cpu; or take exact") from error
+    faiss = import_faiss()
     B, S, Q, H, _ = q_BSQHK.shape
     L, G = k_BLGK.shape[1:3]
     found = torch.full((B, S, Q, H, n), -1, dtype=torch.long, device=q_BSQHK.device)
@@ -118,6 +115,15 @@ def _approximate(q_BSQHK: Tensor, k_BLGK: Tensor, low_BS: Tensor, high_S: Tensor
                 places = torch.where(places < 0, -1, places + low)
                 found[row, s, :, heads] = places.view(Q, H // G, n).to(found.device)
     return found
+
+
+def import_faiss() -> Any:
+    """The package faiss. Raises InputError if it is not installed."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise InputError("model.search='approximate': needs the package faiss-cpu; or take exact") from error
+    return faiss
 
 
 def _by_cells(faiss: Any, keys_LK: Tensor, asked: Any, n: int) -> Any:

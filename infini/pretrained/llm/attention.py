@@ -162,8 +162,7 @@ class Layer:
             g = self.module.infini_gate(denominator)
             if isinstance(first, bool):
                 first = torch.ones((), dtype=torch.bool, device=g.device) if first else None
-            mixed: Tensor = ops.gate(a_BSHTV, numerator, denominator, g, first, self.settings.first_segment)
-        return mixed
+            return ops.gate(a_BSHTV, numerator, denominator, g, first, self.settings.first_segment)
 
     def scan(self, k_BSGNK: Tensor, v_BSGNV: Tensor, before: Memory, complete: bool) -> tuple[Memory, Memory]:
         """Eq. 4 or 5: the memory that each segment begins with, and the one after the last. complete: whether the
@@ -223,22 +222,23 @@ def _kernel(module: Any, settings: InfiniSettings) -> Callable[..., Any]:
     return ALL_ATTENTION_FUNCTIONS.get_interface(settings.local_attention, eager)
 
 
+def empty_memory(k_BGTK: Tensor, v_BGTV: Tensor) -> Memory:
+    """The memory of rows with such keys and values that have read nothing."""
+    sizes, exact = (*k_BGTK.shape[:2], k_BGTK.shape[3]), state_dtype(k_BGTK.dtype)
+    return Memory(k_BGTK.new_zeros(*sizes, v_BGTV.shape[3], dtype=exact), k_BGTK.new_zeros(sizes, dtype=exact))
+
+
 def empty_state(k_BGTK: Tensor, v_BGTV: Tensor, settings: InfiniSettings, keep: bool) -> LayerState:
     """The state of rows that have read nothing. Without `keep` it has no room for later calls."""
-    B, G, _, K = k_BGTK.shape
-    V, exact = v_BGTV.shape[-1], state_dtype(k_BGTK.dtype)
 
-    def keys(tokens: int) -> Tensor:
-        return k_BGTK.new_zeros(B, G, tokens, K)
-
-    def values(tokens: int) -> Tensor:
-        return v_BGTV.new_zeros(B, G, tokens, V)
+    def zeros(tokens: int) -> tuple[Tensor, Tensor]:
+        k, v = (x.new_zeros(*x.shape[:2], tokens, x.shape[3]) for x in (k_BGTK, v_BGTV))
+        return k, v
 
     N, X = settings.segment_length, settings.sinks
-    room = N if keep else 0
-    memory = Memory(k_BGTK.new_zeros(B, G, K, V, dtype=exact), k_BGTK.new_zeros(B, G, K, dtype=exact))
-    before = Before(memory, keys(N), values(N), keys(room)) if settings.depth == 2 else ()
-    return LayerState(Window(keys(room), values(room)), memory, memory, before, Sinks(keys(X), values(X)) if X else ())
+    room, memory = N if keep else 0, empty_memory(k_BGTK, v_BGTV)
+    before = Before(memory, *zeros(N), zeros(room)[0]) if settings.depth == 2 else ()
+    return LayerState(Window(*zeros(room)), memory, memory, before, Sinks(*zeros(X)) if X else ())
 
 
 def _writable(buffer: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 
 from infini.errors import InputError
 from infini.pretrained.base_names import ALLOWED, PACKAGE, SMOLLM2, local_path
+from infini.pretrained.llm.modeling import heads_of
 from infini.system.network import reachable
 
 
@@ -71,16 +72,9 @@ class Base:
         """The base's sizes by the names of the group `dims`, without the segment length."""
         config = self.config
         try:
-            heads = config.num_attention_heads
-            return {
-                "d_model": config.hidden_size,
-                "n_layers": config.num_hidden_layers,
-                "n_heads": heads,
-                "n_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-                "d_key": getattr(config, "head_dim", None) or config.hidden_size // heads,
-                "d_value": None,
-                "d_ff": config.intermediate_size,
-            }
+            heads = dict(zip(("n_heads", "n_kv_heads", "d_key"), heads_of(config), strict=True))
+            sizes = {"d_model": config.hidden_size, "n_layers": config.num_hidden_layers, **heads}
+            return sizes | {"d_value": None, "d_ff": config.intermediate_size}
         except AttributeError as error:
             raise InputError(f"{self.where}: {type(config).__name__} is not a language model that is known") from error
 

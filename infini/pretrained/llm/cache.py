@@ -484,19 +484,9 @@ class InfiniCache(Cache):
 
     def _described(self) -> dict[str, Any]:
         """What two caches must agree on to exchange tensors."""
-        s = self.settings
-        return {
-            "model_type": self.model_type,
-            "n_layers": len(self.layers),
-            "segment_length": s.segment_length,
-            "update_rule": s.update_rule,
-            "layers": list(s.layers),
-            "window": s.window,
-            "sinks": s.sinks,
-            "memory_decay": s.memory_decay,
-            "input_gate": s.input_gate,
-            "base": s.base,
-        }
+        own, sizes = self.settings.stored(), {"model_type": self.model_type, "n_layers": len(self.layers)}
+        names = ("segment_length", "update_rule", "layers", "window", "sinks", "memory_decay", "input_gate", "base")
+        return sizes | {name: own[name] for name in names}
 
     def save(self, path: str | Path) -> None:
         """Write the cache to one safetensors file, completely or not at all. InputError for a cache that has read
@@ -544,7 +534,8 @@ class InfiniCache(Cache):
             place = torch.device(device) if device is not None else places.get(i, torch.device("cpu"))
             if isinstance(layer, InfiniLayer):
                 layer.columns, layer.is_initialized = columns, True
-                layer.state = _state_from(tensors, i, cache.settings, place)
+                k, v = (tensors[f"{i}.window.{name}"].to(place) for name in ("k_BGNK", "v_BGNV"))
+                layer.state = filled(empty_state(k, v, cache.settings, keep=True), tensors, f"{i}.")
             elif f"{i}.keys" in tensors:
                 keys, values = (tensors[f"{i}.{name}"].to(place) for name in ("keys", "values"))
                 layer.lazy_initialization(keys, values)
@@ -552,13 +543,6 @@ class InfiniCache(Cache):
                 if hasattr(layer, "cumulative_length"):
                     layer.cumulative_length = columns
         return cache
-
-
-def _state_from(tensors: dict[str, Tensor], index: int, settings: InfiniSettings, device: torch.device) -> LayerState:
-    prefix = f"{index}."
-    k, v = (tensors[f"{prefix}window.{name}"] for name in ("k_BGNK", "v_BGNV"))
-    like = empty_state(k.to(device), v.to(device), settings, keep=True)
-    return filled(like, {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}, prefix)
 
 
 def _layer_devices(model: Any) -> dict[int, torch.device]:

@@ -27,40 +27,28 @@ CLASSES: dict[str, tuple[type, type]] = {}
 """By the name of the stock class: (config class, model class)."""
 
 
-def _make(family: str) -> None:
-    stock: Any = getattr(transformers, f"{family}ForCausalLM")
-    stock_config = stock.config_class
-    config_class: Any = type(
-        f"Infini{stock_config.__name__}",
-        (stock_config,),
-        {
-            "__module__": __name__,
-            "__doc__": f"{stock_config.__name__} with the settings of its memory (`infini`).",
-            "__annotations__": {"infini": "dict | None"},
-            "infini": None,
-            "model_type": f"infini_{stock_config.model_type}",
-            "register_for_auto_class": classmethod(lambda cls, auto_class=None: None),
-        },
-    )
-    model_class: Any = type(
-        f"Infini{stock.__name__}",
-        (CausalLMMixin, stock),
-        {
-            "__module__": __name__,
-            "__doc__": f"{stock.__name__} with Infini-attention; made by `inject` or from_pretrained.",
-            "__annotations__": {"config": config_class},
-            "config_class": config_class,
-        },
-    )
-    for made in (config_class, model_class):
-        globals()[made.__name__] = made
-    AutoConfig.register(config_class.model_type, config_class)
-    AutoModelForCausalLM.register(config_class, model_class)
-    CLASSES[stock.__name__] = config_class, model_class
+def _make(*bases: Any, **body: Any) -> Any:
+    """A class here before these, under the name of the last."""
+    name = f"Infini{bases[-1].__name__}"
+    made = globals()[name] = type(name, bases, {"__module__": __name__, **body})
+    return made
 
 
 for _family in FAMILIES:
-    _make(_family)
+    _stock: Any = getattr(transformers, f"{_family}ForCausalLM")
+    _config = _make(
+        _stock.config_class,
+        __doc__=f"{_stock.config_class.__name__} with the settings of its memory (`infini`).",
+        __annotations__={"infini": "dict | None"},
+        infini=None,
+        model_type=f"infini_{_stock.config_class.model_type}",
+        register_for_auto_class=classmethod(lambda cls, auto_class=None: None),
+    )
+    _doc = f"{_stock.__name__} with Infini-attention; made by `inject` or from_pretrained."
+    _model = _make(CausalLMMixin, _stock, __doc__=_doc, __annotations__={"config": _config}, config_class=_config)
+    AutoConfig.register(_config.model_type, _config)
+    AutoModelForCausalLM.register(_config, _model)
+    CLASSES[_stock.__name__] = _config, _model
 
 
 def classes_for(model: Any) -> tuple[Any, Any]:
@@ -78,10 +66,5 @@ def classes_for(model: Any) -> tuple[Any, Any]:
     reason = _REFUSED.get(name)
     if reason is None and getattr(getattr(model, "config", None), "vision_config", None) is not None:
         reason = "it is multimodal"
-    if reason is None:
-        return _refuse_unknown(name, known)
+    reason = reason or f"the family is not known here{did_you_mean(name, CLASSES)}"
     raise InputError(f"{name} cannot be injected: {reason}; {known}")
-
-
-def _refuse_unknown(name: str, known: str) -> tuple[Any, Any]:
-    raise InputError(f"{name} cannot be injected: the family is not known here{did_you_mean(name, CLASSES)}; {known}")

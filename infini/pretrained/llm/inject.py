@@ -78,9 +78,9 @@ def inject(
         base=_name(config) if base is None else base,
     )
     _check_positions(config, kinds, settings)
-    new = config_class(**{name: value for name, value in config.to_dict().items() if name != "model_type"})
+    new = config_class(**{key: value for key, value in config.to_dict().items() if key != "model_type"})
     # Also what to_dict leaves out.
-    new.__dict__.update({name: value for name, value in config.__dict__.items() if name != "model_type"})
+    new.__dict__.update({key: value for key, value in config.__dict__.items() if key != "model_type"})
     new.infini = settings.stored()
     # Else an adapter of this model would name the base, and load onto that without a memory.
     new._name_or_path = stock.name_or_path = ""

@@ -10,8 +10,7 @@ heads, K d_key, V d_value, N segment length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -25,10 +24,9 @@ from infini.errors import InputError
 from infini.nn.grid import fresh_clock
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import state_dtype, without_autocast
-from infini.nn.ops.memory import Memory
 from infini.nn.protocols import Keep, ModelOutput, Projection
 from infini.nn.state import Clock, State, fork, map_state, reset_rows, state_class
-from infini.pretrained.llm.attention import LayerState, Wanted, empty_state, layer_types
+from infini.pretrained.llm.attention import LayerState, Wanted, empty_memory, empty_state, layer_types
 from infini.pretrained.llm.cache import InfiniCache, stock_layer
 from infini.pretrained.llm.inject import inject, resize_segments
 from infini.pretrained.llm.modeling import CausalLMMixin, heads_of
@@ -79,8 +77,7 @@ class MemoryOf:
             return None
         # As the layer itself computes them.
         with without_autocast(k_BTGK):
-            factors: Tensor = gate(k_BTGK.transpose(1, 2)[:, None], "writes")[:, 0].transpose(1, 2)
-        return factors
+            return gate(k_BTGK.transpose(1, 2)[:, None], "writes")[:, 0].transpose(1, 2)
 
     def watch(self, projection: Projection, keep: Keep) -> Callable[[], None]:
         """Pass the queries or keys of every call to `keep`, 0 at padding."""
@@ -117,13 +114,14 @@ class PretrainedLM(nn.Module):
             self.settings = resize_segments(llm, segment_length)
         self.segment_length = segment_length
         self._columns_read: tuple[Tensor, Tensor, int] | None = None
-        """While rows are read whose padding was moved: see _reading."""
+        """While rows are read whose padding was moved: the columns order_BW of the call that they take, which of these
+        are real tokens, and the call's number of columns."""
         if memory == "none":
             for block in llm.model.layers:
                 if hasattr(block.self_attn, "infini_gate"):
                     block.self_attn.infini_gate = ShutGate()
         config, kinds = llm.config, layer_types(llm.config)
-        self._n_heads, self._n_kv_heads, self._d_key = heads_of(config)
+        _, self._n_kv_heads, self._d_key = heads_of(config)
         with_memory = () if self.settings is None else self.settings.layers
         self._stock = [i for i in range(len(kinds)) if i not in with_memory]
         slides = bool(self._stock) and all(kinds[i] == "sliding_attention" for i in self._stock)
@@ -136,11 +134,8 @@ class PretrainedLM(nn.Module):
         if self.settings is None or self.memory != "infini":
             return []
         layers = (block.self_attn for block in self.llm.model.layers)
-        return [
-            MemoryOf(self, layer, self._n_heads, self._n_kv_heads, self._d_key)
-            for layer in layers
-            if hasattr(layer, "infini_gate")
-        ]
+        heads = heads_of(self.llm.config)
+        return [MemoryOf(self, layer, *heads) for layer in layers if hasattr(layer, "infini_gate")]
 
     @property
     def memory_is_a_sum(self) -> bool:
@@ -277,9 +272,12 @@ class PretrainedLM(nn.Module):
         order = np.argsort(~mask_BT, axis=1, kind="stable")[:, : max(new)]
         order_BW = to_device(order, ids_BT.device)
         real_BW1 = to_device(np.take_along_axis(mask_BT, order, 1), ids_BT.device)[..., None]
-        with self._reading(order_BW, real_BW1, ids_BT.shape[1]):
+        self._columns_read = (order_BW, real_BW1, ids_BT.shape[1])
+        try:
             found_BWD, state = self._read_rows(ids_BT.gather(1, order_BW), state, new)
             return self.in_own_columns(found_BWD), state
+        finally:
+            self._columns_read = None
 
     def _nothing_read(self, ids_BT: Tensor) -> Tensor:
         """Hidden states [B, T, d_model] of a call that is all padding, and zeros for those who record the layers."""
@@ -289,15 +287,6 @@ class PretrainedLM(nn.Module):
                 for keep in layer.attention.infini_gate.watchers[projection]:
                     keep(weight.new_zeros(*ids_BT.shape, heads * layer.d_key))
         return weight.new_zeros(*ids_BT.shape, weight.shape[1])
-
-    @contextmanager
-    def _reading(self, order_BW: Tensor, real_BW1: Tensor, columns: int) -> Iterator[None]:
-        """Inside it, rows are read whose real tokens (real_BW1) come first, from the columns order_BW of a call."""
-        self._columns_read = (order_BW, real_BW1, columns)
-        try:
-            yield
-        finally:
-            self._columns_read = None
 
     def in_own_columns(self, x_BWX: Tensor) -> Tensor:
         """What was computed of each token that is read now [B, W, X], in the columns of the call [B, T, X]; 0 at
@@ -328,7 +317,13 @@ class PretrainedLM(nn.Module):
             options["attention_mask"] = torch.from_numpy(seen_BC if self._stock else seen_BC[:, C:]).long()
         if self._stock:
             options["position_ids"] = to_device(np.array(before)[:, None] + np.arange(W), device)
-        cache = self._cache(layers, before, C)
+        # A cache of transformers that resumes from these states. It writes to no tensor of theirs.
+        cache: Any = DynamicCache()
+        if self.settings is None:
+            cache.layers = [stock_layer(*layer) for layer in layers]
+        else:
+            states = [layer if isinstance(layer, KeyValues) else self._resumed(layer) for layer in layers]
+            cache = InfiniCache.resumed(self.llm, states, before, C)
         out = self.llm.model(input_ids=ids_BW, past_key_values=cache, use_cache=True, **options)
         position_B = np.array(after)
         slot_B = position_B % self.segment_length
@@ -344,17 +339,7 @@ class PretrainedLM(nn.Module):
             found.append(layer if self.memory == "infini" else _without_memory(layer))
         slot = slots.pop() if len(slots) == 1 else None
         clock = Clock(torch.from_numpy(position_B), torch.from_numpy(slot_B), state.clock.weight_BN, slot)
-        hidden_BWD: Tensor = out.last_hidden_state
-        return hidden_BWD, State(clock, tuple(found))
-
-    def _cache(self, layers: list[Any], lengths: list[int], columns: int) -> Any:
-        """A cache of transformers that resumes from these states. It writes to no tensor of theirs."""
-        if self.settings is None:
-            cache = DynamicCache()
-            cache.layers = [stock_layer(*layer) for layer in layers]
-            return cache
-        states = [layer if isinstance(layer, KeyValues) else self._resumed(layer) for layer in layers]
-        return InfiniCache.resumed(self.llm, states, lengths, columns)
+        return out.last_hidden_state, State(clock, tuple(found))
 
     def _resumed(self, state: LayerState) -> LayerState:
         if self.memory != "infini":
@@ -392,10 +377,7 @@ def _without_memory(state: LayerState) -> LayerState:
 
 
 def _with_empty_memory(state: LayerState) -> LayerState:
-    k, v = state.window
-    exact = state_dtype(k.dtype)
-    B, G, _, K = k.shape
-    memory = Memory(k.new_zeros(B, G, K, v.shape[-1], dtype=exact), k.new_zeros(B, G, K, dtype=exact))
+    memory = empty_memory(*state.window)
     before = state.before and state.before._replace(memory=memory)
     return state._replace(memory=memory, pending=memory, before=before)
 
@@ -418,25 +400,18 @@ def build(
     segment_length: int,
     *,
     memory: MemoryKind,
-    update_rule: Any,
     gate_init: float,
-    window: Any,
-    sinks: int,
-    memory_decay: float | None,
-    input_gate: Any,
-    layers: list[int] | None,
     dtype: str,
     train: str,
     lora_rank: int | None,
+    **options: Any,
 ) -> PretrainedLM:
-    """The model of these options; base: an infini.pretrained.llm.bases.Base. Raises InputError for what cannot be."""
+    """The model of these options of infini.models.llm.LLMConfig; base: an infini.pretrained.llm.bases.Base. Raises
+    InputError for what cannot be."""
     llm = base.load(getattr(torch, dtype))
-    options = {"update_rule": update_rule, "window": window, "sinks": sinks, "layers": layers}
-    for name, value in (("memory_decay", memory_decay), ("input_gate", input_gate)):
-        if value is not None:
-            if memory != "infini":
-                raise InputError(f"model.{name}={value!r}: has no effect with model.memory={memory}; leave it out")
-            options[name] = value
+    for name in ("memory_decay", "input_gate"):
+        if (value := options[name]) is not None and memory != "infini":
+            raise InputError(f"model.{name}={value!r}: has no effect with model.memory={memory}; leave it out")
     if isinstance(llm, CausalLMMixin):
         _check_injected(base, llm, memory, options)
         if gate_init != USUAL["gate_init"] and any((beta != gate_init).any() for beta in _gates(llm)):

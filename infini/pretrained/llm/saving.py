@@ -42,14 +42,6 @@ def write_beside_weights(model: Any, folder: str | Path) -> None:
         card.write_text(model_card(model), encoding="utf-8")
 
 
-def _betas(model: Any) -> list[Any]:
-    """The betas that can be read here: none that are on disk (meta) or held by other processes (empty). Where peft
-    trains a copy of a gate, the copy's."""
-    gates = (module.infini_gate for module in model.modules() if hasattr(module, "infini_gate"))
-    betas = (gate.beta for gate in gates if hasattr(gate, "beta"))
-    return [beta for beta in betas if beta.device.type != "meta" and beta.numel()]
-
-
 def model_card(model: Any, training: str = "") -> str:
     """Markdown with front matter: the base, the settings, the current gates, the training, and how to load it.
 
@@ -61,7 +53,10 @@ def model_card(model: Any, training: str = "") -> str:
     tags = ", ".join(dict.fromkeys(["infini-attention", "long-context", *(getattr(model, "model_tags", None) or [])]))
     head = ["library_name: transformers", f"tags: [{tags}]"]
     head += [f"base_model: {settings.base}"] if on_hub else []
-    shares = [float(x) for beta in _betas(model) for x in beta.detach().float().sigmoid().flatten()]
+    # Not those that are on disk (meta) or held by other processes (empty). Where peft trains a copy of a gate, its own.
+    gated = (module.infini_gate for module in model.modules() if hasattr(module, "infini_gate"))
+    betas = (gate.beta for gate in gated if hasattr(gate, "beta") and gate.beta.device.type != "meta")
+    shares = [float(x) for beta in betas for x in beta.detach().float().sigmoid().flatten()]
     gates = f"{len(shares)}, from {min(shares):.3f} to {max(shares):.3f}" if shares else None
     rows = {
         "base": settings.base or "not recorded",
