@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch.nn import functional as F
 
-from infini.bench.training import Setting, quartiles, seconds_of
+from infini.bench.training import Setting, print_table, quartiles, seconds_of
 from infini.config.schema import DimsConfig
 from infini.nn.attention import InfiniAttention, LocalAttention
 from infini.system.devices import autocast, uses_bfloat16
@@ -120,9 +119,8 @@ def layer_costs(setting: Setting, product_flops: float) -> dict[str, Any]:
     lengths, backward_up_to = sorted(set(cfg.suite.layer_tokens)), cfg.suite.layer_backward_tokens
     passes = [(n, again) for n in lengths for again in (False, True) if not again or n <= backward_up_to]
     itemsize = 2 if uses_bfloat16(cfg.parallel.precision, device) else 4
-    table = Table(title=f"one attention layer, {cfg.dims.n_heads} heads of {cfg.dims.d_key}, one sequence")
-    for column in ("tokens", "pass", "way", "median s", "quartiles", "to local", "of the least time"):
-        table.add_column(column, no_wrap=True)
+    columns = {"tokens": ",", "pass": "", "way": "", "median s": ".3f", "quartiles": "", "to local": ".3f"}
+    shown = []
     found_at: dict[str, dict[str, Any]] = {}
     work = sum((_rounds(n) + 1) * n for n, _ in passes) * len(ways)
     with progress_bar("one layer", work, console.is_terminal, between=True) as advance:
@@ -143,16 +141,10 @@ def layer_costs(setting: Setting, product_flops: float) -> dict[str, Any]:
                 to_local = statistics.median(ours / local for ours, local in zip(values, seconds["local"], strict=True))
                 record = {"seconds": values, "to_local": to_local, "least_seconds": least}
                 found_at.setdefault(str(tokens), {}).setdefault(name, {})[way] = record
-                table.add_row(
-                    f"{tokens:,}",
-                    "forward and backward" if again else "forward",
-                    way,
-                    f"{median:.3f}",
-                    f"{low:.3f}-{high:.3f}",
-                    f"{to_local:.3f}",
-                    f"{least / median:.0%}",
-                )
-    console.print(table)
+                which = "forward and backward" if again else "forward"
+                shown.append((tokens, which, way, median, f"{low:.3f}-{high:.3f}", to_local, least / median))
+    title = f"one attention layer, {cfg.dims.n_heads} heads of {cfg.dims.d_key}, one sequence"
+    print_table(console, title, columns | {"of the least time": ".0%"}, shown)
     return {
         "lengths": found_at,
         "rates": asdict(rates),

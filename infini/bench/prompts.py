@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from rich.table import Table
 
-from infini.bench.training import Setting, start_peak, wait
+from infini.bench.training import Setting, print_table, start_peak, wait
 from infini.errors import InputError
 from infini.models import base_of, build_model
 from infini.nn.state import state_bytes
@@ -44,9 +43,9 @@ def prompt_costs(setting: Setting) -> dict[str, Any]:
     ways = _ways(setting)
     lengths = sorted(set(cfg.suite.prompt_tokens))
     base = base_of(cfg.model).describe()
-    table = Table(title=f"reading and continuing a prompt ({base['name']}, weights in {cfg.model['dtype']})")
-    for column in ("tokens", "cache", "read in s", "tokens/s", "ms a token after it", "MB of cache", "peak MB"):
-        table.add_column(column, no_wrap=column in ("tokens", "cache"))
+    columns = {"tokens": ",", "cache": "", "read in s": ".2f", "tokens/s": ",.0f", "ms a token after it": ".1f"}
+    columns |= {"MB of cache": ",.1f", "peak MB": ",.0f"}
+    shown = []
     found: dict[str, Any] = {}
     total = sum(length * _repeats(length) for length in lengths) * len(ways)
     what = f"{base['name']} reads {', '.join(f'{length:,}' for length in lengths)} tokens in {len(ways)} ways"
@@ -68,16 +67,11 @@ def prompt_costs(setting: Setting) -> dict[str, Any]:
             }
             for way, measured in found[str(length)].items():
                 seconds, milliseconds, held, peak = (statistics.median(values) for values in measured.values())
-                table.add_row(
-                    f"{length:,}",
-                    "its own" if way == OWN else f"memory, segments of {int(way):,}",
-                    f"{seconds:.2f}",
-                    f"{_tokens_read(length) / seconds:,.0f}",
-                    f"{milliseconds:.1f}",
-                    f"{held / 2**20:,.1f}",
-                    f"{peak / 2**20:,.0f}",
-                )
-    console.print(table)
+                cache = "its own" if way == OWN else f"memory, segments of {int(way):,}"
+                speed = _tokens_read(length) / seconds
+                shown.append((length, cache, seconds, speed, milliseconds, held / 2**20, peak / 2**20))
+    title = f"reading and continuing a prompt ({base['name']}, weights in {cfg.model['dtype']})"
+    print_table(console, title, columns, shown)
     return {
         "base": base,
         "lengths": found,

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from rich.table import Table
 
-from infini.bench.training import VOCABULARY, Setting, quartiles, wait
+from infini.bench.training import VOCABULARY, Setting, print_table, quartiles, wait
 from infini.pretrained.seq2seq import SourceReader
 from infini.system.devices import autocast, peak_memory_bytes, reset_peak_memory
 from infini.system.progress import progress_bar
@@ -33,9 +32,8 @@ def source_costs(setting: Setting) -> dict[str, Any]:
     is left out.
     """
     cfg, device, console = setting.cfg, setting.device, setting.console
-    table = Table(title="an encoder-decoder's source (BART)")
-    for column in ("tokens", "encoded in s", "cross-attention", "first token s", "later ms", "quartiles", "peak MB"):
-        table.add_column(column, no_wrap=True)
+    columns = {"tokens": ",", "encoded in s": ".2f", "cross-attention": "", "first token s": ".3f", "later ms": ".2f"}
+    shown = []
     models = {way: setting.build("bart", settings).eval() for way, settings in WAYS.items() if _available(way)}
     rows: dict[str, Any] = {}
     what = f"{', '.join(models)} cross-attention to sources of up to {max(cfg.suite.source_tokens):,} tokens"
@@ -69,16 +67,10 @@ def source_costs(setting: Setting) -> dict[str, Any]:
             rows[str(length)] = {"encode_seconds": encoded, "ways": found}
             for way, values in found.items():
                 low, median, high = values["milliseconds"]
-                table.add_row(
-                    f"{length:,}",
-                    f"{encoded:.2f}",
-                    way,
-                    f"{values['first_seconds']:.3f}",
-                    f"{median:.2f}",
-                    f"{low:.2f}-{high:.2f}",
-                    f"{values['peak_bytes'] / 2**20:.0f}",
-                )
-    console.print(table)
+                used, middle = values["peak_bytes"] / 2**20, f"{low:.2f}-{high:.2f}"
+                shown.append((length, encoded, way, values["first_seconds"], median, middle, used))
+    columns |= {"quartiles": "", "peak MB": ".0f"}
+    print_table(console, "an encoder-decoder's source (BART)", columns, shown)
     return {"lengths": rows, "new_tokens": NEW_TOKENS, "k": next(iter(models.values())).config.k}
 
 

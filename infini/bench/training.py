@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -82,41 +82,30 @@ def training_steps(setting: Setting, peak: float, again: bool) -> dict[str, Any]
                 memory[name] = None if base is None else peak_memory_bytes(device) - base
                 advance(1)
     title = f"training step, {ids.shape[0]} x {tokens:,} tokens{', activations computed again' if again else ''}"
-    table = Table(title=title)
-    for column in (
-        *("model", f"parameters, vocabulary {VOCABULARY:,}", "median s", "s / local", "quartiles", "tokens/s"),
-        *("of peak", "floats in memory", "peak above models (MB)"),
-    ):
-        table.add_column(column, no_wrap=column in ("model", "quartiles"))
-    rows = {}
+    columns = {"model": "", f"parameters, vocabulary {VOCABULARY:,}": ",", "median s": ".3f", "s / local": ".3f"}
+    columns |= {"quartiles": "", "tokens/s": ",.0f", "of peak": ".0%", "floats in memory": ","}
+    columns |= {"peak above models (MB)": ",.0f"}
+    rows, shown = {}, []
     for name, model in models.items():
         ratios = [a / b for a, b in zip(seconds[name], seconds["local"], strict=True)]
         low, median, high = quartiles(seconds[name])
         ratio_low, ratio, ratio_high = quartiles(ratios)
         parameters, bytes_used = sum(p.numel() for p in model.parameters()), memory[name]
+        speed, floats = ids.numel() / median, model.state_floats(segments)
         # The backward pass has twice as many products as the forward pass.
         share = 3 * product_flops(model, head=True) * ids.numel() / median / peak
         rows[name] = {
             "parameters": parameters,
             "seconds": [low, median, high],
             "ratio_to_local": [ratio_low, ratio, ratio_high],
-            "tokens_per_second": ids.numel() / median,
+            "tokens_per_second": speed,
             "share_of_peak": share,
-            "state_floats": model.state_floats(segments),
+            "state_floats": floats,
             "peak_memory_bytes": bytes_used,
         }
-        table.add_row(
-            name,
-            f"{parameters:,}",
-            f"{median:.3f}",
-            f"{ratio:.3f}",
-            f"{ratio_low:.3f}-{ratio_high:.3f}",
-            f"{ids.numel() / median:,.0f}",
-            f"{share:.0%}",
-            f"{model.state_floats(segments):,}",
-            "" if bytes_used is None else f"{bytes_used / 2**20:,.0f}",
-        )
-    console.print(table)
+        peak_mb, middle = None if bytes_used is None else bytes_used / 2**20, f"{ratio_low:.3f}-{ratio_high:.3f}"
+        shown.append((name, parameters, median, ratio, middle, speed, share, floats, peak_mb))
+    print_table(console, title, columns, shown)
     return {
         "models": rows,
         "batch_size": ids.shape[0],
@@ -139,10 +128,10 @@ def training_lengths(setting: Setting) -> dict[str, Any]:
     lengths = sorted(cfg.suite.training_segments)
     ways = ("all", "grouped")
     batch = cfg.recipe.batch_size
-    table = Table(title=f"training step, {batch} sequences, segments of {N}; groups of {group} segments")
-    for column in ("model", "segments", "tokens", "activations kept", "seconds", "peak above model (MB)"):
-        table.add_column(column, no_wrap=True)
+    columns = {"model": "", "segments": ",", "tokens": ",", "activations kept": "", "seconds": ".2f"}
+    columns |= {"peak above model (MB)": ",.0f"}
     rows: dict[str, Any] = {}
+    shown = []
     total = 2 * sum(1 + length for length in lengths) * len(cfg.suite.models)
     with progress_bar("training steps", total, console.is_terminal) as advance:
         for name in cfg.suite.models:
@@ -160,11 +149,11 @@ def training_lengths(setting: Setting) -> dict[str, Any]:
                     seconds, peak = time.perf_counter() - begin, peak_memory_bytes(device) - base
                     found[way][str(length)] = {"seconds": seconds, "peak_bytes": peak}
                     kept = "all" if way == "all" else f"of {group} segments"
-                    shown = f"{length:,}", f"{length * N:,}", kept, f"{seconds:.2f}", f"{peak / 2**20:,.0f}"
-                    table.add_row(name, *shown)
+                    shown.append((name, length, length * N, kept, seconds, peak / 2**20))
                     advance(1 + length)
             rows[name] = found
-    console.print(table)
+    title = f"training step, {batch} sequences, segments of {N}; groups of {group} segments"
+    print_table(console, title, columns, shown)
     return {"models": rows, "segment_length": N, "batch_size": batch, "group": group}
 
 
@@ -247,6 +236,17 @@ def matrix_product_rate(precision: str, device: torch.device) -> tuple[float, st
     seconds = [seconds_of(lambda: a @ b, device) for _ in range(13)]
     gc.collect()
     return 2 * size**3 / statistics.median(seconds[3:]), str(dtype).removeprefix("torch.")
+
+
+def print_table(console: Console, title: str, columns: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print rows of texts, numbers and None. columns: heading -> the format of its numbers; "" for texts."""
+    table = Table(title=title)
+    for name, form in columns.items():
+        table.add_column(name, no_wrap=not form)
+    for row in rows:
+        pairs = zip(row, columns.values(), strict=True)
+        table.add_row(*("" if value is None else value if not form else format(value, form) for value, form in pairs))
+    console.print(table)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

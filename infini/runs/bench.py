@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from infini import records
 from infini.bench.layer import layer_costs
@@ -24,6 +23,7 @@ from infini.bench.training import (
     Setting,
     agreement,
     matrix_product_rate,
+    print_table,
     product_flops,
     quartiles,
     start_peak,
@@ -141,11 +141,10 @@ def _streaming(setting: Setting, peak: float) -> dict[str, Any]:
     N = cfg.dims.segment_length
     call = max(1, STREAM_CALL // N) * N
     short, long = cfg.suite.stream_short_tokens, cfg.suite.stream_tokens
-    table = Table(
-        *("model", "tokens", "tokens/s", "of peak", "ratio", "quartiles", "to local"),
-        *("peak above model (MB)", "state bytes"),
-    )
+    columns = {"model": "", "tokens": ",", "tokens/s": ",.0f", "of peak": ".1%", "ratio": ".3f", "quartiles": ""}
+    columns |= {"to local": ".3f", "peak above model (MB)": ".1f", "state bytes": ","}
     rows: dict[str, dict[str, Any]] = {}
+    shown: list[tuple[Any, ...]] = []
     for name in _local_first(cfg):
         what = f"streaming {long:,} tokens through {name}, and {short:,} between its parts"
         model = setting.language_model(name).eval()
@@ -182,18 +181,10 @@ def _streaming(setting: Setting, peak: float) -> dict[str, Any]:
         }
         # All short texts but the first run while the long text's state is in memory.
         for length, used in ((short, peaks[short][0]), (long, max(peaks[long]))):
-            table.add_row(
-                name,
-                f"{length:,}",
-                f"{statistics.median(rates[length]):,.0f}",
-                f"{shares[length]:.1%}",
-                f"{ratio:.3f}" if length == long else "",
-                f"{low:.3f}-{high:.3f}" if length == long else "",
-                f"{rows[name]['rate_to_local']:.3f}" if length == long else "",
-                f"{used / 2**20:.1f}",
-                f"{bytes_of[length]:,}",
-            )
-    console.print(table)
+            pair = (ratio, f"{low:.3f}-{high:.3f}", rows[name]["rate_to_local"]) if length == long else (None,) * 3
+            rate = statistics.median(rates[length])
+            shown.append((name, length, rate, shares[length], *pair, used / 2**20, bytes_of[length]))
+    print_table(console, "", columns, shown)
     return {"models": rows, "short": short, "long": long, "tokens_per_call": call}
 
 
@@ -230,10 +221,10 @@ def _decoding(setting: Setting, peak: float) -> dict[str, Any]:
     cfg, device, console = setting.cfg, setting.device, setting.console
     suite = cfg.suite
     generator = torch.Generator().manual_seed(cfg.seed)
-    table = Table(
-        "model", "tokens before", "median ms a token", "quartiles", "of peak", "ratio", "quartiles of ratio", "to local"
-    )
+    columns = {"model": "", "tokens before": ",", "median ms a token": ".3f", "quartiles": "", "of peak": ".2%"}
+    columns |= {"ratio": ".3f", "quartiles of ratio": "", "to local": ".3f"}
     rows: dict[str, dict[str, Any]] = {}
+    shown: list[tuple[Any, ...]] = []
     for name in _local_first(cfg):
         model = setting.language_model(name).eval()
         # A window of `full` has several segments.
@@ -261,16 +252,8 @@ def _decoding(setting: Setting, peak: float) -> dict[str, Any]:
             "milliseconds_to_local": milliseconds[1][1] / local[1][1],
         }
         for length, (low, median, high), share in zip(lengths, milliseconds, shares, strict=True):
-            last = length == lengths[1]
-            table.add_row(
-                name,
-                f"{length:,}",
-                f"{median:.3f}",
-                f"{low:.3f}-{high:.3f}",
-                f"{share:.2%}",
-                f"{ratios[1]:.3f}" if last else "",
-                f"{ratios[0]:.3f}-{ratios[2]:.3f}" if last else "",
-                f"{rows[name]['milliseconds_to_local']:.3f}" if last else "",
-            )
-    console.print(table)
+            of_pair = (ratios[1], f"{ratios[0]:.3f}-{ratios[2]:.3f}", rows[name]["milliseconds_to_local"])
+            pair = of_pair if length == lengths[1] else (None,) * 3
+            shown.append((name, length, median, f"{low:.3f}-{high:.3f}", share, *pair))
+    print_table(console, "", columns, shown)
     return {"models": rows, "tokens": suite.decode_tokens}
