@@ -31,16 +31,8 @@ from infini.errors import InputError
 SCHEMA = 1
 
 VERSIONED_PACKAGES = (
-    "torch",
-    "lightning",
-    "hydra-core",
-    "numpy",
-    "datasets",
-    "tokenizers",
-    "transformers",
-    "safetensors",
-    "wandb",
-    "rouge-score",
+    *("torch", "lightning", "hydra-core", "numpy", "datasets", "tokenizers", "transformers", "safetensors"),
+    *("wandb", "rouge-score"),
 )
 
 

@@ -25,8 +25,7 @@ class BooksumConfig(TaskConfig):
     data_layout = BOOK_LAYOUT
 
     split: str = setting(
-        "Books that an evaluation summarizes: test, or validation, on which choices are made.",
-        evaluation=True,
+        "Books that an evaluation summarizes: test, or validation, on which choices are made.", evaluation=True
     )
     input_length: str | int = setting(
         "Tokens of a book that an evaluation reads, as 500K, where `length` is not set; the rest is left out.",
@@ -38,8 +37,7 @@ class BooksumConfig(TaskConfig):
         "with the summary; null: a line of text stands between book and summary."
     )
     references: str = setting(
-        "Score of a book with several human summaries: mean or max of the scores against each.",
-        evaluation=True,
+        "Score of a book with several human summaries: mean or max of the scores against each.", evaluation=True
     )
     reference: str | None = setting(
         "Evaluate summaries without a model: lead, the first words of the book; random, random sentences; oracle, "

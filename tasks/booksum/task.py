@@ -26,10 +26,10 @@ from infini.tasks.text.token_cache import TokenisedSplit, open_tokenizer, tokeni
 from infini.training.checkpoint import TOKENIZER, named_folder
 from infini.training.module import SOURCE
 
-__all__ = ["BooksumDataModule", "DataModule", "details", "evaluate", "evaluate_reference"]
+__all__ = ["DataModule", "details", "evaluate", "evaluate_reference"]
 
 
-class BooksumDataModule(ResumableDataModule):
+class DataModule(ResumableDataModule):
     """Beginnings of books with their summaries."""
 
     @cached_property
@@ -105,6 +105,3 @@ class BooksumDataModule(ResumableDataModule):
                 advance(len(targets_BT))
         entry = {"value": total / count, "n": int(count), "unit": "nats a token", "higher_is_better": False}
         return {"validation_summary_nll": entry}
-
-
-DataModule = BooksumDataModule

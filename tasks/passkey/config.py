@@ -37,8 +37,7 @@ class PasskeyConfig(TaskConfig):
     distractors: int = setting('Other keys ("The green key is ...") in the filler of a prompt.')
     filler: str = setting("block, the paper's five sentences repeated; or book, text of PG19 books of the same split.")
     lm_loss_weight: float = setting(
-        "Weight of the loss on all other tokens, added to the loss on the key; 0: the key only.",
-        training=True,
+        "Weight of the loss on all other tokens, added to the loss on the key; 0: the key only.", training=True
     )
     few_digit_share: float = setting(
         "Fraction of the last stage's training keys with at most two, three or four distinct digits, for which it is "
@@ -52,8 +51,7 @@ class PasskeyConfig(TaskConfig):
     )
     examples: int = setting("Evaluation prompts per cell, one length and depth.", evaluation=True)
     rows_per_call: int = setting(
-        "Prompts per batch of the evaluation; changes memory use and speed, not the result.",
-        evaluation=True,
+        "Prompts per batch of the evaluation; changes memory use and speed, not the result.", evaluation=True
     )
 
     @property

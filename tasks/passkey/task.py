@@ -16,27 +16,18 @@ from infini.errors import InputError
 from infini.models import base_of
 from infini.nn.ops.cross_entropy import IGNORE
 from infini.system.devices import autocast
+from infini.tasks.passkey import prompt as prompts
 from infini.tasks.passkey.answers import Question, answer_questions
 from infini.tasks.passkey.config import PasskeyConfig
 from infini.tasks.passkey.evaluation import check_evaluation, evaluate
-from infini.tasks.passkey.prompt import (
-    APPENDIX,
-    TRAINING_STREAM,
-    VALIDATION_STREAM,
-    PasskeyTemplate,
-    Prompt,
-    input_ids,
-    make_template,
-    stages,
-    word_tokenizer,
-)
+from infini.tasks.passkey.prompt import PasskeyTemplate, Prompt
 from infini.tasks.text.data_module import NumberedDataset, ResumableDataModule
 from infini.tasks.text.documents import TextTokenizer
 from infini.tasks.text.stream import batch_of
 from infini.tasks.text.token_cache import documents_of, open_tokenizer
 from infini.training.checkpoint import TOKENIZER, named_folder
 
-__all__ = ["DataModule", "PasskeyDataModule", "check_evaluation", "evaluate"]
+__all__ = ["DataModule", "check_evaluation", "evaluate"]
 
 VALIDATION_PROMPTS = 32
 """Held-out prompts of the training length for the validation at the end of a training."""
@@ -85,14 +76,14 @@ class PasskeyBatches:
         with a history history_PT, the tokens of its pieces."""
         segment_length, length = self.stages[stage]
         last = stage == len(self.stages) - 1
-        rng = np.random.default_rng([self.seed, TRAINING_STREAM, index])
+        rng = np.random.default_rng([self.seed, prompts.TRAINING_STREAM, index])
         if last and self.short and rng.random() < self.short[1]:
             length = self.short[0]
         shortest = max(length - segment_length + 1, self.template.shortest(training=True))
         rows = []
         for _ in range(max(1, self.batch_size * self.stages[-1][1] // length)):
             prompt = self._prompt(rng, shortest, length, segment_length if last else None)
-            rows.append((input_ids(prompt, self.bos_id), prompt.answer))
+            rows.append((prompts.input_ids(prompt, self.bos_id), prompt.answer))
         arrays = batch_of(rows, length, self.bos_id)
         if self.lm_loss_weight:
             arrays["lm_targets_BT"] = np.full_like(arrays["ids_BT"], IGNORE)
@@ -147,7 +138,7 @@ class PasskeyBatches:
         return prompt
 
 
-class PasskeyDataModule(ResumableDataModule):
+class DataModule(ResumableDataModule):
     """Prompts made on demand, for the current stage of the curriculum.
 
     The loader yields numbers. A number becomes a batch right before its step, when the stage is known.
@@ -161,17 +152,17 @@ class PasskeyDataModule(ResumableDataModule):
             return TextTokenizer.load(named_folder("init_from", self.cfg.init_from, self.cfg.results_dir) / TOKENIZER)
         task = cast(PasskeyConfig, self.cfg.task)
         of_words = task.tokenizer == "words" and base_of(self.cfg.model) is None
-        return word_tokenizer() if of_words else open_tokenizer(self.cfg)
+        return prompts.word_tokenizer() if of_words else open_tokenizer(self.cfg)
 
     def setup(self, stage: str | None = None) -> None:
         """Prepare the prompts. Raises InputError (one line) when the data cannot be loaded or a stage has no room."""
         cfg, task = self.cfg, cast(PasskeyConfig, self.cfg.task)
         history = cfg.recipe.long_history
-        self.template, self._data = make_template(cfg, self.tokenizer, "train")
+        self.template, self._data = prompts.make_template(cfg, self.tokenizer, "train")
         self.batches = PasskeyBatches(
             self.template,
             self.tokenizer.bos_id,
-            stages(self.cfg),
+            prompts.stages(self.cfg),
             cfg.recipe.batch_size,
             cfg.seed,
             task.lm_loss_weight,
@@ -182,7 +173,7 @@ class PasskeyDataModule(ResumableDataModule):
 
     def revision(self, split: str) -> str:
         filler = cast(PasskeyConfig, self.cfg.task).filler
-        return documents_of(self.cfg, split).revision if filler == "book" else APPENDIX
+        return documents_of(self.cfg, split).revision if filler == "book" else prompts.APPENDIX
 
     def has_read(self, data: Mapping[str, Any], split: str) -> bool:
         task = cast(PasskeyConfig, self.cfg.task)
@@ -207,9 +198,9 @@ class PasskeyDataModule(ResumableDataModule):
 
     def validate(self, model: Any, device: torch.device) -> dict[str, dict[str, Any]]:
         """Accuracy on held-out prompts of the training length, by which configurations are chosen."""
-        N, length = stages(self.cfg)[-1]
+        N, length = prompts.stages(self.cfg)[-1]
         length = max(length, self.template.shortest(training=False))
-        rng = np.random.default_rng([self.cfg.seed, VALIDATION_STREAM])
+        rng = np.random.default_rng([self.cfg.seed, prompts.VALIDATION_STREAM])
         questions = [
             Question(length, "random", number, self.template.example(length, float(rng.random()), rng, training=False))
             for number in range(VALIDATION_PROMPTS)
@@ -225,6 +216,3 @@ class PasskeyDataModule(ResumableDataModule):
             "validation_token_accuracy": {"value": right / tokens, "n": tokens, **entry},
             "validation_exact_match": {"value": whole / len(questions), "n": len(questions), **entry},
         }
-
-
-DataModule = PasskeyDataModule

@@ -20,6 +20,10 @@ from infini.tasks.text.stream import DocumentStream
 from infini.tasks.text.token_cache import TokenisedSplit, documents_of, open_tokenizer, tokenise
 
 
+def _opened(split: str) -> cached_property[TokenisedSplit]:
+    return cached_property(lambda module: module._open(split))
+
+
 class DocumentDataModule(ResumableDataModule):
     """Documents as token streams.
 
@@ -34,20 +38,8 @@ class DocumentDataModule(ResumableDataModule):
         """The tokenizer of the scale; a BPE is always trained on the train split."""
         return open_tokenizer(self.cfg)
 
-    @cached_property
-    def train(self) -> TokenisedSplit:
-        """The train split."""
-        return self._open("train")
-
-    @cached_property
-    def validation(self) -> TokenisedSplit:
-        """The split on which choices are made."""
-        return self._open("validation")
-
-    @cached_property
-    def test(self) -> TokenisedSplit:
-        """The split for final configurations only."""
-        return self._open("test")
+    train, validation, test = _opened("train"), _opened("validation"), _opened("test")
+    """The splits. Choices are made on validation; test is for final configurations only."""
 
     def _open(self, split: str) -> TokenisedSplit:
         return tokenise(documents_of(self.cfg, split), self.tokenizer, cache_folder(self.cfg))
@@ -114,5 +106,4 @@ class DocumentDataModule(ResumableDataModule):
 
     def data_record(self, split: str) -> dict[str, Any]:
         """The description of a split for run records."""
-        opened: TokenisedSplit = getattr(self, split)
-        return opened.data_record()
+        return getattr(self, split).data_record()

@@ -15,17 +15,8 @@ from infini.config.compose import cache_folder
 from infini.config.lengths import parse_part
 from infini.config.schema import Config
 from infini.errors import InputError
-from infini.evaluation.perplexity import (
-    Advance,
-    Binned,
-    DocumentSubset,
-    Streamed,
-    document_batches,
-    metrics,
-    stream_documents,
-    stream_in_batches,
-    stream_with_foreign_memory,
-)
+from infini.evaluation import perplexity
+from infini.evaluation.perplexity import Binned, DocumentSubset, Streamed, stream_documents
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model
 from infini.nn.protocols import optional
 from infini.records import RunRecord
@@ -76,7 +67,9 @@ def evaluate(
             # Over all documents at once: every document reads another's memory.
             options: dict[str, Any] = {"max_tokens": knock_limit, "advance": lambda n: advance(2 * n)}
             knocked = (
-                *passes.once("foreign", partial(stream_with_foreign_memory, model, split, tokenizer.bos_id, **options)),
+                *passes.once(
+                    "foreign", partial(perplexity.stream_with_foreign_memory, model, split, tokenizer.bos_id, **options)
+                ),
                 passes.read("reset", knock_limit, reset_every=N),
                 passes.read("base", knock_limit),
             )
@@ -85,7 +78,7 @@ def evaluate(
 
     n_words, n_bytes = extents(documents, split, tokenizer, streamed.tokens)
     record.data = split.data_record()
-    record.results = metrics(streamed, n_words, n_bytes)
+    record.results = perplexity.metrics(streamed, n_words, n_bytes)
     record.documents = [
         {"name": name, "tokens": tokens, "words": words, "bytes": size, "nll": nll}
         for name, tokens, words, size, nll in zip(
@@ -124,7 +117,7 @@ def _work(n_tokens: np.ndarray, limit: int | None, knock_limit: int | None) -> d
 
     def of_pass(name: str, most: int | None) -> dict[str, int]:
         lengths = np.minimum(n_tokens, most or n_tokens.max())
-        return {f"{name}/{first}": int(lengths[batch].sum()) for first, batch in document_batches(lengths)}
+        return {f"{name}/{first}": int(lengths[batch].sum()) for first, batch in perplexity.document_batches(lengths)}
 
     work = of_pass("read", limit)
     if knock_limit is not None:
@@ -148,7 +141,7 @@ class _Passes:
     bos_id: int
     tokens_per_call: int
     segment_length: int
-    advance: Advance
+    advance: perplexity.Advance
 
     def read(self, name: str, max_tokens: int | None, reset_every: int | None = None) -> Streamed:
         """stream_documents over all documents."""
@@ -159,7 +152,7 @@ class _Passes:
             made = partial(stream_documents, self.model, documents, self.bos_id, advance=self.advance, **options)
             return self.once(f"{name}/{first}", made)
 
-        return stream_in_batches(self.split, max_tokens, self.segment_length, read)
+        return perplexity.stream_in_batches(self.split, max_tokens, self.segment_length, read)
 
     def once(self, name: str, read: Callable[[], Streamed | tuple[Streamed, Streamed]]) -> tuple[Streamed, ...]:
         """The result of `read`, from the cache where it is there; empty for a result of another part."""

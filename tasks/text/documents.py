@@ -208,11 +208,12 @@ def _say_shared(data_dir: Path, split: str, paths: Mapping[str, Path], cache_dir
         if shared := sorted(paths.keys() & there.keys()):
             first, second = sorted(str(path) for path in (paths[shared[0]], there[shared[0]]))
             more = f" (and {len(shared) - 1} more)" if len(shared) > 1 else ""
-            _warn_once(f"{first} is the same text as {second}{more}; remove it from one of the splits")
+            warn_once(f"{first} is the same text as {second}{more}; remove it from one of the splits")
 
 
 @cache
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Print a warning, once a process."""
     warn(plain_console(), text)
 
 

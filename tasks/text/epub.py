@@ -373,10 +373,7 @@ def _paragraphs(text: str, name: str) -> list[str]:
 
 
 def _parse_xml(
-    text: str,
-    start: Callable[[str, dict[str, str]], None],
-    end: Callable[[str], None],
-    data: Callable[[str], None],
+    text: str, start: Callable[[str, dict[str, str]], None], end: Callable[[str], None], data: Callable[[str], None]
 ) -> None:
     """Call these for the elements and the text of XML. Entities of HTML are known; those that stand for a file are
     refused. Raises expat.ExpatError where it is not well-formed."""

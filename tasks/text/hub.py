@@ -5,6 +5,7 @@ Only the used part of a data set is downloaded: it is streamed once and stored a
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,8 +17,7 @@ from infini.errors import InputError, lone_surrogate
 from infini.records import put_in_place
 from infini.system.network import reachable
 from infini.system.paths import scratch_folder
-from infini.system.progress import progress_bar
-from infini.tasks.text.arrow_file import open_arrow
+from infini.system.progress import plain_console, progress_bar, warn
 from infini.tasks.text.documents import Documents, TextTokenizer
 
 
@@ -76,6 +76,8 @@ JSON_LINES: dict[str, JsonLines] = {
     ),
 }
 """Hub id -> how to read it."""
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+"""The last bytes of an Arrow file."""
 
 
 def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> Documents:
@@ -123,6 +125,25 @@ def _distinct(documents: Documents) -> Documents:
     # Cached tokens hold the names.
     revision = hashlib.sha256(f"{documents.revision} with places".encode()).hexdigest()
     return replace(documents, names=list(names), revision=revision)
+
+
+def open_arrow(path: Path) -> Any:
+    """The `datasets.Dataset` in a file, memory-mapped; None where there is no such file, or a damaged one, which is
+    printed."""
+    from datasets import Dataset
+
+    try:
+        with open(path, "rb") as file:
+            file.seek(-len(_END), os.SEEK_END)
+            # A file that is cut between two documents would open with fewer of them.
+            if file.read() == _END:
+                return Dataset.from_file(str(path))
+    except FileNotFoundError:
+        return None
+    except Exception:  # every layer below raises its own kinds
+        pass
+    warn(plain_console(), f"{path}: is damaged, and is made again")
+    return None
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import bisect
 import hashlib
 import itertools
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from infini.config.compose import data_folder
@@ -14,8 +13,7 @@ from infini.config.data_files import TEXT_LAYOUT, no_data
 from infini.config.schema import settings_in
 from infini.errors import InputError
 from infini.system.paths import is_folder
-from infini.system.progress import plain_console, warn
-from infini.tasks.text.documents import SYNTHETIC, Documents, load_documents, synthetic_documents
+from infini.tasks.text.documents import SYNTHETIC, Documents, load_documents, synthetic_documents, warn_once
 
 
 def mixture(
@@ -43,7 +41,8 @@ def mixture(
             named = ", ".join(str(folders[name]) for name in missing)
             raise InputError(f"task.sources={list(sources)}: none of the folders {named} exists")
         if missing:
-            _say_missing(", ".join(str(folders[name]) for name in missing), " and ".join(present))
+            left_out = ", ".join(str(folders[name]) for name in missing)
+            warn_once(f"{left_out}: no such folder; the mixture is {' and '.join(present)} alone")
         # The data set of the task of this name, or the given one.
         hub_ids = {name: str(settings_in("task", name).get("hub_id", hub_id)) for name in present}
         try:
@@ -57,12 +56,6 @@ def mixture(
             hubs = ", ".join(hub_ids.values())
             raise no_data("the mixture", TEXT_LAYOUT, hubs, error.__cause__, among=present) from error
     return _joined(found, split)
-
-
-@cache
-def _say_missing(folders: str, present: str) -> None:
-    """Once a process, not once a split."""
-    warn(plain_console(), f"{folders}: no such folder; the mixture is {present} alone")
 
 
 def _joined(found: dict[str, Documents], split: str) -> Documents:

@@ -16,9 +16,8 @@ from infini.models import base_of
 from infini.records import naming, put_in_place
 from infini.system.paths import scratch_folder
 from infini.system.progress import progress_bar
-from infini.tasks.text.arrow_file import open_arrow
 from infini.tasks.text.documents import Documents, TextTokenizer, bpe_tokenizer, load_documents
-from infini.tasks.text.hub import hub_tokenizer
+from infini.tasks.text.hub import hub_tokenizer, open_arrow
 from infini.tasks.text.mixture import mixture
 
 _FORMAT = 1

@@ -25,7 +25,7 @@ from infini.tasks.booksum import evaluation
 from infini.tasks.booksum.books import load_books, open_books
 from infini.tasks.booksum.data import SummaryBatches
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge
-from infini.tasks.booksum.task import BooksumDataModule
+from infini.tasks.booksum.task import DataModule
 
 SIZES = tuple(text for text in SUMMARIES if not text.startswith("decoding."))
 
@@ -69,7 +69,7 @@ def test_what_an_evaluation_reads_is_what_stands_before_the_summary_in_training(
     infini: Runner, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = compose([*TINY, *words])
-    books, module = open_books(cfg, "test"), BooksumDataModule(cfg)
+    books, module = open_books(cfg, "test"), DataModule(cfg)
     batches = module._batches(books, module._tokens(books))
     assert isinstance(batches, SummaryBatches)
     ids, begin = batches.example(0)

@@ -14,7 +14,7 @@ from infini.errors import InputError
 from infini.nn.ops.cross_entropy import IGNORE
 from infini.tasks.passkey import task as data
 from infini.tasks.passkey.prompt import PasskeyTemplate, word_tokenizer
-from infini.tasks.passkey.task import PasskeyBatches, PasskeyDataModule
+from infini.tasks.passkey.task import DataModule, PasskeyBatches
 from infini.training.module import LanguageModelModule
 
 TOKENIZER = word_tokenizer()
@@ -168,7 +168,7 @@ def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:
     with pytest.raises(
         InputError, match="^recipe.curriculum.*: 64 tokens are too few for a passkey prompt, which needs"
     ):
-        PasskeyDataModule(cfg).setup("fit")
+        DataModule(cfg).setup("fit")
     with pytest.raises(InputError, match="^recipe.curriculum, recipe.short_sequences.*: 30 tokens are too few"):
         batches(short=(30, 0.5))
 
@@ -176,7 +176,7 @@ def test_a_stage_without_room_for_a_prompt_is_refused_before_training() -> None:
 def test_a_book_as_filler_needs_a_tokenizer_of_books() -> None:
     cfg = compose(["task=passkey", "task.filler=book"])
     with pytest.raises(InputError, match="^task.filler='book': this tokenizer has only the words of the prompt"):
-        PasskeyDataModule(cfg).setup("fit")
+        DataModule(cfg).setup("fit")
 
 
 def module(*overrides: str) -> LanguageModelModule:
@@ -277,9 +277,7 @@ def test_short_sequences_are_shorter_than_the_others() -> None:
     assert config_hash(compose([*same, "recipe.short_sequences=[5,0.5]"])) == config_hash(
         compose([*same, "recipe.short_sequences=null"])
     )
-    made = PasskeyDataModule(
-        compose(["task=passkey", "recipe.segments_per_sequence=6", "recipe.short_sequences=[3,1]"])
-    )
+    made = DataModule(compose(["task=passkey", "recipe.segments_per_sequence=6", "recipe.short_sequences=[3,1]"]))
     made.setup("fit")
     assert made.batches.batch(0, 1)["ids_BT"].shape[1] == 3 * 128
 
