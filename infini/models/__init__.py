@@ -111,11 +111,14 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
         if allowed and value not in allowed:
             named = ", ".join("null" if each is None else str(each) for each in allowed)
             raise InputError(f"model.{key}={value!r}: must be one of {named}")
-        if hints[key] in _NOUNS:
+        given = [hint for hint in typing.get_args(hints[key]) or (hints[key],) if hint is not type(None)]
+        if len(given) == 1 and given[0] in _NOUNS:
+            (hint,), optional = given, given[0] is not hints[key]
             # A truth value is an int of Python, and an int may stand for a float.
-            kinds = (int, float) if hints[key] is float else hints[key]
-            right = isinstance(value, kinds) and isinstance(value, bool) == (hints[key] is bool)
-            require(right, f"model.{key}", value, f"must be {_NOUNS[hints[key]]}")
+            kinds = (int, float) if hint is float else hint
+            right = isinstance(value, kinds) and isinstance(value, bool) == (hint is bool)
+            noun = _NOUNS[hint] + " or null" * optional
+            require(right or (optional and value is None), f"model.{key}", value, f"must be {noun}")
     config = config_class(**options)
     try:
         model = builder(config, dims, vocab_size)

@@ -473,7 +473,7 @@ class InfiniAttention(LocalAttention):
         if piece.commits:
             # What remains of each head's memory after each segment; a segment that a row has not finished changes
             # nothing.
-            decay_BSG = None if self.decay is None else torch.sigmoid(self.decay)[None, None]
+            decay_BSG = None if self.decay is None else torch.sigmoid(self.decay.to(mem.z_BGK.dtype))[None, None]
             if decay_BSG is not None and piece.complete_BS is not None:
                 decay_BSG = torch.where(piece.complete_BS[..., None], decay_BSG, 1.0)
             weight = None if piece.weight_BSN is None else piece.weight_BSN[..., None]

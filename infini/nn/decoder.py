@@ -16,7 +16,8 @@ from infini.nn.grid import Grid, fresh_clock, run_on_grid
 from infini.nn.ops.dtypes import state_dtype
 from infini.nn.parameter_groups import GATES
 from infini.nn.protocols import Dimensions, ModelOutput
-from infini.nn.state import State
+from infini.nn.state import State, difference
+from infini.nn.state import leaves as named_leaves
 
 
 class Block(nn.Module):
@@ -65,6 +66,8 @@ class Decoder(nn.Module):
             found = ", ".join(map(str, lengths))
             raise ValueError(f"segment_length: layers have {found}; all must have the same")
         self.segment_length, self._window_segments = lengths[0], window_segments
+        # Segment length -> leaves of a state of no rows, for check_state.
+        self._fresh: dict[int, dict[str, Tensor]] = {}
         # A document may begin inside a segment if no layer writes whole segments to a memory.
         self._inner_resets = all(layer.inner_resets for layer in self.attentions())
         horizons = [layer.gradient_horizon for layer in self.attentions()]
@@ -112,10 +115,12 @@ class Decoder(nn.Module):
                 module.reset_gate()
 
     def resize_segments(self, segment_length: int) -> None:
-        """Change the segment length from the next call on. Weights do not depend on it; states do."""
+        """Change the segment length from the next call on. Weights do not depend on it; states do. Raises ValueError
+        where a layer cannot have such segments."""
         self.segment_length = segment_length * self._window_segments
         for layer in self.attentions():
             layer.segment_length = self.segment_length
+        self.init_state(0)
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         """The state of rows that have read nothing."""
@@ -123,6 +128,18 @@ class Decoder(nn.Module):
         layers = tuple(layer.init_leaves(batch_size, device) for layer in self.attentions())
         dtype = state_dtype(self.embedding.weight.dtype)
         return State(fresh_clock(batch_size, self.segment_length, dtype), layers)
+
+    def check_state(self, state: Any) -> None:
+        """Raise ValueError for what is no state, or that of a model with other sizes or another segment length. In
+        compiled graphs nothing is checked."""
+        if torch.compiler.is_compiling():
+            return
+        if not isinstance(state, State):
+            raise ValueError(f"state is a {type(state).__name__}: it must be the one that a call returned")
+        if self.segment_length not in self._fresh:
+            self._fresh[self.segment_length] = dict(named_leaves(self.init_state(0).layers))
+        if differs := difference(dict(named_leaves(state.layers)), self._fresh[self.segment_length], first=1):
+            raise ValueError(f"state of another model: of a row, {differs}; pass one of init_state")
 
     def forward(
         self,
@@ -136,7 +153,9 @@ class Decoder(nn.Module):
 
         See LocalAttention.forward for state, mask, reset and write weights.
         """
-        state = self.init_state(ids_BT.shape[0], ids_BT.device) if state is None else state
+        if state is None:
+            state = self.init_state(ids_BT.shape[0], ids_BT.device)
+        self.check_state(state)
         losses: list[Tensor] = []
 
         def body(part_BT: Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[Tensor, tuple[Any, ...]]:
@@ -152,6 +171,7 @@ class Decoder(nn.Module):
 
     def prefill(self, ids_BT: Tensor, state: State, reset_BT: Tensor | None = None) -> State:
         """The state that forward() returns, computed without hidden states of the last layer."""
+        self.check_state(state)
 
         def body(ids_BT: Tensor, layers: tuple[Any, ...], grid: Grid) -> tuple[Tensor, tuple[Any, ...]]:
             x_BTD, new_layers = self._run_blocks(ids_BT, layers, grid, len(self.blocks) - 1, [])

@@ -130,9 +130,8 @@ class Grid:
 
 
 def keep(x_BN: Tensor, kept_BN: np.ndarray) -> Tensor:
-    """x [B, N, ...] times 0 where kept_BN (bool, broadcastable) is false."""
-    kept = to_device(kept_BN, x_BN.device).to(x_BN.dtype)
-    return x_BN * kept.view(*kept_BN.shape, *[1] * (x_BN.dim() - 2))
+    """x [B, N, ...] with 0, also in place of what is not finite, where kept_BN (bool, broadcastable) is false."""
+    return x_BN.masked_fill(to_device(~kept_BN, x_BN.device).view(*kept_BN.shape, *[1] * (x_BN.dim() - 2)), 0)
 
 
 def plan(
@@ -154,7 +153,7 @@ def plan(
     compiling = torch.compiler.is_compiling()
     position_B, weight_BN = to_numpy(clock.position_B), clock.weight_BN
     B, dtype = len(position_B), weight_BN.dtype
-    offset = int(to_numpy(clock.slot_B)[0]) if clock.slot is None else clock.slot
+    offset = next(iter(to_numpy(clock.slot_B).tolist()), 0) if clock.slot is None else clock.slot
     real_BT, reset_BT = (None if marks is None else to_numpy(marks) for marks in (mask_BT, reset_BT))
     if reset_BT is not None and not reset_BT.any():
         reset_BT = None
@@ -377,7 +376,7 @@ def _run_span(
         return call(state)
     slot_B = to_numpy(state.clock.slot_B)
     slots = np.unique(slot_B)
-    if len(slots) == 1:
+    if len(slots) <= 1:
         return call(state)
     new_state, parts, order = state, [], []
     for slot in slots:

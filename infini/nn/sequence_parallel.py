@@ -137,13 +137,13 @@ class SequenceParallel(nn.Module):
         B, T = x_BT.shape[:2]
         N, rank, n_ranks = self.module.segment_length, self.group.rank(), self.group.size()
         fresh, wrong = self.module.init_state(B, x_BT.device), None
-        if isinstance(self.module, InfiniAttention):
-            try:
+        try:
+            if isinstance(self.module, InfiniAttention):
                 self.module.check_inputs(x_BT, state)
-            except ValueError as error:
-                wrong = str(error)
-        elif state is not None and not isinstance(state, State):
-            wrong = f"state is a {type(state).__name__}: it must be the one that a call returned"
+            elif state is not None:
+                self.module.check_state(state)
+        except ValueError as error:
+            wrong = str(error)
         first = fresh if state is None or rank or wrong is not None else State(state.clock.on_host(), state.layers)
         if wrong is None and (T == 0 or T % N):
             wrong = f"{T} tokens: a rank reads whole segments of {N} tokens, and at least one"
@@ -154,6 +154,8 @@ class SequenceParallel(nn.Module):
         for name, extra in {"reset_BT": reset_BT, "write_weight_BT": write_weight_BT}.items():
             if extra is not None and extra.shape != (B, T):
                 wrong = f"{name} has shape {tuple(extra.shape)}, the call {(B, T)}"
+        if reset_BT is not None and reset_BT.dtype != torch.bool:
+            wrong = f"reset_BT is {reset_BT.dtype}: it must be torch.bool"
         resets = None
         if wrong is None and reset_BT is not None:
             resets = to_numpy(reset_BT)

@@ -183,7 +183,10 @@ def evaluate(cfg: Config, overrides: list[str], folder: Path | None) -> records.
         # Before the weights, which may take long to read.
         check(cfg, tokenizer)
     model = untrained(cfg, device).model if folder is None else load_model(folder, device, changes)[0]
-    model.resize_segments(cfg.dims.segment_length)
+    try:
+        model.resize_segments(cfg.dims.segment_length)
+    except ValueError as error:
+        raise InputError(f"dims.segment_length={cfg.dims.segment_length}: {error}") from error
     record = start_record("eval", cfg, overrides, parent=parent)
     if (base := base_of(cfg.model)) is not None:
         trained = folder is not None or injected(base.name).get("training")

@@ -253,6 +253,5 @@ def test_a_rate_that_does_not_divide_the_segment_is_refused() -> None:
     with pytest.raises(ValueError, match="rate=3: must divide segments of 8 tokens"):
         make("mean", rate=3)
     model = make_model({"name": "compressive", "rate": 4})
-    model.resize_segments(6)
     with pytest.raises(ValueError, match="rate=4: must divide segments of 6 tokens"):
-        model.init_state(1)
+        model.resize_segments(6)

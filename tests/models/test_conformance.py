@@ -450,3 +450,29 @@ def test_a_copy_computes_the_same(options: dict[str, Any]) -> None:
     other.load_state_dict(model.state_dict())
     ids = random_ids(1, 20)
     assert torch.equal(model(ids).hidden_BTD, other(ids).hidden_BTD)
+
+
+def test_a_state_of_another_segment_length_is_refused(options: dict[str, Any]) -> None:
+    """The layer refused it. A model went on with positions and windows of the other length."""
+    if options["name"] == "llm":
+        pytest.skip("its cache refuses such states")
+    for n_tokens in (5, 2 * SEGMENT):
+        model = make_model(options)
+        state = model(random_ids(2, n_tokens)).state
+        model.resize_segments(2 * model.segment_length)
+        for call in (model, model.prefill) if hasattr(model, "prefill") else (model,):
+            with pytest.raises(ValueError, match="^state of another model: of a row, "):
+                call(random_ids(2, 7), state)
+            with pytest.raises(ValueError, match="^state is a tuple: it must be the one that a call returned$"):
+                call(random_ids(2, 7), tuple(state))
+    assert torch.isfinite(model(random_ids(2, 7), model.init_state(2)).hidden_BTD).all()
+
+
+def test_no_rows_are_read_as_such(options: dict[str, Any]) -> None:
+    if options["name"] == "llm":
+        pytest.skip("transformers reads one row at least")
+    model = make_model(options)
+    state = select_rows(model(random_ids(2, 5)).state, torch.arange(0))
+    for before in (None, state):
+        hidden_BTD, after, _ = model(random_ids(2, 2 * SEGMENT)[:0], before)
+        assert hidden_BTD.shape[:2] == (0, 2 * SEGMENT) and not after.clock.position_B.numel()

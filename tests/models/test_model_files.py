@@ -36,3 +36,28 @@ def test_a_broken_model_file_is_one_line_that_names_it(
     assert not infini.records()
     (tmp_path / "mine.py").unlink()
     assert "local" in registered()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model=rmt", "model.memory_tokens=1.5"], "model.memory_tokens=1.5: must be an integer or null"),
+        (["model=rmt", "model.memory_tokens=abc"], "model.memory_tokens='abc': must be an integer or null"),
+        (
+            ["model=autocompressor", "model.summary_tokens=true"],
+            "model.summary_tokens=True: must be an integer or null",
+        ),
+        (["model=infini_linear", "model.memory_decay=a"], "model.memory_decay='a': must be a number or null"),
+        (
+            [
+                *("task=passkey", "model=compressive", "recipe.segments_per_sequence=12"),
+                *("recipe.short_sequences=null", "recipe.curriculum=[[17,192]]"),
+            ],
+            "recipe.curriculum=[[17, 192]]: rate=2: must divide segments of 17 tokens",
+        ),
+    ],
+    ids=["part", "text", "truth", "decay", "stage"],
+)
+def test_an_option_that_a_model_cannot_have_is_one_line(infini: Runner, words: list[str], said: str) -> None:
+    assert infini.error("train", "task=pg19", "task.data_dir=synthetic", *words).startswith(said)
+    assert not infini.records()

@@ -6,6 +6,7 @@ recipes: they are a matter of optimisers.
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 import pytest
@@ -415,3 +416,38 @@ def test_nanotron_streaming_memory_is_carried(options: dict[str, Any]) -> None:
     carried, anew = model(ids[:, 32:], first.state).hidden_BTD, model(ids[:, 32:]).hidden_BTD
     assert_close(carried, whole[:, 32:], EXACT, "carried")
     assert relative_error(anew, whole[:, 32:]) > 1e-2
+
+
+# Found here
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_decay": 100.0}], ids=["sum", "decay"])
+@RULES
+def test_a_document_that_is_not_finite_ends_at_the_reset(rule: str, options: dict[str, Any]) -> None:
+    """In one call as in two that are cut there: 0 times NaN is NaN, so a memory cannot be cleared by a product."""
+    layer = make_layer(update_rule=rule, **options)
+    N = layer.segment_length
+    x, reset = inputs(2, 4 * N + 3), torch.zeros(2, 4 * N + 3, dtype=torch.bool)
+    x[0, N + 2], reset[0, 3 * N] = math.nan, True
+    x.requires_grad_()
+    y, state = layer(x, reset_BT=reset)
+    alone, last = layer(x[:1, 3 * N :])
+    assert_close(y[:1, 3 * N :], alone, EXACT, "outputs")
+    assert_same_state(State(state.clock, select_rows(state, torch.tensor([0])).layers).layers, last.layers, EXACT)
+    (gradient,) = torch.autograd.grad(y[:, 3 * N :].sum(), x)
+    assert torch.isfinite(gradient[:, 3 * N :]).all() and torch.isfinite(gradient[1]).all()
+
+
+@RULES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_memory_of_half_precision_weights_decays(rule: str, dtype: torch.dtype) -> None:
+    """The sigmoid of a long half-life, 0.9993, is 1 in bfloat16: such a head never forgot."""
+    layer = make_layer(update_rule=rule, memory_decay=1000.0).to(dtype)
+    torch.nn.init.constant_(layer.decay, 7.25)
+    N = layer.segment_length
+    x = inputs(1, 501 * N, layer.d_model).to(dtype)
+    before = layer(x[:, :N])[1]
+    after = layer(x[:, N:], before, write_weight_BT=torch.zeros(1, 500 * N))[1]
+    expected = torch.sigmoid(layer.decay.double()) ** 500
+    kept = (memory_of(after).z_BGK / memory_of(before).z_BGK)[0].double().mean(-1)
+    assert_close(kept, expected, 1e-3, "what remains")

@@ -323,3 +323,17 @@ def test_a_layer_that_keeps_more_than_a_memory_is_refused(tmp_path: Path) -> Non
 def test_without_a_group() -> None:
     with pytest.raises(ValueError, match="no process group: call torch.distributed.init_process_group first"):
         SequenceParallel(make_layer())
+
+
+def test_what_a_rank_cannot_read_is_refused_before_the_others_wait(tmp_path: Path) -> None:
+    """As by the model itself; a TypeError of one rank left the others in the exchange."""
+    model, ids = make_model(MODELS[0]), random_ids(B, 2 * SEGMENT)
+    wide = model(ids).state
+    with group_of_one(tmp_path):
+        parallel = SequenceParallel(model)
+        for dtype in (torch.float32, torch.int64):
+            with pytest.raises(ValueError, match=f"^reset_BT is {dtype}: it must be torch.bool$"):
+                parallel(ids, None, torch.ones(B, 2 * SEGMENT, dtype=dtype))
+        model.resize_segments(SEGMENT // 2)
+        with pytest.raises(ValueError, match="^state of another model: of a row, "):
+            parallel(ids, wide)

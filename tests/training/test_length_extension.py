@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import SEGMENT, assert_close, make_model, random_ids, variants
+from helpers import SEGMENT, assert_close, make_model, mixed, random_ids, variants
 
 from infini.nn.state import detach, leaves, scale_memory
 from infini.training.additions.length_extension import draw, extended_call, extended_in_two_calls
@@ -135,3 +135,12 @@ def test_factors_are_log_uniform_and_boundaries_inside():
     assert 0 <= logs.min() and logs.max() <= 1
     assert logs.mean().item() == pytest.approx(0.5, abs=0.03)
     assert logs.std().item() == pytest.approx(12**-0.5, abs=0.02)
+
+
+def test_the_loss_of_a_layer_is_that_of_one_call():
+    """Two calls have the losses of two parts; their sum was about twice the loss of the whole."""
+    model, ids = make_model(mixed("compressive", "linear")).train(), random_ids(2, 5 * SEGMENT)
+    plain = model(ids).aux_loss
+    two = extended_in_two_calls(model, ids, None, None, None, 3 * SEGMENT, torch.ones(2))
+    assert plain > 0
+    assert_close(two.aux_loss, plain, 1e-10, "loss")

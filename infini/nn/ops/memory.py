@@ -269,7 +269,7 @@ class _RunningSum(torch.autograd.Function):
         read = torch.empty_like(x_BSX)
         state = state_BX
         for s in range(x_BSX.shape[1]):
-            read[:, s] = state if kept_SB is None else state * rows(kept_SB[s], state)
+            read[:, s] = state if kept_SB is None else cleared(state, kept_SB[s])
             state = read[:, s] + x_BSX[:, s]
         return read, state
 
@@ -281,13 +281,18 @@ class _RunningSum(torch.autograd.Function):
             g_x[:, s] = g
             g = g + g_read[:, s]
             if ctx.kept is not None:
-                g = g * rows(ctx.kept[s], g)
+                g = cleared(g, ctx.kept[s])
         return g_x, g, None
 
 
 def rows(kept_B: Tensor, like: Tensor) -> Tensor:
     """kept [B] with as many axes as `like` [B, ...]."""
     return kept_B.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def cleared(x_BX: Tensor, kept_B: Tensor) -> Tensor:
+    """x with 0 in the rows where kept is 0. Not a product: a document that is not finite would reach the next one."""
+    return x_BX.masked_fill(rows(kept_B, x_BX) == 0, 0)
 
 
 def _affine_scan(
@@ -315,7 +320,7 @@ def _affine_scan(
     with without_autocast(m_BGKV):
         for s, b in enumerate(b_BSGKV.unbind(1)):
             if kept_SB is not None:
-                m_BGKV = m_BGKV * rows(kept_SB[s], m_BGKV)
+                m_BGKV = cleared(m_BGKV, kept_SB[s])
             read.append(m_BGKV)
             m_BGKV = m_BGKV + b if a_BSGKK is None else m_BGKV - a_BSGKK[:, s] @ m_BGKV + b
             if decay is not None:

@@ -54,9 +54,9 @@ def _exact(q_BSQHK: Tensor, k_BLGK: Tensor, low_BS: Tensor, high_S: Tensor, n: i
     q = q_BSQHK.unflatten(3, (G, H // G)).permute(0, 3, 1, 2, 4, 5).flatten(2, 4)
     best = torch.full((B, G, S, Q * (H // G), 0), -math.inf, dtype=q.dtype, device=q.device)
     found = torch.full(best.shape, -1, dtype=torch.long, device=q.device)
-    begin, end = int(to_numpy(low_BS).min()), min(int(to_numpy(high_S).max()), L)
+    begin, end = int(to_numpy(low_BS).min(initial=L)), min(int(to_numpy(high_S).max(initial=0)), L)
     low_BS, high_S = to_device(low_BS, q.device), to_device(high_S, q.device)
-    block = max(BLOCK, SCORES // (B * S * Q * H))
+    block = max(BLOCK, SCORES // max(1, B * S * Q * H))
     for start in range(begin, end, block):
         stop = min(start + block, end)
         keys = k_BLGK[:, start:stop].to(q.dtype).permute(0, 2, 3, 1)

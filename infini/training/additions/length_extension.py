@@ -81,4 +81,6 @@ def extended_in_two_calls(
         with torch.no_grad():
             after = model(ids_BT[:, cut:], first.state, **rest).state
     hidden_BTD = torch.cat([first.hidden_BTD, second.hidden_BTD], 1)
-    return ModelOutput(hidden_BTD, after, first.aux_loss + second.aux_loss)
+    # Means over tokens, as of one call.
+    share = cut / ids_BT.shape[1]
+    return ModelOutput(hidden_BTD, after, share * first.aux_loss + (1 - share) * second.aux_loss)
