@@ -12,7 +12,7 @@ from helpers import make_model
 from infini.config.compose import compose, config_hash
 from infini.errors import InputError
 from infini.nn.ops.cross_entropy import IGNORE
-from infini.tasks.passkey import task as data
+from infini.tasks.passkey import prompt as prompts
 from infini.tasks.passkey.prompt import PasskeyTemplate, word_tokenizer
 from infini.tasks.passkey.task import DataModule, PasskeyBatches
 from infini.training.module import LanguageModelModule
@@ -113,7 +113,7 @@ def test_keys_of_few_digits_are_the_last_stages() -> None:
 
 def test_keys_stand_at_the_very_ends_in_the_last_stage_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """One in fourteen at the very start, three at the very end, where the question follows the key."""
-    example, fed, asked, depths = PasskeyTemplate.example, data.input_ids, [0.0], []
+    example, fed, asked, depths = PasskeyTemplate.example, prompts.input_ids, [0.0], []
 
     def note(self: PasskeyTemplate, length: int, depth: float, *arguments: Any, **options: Any) -> Any:
         asked[0] = depth
@@ -125,7 +125,7 @@ def test_keys_stand_at_the_very_ends_in_the_last_stage_only(monkeypatch: pytest.
         return fed(*arguments)
 
     monkeypatch.setattr(PasskeyTemplate, "example", note)
-    monkeypatch.setattr(data, "input_ids", count)
+    monkeypatch.setattr(prompts, "input_ids", count)
     for stage, (start, end) in enumerate([(0.0, 0.0), (1 / 14, 3 / 14)]):
         depths.clear()
         batches(batch_size=400).batch(0, stage)
@@ -138,7 +138,7 @@ def test_keys_stand_at_the_very_ends_in_the_last_stage_only(monkeypatch: pytest.
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_a_segment_ends_within_a_key_as_often_as_asked(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """By chance one sentence of 23 tokens in eight has the end of a segment of 128 in it."""
-    monkeypatch.setattr(data, "BOUNDARY_SHARE", share)
+    monkeypatch.setattr("infini.tasks.passkey.task.BOUNDARY_SHARE", share)
     sentence = len(batches().template.key_tokens("00000"))
     start = TOKENIZER.encode("The pass key is")
     cut = []
@@ -312,13 +312,13 @@ def test_a_loss_on_few_tokens_is_the_loss_on_those_tokens() -> None:
 
 def test_keys_stand_on_every_place_of_the_grid_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole blocks alone before the key put it on one place in 24, the evaluation's: chance and one in 28, no more."""
-    fed, places = data.input_ids, []
+    fed, places = prompts.input_ids, []
 
     def note(prompt: Any, *arguments: Any) -> Any:
         places.append(prompt.key_position)
         return fed(prompt, *arguments)
 
-    monkeypatch.setattr(data, "input_ids", note)
+    monkeypatch.setattr(prompts, "input_ids", note)
     batches(batch_size=1200).batch(0, 1)
     template = PasskeyTemplate(TOKENIZER.encode)
     start, later = (template.example(length, 1.0, np.random.default_rng(0), False) for length in (2000, 3000))
