@@ -80,6 +80,10 @@ class CompressiveAttention(XLAttention):
         if self.segment_length % self.rate:
             raise ValueError(f"rate={self.rate}: must divide segments of {self.segment_length} tokens")
 
+    def resize_segments(self, segment_length: int) -> None:
+        super().resize_segments(segment_length)
+        self._check_rate()
+
     def memory_floats(self) -> int:
         """d_model (m N + c N): what Table 1 counts."""
         return self.d_model * (self.memory_segments + self.chunks // self.rate) * self.segment_length

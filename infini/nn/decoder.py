@@ -119,8 +119,7 @@ class Decoder(nn.Module):
         where a layer cannot have such segments."""
         self.segment_length = segment_length * self._window_segments
         for layer in self.attentions():
-            layer.segment_length = self.segment_length
-        self.init_state(0)
+            layer.resize_segments(self.segment_length)
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         """The state of rows that have read nothing."""
