@@ -151,8 +151,8 @@ class Verb:
         return (key in patterns or f"{key.partition('.')[0]}.*" in patterns) and key not in never
 
 
-def _take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Texts and file names as typed, without Hydra's grammar, and the other words."""
+def _read_texts(words: Sequence[str]) -> Arguments:
+    """Texts and file names, as a prompt or base and out, are taken as they are typed, without Hydra's grammar."""
     texts: dict[str, str | None] = {}
     others = []
     for word in words:
@@ -162,19 +162,14 @@ def _take_texts(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]
             continue
         quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
         texts[key] = None if value == "null" else value[1:-1] if quoted else value
-    return texts, others
-
-
-def _read_generate(words: Sequence[str]) -> Arguments:
-    """Prompt and names of state files are taken as they are typed."""
-    texts, settings = _take_texts(words)
-    return Arguments(settings, {"texts": texts})
+    return Arguments(others, {"texts": texts})
 
 
 def _read_summarize(words: Sequence[str]) -> Arguments:
     """Books are words that are no settings; `output` is taken as it is typed."""
-    texts, settings = _take_texts([word for word in words if not _is_book(word)])
-    return Arguments(settings, {"texts": texts, "paths": [word for word in words if _is_book(word)]})
+    taken = _read_texts([word for word in words if not _is_book(word)])
+    taken.extra["paths"] = [word for word in words if _is_book(word)]
+    return taken
 
 
 def _is_book(word: str) -> bool:
@@ -237,22 +232,19 @@ def _check_bench(cfg: Any, overrides: Sequence[str]) -> None:
 
 def _read_inject(words: Sequence[str]) -> Arguments:
     """base and out are taken as they are typed; options may be written without their group."""
-    texts, settings = _take_texts(words)
-    named = []
-    for word in settings:
-        key, separator, value = word.partition("=")
-        named.append(f"{INJECT_SHORT.get(key, key)}{separator}{value}")
-    return Arguments(named, {"texts": texts})
+    keys = [word.partition("=")[0] for word in words]
+    whole = [INJECT_SHORT.get(key, key) + word.removeprefix(key) for word, key in zip(words, keys, strict=True)]
+    return _read_texts(whole)
 
 
 def _read_demo(words: Sequence[str]) -> Arguments:
     """Number and place are taken as they are typed: 01234 begins with a zero."""
-    texts, settings = _take_texts(words)
-    given = root_defaults() | texts
+    taken = _read_texts(words)
+    given = root_defaults() | taken.extra["texts"]
     key, place = given["key"], given["place"]
     fits = key is None or re.fullmatch(f"[0-9]{{{DEMO_DIGITS}}}", key) is not None
     require(fits, "key", key, f"must have {DEMO_DIGITS} digits, as 12345; null: a random one")
-    return Arguments(settings, {"key": key, "depth": _depth(place)})
+    return Arguments(taken.overrides, {"key": key, "depth": _depth(place)})
 
 
 def _depth(place: str | None) -> float:
@@ -313,7 +305,7 @@ _VERBS = (
         keys=("prompt", "checkpoint", "save_state", "load_state", "seed", "results_dir"),
         also=(*COMPARED, "cache_dir"),
         never=(*EVALUATION_ONLY, *DEVICES_OF_TRAINING),
-        read=_read_generate,
+        read=_read_texts,
         needs_reader=True,
     ),
     Verb(

@@ -18,13 +18,13 @@ from infini.cli.completion import HELP, keys_of_verb, script
 from infini.commands import Arguments, Verb, verbs
 from infini.config.lengths import parse_length
 from infini.config.schema import LISTS, groups, key_of, root_defaults
+from infini.config.typed import NoSuchKeyError
 from infini.errors import InputError, did_you_mean, lone_surrogate, nearest, too_large
 from infini.report.kind import ReportKind
 from infini.system.devices import check_accelerator, check_made_for
 from infini.system.process import OUTPUT, as_interrupt, drawing_without_a_screen, robust_streams
 
 if TYPE_CHECKING:
-    from infini.config.compose import NoSuchKeyError
     from infini.config.schema import Config
 
 USAGE_ERROR = 2
@@ -138,7 +138,7 @@ def _run(verb: Verb, words: Sequence[str]) -> int:
 
 def prepare(verb: Verb, words: Sequence[str]) -> tuple[Config, list[str], dict[str, Any]]:
     """What a verb is run with, checked: configuration, overrides, and what it read of its words itself."""
-    from infini.config.compose import NoSuchKeyError, compose
+    from infini.config.compose import compose
 
     words = [bracketed(word) for word in words]
     taken = Arguments(words) if verb.read is None else verb.read(words)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from infini.cli.main import check, note_replaced, one_line, prepare, with_keys_of
 from infini.commands import Verb, verbs
 from infini.config.schema import key_of
+from infini.config.typed import NoSuchKeyError
 from infini.errors import InputError, first_line
 from infini.records import write_atomically, written_records
 from infini.report.tables import counted
@@ -37,7 +38,7 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from infini.config.compose import NoSuchKeyError, compose, expand_sweep, normalise
+    from infini.config.compose import compose, expand_sweep, normalise
 
     overrides = normalise(words)
     # Check every job before the first one starts: otherwise the last could fail after hours.

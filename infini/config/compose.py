@@ -14,11 +14,10 @@ import math
 import os
 import pickle
 import re
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -31,106 +30,20 @@ from omegaconf.errors import OmegaConfBaseException
 from infini.config.schema import (
     LISTS,
     OPTIONAL_GROUPS,
-    TEXTS,
     Config,
-    LoggerConfig,
     TaskConfig,
     evaluation_keys,
     groups,
     one_of,
     require,
     root_defaults,
-    schema_of,
-    settings_in,
 )
-from infini.errors import InputError, did_you_mean, first_line
+from infini.config.typed import build, no_such_key
+from infini.errors import InputError, first_line
 from infini.system.paths import home_expanded
 
-T = TypeVar("T")
-_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""The smallest and the largest normal float32."""
 MAX_JOBS = 10_000
 """Most jobs of a sweep."""
-_NOUNS: dict[Any, str] = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
-
-
-def _convert(key: str, value: Any, hint: Any) -> Any:
-    """`value` as the annotated type `hint`; InputError naming `key` otherwise. An int is accepted as a float."""
-    if get_origin(hint) is types.UnionType:
-        if value is None and type(None) in get_args(hint):
-            return None
-        if value == "" and type(None) in get_args(hint) and key not in TEXTS:
-            names_a_run = key in ("checkpoint", "init_from")
-            wanted = "must be a run id or a folder" if names_a_run else "is empty; give it a value"
-            raise InputError(f"{key}='': {wanted}, or null")
-        arms = fitting = [arm for arm in get_args(hint) if arm is not type(None)]
-        if arms[1:]:
-            fits = {arm: isinstance(value, (int, float) if arm is float else arm) for arm in arms}
-            fitting = [arm for arm in arms if fits[arm] and not isinstance(value, bool)]
-        require(bool(fitting), key, value, f"must be {' or '.join(_NOUNS[arm] for arm in arms if arm in _NOUNS)}")
-        hint = fitting[0]
-    if get_origin(hint) is list:
-        require(isinstance(value, list), key, value, "must be a list")
-        return [_convert(key, item, get_args(hint)[0]) for item in value]
-    if dataclasses.is_dataclass(hint) or get_origin(hint) is dict:
-        require(isinstance(value, Mapping), key, value, "must be a group of keys")
-        if hint in (TaskConfig, LoggerConfig):
-            hint = schema_of(key, str(value.get("name")))
-        return _build(hint, value, key) if isinstance(hint, type) else dict(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            value = float(value)
-        except OverflowError as error:
-            raise InputError(f"{key}: a number of {len(str(abs(value))):,} digits is too large") from error
-    right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-    require(right and (hint is not float or math.isfinite(value)), key, value, f"must be {_NOUNS[hint]}")
-    if hint is float:
-        require(abs(value) <= _LARGEST, key, value, f"must be at most {_LARGEST:g}, the largest of float32")
-        whole = value == 0 or abs(value) >= _SMALLEST
-        require(whole, key, value, f"is 0 in float32; the smallest positive value is {_SMALLEST:g}")
-    return value
-
-
-_type_hints = functools.cache(get_type_hints)
-
-
-def _build(cls: type[T], values: Mapping[str, Any], group: str = "") -> T:
-    prefix = f"{group}." if group else ""
-    hints, names = _type_hints(cls), [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    for key, value in values.items():
-        if key not in names:
-            raise _no_such_key(f"{prefix}{key}", value, [f"{prefix}{name}" for name in names])
-    for name in names:
-        if name not in values:
-            raise InputError(f"{prefix}{name}: missing; give it a value")
-    return cls(**{name: _convert(f"{prefix}{name}", values[name], hints[name]) for name in names})
-
-
-class NoSuchKeyError(InputError):
-    """A key that does not exist. key: as it was typed. shown: with its value."""
-
-    def __init__(self, key: str, value: object, rest: str) -> None:
-        self.key, self.shown = key, f"{key}={value!r}"
-        super().__init__(f"{self.shown}: no such key{rest}")
-
-
-def _no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyError:
-    parent, _, last = key.rpartition(".")
-    siblings = [name for name in known if name.rpartition(".")[0] == parent]
-    if not siblings:
-        parent, siblings = "", [name for name in known if "." not in name]
-    choices = groups()[parent] if parent in ("task", "model", "logger") else []
-    same = [name for name in known if "." in name and name.rpartition(".")[2] == last]
-    if owners := [name for name in choices if last in settings_in(parent, name)]:
-        hint = f"; of {parent}={f', {parent}='.join(owners)}"
-    elif key == "report.run":
-        hint = "; this report makes all its rows; model= chooses among them"
-    elif same:
-        hint = f"; did you mean {same[0]!r}?"
-    else:
-        hint = did_you_mean(key, siblings) or did_you_mean(key, known)
-    allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
-    return NoSuchKeyError(key, value, f"{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}")
 
 
 def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
@@ -151,7 +64,7 @@ def load(cfg: DictConfig, overrides: Sequence[str] = ()) -> Config:
         steps, warmup = recipe.get("steps"), recipe.get("warmup_steps")
         if type(steps) is int and type(warmup) is int and steps >= 1:
             values["recipe"] = {**recipe, "warmup_steps": short_warmup(steps, warmup)}
-    made = _build(Config, values)
+    made = build(Config, values)
     if made.results_dir.startswith("~"):
         made.results_dir = str(home_expanded("results_dir", made.results_dir))
     _check_folder("results_dir", Path(made.results_dir))
@@ -319,7 +232,7 @@ def _check(overrides: Sequence[str]) -> list[Override]:
         if override.is_sweep_override():
             raise InputError(f"{override.input_line}: several values for one key; add -m to run once for each")
         if "/" in key and not key.startswith("hydra/"):
-            raise _no_such_key(key, override.value(), [*groups(), *root_defaults()])
+            raise no_such_key(key, override.value(), [*groups(), *root_defaults()])
         if key.startswith("hydra/") and not isinstance(
             override.value(), str | type(None) if override.is_delete() else str
         ):
@@ -341,7 +254,7 @@ def _explained(error: Exception, parsed: Sequence[Override]) -> InputError:
     for override in parsed:
         key = override.key_or_group
         if not (key in groups() or override.is_add() or key in known or key.partition("/")[0].startswith("hydra")):
-            return _no_such_key(key, None if override.is_delete() else override.value(), [*known, *OPTIONAL_GROUPS])
+            return no_such_key(key, None if override.is_delete() else override.value(), [*known, *OPTIONAL_GROUPS])
     return InputError(first_line(error))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -87,11 +87,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
 
 
 def _figure_of(axes: Axes) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = axes.get_figure()
-    assert isinstance(figure, Figure)
-    return figure
+    return cast("Figure", axes.get_figure())
 
 
 def entitle(axes: Axes, finding: str, detail: str, above: float = 6.0) -> None:

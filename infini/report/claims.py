@@ -16,11 +16,11 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from infini.config.lengths import format_length, parse_depths, parse_lengths
-from infini.errors import InputError
+from infini.errors import InputError, did_you_mean, require
 from infini.report.book_scores import difference_of_scores, slope_weights
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed
 from infini.report.intervals import Estimate, effective_trials, proportion_p
-from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind, make_row
+from infini.report.kind import FINISHED_RUNS, OwnVerb, ReportKind
 from infini.report.passkey import PasskeyReport, chosen_cells, percent
 from infini.report.selection import RunReport, Selection
 from infini.report.stats import Effect, paired_difference
@@ -70,12 +70,11 @@ class ClaimsReport(ReportKind):
         return replace(self, claims=tuple(claim for claim in self.claims if claim.report == report))
 
     def __post_init__(self) -> None:
-        claims = tuple(Claim.from_config(values, MEASURES) for values in self.claims)
-        if twice := [name for name, count in Counter(claim.name for claim in claims).items() if count > 1]:
+        if twice := [name for name, count in Counter(claim.name for claim in self.claims).items() if count > 1]:
             raise InputError(f"report.claims: two claims are called {twice[0]!r}")
-        object.__setattr__(self, "claims", claims)
-        fixed = tuple(make_row(Fixed, f"report.fixed.{index}", values) for index, values in enumerate(self.fixed))
-        object.__setattr__(self, "fixed", fixed)
+        for claim in self.claims:
+            allowed = f"one of {', '.join(MEASURES)}{did_you_mean(claim.measure, MEASURES)}"
+            require(claim.measure in MEASURES, f"report.claims.{claim.name}.measure", claim.measure, allowed)
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
     nearest = max(effects, key=lambda row: effects[row].mean * (1 if claim.direction == "below" else -1))
     closest = effects[nearest]
     documents = f"{closest.n_documents} documents, effective number {closest.effective_documents:.1f}"
-    text = _described(closest.estimate, "nats a token", ".4f", documents)
+    text = _described(closest, "nats a token", ".4f", documents)
     if len(others) > 1:
         seeds = f"with {in_words(claim.seeds, 'seed')}"
         among = f"the nearest of {len(others)} rows"
@@ -202,7 +201,7 @@ def _loss(claim: Claim, evidence: Evidence | None) -> Measured:
         if len(effects) == 1:
             among = f"the only one of {len(others)} rows {seeds}"
         text = f'against "{titles[nearest]}", {among}: {text}'
-    measured = _of_estimates(claim, [effect.estimate for effect in effects.values()], "documents")
+    measured = _of_estimates(claim, list(effects.values()), "documents")
     if problems:
         # A missing row may be the better one. It counts among the rows any of which could decide against the claim.
         measured["parts"] += ((1.0, 1.0),) * len(problems)
@@ -227,7 +226,7 @@ def _difference(claim: Claim, selection: Selection, titles: Mapping[str, str], a
         return Measured(str(error), missing="evaluations on the same documents")
     if effect is None:
         return without_seeds
-    text = _described(effect.estimate, "nats a token", ".4f", counted(effect.n_documents, "document"))
+    text = _described(effect, "nats a token", ".4f", counted(effect.n_documents, "document"))
     if effect.n_documents < claim.documents:
         return Measured(text, effect.run_ids, missing=f"{claim.documents} documents")
     if not (claim.unequal_tokens or equal_tokens(selection, pair)):

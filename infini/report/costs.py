@@ -13,8 +13,9 @@ from infini.report.canvas import LABELS_END, SYNTHETIC_MARK, Label, entitle, lab
 from infini.report.intervals import LEVEL, p_value
 from infini.report.palette import drawn_as, look_of, looks
 from infini.report.selection import Selection
+from infini.report.stats import Effect
 from infini.report.text_measures import carried_floats
-from infini.report.text_report import Report, Tested, tested_effects
+from infini.report.text_report import Report, tested_effects
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,15 +95,12 @@ def draw_costs(
     points: Mapping[str, Point],
     label: str,
     unit: str,
-    logarithmic: bool = False,
-    marked: Mapping[str, str] | None = None,
-    by_line: bool = False,
+    budgets: bool = False,
 ) -> list[Path]:
     """Draw perplexity against a cost, if two rows or more have a point. Returns the paths.
 
-    points: row -> its point. label: of the axis of costs. unit: of a cost, for the title. logarithmic: the axis of
-    costs also if it spans little. marked: row -> the row that the paper compares with it; an arrow joins them. by_line:
-    as for scatter.
+    points: row -> its point. label: of the axis of costs. unit: of a cost, for the title. budgets: costs are budgets of
+    tokens, see scatter; an arrow joins the rows that the paper compares.
     """
     if len(points) < 2:
         return []
@@ -117,10 +115,10 @@ def draw_costs(
         f"{corpus}, scale {scale}{SYNTHETIC_MARK * selection.synthetic}. Significance: by the p-value of the table, "
         "adjusted for all its comparisons (Holm)"
     )
-    arrows = [(a, b) for a, b in (marked or {}).items() if {a, b} <= points.keys()]
+    arrows = [(a, b) for a, b in report.compared_in_paper.items() if budgets and {a, b} <= points.keys()]
     if arrows:
         detail += ". Dotted arrows: what the paper's Table 2 compares"
-    return scatter(points, models, report.models, path, label, finding, detail, logarithmic, kinds, arrows, by_line)
+    return scatter(points, models, report.models, path, label, finding, detail, kinds, arrows, budgets)
 
 
 def _lowest(report: Report, selection: Selection, points: Mapping[str, Point], unit: str) -> str:
@@ -140,24 +138,24 @@ def _lowest(report: Report, selection: Selection, points: Mapping[str, Point], u
     zero, found = report.baseline_of(best), differences.get(best)
     if zero is not None and found is not None:
         against = report.models.get(zero, zero)
-        if found.p is None:
+        if (p := found.adjusted_p) is None:
             return f"{lowest}; {_one(found)}, so not tested for significance"
-        p = f"p {'' if found.p < 0.0001 else '= '}{p_value(found.p)}"
-        if found.effect.n_seeds < 2:
-            return f"{lowest}; {p} against {against}, over documents of one seed"
-        below = "significantly" if found.p <= 1 - LEVEL and found.effect.mean < 0 else "not significantly"
-        return f"{lowest}; {below} below {against} ({p})"
+        shown = f"p {'' if p < 0.0001 else '= '}{p_value(p)}"
+        if found.n_seeds < 2:
+            return f"{lowest}; {shown} against {against}, over documents of one seed"
+        below = "significantly" if p <= 1 - LEVEL and found.mean < 0 else "not significantly"
+        return f"{lowest}; {below} below {against} ({shown})"
     above = [of for row, of in differences.items() if row in points and of and report.baseline_of(row) == best]
-    tested = [of for of in above if of.p is not None and of.effect.n_seeds > 1]
+    tested = [of for of in above if of.adjusted_p is not None and of.n_seeds > 1]
     if not tested:
         return f"{lowest}; {_one(above[0])}, so not tested for significance" if above else lowest
-    significant = sum(of.p is not None and of.p <= 1 - LEVEL and of.effect.mean > 0 for of in tested)
+    significant = sum((of.adjusted_p or 0.0) <= 1 - LEVEL and of.mean > 0 for of in tested)
     return f"{lowest}; significantly below {significant} of the {len(tested)} rows compared with it"
 
 
-def _one(tested: Tested) -> str:
+def _one(effect: Effect) -> str:
     """Of what there are too few for a test."""
-    return "one seed" if tested.effect.n_seeds < 2 else "one document"
+    return "one seed" if effect.n_seeds < 2 else "one document"
 
 
 def by_seconds(report: Report, selection: Selection, measured: RunRecord | None) -> tuple[dict[str, Point], str]:
@@ -183,16 +181,15 @@ def scatter(
     label: str,
     finding: str,
     detail: str,
-    logarithmic: bool = False,
     kinds: Mapping[str, str] | None = None,
     arrows: Iterable[tuple[str, str]] = (),
-    by_line: bool = False,
+    budgets: bool = False,
 ) -> list[Path]:
     """Draw the points, each with its name and bars from the best to the worst seed. The cost axis is logarithmic if it
-    spans more than a factor of 20, or if asked for. A thin line joins the rows of one kind if their costs differ.
+    spans more than a factor of 20. A thin line joins the rows of one kind if their costs differ.
 
     models: row -> its model. kinds: row -> its kind; None: its model. arrows: pairs of rows that a dotted arrow joins.
-    by_line: of a line only the last point has a name, that of the first.
+    budgets: the cost axis is logarithmic, and of a line only the last point has a name, that of the first.
     """
     look, kinds = looks(models), models if kinds is None else kinds
     names = {row: titles.get(row, row) for row in points}
@@ -204,7 +201,7 @@ def scatter(
             if len({cost for cost, _ in joined}) == len(joined) > 1:
                 colour = look_of(models[of_kind[0]]).colour
                 axes.plot(*zip(*joined, strict=True), color=colour, linewidth=0.7, alpha=0.6)
-                if by_line:
+                if budgets:
                     first, *_, last = sorted(of_kind, key=lambda row: points[row].cost)
                     own_name = names[first]
                     names = {row: name for row, name in names.items() if row not in of_kind} | {last: own_name}
@@ -216,7 +213,7 @@ def scatter(
             below, above = point.perplexity - point.lowest, point.highest - point.perplexity
             drawn = look[row].drawn | {"linestyle": "none", "markersize": 7, "elinewidth": 1.0, "capsize": 2.5}
             axes.errorbar(point.cost, point.perplexity, [[below], [above]], label=names.get(row), **drawn)
-        if logarithmic:
+        if budgets:
             axes.set_xscale("log", base=2)
             ticks = sorted({point.cost for point in points.values()})
             axes.set_xticks(ticks, [f"{tick / 1e6:.1f}M" for tick in ticks], minor=False)

@@ -7,16 +7,13 @@ a type are those of the class and rely on these.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import UnionType
-from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self
 
 from infini.config.schema import OF_REPORTS, PLACES, SHOWN, TRAINED, groups, settings_in
-from infini.errors import InputError, did_you_mean, require
+from infini.config.typed import build
 from infini.records import value_at
 from infini.report.tables import RenderedReport, Table
 
@@ -24,8 +21,6 @@ FINISHED_RUNS = (*OF_REPORTS, "scale", "seed", "results_dir", *SHOWN)
 """Keys of verbs that use finished runs only."""
 REPRODUCED = (*OF_REPORTS, *TRAINED, "seed", "plan", "workers", *PLACES, *SHOWN)
 """Keys that `infini reproduce` reads with every report that it can make."""
-NOTATIONS = ("lengths", "input_lengths", "depths")
-"""Lists whose entries are checked where their notation is read (infini.config.lengths), which knows what was meant."""
 
 
 @dataclass(frozen=True)
@@ -125,103 +120,4 @@ class ReportKind:
         Raises:
             InputError: a key is missing, unknown or has a value of another type or that is not allowed.
         """
-        known = {entry.name: entry for entry in dataclasses.fields(cls)}
-        for key in config:
-            if key not in known:
-                raise InputError(f"report.{key}: no such key in a report{did_you_mean(str(key), known)}")
-        required = {
-            name
-            for name, entry in known.items()
-            if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
-        }
-        if missing := sorted(required - set(config)):
-            raise InputError(f"report: missing {', '.join(missing)}")
-        check_types(cls, "report", config)
-        return cls(**config)
-
-
-def make_row(cls: Any, where: str, values: Any) -> Any:
-    """A row or claim of a dataclass from its mapping in the YAML; InputError for a key that is missing or unknown, or a
-    value of another type."""
-    if isinstance(values, cls):
-        return values
-    require(isinstance(values, Mapping), where, values, "must be a group of keys")
-    check_types(cls, where, values)
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise InputError(f"{where}: {error}") from error
-
-
-def check_types(cls: type, where: str, values: Mapping[str, Any]) -> None:
-    """Raise InputError for the first value of another type than the dataclass's field declares.
-
-    where: the key of the whole, for messages. Keys that are no fields are passed over. `allowed` in the metadata of a
-    field is said of a value that is not of its type, instead of the name of the type.
-    """
-    for field, hint in _fields(cls):
-        if field.name not in values:
-            continue
-        key, value = f"{where}.{field.name}", values[field.name]
-        if field.name in NOTATIONS:
-            shown = value if isinstance(value, str | int | float) else "..."
-            require(isinstance(value, list | tuple), key, value, f"must be a list, as [{shown}]")
-        elif "allowed" not in field.metadata:
-            _check(key, value, hint)
-        else:
-            try:
-                _check(key, value, hint)
-            except InputError as error:
-                raise InputError(f"{key}={value!r}: {field.metadata['allowed']}") from error
-
-
-@cache
-def _fields(cls: type) -> list[tuple[dataclasses.Field[Any], Any]]:
-    """The fields of a dataclass with their types."""
-    hints = get_type_hints(cls)
-    return [(field, hints[field.name]) for field in dataclasses.fields(cls)]
-
-
-def _check(key: str, value: object, hint: Any) -> None:
-    """Raise InputError unless a value is of an annotated type. Lists and groups are checked to their last value."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kind = next((kind for kind in kinds if _kind(kind)[0](value)), None)
-    require(kind is not None, key, value, f"must be {' or '.join(dict.fromkeys(_kind(kind)[1] for kind in kinds))}")
-    inner = get_args(kind)
-    if isinstance(value, Mapping) and inner:
-        for name, of_name in value.items():
-            require(isinstance(name, str), key, value, f"must be {_GROUP}, with names that are strings")
-            _check(f"{key}.{name}", of_name, inner[1])
-    elif isinstance(value, list | tuple) and inner:
-        for item in value:
-            _check(key, item, inner[0])
-
-
-_GROUP = "names with what belongs to each, {a: ..., b: ...}"
-_PLAIN: Mapping[Any, tuple[Callable[[object], bool], str]] = {
-    Any: (lambda value: True, "a value"),
-    type(None): (lambda value: value is None, "null"),
-    str: (lambda value: isinstance(value, str), "a string"),
-    bool: (lambda value: isinstance(value, bool), "true or false"),
-    int: (lambda value: isinstance(value, int) and not isinstance(value, bool), "an integer"),
-    float: (
-        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
-        "a finite number",
-    ),
-}
-
-
-def _kind(hint: Any) -> tuple[Callable[[object], bool], str]:
-    """Whether a value is of a type, without what lies in it, and the name of the type."""
-    if hint in _PLAIN:
-        return _PLAIN[hint]
-    origin = get_origin(hint)
-    if origin is Literal:
-        options = get_args(hint)
-        return (lambda value: isinstance(value, str) and value in options), " or ".join(options)
-    if origin in (list, tuple, Sequence):
-        return (lambda value: isinstance(value, list | tuple)), "a list"
-    if origin in (dict, Mapping):
-        return (lambda value: isinstance(value, Mapping)), _GROUP
-    # A row: from a YAML it is a group of keys.
-    return (lambda value: isinstance(value, Mapping | hint)), "a group of keys"
+        return build(cls, config, "report")

@@ -61,7 +61,7 @@ class LongContextReport(RowsByMisfits):
 
     def __post_init__(self) -> None:
         parse_lengths(self.lengths, "report.lengths")
-        self.make_rows(LongContextRow)
+        self.check_rows()
 
     def misfits(self, name: str, run: RunRecord, known: Selection) -> list[str]:
         row, training = self.rows[name], known.training(run)

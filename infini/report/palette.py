@@ -15,35 +15,22 @@ if TYPE_CHECKING:
 
     from infini.records import RunRecord
 
-MODELS: dict[str, tuple[str, str]] = {
-    "infini_linear": ("#D55E00", "o"),
-    "infini_delta": ("#0072B2", "s"),
-    "infini_xl": ("#AA4499", "P"),
-    "transformer_xl": ("#009E73", "^"),
-    "compressive": ("#E69F00", "v"),
-    "memorizing": ("#56B4E9", "D"),
-    "rmt": ("#882255", "X"),
-    "autocompressor": ("#332288", "*"),
-    "local": ("#777777", "h"),
-    "full": ("#000000", "p"),
+MODELS: dict[str, tuple[str, str, str]] = {
+    "infini_linear": ("#D55E00", "o", "Linear"),
+    "infini_delta": ("#0072B2", "s", "Linear + Delta"),
+    "infini_xl": ("#AA4499", "P", "Linear, with Transformer-XL's cache"),
+    "transformer_xl": ("#009E73", "^", "Transformer-XL"),
+    "compressive": ("#E69F00", "v", "Compressive Transformer"),
+    "memorizing": ("#56B4E9", "D", "Memorizing Transformers"),
+    "rmt": ("#882255", "X", "RMT"),
+    "autocompressor": ("#332288", "*", "AutoCompressors"),
+    "local": ("#777777", "h", "Local attention"),
+    "full": ("#000000", "p", "Full attention"),
     # Summaries and language models of the hub are in figures of their own.
-    "bart": ("#44AA99", "<"),
-    "primera": ("#661100", ">"),
+    "bart": ("#44AA99", "<", "BART"),
+    "primera": ("#661100", ">", "PRIMERA"),
 }
-"""Model -> its colour and marker."""
-NAMES: dict[str, str] = {
-    "infini_linear": "Linear",
-    "infini_delta": "Linear + Delta",
-    "infini_xl": "Linear, with Transformer-XL's cache",
-    "transformer_xl": "Transformer-XL",
-    "compressive": "Compressive Transformer",
-    "memorizing": "Memorizing Transformers",
-    "rmt": "RMT",
-    "autocompressor": "AutoCompressors",
-    "local": "Local attention",
-    "full": "Full attention",
-}
-"""Model -> its name in figures of measurements, whose rows no report names."""
+"""Model -> its colour and marker, and its name in figures of measurements, whose rows no report names."""
 OTHERS = (("#CC79A7", "d"), ("#117733", "H"), ("#AA3377", "8"), ("#666633", "<"), ("#4477AA", ">"))
 """Of models that are not listed."""
 QUIET = "0.45"
@@ -80,7 +67,7 @@ class Look:
 
 def look_of(model: str, variant: int = 0) -> Look:
     """The look of a model. Its variants (1, 2, ...) have its marker, and tints of its colour."""
-    colour, marker = MODELS.get(model) or OTHERS[zlib.crc32(model.encode()) % len(OTHERS)]
+    colour, marker, *_ = MODELS.get(model) or OTHERS[zlib.crc32(model.encode()) % len(OTHERS)]
     rounds, place = divmod(variant, len(FILLS))
     # There are as many lines as fillings, and the tint moves on after a round of them: eighteen variants differ, as
     # lines without markers and as markers without lines.

@@ -68,8 +68,6 @@ class PasskeyRow:
     """Whether its training has length extension."""
     sparse: bool = False
     """Whether its training has a penalty on what is written to memory."""
-    frozen_gates: bool = False
-    """Whether all gates stay at 0.5."""
     overrides: list[str] = field(default_factory=list)
     """Further settings of the training, for example dims.segment_length=512 or task.digits=8. Options of the model that
     are not among them are those with which it is shipped."""
@@ -84,8 +82,7 @@ class PasskeyRow:
 def declared_options(row: PasskeyRow, config: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key -> value of a row's own settings, and of the options of its model that it leaves as they are shipped.
     config: of a training of that model."""
-    frozen_at = {"model.gate_init": "zeros"} if row.frozen_gates else {}
-    return usual_options(config) | frozen_at | values_of(row.overrides)
+    return usual_options(config) | values_of(row.overrides)
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ class PasskeyReport(RowsByMisfits):
     def __post_init__(self) -> None:
         parse_lengths(self.lengths, "report.lengths")
         parse_depths(self.depths, "report.depths")
-        self.make_rows(PasskeyRow)
+        self.check_rows()
         for name, row in self.rows.items():
             # A row may start from a row that has a start itself. The chain ends at fresh or pretrained weights.
             seen = [name]
@@ -159,8 +156,9 @@ class PasskeyReport(RowsByMisfits):
             "sparse": bool(recipe.get("sparse_writes")),
             "frozen_gates": value_at(training, "optimizer.gate_lr") == 0,
         }
-        wanted = {key: getattr(row, key) for key in shown}
+        wanted = {key: getattr(row, key) for key in ("model", "extended", "sparse")}
         wanted["recipe"] = row.recipe.format(scale=scale) if row.recipe else usual
+        wanted["frozen_gates"] = values_of(row.overrides).get("optimizer.gate_lr") == 0
         found = differences(shown, wanted)
         start = row.start if row.recipe else ""
         if start not in self._starts_of(training, scale, known):

@@ -14,7 +14,7 @@ from infini.config.lengths import parse_lengths
 from infini.config.schema import evaluation_keys
 from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
-from infini.report.kind import ReportKind, make_row
+from infini.report.kind import ReportKind
 from infini.report.tables import RenderedReport, counted
 
 IRRELEVANT_SETTINGS = {
@@ -209,14 +209,11 @@ class RowsOfOneTask(RunReport, ABC):
         rows: Mapping[str, Any] = getattr(self, self.rows_key)
         return rows
 
-    def make_rows(self, of: type) -> None:
-        """Make the rows, of this class, from their groups of keys; InputError for what is not allowed."""
-        where = f"report.{self.rows_key}"
-        rows = {name: make_row(of, f"{where}.{name}", given) for name, given in self.by_name.items()}
-        object.__setattr__(self, self.rows_key, rows)
-        for name, row in rows.items():
+    def check_rows(self) -> None:
+        """Raise InputError for what is not allowed."""
+        for name, row in self.by_name.items():
             if row.lengths:
-                parse_lengths(row.lengths, f"{where}.{name}.lengths")
+                parse_lengths(row.lengths, f"report.{self.rows_key}.{name}.lengths")
         self.check_choices()
 
     @property

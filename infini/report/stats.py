@@ -27,25 +27,14 @@ Pair = tuple[float, float, str, int]
 
 
 @dataclass(frozen=True)
-class Effect:
+class Effect(Estimate):
     """A difference of losses in nats per token."""
 
-    estimate: Estimate
-    effective_documents: float
+    effective_documents: float = 0.0
     """Effective number of documents: as many documents of equal length would give the same weight to each."""
-    run_ids: tuple[str, ...]
-
-    @property
-    def mean(self) -> float:
-        return self.estimate.mean
-
-    @property
-    def n_documents(self) -> int:
-        return self.estimate.n_documents
-
-    @property
-    def n_seeds(self) -> int:
-        return self.estimate.n_seeds
+    run_ids: tuple[str, ...] = ()
+    adjusted_p: float | None = None
+    """The p-value, adjusted for all comparisons of a table; None: it is not tested."""
 
 
 def effective_number(weights: Sequence[float], clusters: Sequence[Hashable]) -> float:
@@ -102,8 +91,8 @@ def _effect(pairs: Sequence[Pair], used: Sequence[RunRecord]) -> Effect | None:
     if not pairs:
         return None
     differences, weights, clusters, seeds = zip(*pairs, strict=True)
-    run_ids = tuple(run.run_id for run in used)
-    return Effect(two_way(differences, weights, clusters, seeds), effective_number(weights, clusters), run_ids)
+    estimate, effective = two_way(differences, weights, clusters, seeds), effective_number(weights, clusters)
+    return Effect(**vars(estimate), effective_documents=effective, run_ids=tuple(run.run_id for run in used))
 
 
 def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | None:

@@ -13,7 +13,7 @@ from infini.records import RunRecord
 from infini.report import layer_costs, prompt_costs
 from infini.report.canvas import Label, entitle, label_axes, label_ends, new_figure, save
 from infini.report.kind import OwnVerb, ReportKind
-from infini.report.palette import NAMES, look_of
+from infini.report.palette import MODELS, look_of
 from infini.report.tables import RenderedReport, Source
 
 TITLES = {
@@ -68,22 +68,23 @@ def draw_training_memory(run: RunRecord, folder: Path) -> list[Path]:
     with new_figure(7.2, 3.0) as figure:
         memory, time = figure.subplots(1, 2, gridspec_kw={"wspace": 0.3})
         ends, less = [], {}
-        for name, ways in measured["models"].items():
+        for model, ways in measured["models"].items():
+            name = MODELS[model][2] if model in MODELS else model
             for variant, (way, title) in enumerate((("all", "all kept"), ("grouped", f"{group} segments kept"))):
                 lengths = sorted(map(int, ways[way]))
                 tokens = [length * N for length in lengths]
-                look = look_of(name, variant)
+                look = look_of(model, variant)
                 found = [ways[way][str(length)] for length in lengths]
                 memory.plot(tokens, [one["peak_bytes"] / 2**20 for one in found], **look.drawn)
                 time.plot(tokens, [one["seconds"] for one in found], **look.drawn)
-                ends.append(Label(tokens[-1], found[-1]["seconds"], f"{NAMES.get(name, name)}, {title}", look.colour))
+                ends.append(Label(tokens[-1], found[-1]["seconds"], f"{name}, {title}", look.colour))
             last = str(lengths[-1])
             less[name] = ways["all"][last]["peak_bytes"] / ways["grouped"][last]["peak_bytes"]
         panels = {"peak memory above the model, MB": memory, "a training step, seconds": time}
         label_axes(panels, tokens, "a training sequence", "{:,}".format)
         label_ends(time, ends)
         batch = f"{measured['batch_size']} sequences of segments of {N}"
-        times = ", ".join(f"{NAMES.get(name, name)} {factor:.1f} times" for name, factor in less.items())
+        times = ", ".join(f"{name} {factor:.1f} times" for name, factor in less.items())
         entitle(
             memory,
             f"Keeping the activations of {group} segments at {tokens[-1]:,} tokens takes less memory: {times}",

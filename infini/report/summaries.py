@@ -105,7 +105,7 @@ class SummaryReport(RowsOfOneTask):
 
     def __post_init__(self) -> None:
         parse_lengths(self.input_lengths, "report.input_lengths")
-        self.make_rows(SummaryRow)
+        self.check_rows()
         for name, row in self.systems.items():
             allowed = "must be R-1, R-2, R-L and Overall, or empty"
             require(len(row.paper) in (0, 4), f"report.systems.{name}.paper", row.paper, allowed)

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 from infini.config.lengths import format_length
 from infini.config.schema import groups, settings_in
+from infini.config.typed import build
 from infini.errors import InputError, did_you_mean, one_of, require
 from infini.records import RunRecord, value_at
 from infini.report.declared import find_mismatches, report_mismatches
 from infini.report.intervals import holm, p_value
-from infini.report.kind import REPRODUCED, OwnVerb, make_row, values_of
+from infini.report.kind import REPRODUCED, OwnVerb, values_of
 from infini.report.selection import IRRELEVANT_SETTINGS, Drawings, RunReport, Selection, select_sources
 from infini.report.stats import BY_PLACE, BY_POSITION, Effect, gap, knockout_cost, paired_difference
 from infini.report.tables import (
@@ -91,7 +92,7 @@ class Report(RunReport):
     """Model name -> title of its row, in the order of the rows."""
     benchmarks: dict[str, str]
     """Task name -> title of its columns."""
-    variants: dict[str, Variant] = field(default_factory=dict)
+    variants: dict[str, Any] = field(default_factory=dict)
     """Row name -> its Variant. The other rows are models with their default settings."""
     variants_of: str | None = None
     """The report whose runs fill the rows of `variants`, which are declared alike there; null: this one."""
@@ -282,7 +283,7 @@ class Report(RunReport):
             # Their gates are where they were put, and no training cost anything.
             return gaps
         by_cost = partial(draw_costs, self, selection)
-        held = "numbers carried from segment to segment (0: none)"
+        held, tokens = "numbers carried from segment to segment (0: none)", "training tokens"
         of_models = (run for run in known if "models" in run.series.get("train", {}))
         seconds, where = by_seconds(self, selection, newest(of_models, scale, "train"))
         corpus = self.benchmarks[self.task]
@@ -294,13 +295,7 @@ class Report(RunReport):
             ),
             "perplexity_by_seconds": partial(by_cost, points=seconds, label=where, unit="seconds of training"),
             "perplexity_by_tokens": partial(
-                by_cost,
-                points=token_points(selection),
-                label="training tokens",
-                unit="training tokens",
-                logarithmic=True,
-                marked=self.compared_in_paper,
-                by_line=True,
+                by_cost, points=token_points(selection), label=tokens, unit=tokens, budgets=True
             ),
             "training": partial(draw_curves, selection, self.models, f"{self.title}: {corpus}, scale {scale}"),
         }
@@ -309,7 +304,7 @@ class Report(RunReport):
 def _variant(where: str, given: Any) -> Variant:
     allowed = "{model: name, settings: {scale: [key=value, ...]}}, with rates: {task: number above 0} or without"
     try:
-        made: Variant = make_row(Variant, where, given)
+        made = given if isinstance(given, Variant) else build(Variant, given, where)
         fits = all(texts and all("=" in text for text in texts) for texts in made.settings.values())
         fits = fits and all(rate > 0 for rate in made.rates.values())
     except InputError:
@@ -426,15 +421,7 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
     return Table(f"{report.benchmarks[report.task]}: other measures ({_whose(source)})", tuple(measures), tuple(rows))
 
 
-@dataclass(frozen=True)
-class Tested:
-    """An effect and its adjusted p-value; None: it is not tested."""
-
-    effect: Effect
-    p: float | None
-
-
-def tested_effects(report: Report, selection: Selection) -> dict[str, list[Tested | None]]:
+def tested_effects(report: Report, selection: Selection) -> dict[str, list[Effect | None]]:
     """Row -> the cost of resetting its memory, the cost of another document's memory and, if the report has a baseline,
     its loss minus the loss of its baseline. Rows without any are left out.
 
@@ -450,20 +437,20 @@ def tested_effects(report: Report, selection: Selection) -> dict[str, list[Teste
             effects.append(paired_difference(runs, selection.runs.get(other, [])) if other else None)
         if any(effects):
             found[row] = effects
-    family = [effect for effects in found.values() for effect in effects if effect and effect.estimate.df > 0]
+    family = [effect for effects in found.values() for effect in effects if effect and effect.df > 0]
     if any(effect.n_seeds > 1 for effect in family):
         family = [effect for effect in family if effect.n_seeds > 1]
-    adjusted = dict(zip(map(id, family), holm([effect.estimate.p for effect in family]), strict=True))
+    adjusted = dict(zip(map(id, family), holm([effect.p for effect in family]), strict=True))
     return {
-        row: [Tested(effect, adjusted.get(id(effect))) if effect else None for effect in effects]
+        row: [effect and replace(effect, adjusted_p=adjusted.get(id(effect))) for effect in effects]
         for row, effects in found.items()
     }
 
 
-def _p_described(effects: Sequence[Tested]) -> str:
+def _p_described(effects: Sequence[Effect]) -> str:
     """What the p-values of these effects are."""
-    n_tested = sum(tested.p is not None for tested in effects)
-    several = {tested.effect.n_seeds > 1 for tested in effects if tested.effect.estimate.df > 0}
+    n_tested = sum(effect.adjusted_p is not None for effect in effects)
+    several = {effect.n_seeds > 1 for effect in effects if effect.df > 0}
     alone = ", of one seed over documents alone" * (several == {False})
     some = " with two seeds or more" * (several == {False, True})
     others = f", {DASH} with one seed" * (several == {False, True})
@@ -476,7 +463,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     rows = []
     for model, effects in found.items():
         cells = [cell for effect in effects for cell in _effect_cells(effect, source)]
-        known = [tested.effect for tested in effects if tested]
+        known = [effect for effect in effects if effect]
         ids = list(dict.fromkeys(run_id for effect in known for run_id in effect.run_ids))
         documents = [f"{effect.n_documents} ({effect.effective_documents:.1f})" for effect in known]
         for counts, last in ((documents, known[-1].n_documents), ([str(e.n_seeds) for e in known], known[-1].n_seeds)):
@@ -490,7 +477,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     )
     if report.baseline:
         title += f", and loss minus the loss of {_baseline(report)} (below 0: better), paired by seed and document"
-    title += f"; {_p_described([tested for effects in found.values() for tested in effects if tested])}"
+    title += f"; {_p_described([effect for effects in found.values() for effect in effects if effect])}"
     title += "; effective: the number of documents of equal length with the same precision"
     columns = [heading for name in names for heading in (name, f"{name}: p")]
     return Table(title, (*columns, "Documents (effective)", "Seeds"), tuple(rows))
@@ -528,18 +515,17 @@ def _baseline(report: Report) -> str:
     return f"{report.baseline} (of others where the note names them)" if report.baselines else str(report.baseline)
 
 
-def _effect_cells(tested: Tested | None, source: str) -> list[Cell]:
-    if tested is None:
+def _effect_cells(effect: Effect | None, source: str) -> list[Cell]:
+    if effect is None:
         return [MISSING, MISSING]
-    effect = tested.effect
-    mean, half = effect.mean, effect.estimate.half_width
-    if effect.estimate.df == 0:
+    mean, half = effect.mean, effect.half_width
+    if effect.df == 0:
         return [measured_cell(f"{mean:+.4f}", source, mean, effect.n_seeds, effect.run_ids), MISSING]
     text = f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
     size = measured_cell(text, source, mean, effect.n_seeds, effect.run_ids, half, "ci")
-    if tested.p is None:
+    if (p := effect.adjusted_p) is None:
         return [size, MISSING]
-    return [size, measured_cell(p_value(tested.p), source, tested.p, effect.n_seeds, effect.run_ids)]
+    return [size, measured_cell(p_value(p), source, p, effect.n_seeds, effect.run_ids)]
 
 
 def _whose(source: str) -> str:

@@ -10,13 +10,11 @@ published first. All other claims are inconclusive, and the finding says what wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from infini.errors import did_you_mean, require
 from infini.report.intervals import LEVEL, holm, p_value
-from infini.report.kind import make_row
 from infini.report.tables import in_words
 
 Verdict = Literal["holds", "does not hold", "inconclusive", "not testable"]
@@ -55,15 +53,6 @@ class Claim:
     """An addition to the description of the test."""
     not_testable: str = ""
     """Why it cannot be tested at this scale, whatever runs there are; empty if it can."""
-
-    @classmethod
-    def from_config(cls, values: Any, measures: Collection[str]) -> Claim:
-        """A claim from a mapping; InputError for a key or value that is not allowed."""
-        where = f"report.claims.{values.get('name')}" if isinstance(values, Mapping) else "report.claims"
-        made: Claim = make_row(cls, where, values)
-        allowed = f"one of {', '.join(measures)}{did_you_mean(made.measure, measures)}"
-        require(made.measure in measures, f"{where}.measure", made.measure, allowed)
-        return replace(made, rows=tuple(made.rows))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
         return None
     known = [run for run in published if run.environment["hardware"] == reference.environment["hardware"]]
     seconds = [training_seconds(cfg, known) for cfg in trainings]
-    seconds += [_evaluation_seconds(cfg, known) for cfg in evaluations]
+    seconds += [evaluation_seconds(cfg, known) for cfg in evaluations]
     total = sum(value for value in seconds if value is not None)
     if total == 0:
         return None
@@ -49,11 +49,6 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
     )
 
 
-def run_seconds(verb: str, cfg: Config, known: Sequence[RunRecord]) -> float | None:
-    """Seconds that such a run took by these records; None where none is comparable. verb: train or eval."""
-    return training_seconds(cfg, known) if verb == "train" else _evaluation_seconds(cfg, known)
-
-
 def training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
     """Of the fastest comparable training; slower ones shared their machine."""
     each = [
@@ -64,7 +59,7 @@ def training_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
     return min(each) * cfg.recipe.steps if each else None
 
 
-def _evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
+def evaluation_seconds(cfg: Config, known: Sequence[RunRecord]) -> float | None:
     """Of the quickest evaluation of such a model with the same questions; of prompts, by their number."""
     values = asdict(cfg)
     asked = {key: value_at(values, key) for key in cfg.task.evaluation_reads if key != "part"}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from infini import records
 from infini.config.schema import Config, groups, key_of
 from infini.errors import InputError
-from infini.records import RunRecord
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.selection import DisputedError, RunReport, select_runs
 from infini.report.suites import SUITES, SuiteReport, newest
@@ -40,7 +38,7 @@ def run(cfg: Config, overrides: list[str]) -> int:
         reports, suites = [], [declared.suite]
     else:
         reports, suites = [report_of_runs(cfg.report, "draw")], []
-    sources = _Sources([Path(cfg.results_dir), records.published_dir()])
+    sources = [Path(cfg.results_dir), records.published_dir()]
     said, not_drawn = _draw_all(reports, suites, cfg, sources, disputed=not named)
     print(*said, sep="\n", end="\n" * bool(said))
     print(*not_drawn, sep="\n", end="\n" * bool(not_drawn), file=sys.stderr)
@@ -59,18 +57,7 @@ def draw_published(cfg: Config, published_dir: Path) -> None:
     """Write the figures that are published, of every report and bench, from published records to
     `<results_dir>/figures`."""
     reports = every_report([f"scale={cfg.scale.name}"])
-    _draw_all(reports, list(SUITES), cfg, _Sources([published_dir]), published=True)
-
-
-class _Sources:
-    """The records of each folder, which are read once."""
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = folders
-        self._load = cache(records.load_records)
-
-    def __iter__(self) -> Iterator[tuple[Path, list[RunRecord]]]:
-        return ((folder, self._load(folder)) for folder in self._folders)
+    _draw_all(reports, list(SUITES), cfg, [published_dir], published=True)
 
 
 def every_report(overrides: Sequence[str]) -> list[RunReport]:
@@ -98,7 +85,7 @@ def _draw_all(
     reports: Sequence[RunReport],
     suites: Sequence[str],
     cfg: Config,
-    sources: _Sources,
+    sources: Sequence[Path],
     disputed: bool = False,
     published: bool = False,
 ) -> tuple[list[str], list[str]]:
@@ -107,7 +94,8 @@ def _draw_all(
     """
     said: list[str] = []
     not_drawn: list[str] = []
-    with progress_bar("drawing", len(reports) + len(suites), sys.stderr.isatty()) as advance:
+    bar = progress_bar("drawing", len(reports) + len(suites), sys.stderr.isatty())
+    with records.keep_read(), bar as advance:
         for report in reports:
             try:
                 said += _draw(report, cfg, sources, report.published_figures if published else None)
@@ -122,21 +110,22 @@ def _draw_all(
     return said, not_drawn
 
 
-def _draw_bench(suite: str, cfg: Config, sources: _Sources) -> list[str]:
+def _draw_bench(suite: str, cfg: Config, sources: Sequence[Path]) -> list[str]:
     """Draw the figure of `infini bench suite=<suite>` from the first source that has it. Returns the lines to print."""
     results_dir = Path(cfg.results_dir)
-    for folder, known in sources:
-        if run := newest(known, cfg.scale.name, SUITES[suite].series):
+    for folder in sources:
+        if run := newest(records.load_records(folder), cfg.scale.name, SUITES[suite].series):
             paths = SUITES[suite].draw(run, results_dir / "figures")
             return _said(f"bench suite={suite}", paths, results_dir, published=folder != results_dir)
     return []
 
 
-def _draw(report: RunReport, cfg: Config, sources: _Sources, kinds: Collection[str] | None = None) -> list[str]:
+def _draw(report: RunReport, cfg: Config, sources: Sequence[Path], kinds: Collection[str] | None = None) -> list[str]:
     """Draw the figures of one report from the first source that has some. Returns the lines to print. kinds: which
     figures; None: all."""
     results_dir = Path(cfg.results_dir)
-    for folder, known in sources:
+    for folder in sources:
+        known = records.load_records(folder)
         selections = [(part, select_runs(part, cfg.scale.name, known)) for part in report.parts]
         paths = [
             path

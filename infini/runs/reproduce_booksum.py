@@ -82,7 +82,11 @@ def _system(overrides: list[str], worker: Worker, untrained: bool) -> RunRecord:
     def known(training: RunRecord | None) -> tuple[list[RunRecord], list[int]]:
         """Evaluations on record, newest first, and the lengths that none of them has."""
         found = evaluations(cfg, overrides, training, cast(BooksumConfig, cfg.task).split)
-        runs = [run for run in found if _asked_alike(run, cfg)]
+        # Books chosen, scored and decoded as `cfg` says, at any length.
+        keys = ("split", "references")
+        asked = {key: getattr(cfg.task, key) for key in keys}
+        alike = (run for run in found if {key: value_at(run.config, f"task.{key}") for key in keys} == asked)
+        runs = [run for run in alike if run.config.get("decoding") == vars(cfg.decoding)]
         measured = {cell.get("length") for run in runs for cell in run.series.get("cells", ())}
         return runs, [length for length in parse_lengths(cfg.length) if length not in measured]
 
@@ -97,10 +101,3 @@ def _system(overrides: list[str], worker: Worker, untrained: bool) -> RunRecord:
     if untrained:
         return fill(cfg, overrides, worker, find, missing=missing)
     return fill(cfg, overrides, worker, find, *learned(cfg, overrides, worker), missing=missing)
-
-
-def _asked_alike(run: RunRecord, cfg: Config) -> bool:
-    """Whether an evaluation chose books, scored and decoded as `cfg` says, at any length."""
-    keys = ("split", "references")
-    scored_alike = all(value_at(run.config, f"task.{key}") == getattr(cfg.task, key) for key in keys)
-    return scored_alike and run.config.get("decoding") == vars(cfg.decoding)

@@ -49,18 +49,13 @@ class _Job:
         base.append(f"task.knockout={self.row.knockout}")
         if self.row.recipe:
             base.append(f"recipe={self.row.recipe.format(scale=self.scale)}")
-        base += _own(self.row)
+        base += self.row.overrides
         if self.row.start == "pg19":
             sized = any(text.startswith("dims=") for text in self.asked)
             base += [] if sized else [f"dims=pg19_{self.scale}"]
         base += [f"length=[{','.join(map(str, self.row.lengths))}]"] if self.row.lengths else []
         base += [f"init_from={init_from}"] if init_from else []
         return base
-
-
-def _own(row: PasskeyRow) -> list[str]:
-    """Settings of a row of its own."""
-    return [*(["optimizer.gate_lr=0", "model.gate_init=zeros"] if row.frozen_gates else []), *row.overrides]
 
 
 def reproduce(
@@ -84,7 +79,7 @@ def reproduce(
     ]
     # The models that rows start from are trained with the same settings.
     made = [*rows, *(start for name in rows if (start := report.rows[name].start))]
-    own = {name: _own(report.rows[name]) if name in report.rows else [] for name in made}
+    own = {name: report.rows[name].overrides if name in report.rows else [] for name in made}
     settle(own, {name: _learns_prompts(report, report.rows[name]) for name in rows}, overrides, worker.console)
     for job in jobs:
         _refuse_other_options(report, job, compose(job.overrides(None)))
@@ -138,15 +133,10 @@ def _on_record(report: PasskeyReport, job: _Job, with_model: bool) -> RunRecord 
     if job.row.start in PRETRAINING:
         start = find_training(compose(job.pretraining()), with_model and not job.row.recipe)
     elif job.row.start:
-        start = _on_record(report, _before(report, job), with_model and not job.row.recipe)
+        start = _on_record(report, replace(job, row=report.rows[job.row.start]), with_model and not job.row.recipe)
     if not job.row.recipe or (job.row.start and start is None):
         return start
     return find_training(compose(job.overrides(None if start is None else start.run_id)), with_model)
-
-
-def _before(report: PasskeyReport, job: _Job) -> _Job:
-    """The row that a row starts from."""
-    return replace(job, row=report.rows[job.row.start])
 
 
 def _model(report: PasskeyReport, job: _Job, worker: Worker) -> RunRecord | None:
@@ -159,7 +149,7 @@ def _model(report: PasskeyReport, job: _Job, worker: Worker) -> RunRecord | None
     if job.row.start in PRETRAINING:
         start = trained(compose(job.pretraining()), job.pretraining(), worker)
     elif job.row.start:
-        start = _model(report, _before(report, job), worker)
+        start = _model(report, replace(job, row=report.rows[job.row.start]), worker)
     if job.row.recipe:
         words = job.overrides(None if start is None else start.run_id)
         return trained(compose(words), words, worker)

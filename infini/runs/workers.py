@@ -22,7 +22,7 @@ from infini.errors import BusyError
 from infini.evaluation.result_cache import cache_path
 from infini.records import RunRecord
 from infini.report.tables import counted
-from infini.runs.estimate import run_seconds
+from infini.runs.estimate import evaluation_seconds, training_seconds
 from infini.system.paths import is_locked, lock_file
 from infini.system.progress import duration
 
@@ -165,9 +165,10 @@ def describe(worker: Worker, results_dir: str) -> Iterator[str]:
     for run in worker.planned.values():
         made = run.record
         counts[made.verb] += 1
-        seconds, mark = run_seconds(made.verb, run.cfg, yours), ""
+        took = training_seconds if made.verb == "train" else evaluation_seconds
+        seconds, mark = took(run.cfg, yours), ""
         if seconds is None:
-            seconds, mark = run_seconds(made.verb, run.cfg, published), _PUBLISHED
+            seconds, mark = took(run.cfg, published), _PUBLISHED
         takes = "unknown" if seconds is None else f"{duration(seconds)}{mark}"
         total, unknown = total + (seconds or 0.0), unknown + (seconds is None)
         elsewhere = elsewhere or takes.endswith(_PUBLISHED)

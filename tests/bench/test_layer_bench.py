@@ -61,7 +61,7 @@ def test_tables_and_figure(measured: Runner) -> None:
     for text in ("Infini-attention, Linear + Delta", "backward", "Least time", "segments of 8"):
         assert text in out
     cfg = compose([f"results_dir={measured.results}"])
-    from_which, *paths = figure._draw_bench("layer", cfg, figure._Sources([measured.results]))
+    from_which, *paths = figure._draw_bench("layer", cfg, [measured.results])
     png, svg = map(Path, paths)
     assert from_which.startswith(f"bench suite=layer: drawn from the runs in {measured.results} alone")
     assert (png.name, svg.name) == ("layer_laptop.png", "layer_laptop.svg")

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from infini.cli import main as cli
 from infini.commands import Verb, verbs
-from infini.config.compose import _build, compose
+from infini.config.compose import compose
 from infini.config.lengths import format_length, parse_depths, parse_length, parse_lengths
 from infini.config.schema import Config, groups, task_schema
+from infini.config.typed import build
 from infini.errors import InputError
 
 DEFAULT = dataclasses.asdict(compose([]))
@@ -151,6 +152,6 @@ def test_every_schema_is_built_or_refused_in_one_line(data: st.DataObject) -> No
     for key in data.draw(st.lists(st.sampled_from([*given, "unknown"]), max_size=3)):
         given[key] = data.draw(values)
     try:
-        _build(cls, given, group)
+        build(cls, given, group)
     except InputError as error:
         assert "\n" not in str(error)

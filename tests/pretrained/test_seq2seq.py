@@ -363,7 +363,7 @@ def test_the_cost_of_a_long_source_is_measured_and_drawn(infini: Runner, monkeyp
     assert all(way in out for way in ways)
     # Not by the verb, which would draw all reports.
     cfg = compose([f"results_dir={infini.results}"])
-    found = figure._Sources([Path(cfg.results_dir)])
+    found = [Path(cfg.results_dir)]
     said, *paths = figure._draw_bench("sources", cfg, found)
     png, svg = map(Path, paths)
     assert said.startswith("bench suite=sources: drawn from the runs in ")

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ def test_a_line_has_one_name_at_its_end_if_asked_for(tmp_path: Path, drawn_axes:
     costs_of = {"a": 1, "b": 4, "c": 3, "d": 2}
     points = {row: costs.Point(cost, 50.0 - cost, 50.0 - cost, 50.0 - cost) for row, cost in costs_of.items()}
     models, titles = {"a": "rmt", "b": "local", "c": "rmt", "d": "rmt"}, {"a": "RMT", "c": "RMT, 3 times", "b": "Local"}
-    costs.scatter(points, models, titles, tmp_path / "figure", "numbers", "finding", "detail", by_line=True)
+    costs.scatter(points, models, titles, tmp_path / "figure", "numbers", "finding", "detail", budgets=True)
     (axes,) = drawn_axes
     # The names, then title and subtitle.
     names = {text.get_text(): text.xy for text in axes.texts if text.get_text() in {*titles.values(), "d"}}
@@ -217,7 +218,8 @@ def test_what_the_paper_compares_is_marked(tmp_path: Path, drawn_axes: list[Any]
     selection, report = selected(), Report.from_config(report_settings())
     points = {"local": costs.Point(1.0, 60.0, 60.0, 60.0), "infini_linear": costs.Point(16.0, 50.0, 50.0, 50.0)}
     for marked in ({"local": "infini_linear", "rmt": "infini_linear"}, {"rmt": "infini_linear"}):
-        costs.draw_costs(report, selection, tmp_path / "figure", points, "tokens", "tokens", marked=marked)
+        compared = replace(report, compared_in_paper=marked)
+        costs.draw_costs(compared, selection, tmp_path / "figure", points, "tokens", "tokens", budgets=True)
     with_arrow, without = drawn_axes
     (arrow,) = [text for text in with_arrow.texts if text.arrow_patch is not None and not text.get_text()]
     assert (arrow.xyann, arrow.xy) == ((1.0, 60.0), (16.0, 50.0)) and arrow.arrow_patch.get_linestyle() == ":"

@@ -168,7 +168,7 @@ def test_it_is_printed_and_written_by_the_command(
     [
         ({"segments": 0}, "report.segments=0: a number from 1 on, or null"),
         ({"models": ["rtm"]}, "report.models: Table 1 has no 'rtm'.*rmt"),
-        ({"row": 1}, "report.row: no such key"),
+        ({"row": 1}, "report.row=1: no such key of report; allowed: models, name, "),
     ],
 )
 def test_what_is_wrong_is_one_line(config: dict[str, object], message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from report_runs import make_eval
 
 from infini.report.canvas import spread
-from infini.report.palette import FILLS, LINE_STYLES, MODELS, NAMES, _luminance, drawn_as, ink, look_of, looks
+from infini.report.palette import FILLS, LINE_STYLES, MODELS, _luminance, drawn_as, ink, look_of, looks
 
 MAIN = list(MODELS)[:10]
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
@@ -43,12 +43,14 @@ def test_the_ten_models_differ_for_every_eye(eye: str) -> None:
 
 def test_every_model_has_its_own_colour_and_marker() -> None:
     assert (
-        len({colour for colour, _ in MODELS.values()}) == len({marker for _, marker in MODELS.values()}) == len(MODELS)
+        len({colour for colour, *_ in MODELS.values()})
+        == len({marker for _, marker, _ in MODELS.values()})
+        == len(MODELS)
     )
 
 
 def test_every_language_model_has_a_name() -> None:
-    assert set(NAMES) == set(MODELS) - {"bart", "primera"} and len(set(NAMES.values())) == len(NAMES)
+    assert len({name for *_, name in MODELS.values()}) == len(MODELS)
 
 
 def test_a_model_looks_alike_in_every_figure_and_its_variants_like_it() -> None:

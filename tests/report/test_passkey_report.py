@@ -376,7 +376,9 @@ def test_rows_to_run_are_checked() -> None:
     assert report(run=["delta", "linear"]).to_run == ["linear", "delta"]
     with pytest.raises(InputError, match="^report.run='linaer': all, or names of .* did you mean 'linear'"):
         report(run="linaer")
-    with pytest.raises(InputError, match="^report.rows.one: "):
+    with pytest.raises(
+        InputError, match="^report.rows.one.titel='x': no such key of report.rows.one; allowed: .*did you mean .*title"
+    ):
         report(rows={"one": {"titel": "x"}})
     for wrong in ({"lengths": "32K"}, {"lengths": 512}, {"depths": "start"}, {"run": None}, {"lengths": ["1X"]}):
         with pytest.raises(InputError):

@@ -167,7 +167,9 @@ def test_every_task_fills_its_own_columns(report: Report) -> None:
 
 
 def test_a_report_with_an_unknown_key_or_value_is_refused(report_config: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"report\.agregate.*did you mean 'aggregate'"):
+    with pytest.raises(
+        InputError, match="report.agregate='mean': no such key of report; allowed: .*did you mean 'report.aggregate'"
+    ):
         Report.from_config({**report_config, "agregate": "mean"})
     with pytest.raises(InputError, match=r"report\.aggregate='median'.*newest"):
         Report.from_config({**report_config, "aggregate": "median"})

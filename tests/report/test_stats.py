@@ -26,7 +26,7 @@ def test_what_a_control_loses_by_the_same_change_is_subtracted() -> None:
     assert alone.mean == pytest.approx(0.2)
     # 0.2 less 0.05 - 0.01 seed, whose mean over three seeds is 0.03.
     assert effect.mean == pytest.approx(0.2 - (0.05 - 0.02))
-    assert effect.estimate.se > alone.estimate.se
+    assert effect.se > alone.se
     assert set(effect.run_ids) == {
         f"eval-{m}-{s}" for m in ("infini_linear", "infini_delta", "local", "full") for s in (1, 2, 3)
     }
@@ -46,8 +46,8 @@ def test_paired_difference_pairs_shared_seeds_and_weighs_books_by_tokens() -> No
     assert effect.mean == pytest.approx(-0.1 + 0.07 * 4 / 7, rel=1e-9)
     # Residuals a book, over both seeds: tokens * (d - mean) * 2. Seeds are alike, and single pairs scatter less.
     residuals = [2 * tokens * (d - effect.mean) for tokens, d in zip(TOKENS, (-0.1, -0.1, -0.03), strict=True)]
-    assert effect.estimate.se == pytest.approx(math.sqrt(3 / 2 * sum(e * e for e in residuals)) / 14000, rel=1e-9)
-    assert effect.estimate.df == 1
+    assert effect.se == pytest.approx(math.sqrt(3 / 2 * sum(e * e for e in residuals)) / 14000, rel=1e-9)
+    assert effect.df == 1
     assert (effect.n_documents, effect.n_seeds) == (3, 2)
     assert set(effect.run_ids) == {f"eval-{m}-{s}" for m in ("infini_linear", "local") for s in (2, 3)}
 
@@ -89,14 +89,14 @@ def test_seeds_that_differ_make_every_difference_unsure() -> None:
     far = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.9), (2, 3.8))]
     effect = stats.paired_difference(far, [make_eval("local", seed) for seed in (1, 2)])
     assert effect is not None
-    assert (effect.mean, effect.estimate.se) == pytest.approx((-0.15, 0.05))
+    assert (effect.mean, effect.se) == pytest.approx((-0.15, 0.05))
     # Two seeds leave one degree of freedom.
-    assert effect.estimate.p > 0.2
+    assert effect.p > 0.2
     runs = [make_eval("infini_linear", seed, knockouts=True) for seed in (1, 2)]
     for entry in runs[1].documents:
         entry["nll_reset"] += 0.2 * entry["tokens"]
     cost = stats.knockout_cost(runs, "reset")
-    assert cost is not None and cost.estimate.se == pytest.approx(0.1)
+    assert cost is not None and cost.se == pytest.approx(0.1)
 
 
 def test_long_books_count_for_more_than_one_of_many() -> None:

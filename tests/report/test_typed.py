@@ -10,8 +10,8 @@ import pytest
 
 from infini.config.compose import compose
 from infini.config.schema import groups
+from infini.config.typed import build
 from infini.errors import InputError
-from infini.report.kind import check_types
 from infini.report.load import load_report
 
 VALUES: tuple[Any, ...] = (5, True, "x", None, [5], [[1]], {"a": 5}, {3: "x"}, float("nan"))
@@ -97,10 +97,27 @@ class Row:
 )
 def test_the_message_says_what_is_allowed(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
-        check_types(Row, "rows.a", values)
+        build(Row, {"share": 1.0, **values}, "rows.a")
     assert str(error.value).startswith(message)
 
 
 def test_what_is_of_its_type_is_accepted() -> None:
-    values = {"share": 1, "names": ["x"], "paper": {"a": {"b": 2.5}}, "limit": None, "unknown": 3}
-    check_types(Row, "rows.a", values)
+    values = {"share": 1, "names": ["x"], "paper": {"a": {"b": 2}}, "limit": None}
+    assert build(Row, values, "rows.a") == Row(1.0, ("x",), {"a": {"b": 2.0}}, None)
+    assert build(Row, {"share": 0.5}) == Row(0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"share": 1, "unknown": 3}, "rows.a.unknown=3: no such key of rows.a; allowed: limit, names, paper, share"),
+        (
+            {"share": 1, "limits": 3},
+            "rows.a.limits=3: no such key of rows.a; allowed: .*; did you mean 'rows.a.limit'?",
+        ),
+        ({"limit": 3}, "rows.a.share: missing; give it a value"),
+    ],
+)
+def test_keys_are_those_of_the_dataclass(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        build(Row, values, "rows.a")

@@ -491,7 +491,7 @@ def test_longer_training_sequences_are_measured_and_drawn(infini: Runner, monkey
             assert all(one["seconds"] > 0 and one["peak_bytes"] >= 0 for one in ways[way].values())
     # Not by the verb, which would draw all reports.
     cfg = compose([f"results_dir={infini.results}"])
-    sources = figure._Sources([infini.results])
+    sources = [infini.results]
     _, *paths = figure._draw_bench("lengths", cfg, sources)
     png, svg = map(Path, paths)
     assert (png.name, svg.name) == ("training_memory_laptop.png", "training_memory_laptop.svg")

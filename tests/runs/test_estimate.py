@@ -59,9 +59,9 @@ def test_the_time_of_a_pretrained_model_is_that_of_its_training() -> None:
         if run.verb == "train" and run.model == "llm" and not run.cost.get("resumed")
     )
     cfg = compose([*trained.overrides, "parallel.accelerator=cpu"])
-    assert estimate.run_seconds("train", cfg, [trained]) == pytest.approx(trained.cost["wall_seconds"])
+    assert estimate.training_seconds(cfg, [trained]) == pytest.approx(trained.cost["wall_seconds"])
     for other in ("model.train=all", "model.memory=full", "dims.segment_length=256"):
-        assert estimate.run_seconds("train", compose([*trained.overrides, other]), [trained]) is None, other
+        assert estimate.training_seconds(compose([*trained.overrides, other]), [trained]) is None, other
 
 
 def trained(*words: str, seconds: float) -> records.RunRecord:
@@ -89,11 +89,10 @@ def test_a_time_is_that_of_a_model_with_these_options(words: tuple[str, ...]) ->
     *usual, option = words
     known = [trained(*usual, seconds=1), trained(*words, seconds=20)]
     seconds = [
-        estimate.run_seconds("train", compose(["task=pg19", "recipe.steps=20", *given]), known)
-        for given in (usual, words)
+        estimate.training_seconds(compose(["task=pg19", "recipe.steps=20", *given]), known) for given in (usual, words)
     ]
     assert seconds == [2, 40]
-    assert estimate.run_seconds("train", compose(["task=pg19", *words]), known[:1]) is None, option
+    assert estimate.training_seconds(compose(["task=pg19", *words]), known[:1]) is None, option
 
 
 def test_an_option_that_is_off_or_changes_no_work_has_the_time_of_the_model() -> None:
@@ -102,7 +101,7 @@ def test_an_option_that_is_off_or_changes_no_work_has_the_time_of_the_model() ->
     for key in ("memory_decay", "positions"):
         del run.config["model"][key]
     words = ["task=pg19", "recipe.steps=10", "model=infini_linear", "model.positions=rotary", "model.gate_init=zeros"]
-    assert estimate.run_seconds("train", compose(words), [run]) == 1
+    assert estimate.training_seconds(compose(words), [run]) == 1
 
 
 @pytest.mark.parametrize("more", [(), ("recipe.sparse_loss_scale=null",), ("recipe.sparse_loss_scale=1",)])
@@ -110,7 +109,7 @@ def test_the_passkey_recipe_has_an_estimate(more: tuple[str, ...]) -> None:
     """Numbers that change no step's work make no other recipe of it."""
     cfg = compose(["task=passkey", "parallel.accelerator=cpu", *more])
     known = records.load_records(records.published_dir())
-    assert estimate.run_seconds("train", cfg, known) is not None
+    assert estimate.training_seconds(cfg, known) is not None
 
 
 def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_tables_and_figure(measured: Runner) -> None:
         assert text in out
     assert "64: read once" in out and "Where the memory overtakes" in out
     cfg = compose([f"results_dir={measured.results}"])
-    _, *paths = figure._draw_bench("llm_generate", cfg, figure._Sources([measured.results]))
+    _, *paths = figure._draw_bench("llm_generate", cfg, [measured.results])
     png, svg = map(Path, paths)
     assert (png.name, svg.name) == ("llm_generate_laptop.png", "llm_generate_laptop.svg")
     before = png.read_bytes(), svg.read_bytes()
