@@ -257,7 +257,7 @@ def test_the_figure_by_length_has_a_point_a_length(infini: Runner, tmp_path: Pat
         ({"report.aggregate": "mean"}, "report.aggregate='mean': null or newest"),
         ({"report.input_lengths": "[1X]"}, "^report.input_lengths='1X'"),
         ({"report.systems.bart.at_scale": "x"}, r"report.systems.bart.at_scale=.*must be \{scale"),
-        ({"report.systems.bart.paper": "[1,2]"}, r"report.systems.bart.paper=\(?\[?1, 2"),
+        ({"report.systems.bart.paper": "[1,2]"}, r"report.systems.bart.paper=\[1.0, 2.0\]: must be R-1, "),
     ],
 )
 def test_a_report_of_summaries_that_is_wrong_is_one_line(changes: dict[str, str], message: str) -> None:
