@@ -241,8 +241,8 @@ def matrix_product_rate(precision: str, device: torch.device) -> tuple[float, st
 def print_table(console: Console, title: str, columns: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows of texts, numbers and None. columns: heading -> the format of its numbers; "" for texts."""
     table = Table(title=title)
-    for name, form in columns.items():
-        table.add_column(name, no_wrap=not form)
+    for name in columns:
+        table.add_column(name, no_wrap=True)
     for row in rows:
         pairs = zip(row, columns.values(), strict=True)
         table.add_row(*("" if value is None else value if not form else format(value, form) for value, form in pairs))

@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from infini.config.schema import TEXTS, LoggerConfig, TaskConfig, groups, schema_of, settings_in
-from infini.errors import InputError, did_you_mean, require
+from infini.errors import InputError, did_you_mean, nearest, require
 
 T = TypeVar("T")
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -66,6 +66,11 @@ def _is(value: object, hint: Any) -> bool:
     return kind is Any or isinstance(value, kind) or (dataclasses.is_dataclass(kind) and isinstance(value, Mapping))
 
 
+def _arms(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; one type is a union of itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
 def _noun(hint: Any) -> str:
     kind = get_origin(hint) or hint
     return " or ".join(get_args(hint)) if kind is Literal else _NOUNS.get(kind, "a group of keys")
@@ -73,14 +78,15 @@ def _noun(hint: Any) -> str:
 
 def _converted(key: str, value: Any, hint: Any) -> Any:
     """`value` as an annotated type; InputError naming `key` otherwise."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = _arms(hint)
     if value == "" and type(None) in kinds and key not in TEXTS:
         wanted = "must be a run id or a folder" if key in ("checkpoint", "init_from") else "is empty; give it a value"
         raise InputError(f"{key}='': {wanted}, or null")
     kind = next((kind for kind in kinds if _is(value, kind)), None)
     if kind is None:
         names = list(map(_noun, kinds))
-        shown = f", as [{value}]" if names == ["a list"] and isinstance(value, str | int | float) else ""
+        is_entry = names == ["a list"] and any(_is(value, arm) for arm in _arms(get_args(kinds[0])[0]))
+        shown = f", as [{value}]" if is_entry else ""
         raise InputError(f"{key}={value!r}: must be {' or '.join(dict.fromkeys(names))}{shown}")
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
@@ -92,7 +98,7 @@ def _converted(key: str, value: Any, hint: Any) -> Any:
         return {name: _converted(f"{key}.{name}", of, inner[1]) for name, of in value.items()}
     if origin in (list, tuple, Sequence):
         # Rows of a list are told apart by their names.
-        keys = [f"{key}.{item['name']}" if isinstance(item, Mapping) and "name" in item else key for item in value]
+        keys = [f"{key}.{item.get('name', at)}" if isinstance(item, Mapping) else key for at, item in enumerate(value)]
         return (tuple if origin is tuple else list)(map(_converted, keys, value, [inner[0]] * len(value)))
     if kind is float:
         try:
@@ -128,6 +134,12 @@ def no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyError
     elif same:
         hint = f"; did you mean {same[0]!r}?"
     else:
-        hint = did_you_mean(key, siblings) or did_you_mean(key, known)
+        near = nearest(last, [name.rpartition(".")[2] for name in siblings])
+        found = f"{parent}.{near}" if parent else near
+        hint = (
+            f"; did you mean {found!r}?"
+            if near
+            else did_you_mean(key, [name for name in known if name not in siblings])
+        )
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
     return NoSuchKeyError(key, value, f"{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}")

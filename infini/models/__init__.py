@@ -10,6 +10,7 @@ import itertools
 import os
 import pkgutil
 import traceback
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -111,7 +112,9 @@ def build_model(options: Mapping[str, Any], dims: Any, vocab_size: int) -> Any:
         if allowed and value not in allowed:
             named = ", ".join("null" if each is None else str(each) for each in allowed)
             raise InputError(f"model.{key}={value!r}: must be one of {named}")
-        given = [hint for hint in typing.get_args(hints[key]) or (hints[key],) if hint is not type(None)]
+        is_union = typing.get_origin(hints[key]) in (typing.Union, types.UnionType)
+        arms = typing.get_args(hints[key]) if is_union else (hints[key],)
+        given = [hint for hint in arms if hint is not type(None)]
         if len(given) == 1 and given[0] in _NOUNS:
             (hint,), optional = given, given[0] is not hints[key]
             # A truth value is an int of Python, and an int may stand for a float.

@@ -77,12 +77,11 @@ class CompressiveAttention(XLAttention):
         self.compress_proj = None if taps is None else nn.Linear(taps * self.d_model, self.d_model, bias=False)
 
     def _check_rate(self) -> None:
-        if self.segment_length % self.rate:
-            raise ValueError(f"rate={self.rate}: must divide segments of {self.segment_length} tokens")
+        self.check_segments(self.segment_length)
 
-    def resize_segments(self, segment_length: int) -> None:
-        super().resize_segments(segment_length)
-        self._check_rate()
+    def check_segments(self, segment_length: int) -> None:
+        if segment_length % self.rate:
+            raise ValueError(f"rate={self.rate}: must divide segments of {segment_length} tokens")
 
     def memory_floats(self) -> int:
         """d_model (m N + c N): what Table 1 counts."""

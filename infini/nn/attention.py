@@ -223,9 +223,8 @@ class LocalAttention(nn.Module):
         if differs := difference(given, mine, first=1):
             raise ValueError(f"state of another layer: of a row, {differs}; pass one of init_state")
 
-    def resize_segments(self, segment_length: int) -> None:
-        """Change the segment length from the next call on. Raises ValueError for one that the layer cannot have."""
-        self.segment_length = segment_length
+    def check_segments(self, segment_length: int) -> None:
+        """Raise ValueError for a segment length that the layer cannot have."""
 
     def project_queries(self, x: Tensor) -> Tensor:
         """Queries [..., H, K] of inputs [..., D], without positions."""

@@ -117,9 +117,12 @@ class Decoder(nn.Module):
     def resize_segments(self, segment_length: int) -> None:
         """Change the segment length from the next call on. Weights do not depend on it; states do. Raises ValueError
         where a layer cannot have such segments."""
-        self.segment_length = segment_length * self._window_segments
+        length = segment_length * self._window_segments
         for layer in self.attentions():
-            layer.resize_segments(self.segment_length)
+            layer.check_segments(length)
+        self.segment_length = length
+        for layer in self.attentions():
+            layer.segment_length = length
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> State:
         """The state of rows that have read nothing."""

@@ -30,7 +30,7 @@ from infini.nn.decoder import Decoder
 from infini.nn.grid import Grid, OffGridError, plan
 from infini.nn.host import to_device, to_numpy
 from infini.nn.ops.dtypes import without_autocast
-from infini.nn.ops.memory import rows
+from infini.nn.ops.memory import cleared
 from infini.nn.protocols import ModelOutput
 from infini.nn.state import State, map_state
 
@@ -212,11 +212,7 @@ class _Ranks:
         totals = [self._total(*each, kept_SB) for each in zip(added_BSX, start_BX, strict=True)]
         sum_BX = self._shift(torch.cat([total.flatten(1) for total in totals], 1), 1, 0)
         for stride in self._strides():
-            farther_BX = self._shift(sum_BX, stride, 1)
-            if self.cut_WB is not None:
-                kept_B = np.logical_not(self.cut_WB[max(0, self.rank - stride) : self.rank].any(0))
-                farther_BX = farther_BX * to_device(kept_B, sum_BX.device).to(sum_BX.dtype)[:, None]
-            sum_BX = sum_BX + farther_BX
+            sum_BX = sum_BX + self._farther(sum_BX, stride)
         parts = sum_BX.split([total[0].numel() for total in totals], 1)
         return [self._before(part.view_as(start), start) for part, start in zip(parts, start_BX, strict=True)]
 
@@ -230,11 +226,11 @@ class _Ranks:
         with without_autocast(start_BGKV):
             for s, (a, b) in enumerate(zip(a_BSGKK.unbind(1), b_BSGKV.unbind(1), strict=True)):
                 if kept_SB is not None:
-                    map_BGKX = map_BGKX * rows(kept_SB[s], map_BGKX)
+                    map_BGKX = cleared(map_BGKX, kept_SB[s])
                 map_BGKX = map_BGKX - a @ map_BGKX + nn.functional.pad(b, (0, K))
             map_BGKX = self._shift(map_BGKX, 1, 0)
             for stride in self._strides():
-                farther_BGKX = self._shift(map_BGKX, stride, 1)
+                farther_BGKX = self._farther(map_BGKX, stride)
                 q, p = map_BGKX.split([V, K], -1)
                 map_BGKX = p @ farther_BGKX + nn.functional.pad(q, (0, K))
         return self._before(map_BGKX[..., :V], start_BGKV)
@@ -246,15 +242,24 @@ class _Ranks:
             # 1 where no reset follows the segment.
             after_SB = torch.cat([kept_SB, torch.ones_like(kept_SB[:1])]).flip(0).cumprod(0).flip(0)
             kept_B = after_SB[0]
-            added_BSX = added_BSX * after_SB[1:].T.reshape(*added_BSX.shape[:2], *[1] * (added_BSX.dim() - 2))
+            after_BSX = after_SB[1:].T.reshape(*added_BSX.shape[:2], *[1] * (added_BSX.dim() - 2))
+            added_BSX = added_BSX.masked_fill(after_BSX == 0, 0)
         total_BX = added_BSX.sum(1)
         if self.rank > 0:
             return total_BX
-        return total_BX + (start_BX if kept_B is None else start_BX * rows(kept_B, start_BX))
+        return total_BX + (start_BX if kept_B is None else cleared(start_BX, kept_B))
 
     def _before(self, received_BX: Tensor, start_BX: Tensor) -> Tensor:
         """The state before this rank. Rank 0 receives 0, and keeps it in the graph: all ranks exchange gradients."""
         return received_BX + start_BX if self.rank == 0 else received_BX
+
+    def _farther(self, x_BX: Tensor, stride: int) -> Tensor:
+        """x of the ranks before those that this rank's x covers; 0 in rows that one of the latter resets."""
+        farther_BX = self._shift(x_BX, stride, 1)
+        if self.cut_WB is None:
+            return farther_BX
+        kept_B = np.logical_not(self.cut_WB[max(0, self.rank - stride) : self.rank].any(0))
+        return cleared(farther_BX, to_device(kept_B, farther_BX.device))
 
     def _strides(self) -> list[int]:
         """The ranks before this one that are covered before each further round: 1, 2, 4, ..."""

@@ -148,11 +148,12 @@ def _prepare(cfg: Config, overrides: list[str], device: torch.device, ranks: Ran
             "model.dtype=float32 (parallel.precision=bf16 still multiplies in bfloat16), or model.train=lora or gates"
         )
     _say_what_has_no_effect(cfg, overrides, model, console)
-    for segment_length, *_ in [*(cfg.recipe.curriculum or ()), (cfg.dims.segment_length,)]:
+    for segment_length, *_ in cfg.recipe.curriculum or ():
         try:
             model.resize_segments(segment_length)
         except ValueError as error:
             raise InputError(f"recipe.curriculum={cfg.recipe.curriculum}: {error}") from error
+    model.resize_segments(cfg.dims.segment_length)
     model.checkpoint_activations = cfg.recipe.checkpoint_activations
     if isinstance(model, Seq2Seq) and (summary_tokens := getattr(cfg.task, "summary_tokens", None)) is not None:
         model.check_target("task.summary_tokens", summary_tokens)

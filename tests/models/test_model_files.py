@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from command_runner import Runner
 
 from infini import models
-from infini.models import registered
+from infini.errors import InputError
+from infini.models import build_model, register, registered
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,20 @@ def test_a_broken_model_file_is_one_line_that_names_it(
 def test_an_option_that_a_model_cannot_have_is_one_line(infini: Runner, words: list[str], said: str) -> None:
     assert infini.error("train", "task=pg19", "task.data_dir=synthetic", *words).startswith(said)
     assert not infini.records()
+
+
+@dataclass
+class Listed:
+    kernel: list[int]
+    width: int | None = None
+
+
+def test_an_option_may_be_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not one of its numbers."""
+    registered()
+    for name in ("_REGISTRY", "_KINDS", "_BASES"):
+        monkeypatch.setattr(models, name, dict(getattr(models, name)))
+    register("listed", Listed, "seq2seq")(lambda config, dims, vocab_size: config)
+    assert build_model({"name": "listed", "kernel": [1, 2]}, None, 8) == Listed([1, 2])
+    with pytest.raises(InputError, match="^model.width=\\[1\\]: must be an integer or null$"):
+        build_model({"name": "listed", "kernel": [1, 2], "width": [1]}, None, 8)

@@ -325,6 +325,28 @@ def test_without_a_group() -> None:
         SequenceParallel(make_layer())
 
 
+def compare_not_finite() -> None:
+    """A document that is not finite ends at a reset, on whatever rank, as in one process."""
+    end = 5 * SEGMENT
+    for options in (
+        {"update_rule": "linear"},
+        {"update_rule": "delta"},
+        {"update_rule": "linear", "memory_decay": 9.0},
+    ):
+        layer, lengths = make_layer(**options, **SIZES), lengths_of(dist.get_world_size())
+        x_BTD, reset_BT = seeded(B, sum(lengths), 16), torch.zeros(B, sum(lengths), dtype=torch.bool)
+        x_BTD[0, SEGMENT + 1], reset_BT[0, end] = math.nan, True
+        expected = layer(x_BTD, reset_BT=reset_BT)[0]
+        assert torch.isfinite(expected[:, end:]).all() and torch.isfinite(expected[1]).all()
+        y_BTD, _ = SequenceParallel(layer)(own(x_BTD, lengths), None, own(reset_BT, lengths))
+        assert_close(y_BTD.nan_to_num(9.0), own(expected, lengths).nan_to_num(9.0), 1e-10, "outputs")
+
+
+@pytest.mark.slow
+def test_a_document_that_is_not_finite_ends_at_a_reset_on_any_rank() -> None:
+    run_ranks(compare_not_finite, 4)
+
+
 def test_what_a_rank_cannot_read_is_refused_before_the_others_wait(tmp_path: Path) -> None:
     """As by the model itself; a TypeError of one rank left the others in the exchange."""
     model, ids = make_model(MODELS[0]), random_ids(B, 2 * SEGMENT)

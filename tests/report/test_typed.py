@@ -115,6 +115,7 @@ def test_what_is_of_its_type_is_accepted() -> None:
             {"share": 1, "limits": 3},
             "rows.a.limits=3: no such key of rows.a; allowed: .*; did you mean 'rows.a.limit'?",
         ),
+        ({"share": 1, "foo": 3}, "rows.a.foo=3: no such key of rows.a; allowed: limit, names, paper, share$"),
         ({"limit": 3}, "rows.a.share: missing; give it a value"),
     ],
 )

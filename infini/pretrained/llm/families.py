@@ -28,7 +28,7 @@ CLASSES: dict[str, tuple[type, type]] = {}
 
 
 def _make(*bases: Any, **body: Any) -> Any:
-    """A class here before these, under the name of the last."""
+    """A subclass of these in this module, named Infini and the name of the last."""
     name = f"Infini{bases[-1].__name__}"
     made = globals()[name] = type(name, bases, {"__module__": __name__, **body})
     return made
