@@ -40,6 +40,8 @@ PANEL_TITLE = 25
 """Characters of a line of a panel's title."""
 POINTS = 60
 """Number of means that a training curve is drawn with."""
+SPREAD = 5
+"""The axis of gaps is logarithmic on both sides of 0 if a row of several has so many times their gaps."""
 CURVES_TOGETHER = 10
 """Rows of training curves that one panel holds. More have a panel for each model."""
 
@@ -159,8 +161,16 @@ def gap_by_position(
         token_axis(panels[0], positions.min(), positions.max())
         # The bands of few documents would leave no room for the means.
         means = np.concatenate([[0.0], *(mean for _, mean, _ in shown.values())])
-        margin = 0.25 * (means.max() - means.min()) or 0.01
-        panels[0].set_ylim(means.min() - margin, means.max() + margin)
+        peaks = sorted(float(np.abs(mean).max()) for _, mean, _ in shown.values())
+        spread = len(peaks) > 2 and peaks[-2] * SPREAD < peaks[-1]
+        if spread:
+            # Nothing would be seen of the others. Linear up to the peak of the flattest row.
+            panels[0].set_yscale("symlog", linthresh=peaks[0], linscale=1.0)
+            panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
+            panels[0].set_ylim(1.6 * means.min(), 1.6 * means.max())
+        else:
+            margin = 0.25 * (means.max() - means.min()) or 0.01
+            panels[0].set_ylim(means.min() - margin, means.max() + margin)
         if together:
             ends = [(row, *(part[-1] for part in shown[row])) for row in curves]
             label_ends(panels[0], [Label(x, y, named[row], look[row].colour) for row, x, y, _ in ends])
@@ -177,7 +187,8 @@ def gap_by_position(
             panels[0],
             _gap_finding(curves, n_seeds, named, zero, "beginning" if series != BY_POSITION else "first tokens", where),
             f"{corpus}{synthetic}, {seeds}. Below 0: better than {zero}. Mean over documents and seeds; band: 95 % "
-            f"interval, clustered by both{'; of one seed over documents alone' * (fewest == 1)}.",
+            f"interval, clustered by both{'; of one seed over documents alone' * (fewest == 1)}."
+            f"{' The axis is logarithmic away from 0.' * spread}",
             above=6 if together else 8 + 11 * lines,
         )
         return save(figure, path)

@@ -307,6 +307,20 @@ def test_the_lowest_panel_of_each_column_has_numbers(
     assert [number for number in range(rows) if shown[number]] == numbered
 
 
+@pytest.mark.parametrize(("loss", "scale"), [(3.6, "linear"), (3.4, "symlog")])
+def test_a_row_that_differs_far_more_than_another_leaves_it_room(
+    loss: float, scale: str, tmp_path: Path, drawn_axes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From five-fold on the axis is logarithmic, and the words say so."""
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn_axes.append(figure.axes[0]) or [path])
+    runs = {"far": loss, "near": 3.9, "nearer": 3.95, "local": 4.0}
+    figures.gap_by_position({row: [make_eval(row, 1, nll)] for row, nll in runs.items()}, tmp_path / "gap")
+    (axes,) = drawn_axes
+    assert axes.get_yscale() == scale
+    words = " ".join(" ".join(text.get_text() for text in axes.texts).split())
+    assert ("logarithmic away from 0" in words) == (scale == "symlog")
+
+
 @pytest.mark.parametrize("name", ["table2_lm", "rmt_sweep", "memory_sizes", "segment_lengths", "table2_100k"])
 def test_no_two_points_of_a_report_look_alike(name: str, tmp_path: Path, drawn_axes: list[Any]) -> None:
     report = load_report(compose([f"report={name}"]).report)
