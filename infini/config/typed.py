@@ -97,7 +97,7 @@ def _converted(key: str, value: Any, hint: Any) -> Any:
             require(isinstance(name, str), key, value, f"must be {_GROUP}, with names that are strings")
         return {name: _converted(f"{key}.{name}", of, inner[1]) for name, of in value.items()}
     if origin in (list, tuple, Sequence):
-        # Rows of a list are told apart by their names.
+        # A message names an entry of a list by its name, or else by its index.
         keys = [f"{key}.{item.get('name', at)}" if isinstance(item, Mapping) else key for at, item in enumerate(value)]
         return (tuple if origin is tuple else list)(map(_converted, keys, value, [inner[0]] * len(value)))
     if kind is float:
@@ -134,12 +134,10 @@ def no_such_key(key: str, value: object, known: Sequence[str]) -> NoSuchKeyError
     elif same:
         hint = f"; did you mean {same[0]!r}?"
     else:
-        near = nearest(last, [name.rpartition(".")[2] for name in siblings])
-        found = f"{parent}.{near}" if parent else near
-        hint = (
-            f"; did you mean {found!r}?"
-            if near
-            else did_you_mean(key, [name for name in known if name not in siblings])
-        )
+        # Not whole keys: what all of them begin with would make any two look alike.
+        hint = did_you_mean(key, [name for name in known if name not in siblings])
+        if near := nearest(last, [name.rpartition(".")[2] for name in siblings]):
+            found = f"{parent}.{near}" if parent else near
+            hint = f"; did you mean {found!r}?"
     allowed = ", ".join(sorted(name.rpartition(".")[2] for name in siblings))
     return NoSuchKeyError(key, value, f"{f' of {parent}' if parent else ''}; allowed: {allowed}{hint}")

@@ -41,7 +41,8 @@ PANEL_TITLE = 25
 POINTS = 60
 """Number of means that a training curve is drawn with."""
 SPREAD = 5
-"""The axis of gaps is logarithmic on both sides of 0 if a row of several has so many times their gaps."""
+"""The axis of gaps is logarithmic on both sides of 0 if the largest gap of one row exceeds this many times that of
+every other row, of which there are two or more."""
 CURVES_TOGETHER = 10
 """Rows of training curves that one panel holds. More have a panel for each model."""
 
@@ -164,8 +165,8 @@ def gap_by_position(
         peaks = sorted(float(np.abs(mean).max()) for _, mean, _ in shown.values())
         spread = len(peaks) > 2 and peaks[-2] * SPREAD < peaks[-1]
         if spread:
-            # Nothing would be seen of the others. Linear up to the peak of the flattest row.
-            panels[0].set_yscale("symlog", linthresh=peaks[0], linscale=1.0)
+            # On a linear axis the other rows would look flat. It is linear up to the smallest peak above 0.
+            panels[0].set_yscale("symlog", linthresh=next(peak for peak in peaks if peak > 0), linscale=1.0)
             panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
             panels[0].set_ylim(1.6 * means.min(), 1.6 * means.max())
         else:

@@ -313,7 +313,7 @@ def test_a_row_that_differs_far_more_than_another_leaves_it_room(
 ) -> None:
     """From five-fold on the axis is logarithmic, and the words say so."""
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn_axes.append(figure.axes[0]) or [path])
-    runs = {"far": loss, "near": 3.9, "nearer": 3.95, "local": 4.0}
+    runs = {"far": loss, "near": 3.9, "nearer": 3.95, "alike": 4.0, "local": 4.0}
     figures.gap_by_position({row: [make_eval(row, 1, nll)] for row, nll in runs.items()}, tmp_path / "gap")
     (axes,) = drawn_axes
     assert axes.get_yscale() == scale
