@@ -428,6 +428,18 @@ def test_bfloat16_is_as_near_to_float32_as_its_roundings_allow(options: dict[str
     assert cosine > 0.95, f"cosine of the gradients {cosine:.3f}"
 
 
+def test_autocast_leaves_float64_as_it_is(options: dict[str, Any]) -> None:
+    """As it does in torch's own products. Outputs, state and gradients."""
+    model, ids = make_model(options), random_ids(2, 21)
+    expected = model(ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(ids)
+        grads = gradients(model, *out[:2])
+    assert torch.equal(out.hidden_BTD, expected.hidden_BTD)
+    assert_same_state(out.state, expected.state, 0)
+    assert torch.equal(grads, gradients(model, *expected[:2]))
+
+
 @pytest.mark.gpu
 def test_a_gpu_computes_what_a_processor_computes(options: dict[str, Any]) -> None:
     """Outputs, state and gradients in float64, in calls that cut segments."""

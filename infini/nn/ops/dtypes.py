@@ -9,13 +9,14 @@ from torch import Tensor
 
 
 def for_products(x: Tensor) -> Tensor:
-    """x in autocast's dtype if autocast is on. One cast serves all products of x."""
+    """x in autocast's dtype if autocast converts it. One cast serves all products of x."""
     return x.to(torch.get_autocast_dtype(_autocast_device(x))) if autocasts(x) else x
 
 
 def autocasts(x: Tensor) -> bool:
-    """Whether autocast is on for x's device."""
-    return torch.is_autocast_enabled(_autocast_device(x))
+    """Whether products of x are in autocast's dtype: autocast is on for x's device, and x is not float64, which torch
+    leaves as it is."""
+    return x.dtype != torch.float64 and torch.is_autocast_enabled(_autocast_device(x))
 
 
 def check_dtype(x: Tensor, weight: Tensor) -> None:
