@@ -28,7 +28,7 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(1, VOCABULARY, count)
 
 
-@models_by(3, variants(), "prompt", [0, 1, 13, 40])
+@models_by(4, variants(), "prompt", [0, 1, 13, 40])
 def test_prefill_and_steps_are_the_full_forward_pass(options: dict[str, Any], prompt: int) -> None:
     model = make_model(options)
     ids = tokens(prompt + 45)

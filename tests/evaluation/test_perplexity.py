@@ -121,7 +121,7 @@ def assert_streamed(streamed: Streamed, expected: list[np.ndarray]) -> None:
                 np.testing.assert_allclose(binned.nll[row, column], there.sum(), rtol=1e-10)
 
 
-@models_by(3, variants(), "tokens_per_call", [5, 1, SEGMENT, 3 * SEGMENT, 13, 1000])
+@models_by(5, variants(), "tokens_per_call", [5, 1, SEGMENT, 3 * SEGMENT, 13, 1000])
 def test_streaming_is_reading_the_whole_document(options: dict[str, Any], tokens_per_call: int) -> None:
     model, books = make_model(options), Books()
     streamed = stream_documents(model, books, BOS, tokens_per_call=tokens_per_call)
@@ -249,7 +249,7 @@ def test_an_untrained_model_of_uniform_output_has_the_vocabulary_as_perplexity()
     assert found["perplexity"]["value"] == pytest.approx(VOCABULARY)
 
 
-@models_by(2, variants(), "tokens_per_call", [5, SEGMENT, 4 * SEGMENT])
+@models_by(3, variants(), "tokens_per_call", [5, SEGMENT, 4 * SEGMENT])
 def test_reset_reads_every_segment_as_a_document(options: dict[str, Any], tokens_per_call: int) -> None:
     model, books = make_model(options), Books()
     N = model.segment_length

@@ -164,12 +164,12 @@ COMPILED = [
     pytest.param({"update_rule": "linear"}, 16, "aot_eager", marks=pytest.mark.slow),
     ({"update_rule": "delta", "qkv_bias": True, "qk_norm": True}, 16, "eager"),
     pytest.param({"update_rule": "delta"}, 11, "eager", marks=pytest.mark.slow),
-    ({"memory_decay": 100.0, "input_gate": "sigmoid"}, 16, "eager"),
+    pytest.param({"memory_decay": 100.0, "input_gate": "sigmoid"}, 16, "eager", marks=pytest.mark.slow),
     pytest.param({"positions": "t5"}, 8, "eager", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize("rule", ["linear", "delta"])
+@pytest.mark.parametrize("rule", [pytest.param("linear", marks=pytest.mark.slow), "delta"])
 def test_the_layer_compiles_to_one_graph_in_bfloat16(rule: str) -> None:
     """Under autocast the layer asks which products the processor has, which a graph cannot do."""
     torch._dynamo.reset()

@@ -7,7 +7,7 @@ from infini.nn.state import detach, leaves
 from infini.training.activation_checkpointing import cut, grouped
 
 
-@models_by(2, variants(), "segments", [1, 2, 5])
+@models_by(3, variants(), "segments", [1, 2, 5])
 def test_a_model_called_by_groups_is_the_model(options, segments):
     model = make_model(options).train()
     ids = random_ids(2, 4 * SEGMENT + 3)

@@ -291,7 +291,7 @@ def test_a_rank_that_is_no_number_is_one_line() -> None:
     assert line == "infini: error: RANK='first': this environment variable must be a number, or unset"
 
 
-@pytest.mark.parametrize("logger", ["wandb", "tensorboard"])
+@pytest.mark.parametrize("logger", ["wandb", pytest.param("tensorboard", marks=pytest.mark.slow)])
 def test_no_loggers_variable_changes_a_training(
     logger: str, corpus: Path, tmp_path: Path, straight: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,11 +118,12 @@ def test_each_step_has_the_recipes_rate(schedule: str) -> None:
 
 
 def trainings():
-    """Two models with the optimizer that laptops take, and one with each optimizer; the other pairs are slow."""
+    """Two models with the optimizer that laptops take, one of them with another; the other pairs are slow."""
     usual = compose([]).optimizer.name
+    quick_pairs = {("infini_linear", usual), ("infini_linear", "adafactor"), ("rmt", usual)}
     for name in MODELS:
         for optimizer in groups()["optimizer"]:
-            quick = name == "infini_linear" or (optimizer == usual and name in ("infini_xl", "rmt"))
+            quick = (name, optimizer) in quick_pairs
             yield pytest.param(name, optimizer, marks=[] if quick else [pytest.mark.slow])
 
 

@@ -160,7 +160,7 @@ def test_a_conversation_goes_on(name: str) -> None:
     ],
     ids=["beams", "several beams", "return_sequences", "beam_sampling"],
 )
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_several_continuations_of_what_was_read(name: str, drawing: dict[str, Any]) -> None:
     """Beams and sequences behind a cache are those behind the whole text, padded or not; the cache stays as it was."""
     model, questions = tiny_llm(name), prompt(2, N + 1, seed=5)
