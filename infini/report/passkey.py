@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
+from infini.config.schema import groups
 from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
@@ -64,10 +65,6 @@ class PasskeyRow:
     start_overrides: list[str] = field(default_factory=list)
     """Settings of the training that it starts from (start: continual), beside the row's own of model and sizes."""
     knockout: str = "none"
-    extended: bool = False
-    """Whether its training has length extension."""
-    sparse: bool = False
-    """Whether its training has a penalty on what is written to memory."""
     overrides: list[str] = field(default_factory=list)
     """Further settings of the training, for example dims.segment_length=512 or task.digits=8. Options of the model that
     are not among them are those with which it is shipped."""
@@ -77,6 +74,22 @@ class PasskeyRow:
     """Settings of the task in which the questions differ from the paper's, for example digits: 8."""
     paper: dict[str, str] = field(default_factory=dict)
     """Length -> start/middle/end in per cent, as printed."""
+
+
+@cache
+def _recipe(name: str) -> Mapping[str, Any]:
+    """A recipe by name; empty where there is none, as at another scale."""
+    from infini.config.compose import compose
+
+    return vars(compose(["task=passkey", f"recipe={name}"]).recipe) if name in groups()["recipe"] else {}
+
+
+def additions_of(row: PasskeyRow, scale: str) -> dict[str, bool]:
+    """Whether a row's training has length extension ("extended"), and a penalty on what is written to memory
+    ("sparse"), by its recipe and its own settings. A row without a recipe is the training before, which has neither."""
+    recipe, own = _recipe(row.recipe.format(scale=scale)) if row.recipe else {}, values_of(row.overrides)
+    extension, penalty = (own.get(f"recipe.{key}", recipe.get(key)) for key in ("length_extension", "sparse_writes"))
+    return {"extended": extension is not None, "sparse": bool(penalty)}
 
 
 def declared_options(row: PasskeyRow, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,9 +169,12 @@ class PasskeyReport(RowsByMisfits):
             "sparse": bool(recipe.get("sparse_writes")),
             "frozen_gates": value_at(training, "optimizer.gate_lr") == 0,
         }
-        wanted = {key: getattr(row, key) for key in ("model", "extended", "sparse")}
-        wanted["recipe"] = row.recipe.format(scale=scale) if row.recipe else usual
-        wanted["frozen_gates"] = values_of(row.overrides).get("optimizer.gate_lr") == 0
+        wanted = {
+            "model": row.model,
+            "recipe": row.recipe.format(scale=scale) if row.recipe else usual,
+            **additions_of(row, scale),
+            "frozen_gates": values_of(row.overrides).get("optimizer.gate_lr") == 0,
+        }
         found = differences(shown, wanted)
         start = row.start if row.recipe else ""
         if start not in self._starts_of(training, scale, known):

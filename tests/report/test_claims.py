@@ -17,7 +17,7 @@ from infini.errors import InputError
 from infini.records import RunRecord
 from infini.report.claims import PATTERNS, ClaimsReport
 from infini.report.load import load_report
-from infini.report.passkey import PasskeyReport
+from infini.report.passkey import PasskeyReport, additions_of
 from infini.report.tables import RenderedReport, Table
 from infini.runs.claims import claims_text, declared_report, judged
 
@@ -444,7 +444,7 @@ def test_the_notes_name_what_the_passkey_claims_rest_on() -> None:
         claim.name
         for claim in report.claims
         if isinstance(about := reports.get(claim.report), PasskeyReport)
-        and any(about.rows[row].extended for row in claim.rows)
+        and any(additions_of(about.rows[row], "laptop")["extended"] for row in claim.rows)
     ]
     assert extended == ["llm_passkey_linear_input_gate"] and "length extension" in titles[extended[0]]
 
