@@ -336,7 +336,7 @@ class CausalLMMixin(_Initialised):
             saving.push_to_hub(self, **{"repo_id": Path(save_directory).name, **hub})
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload what `save_pretrained` writes; a card that is there already stays. Options: see saving.push_to_hub."""
+        """Upload what `save_pretrained` writes; a card that the user wrote stays. Options: see saving.push_to_hub."""
         return saving.push_to_hub(self, repo_id, **options)
 
 

@@ -36,10 +36,15 @@ def write_beside_weights(model: Any, folder: str | Path) -> None:
     for weights in path.glob("*.safetensors"):
         weights.chmod((path / f"{REMOTE_CODE}.py").stat().st_mode)
     card = path / "README.md"
-    if card.exists() and OWN_CARD not in card.read_text(encoding="utf-8", errors="replace"):
+    if card.exists() and not is_own_card(card):
         logging.getLogger(__name__).warning("%s was not written by infini and stays as it is", card)
     else:
         card.write_text(model_card(model), encoding="utf-8")
+
+
+def is_own_card(card: Path) -> bool:
+    """Whether infini wrote this README.md."""
+    return OWN_CARD in card.read_text(encoding="utf-8", errors="replace")
 
 
 def model_card(model: Any, training: str = "") -> str:
@@ -114,7 +119,7 @@ def push_to_hub(
     create_pr: bool = False,
     max_shard_size: int | str = "50GB",
 ) -> str:
-    """Upload what `save_pretrained` writes to the hub -> the commit's address. A README.md that is there stays.
+    """Upload what `save_pretrained` writes to the hub -> the commit's address. A README.md that the user wrote stays.
 
     Options are those of transformers' push_to_hub.
     """
@@ -123,7 +128,9 @@ def push_to_hub(
     model.add_model_tags(tags or [])
     api = HfApi(token=token)
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    has_card = api.file_exists(repo_id, "README.md", revision=revision)
+    keeps_card = api.file_exists(repo_id, "README.md", revision=revision) and not is_own_card(
+        Path(api.hf_hub_download(repo_id, "README.md", revision=revision))
+    )
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
         commit = api.upload_folder(
@@ -133,6 +140,6 @@ def push_to_hub(
             commit_description=commit_description,
             revision=revision,
             create_pr=create_pr,
-            ignore_patterns=["README.md"] if has_card else None,
+            ignore_patterns=["README.md"] if keeps_card else None,
         )
     return str(commit.commit_url)

@@ -402,9 +402,9 @@ def test_the_base_is_named_without_its_place(tmp_path: Path) -> None:
         assert settings_of(inject(loaded, N, base=given).config).base == base
 
 
-@pytest.mark.parametrize("has_card", [False, True])
-def test_push_to_hub(has_card: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uploads what is saved, the card too unless there is one. The hub is mocked."""
+@pytest.mark.parametrize("card", [None, "# Mine", saving.OWN_CARD], ids=["no card", "a user's", "an older one"])
+def test_push_to_hub(card: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads what is saved, the card too unless the user wrote the one that is there. The hub is mocked."""
     sent: dict[str, Any] = {}
 
     class Hub:
@@ -415,7 +415,11 @@ def test_push_to_hub(has_card: bool, tmp_path: Path, monkeypatch: pytest.MonkeyP
             return type("Repo", (), {"repo_id": f"me/{repo_id}"})
 
         def file_exists(self, repo_id: str, name: str, **options: Any) -> bool:
-            return has_card
+            return card is not None
+
+        def hf_hub_download(self, repo_id: str, name: str, **options: Any) -> str:
+            (tmp_path / name).write_text(str(card), encoding="utf-8")
+            return str(tmp_path / name)
 
         def upload_folder(self, folder_path: str, **options: Any) -> Any:
             sent.update(options, names={path.name for path in Path(folder_path).iterdir()})
@@ -426,7 +430,7 @@ def test_push_to_hub(has_card: bool, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert tiny_llm().push_to_hub("model", token="t", private=True) == "address"
     assert sent["repo_id"] == "me/model" and sent["token"] == "t"
     assert sent["names"] >= {"README.md", "modeling_infini.py", "model.safetensors"}
-    assert sent["ignore_patterns"] == (["README.md"] if has_card else None)
+    assert sent["ignore_patterns"] == (["README.md"] if card == "# Mine" else None)
     # The same by the other way, with what is said about it.
     sent.clear()
     said = {"tags": ["books"], "commit_description": "why"}
