@@ -465,6 +465,8 @@ class TrainingProgress(Callback):
         self.bar: Progress | None = None
         self.started = self.printed = 0.0
         self.first = self.first_tokens = 0
+        self.measured = False
+        """Whether the time of a step is known: the first one is behind."""
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self.started = self.printed = time.perf_counter()
@@ -478,7 +480,8 @@ class TrainingProgress(Callback):
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now, step = time.perf_counter(), trainer.global_step
-        if step == self.first + 1 < self.steps and now - self.started > 5:
+        prepared, self.measured = self.measured, True
+        if not prepared and step < self.steps and now - self.started > 5:
             # The first step includes preparations, as compiling, so that its time is no estimate.
             self._print(
                 step, f"step {step}/{self.steps}  loss {module.last_loss:.3f}  after {now - self.started:.0f} s"

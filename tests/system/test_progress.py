@@ -67,6 +67,22 @@ def test_what_is_prepared_at_the_first_step_is_in_no_estimate(monkeypatch: pytes
     assert shown.getvalue() == "step 1/100  loss 1.250  after 30 s\nstep 2/100  loss 1.250  100 tokens/s  98 s left\n"
 
 
+def test_slow_steps_have_an_estimate_from_the_second_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown = [0.0], io.StringIO()
+    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
+    bar = train.TrainingProgress(100, Console(file=shown, width=100))
+    trainer: Any
+    module: Any
+    trainer, module = SimpleNamespace(global_step=0), SimpleNamespace(tokens_seen=0, last_loss=1.25)
+    bar.on_train_start(trainer, module)
+    for step in range(1, 4):
+        now[0], trainer.global_step, module.tokens_seen = step * 20.0, step, step * 100
+        bar.on_train_batch_end(trainer, module, None, None, step)
+    lines = shown.getvalue().splitlines()
+    assert lines[0] == "step 1/100  loss 1.250  after 20 s"
+    assert lines[1] == "step 2/100  loss 1.250  5 tokens/s  33 minutes left" and "32 minutes left" in lines[2]
+
+
 def test_of_unknown_length_there_is_no_estimate(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
