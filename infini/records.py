@@ -207,6 +207,12 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left of `path`, which no other process may be writing."""
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        left.unlink(missing_ok=True)
+
+
 def put_in_place(temporary: Path, path: Path) -> None:
     """Flush a file to disk, then give it its name, under which a part is never seen, even after a power failure."""
     with open(temporary, "r+b") as file:
@@ -255,9 +261,7 @@ def write_record(record: RunRecord, results_dir: str | Path) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", record.run_id):
         raise InputError(f"run_id={record.run_id!r}: only letters, digits, '-' and '_' are allowed")
     path = record_path(results_dir, record.run_id)
-    # Temporary files of a killed process of this run.
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        left.unlink(missing_ok=True)
+    remove_leftovers(path)
     write_atomically(path, record.to_json().encode())
     for written in _LISTENING:
         written.append(record.run_id)

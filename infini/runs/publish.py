@@ -42,6 +42,9 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
         print(*work.publish(declared, cfg, overrides, records.published_dir()), sep="\n")
         return 0
     report = report_of_runs(cfg.report, "publish")
+    for text in overrides:
+        if key_of(text).startswith("report.") and key_of(text) != "report.aggregate":
+            raise InputError(f"{text}: the published table is as the project declares it; leave it out")
     for text in overrides if ids else ():
         if key_of(text) == "scale":
             raise InputError(f"{text}: runs that are named have a scale of their own; leave it out, or name no run")
@@ -141,20 +144,25 @@ def without_svg(figures: Sequence[Path]) -> list[Path]:
 
 
 def copy_runs(chosen: dict[str, RunRecord], results_dir: Path, published_dir: Path) -> list[Path]:
-    """Copy records and the files that belong to them. Returns the paths of the copies."""
+    """Copy records and the files that belong to them. Returns the paths of the copies.
+
+    If it is stopped, no record is there without what belongs to it: trainings come before what started from them, and
+    a run's examples before its record.
+    """
     written: list[Path] = []
-    for run_id in chosen:
+    for run_id in sorted(chosen, key=lambda name: (chosen[name].verb != "train", chosen[name].started)):
         target = records.record_path(published_dir, run_id)
         source = records.record_path(results_dir, run_id)
         # The examples of an evaluation are in a file of the same name, one per line. Those of a record that does not
         # name it are published already, and stay as they are.
         named = EXAMPLES in chosen[run_id].data.get("beside", {})
-        for made in (source, source.with_suffix(EXAMPLES)) if named else (source,):
+        for made in (source.with_suffix(EXAMPLES), source) if named else (source,):
             if not made.is_file():
                 continue
             if made != source and made.stat().st_size > MAX_BYTES:
                 print(f"{made}: not copied, because it is too large; its SHA-256 is in the record", file=sys.stderr)
                 continue
+            records.remove_leftovers(target.with_suffix(made.suffix))
             records.write_atomically(target.with_suffix(made.suffix), made.read_bytes())
             written.append(target.with_suffix(made.suffix))
     return written

@@ -173,6 +173,24 @@ def test_publish_copies_run_and_parent_and_renews_tables_and_figures(cfg: Any, p
     assert before == {name: (published / name).read_bytes() for name in files(published)}
 
 
+def test_publishing_that_is_stopped_leaves_no_record_without_what_belongs_to_it(
+    cfg: Any, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(Path(cfg.results_dir), make_eval("infini_linear", 1), make_eval("local", 1))
+    left = records.record_path(published, "eval-local-1").with_name(".eval-local-1.json.1234abcd.tmp")
+    records.write_atomically(left, b"half")
+    write, order = records.write_atomically, list[str]()
+
+    def noted(path: Path, content: bytes) -> None:
+        order.append(path.name)
+        write(path, content)
+
+    monkeypatch.setattr(records, "write_atomically", noted)
+    publish.run(cfg, ["report=table2_lm"], [])
+    assert [name.partition("-")[0] for name in order[:4]] == ["train", "train", "eval", "eval"]
+    assert not left.exists()
+
+
 @pytest.mark.parametrize(
     ("dirty", "reason"), [(True, "uncommitted changes"), (None, "commit it was made from is not known")]
 )

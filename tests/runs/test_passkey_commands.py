@@ -324,11 +324,14 @@ def test_publish_takes_the_examples_along(
 ) -> None:
     monkeypatch.setattr(records, "git_state", lambda root: ("a" * 40, False))
     infini(capfd, "reproduce", *small_table, "report.run=linear_extended")
-    infini(capfd, "publish", "report=table3_passkey", "report.lengths=[512]")
-    (evaluated,) = runs("eval", str(tmp_path / "published"))
+    (evaluated,) = runs("eval")
+    assert cli.main(["publish", evaluated.run_id, "report=table3_passkey"]) == 0
+    assert runs("eval", str(tmp_path / "published")) == [evaluated]
     assert records.record_path(tmp_path / "published", evaluated.run_id).with_suffix(".jsonl").is_file()
-    table = (tmp_path / "published" / "tables" / "table3_passkey_laptop.md").read_text()
-    assert evaluated.run_id in table
+    # The published table is the project's, not one of the command line.
+    _, error = infini(capfd, "publish", "report=table3_passkey", "report.lengths=[512]", code=2)
+    said = "report.lengths=[512]: the published table is as the project declares it; leave it out"
+    assert error.splitlines() == [f"infini: error: {said}"]
 
 
 def test_an_option_with_which_a_run_would_fill_no_cell_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
