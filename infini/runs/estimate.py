@@ -19,10 +19,11 @@ from infini.system.progress import duration
 from infini.training.checkpoint import read_description
 
 
-def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) -> str | None:
+def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config], others: int = 0) -> str | None:
     """One line on the work that is left; None if there is none, or no published run is comparable.
 
-    trainings, evaluations: configurations of passkey runs without a record yet.
+    trainings, evaluations: configurations of passkey runs without a record yet. others: rows that are not among them,
+    because they start from another model or ask other questions.
     """
     published = [run for run in records.load_records(records.published_dir()) if run.task == "passkey"]
     demo = read_description(FOLDER)["run_id"]
@@ -46,6 +47,7 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config]) ->
         + (f", without {unknown} that no published run is like" if unknown else "")
         + f" (published runs on {reference.environment['hardware']['cpu']}: {duration(total)}; this machine "
         f"now reads a prompt at {speed:.2g} times its speed)"
+        + (f"; not counted: {counted(others, 'row')} with another start, or other questions" if others else "")
     )
 
 

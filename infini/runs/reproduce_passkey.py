@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from infini.config.compose import compose
+from infini.config.compose import compose, config_hash
 from infini.config.lengths import parse_depths, parse_lengths
 from infini.config.schema import Config, key_of
 from infini.errors import InputError
@@ -111,19 +111,22 @@ def _learns_prompts(report: PasskeyReport, row: PasskeyRow) -> bool:
 
 def _time_left(jobs: Sequence[_Job]) -> str | None:
     """One line on how long the rows from scratch will take, by published records and the speed of this processor."""
-    trainings, asked = [], []
+    # Rows may share a training.
+    trainings: dict[str, Config] = {}
+    asked, others = [], 0
     for job in jobs:
         words = job.overrides(None)
         cfg = compose(words)
         if job.row.start or job.row.questions or pick_device(cfg.parallel.accelerator).type != "cpu":
+            others += 1
             continue
         known = find_training(cfg, with_model=False)
         if known is not None and _evaluated(cfg, words, known) is not None:
             continue
         if find_training(cfg) is None:
-            trainings.append(cfg)
+            trainings[config_hash(cfg)] = cfg
         asked.append(cfg)
-    return describe_time(trainings, asked)
+    return describe_time(list(trainings.values()), asked, others)
 
 
 def _on_record(report: PasskeyReport, job: _Job, with_model: bool) -> RunRecord | None:

@@ -149,4 +149,22 @@ def test_it_is_the_first_line(
     reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1], worker, ())  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("2 trainings and 2 evaluations to run, about 18 minutes here")
-    assert lines.count("filled") == 2
+    assert lines.count("filled") == 2 and "not counted" not in lines[0]
+
+
+def test_a_training_of_two_rows_counts_once_and_what_is_left_out_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from infini.report.load import load_report
+
+    words = ["report=table3_passkey", f"results_dir={tmp_path}"]
+    words += ["report.run=[linear_extended,linear_reset,linear_finetuned]"]
+    cfg = compose(words)
+    monkeypatch.setattr("infini.runs.demo.reading_speed", lambda length: PUBLISHED)
+    monkeypatch.setattr(reproduce_passkey, "_fill", lambda report, job, console: "filled")
+    monkeypatch.setattr(reproduce_passkey, "check_data", lambda cfg: None)
+    worker = Worker(Console(width=400))
+    reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1], worker, ())  # type: ignore[arg-type]
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("1 training and 2 evaluations to run")
+    assert line.endswith("; not counted: 1 row with another start, or other questions")
