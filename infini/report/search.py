@@ -12,7 +12,7 @@ from infini.errors import require
 from infini.records import RunRecord
 from infini.report.kind import REPRODUCED, OwnVerb, ReportKind
 from infini.report.selection import rows_of_models
-from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table
+from infini.report.tables import MISSING, Cell, RenderedReport, Row, Source, Table, counted
 
 LEARNING_RATE = "optimizer.lr"
 METRICS = ("validation_nll_per_token", "validation_summary_nll")
@@ -118,11 +118,16 @@ def tuned_yaml(found: Losses) -> str | None:
 
 
 def build_search(
-    report: SearchReport, scale: str, found: Mapping[str, Mapping[str, Losses]], published: Collection[str] = ()
+    report: SearchReport,
+    scale: str,
+    found: Mapping[str, Mapping[str, Losses]],
+    published: Collection[str] = (),
+    left_out: int = 0,
 ) -> RenderedReport:
     """Losses by model and rate.
 
-    found: task -> model -> rate -> run. published: ids of the published runs; the others are yours.
+    found: task -> model -> rate -> run. published: ids of the published runs; the others are yours. left_out: trainings
+    on other texts.
     """
     tables, shown = [], Counter[Source]()
     for task, models in found.items():
@@ -139,7 +144,11 @@ def build_search(
         title = f"{report.benchmarks[task]}: validation loss in nats a token by {LEARNING_RATE}"
         tables.append(Table(title, columns, tuple(rows)))
     whose = ", ".join(f"{count} {source}" for source, count in sorted(shown.items()))
-    return report.rendered(scale, tables, ["*: the lowest of its row.", whose and f"Trainings: {whose}."])
+    other = f"{counted(left_out, 'training')} on other texts left out: their losses cannot be compared." * (
+        left_out > 0
+    )
+    notes = ["*: the lowest of its row.", whose and f"Trainings: {whose}.", other]
+    return report.rendered(scale, tables, notes, legend=(other,))
 
 
 def _cell(run: Outcome, best: bool, published: Collection[str]) -> Cell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -66,14 +67,15 @@ def reproduce(
 
 def found_by_search(
     report: SearchReport, cfg: Config, overrides: list[str], known: Iterable[RunRecord]
-) -> dict[str, Found]:
-    """Task -> the trainings among the known records, as far as the grid has been extended. Nothing is trained."""
+) -> tuple[dict[str, Found], int]:
+    """Task -> the trainings among the known records, as far as the grid has been extended, and the number of those that
+    are left out because they read other texts. Nothing is trained."""
     search = _Search(report, cfg, overrides, known)
     tasks = search.tasks()
     with progress_bar(
         "looking up runs", len(tasks) * len(report.models) * len(report.rates), sys.stderr.isatty()
     ) as advance:
-        return {task: search.grid(task, None, advance) for task in tasks}
+        return {task: search.grid(task, None, advance) for task in tasks}, len(search.left_out)
 
 
 def table(
@@ -85,8 +87,9 @@ def table(
 ) -> RenderedReport:
     """The losses of the published trainings and of yours."""
     own = yours or ()
-    found = found_by_search(report, cfg, overrides, [*published, *own])
-    return build_search(report, cfg.scale.name, found, {run.run_id for run in published} - {run.run_id for run in own})
+    found, left_out = found_by_search(report, cfg, overrides, [*published, *own])
+    ids = {run.run_id for run in published} - {run.run_id for run in own}
+    return build_search(report, cfg.scale.name, found, ids, left_out)
 
 
 def publish(report: SearchReport, cfg: Config, overrides: list[str], published_dir: Path) -> list[Path]:
@@ -95,7 +98,7 @@ def publish(report: SearchReport, cfg: Config, overrides: list[str], published_d
     Raises InputError as infini.runs.publish.publish does, and if there are no trainings.
     """
     results_dir, before = Path(cfg.results_dir), {run.run_id: run for run in records.load_records(published_dir)}
-    found = found_by_search(report, cfg, overrides, records.load_records(results_dir))
+    found, _ = found_by_search(report, cfg, overrides, records.load_records(results_dir))
     runs = [run for models in found.values() for losses in models.values() for run in losses.values()]
     chosen = {run.run_id: run for run in runs if run is not None}
     if not chosen:
@@ -121,6 +124,8 @@ class _Search:
         self.report, self.cfg, self.overrides = report, cfg, overrides
         self.cells: dict[tuple[str, str, float], tuple[list[str], Config]] = {}
         self.texts: dict[str, str | None] = {}
+        self.left_out: set[str] = set()
+        """Ids of trainings on other texts than those shown."""
         self.known: dict[str, list[RunRecord]] = {}
         for run in known:
             if run.verb == "train":
@@ -177,14 +182,19 @@ class _Search:
         losses[rate] = outcome
         return True
 
-    def _newest_texts(self, task: str) -> str | None:
-        """Content hash of the texts of the newest training at the report's rates. Losses on different texts cannot be
-        compared."""
+    def _texts(self, task: str) -> str | None:
+        """Content hash of the texts with trainings at most of the report's rates, of several the newest. Losses on
+        different texts cannot be compared."""
         if task not in self.texts:
             cells = [self._cell(task, model, rate) for model in self.report.models for rate in self.report.rates]
-            runs = [run for _, cfg in cells for run in self.known.get(config_hash(cfg), [])]
-            newest = max(runs, key=lambda run: (run.started, run.run_id), default=None)
-            self.texts[task] = None if newest is None else newest.data.get("revision")
+            filled, newest = Counter[str | None](), dict[str | None, str]()
+            for _, cfg in cells:
+                runs = self.known.get(config_hash(cfg), [])
+                filled.update({run.data.get("revision") for run in runs})
+                for run in runs:
+                    texts = run.data.get("revision")
+                    newest[texts] = max(newest.get(texts, ""), run.started)
+            self.texts[task] = max(filled, key=lambda texts: (filled[texts], newest[texts]), default=None)
         return self.texts[task]
 
     def _cell(self, task: str, model: str, rate: float) -> tuple[list[str], Config]:
@@ -210,8 +220,9 @@ class _Search:
 
         if worker is None:
             # Without training, the data need not exist here.
-            texts = self._newest_texts(task)
+            texts = self._texts(task)
             on_record = [run for run in runs() if run.data.get("revision") == texts]
+            self.left_out |= {run.run_id for run in runs()} - {run.run_id for run in on_record}
             return on_record[-1] if on_record else None
         console = worker.console
         if (done := newest_on_the_data(cfg, runs(), "train")) is not None:
