@@ -45,14 +45,17 @@ def renew(published_dir: Path, target: Path) -> list[Path]:
 
 
 def renew_figures(published_dir: Path, target: Path) -> list[Path]:
-    """Draw the published figures again, as PNG, and put them in place of those in `target`. Returns their paths."""
+    """Draw the published figures again, as PNG, at every scale that has published runs, and put them in place of those
+    in `target`. Returns their paths."""
+    scales = {run.scale for run in records.load_records(published_dir)} & set(groups()["scale"])
     with tempfile.TemporaryDirectory() as empty:
-        figure.draw_published(compose([f"results_dir={empty}", f"scale={CLAIMS_SCALE}"]), published_dir)
+        for scale in sorted(scales):
+            figure.draw_published(compose([f"results_dir={empty}", f"scale={scale}"]), published_dir)
         target.mkdir(parents=True, exist_ok=True)
-        for old in target.glob("*.png"):
+        written = [Path(shutil.copy(path, target)) for path in sorted((Path(empty) / "figures").glob("*.png"))]
+        for old in set(target.glob("*.png")) - set(written):
             old.unlink()
-        drawn = sorted((Path(empty) / "figures").glob("*.png"))
-        return [Path(shutil.copy(path, target)) for path in drawn]
+        return written
 
 
 if __name__ == "__main__":

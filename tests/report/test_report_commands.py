@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from infini.records import RunRecord
 from infini.report.figures import draw_curves, smoothed, training_curves
 from infini.report.selection import Selection
 from infini.runs import figure, publish, table
+from infini.runs.renew import renew_figures
 
 
 def fill(folder: Path, *runs: RunRecord) -> list[RunRecord]:
@@ -349,6 +351,20 @@ def test_a_choice_on_the_command_line_publishes_no_rival_of_a_published_run(
         with pytest.raises(InputError, match="table2_lm: its published table is made with .*=null.*again"):
             publish.run(cfg, words, ids)
     assert files(published) == before
+
+
+def test_figures_of_every_scale_are_renewed(cfg: Any, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = replace(make_eval("local", 2), scale="gpu")
+    fill(published, make_eval("local", 1), gpu)
+
+    def draw(cfg: Any, published_dir: Path) -> None:
+        records.write_atomically(Path(cfg.results_dir) / "figures" / f"new_{cfg.scale.name}.png", b"")
+
+    monkeypatch.setattr("infini.runs.figure.draw_published", draw)
+    for name in ("new_gpu.png", "stale_laptop.png"):
+        records.write_atomically(published / "figures" / name, b"old")
+    assert [path.name for path in renew_figures(published, published / "figures")] == ["new_gpu.png", "new_laptop.png"]
+    assert files(published / "figures") == ["new_gpu.png", "new_laptop.png"]
 
 
 def test_damaged_record_stops_the_table_with_its_name(cfg: Any, published: Path) -> None:
