@@ -88,9 +88,11 @@ class Estimate:
     mean: float
     se: float
     """Standard error; NaN with fewer than two documents."""
-    df: int
-    """Degrees of freedom of Student's t: one less than the smaller number of clusters."""
+    df: float
+    """Degrees of freedom of Student's t: one less than the smaller effective number of clusters."""
     n_documents: int
+    effective_documents: float
+    """Effective number of documents: as many documents of equal length would give the same weight to each."""
     n_seeds: int
     seeds_share: float = 0.0
     """The share of the variance that decreases with the number of seeds."""
@@ -109,7 +111,7 @@ class Estimate:
     def p_values(self, expected: float = 0.0) -> tuple[float, float]:
         """(p, q), one-sided: p is small if the mean is above `expected`, q if it is below; both are 1 without an
         error."""
-        if math.isnan(self.se) or self.df < 1:
+        if math.isnan(self.se) or self.df <= 0:
             return 1.0, 1.0
         above = self.mean - expected
         t = above / self.se if self.se > 0 else math.copysign(math.inf, above) if above else 0.0
@@ -124,28 +126,37 @@ class Estimate:
         """The estimate with this many seeds and documents, at the same spread."""
         of_seeds = self.seeds_share * self.se**2 * self.n_seeds / n_seeds
         others = (1 - self.seeds_share) * self.se**2 * self.n_documents / n_documents
-        df = min(n_seeds, n_documents) - 1
-        return replace(self, se=math.sqrt(of_seeds + others), df=df, n_seeds=n_seeds, n_documents=n_documents)
+        effective = self.effective_documents * n_documents / self.n_documents
+        return replace(
+            self,
+            se=math.sqrt(of_seeds + others),
+            df=min(n_seeds, effective) - 1,
+            n_documents=n_documents,
+            effective_documents=effective,
+            n_seeds=n_seeds,
+        )
 
 
 def clustered(
     differences: Sequence[float], weights: Sequence[float], clusters: Sequence[Hashable]
-) -> tuple[float, float, int]:
-    """sum(differences) / sum(weights), its variance robust to dependence within clusters, and the number of clusters.
+) -> tuple[float, float, float]:
+    """sum(differences) / sum(weights), its variance robust to dependence within clusters, and the effective number of
+    clusters: the squared sum of their weights over the sum of their squared weights.
 
-    With residuals e_i = d_i - ratio * w_i and G clusters the variance is
-    G / (G - 1) * sum over clusters of (sum of e_i in the cluster)^2 / (sum of w_i)^2; NaN with one cluster.
+    The variance is the jackknife's: (G - 1) / G times the sum of the squared changes of the ratio as each of the G
+    clusters in turn is left out; NaN with one cluster. A cluster with much of the weight pulls the ratio to itself, so
+    its own residual would understate what it contributes.
     """
     labels = {label: index for index, label in enumerate(dict.fromkeys(clusters))}
     index = np.array([labels[label] for label in clusters])
-    difference = np.asarray(differences, dtype=np.float64)
-    weight = np.asarray(weights, dtype=np.float64)
+    difference, weight, n = np.asarray(differences, np.float64), np.asarray(weights, np.float64), len(labels)
+    of_cluster = np.bincount(index, weights=weight, minlength=n)
     total = weight.sum()
-    ratio, n = float(difference.sum() / total), len(labels)
+    ratio, effective = float(difference.sum() / total), float(total**2 / (of_cluster**2).sum())
     if n < 2:
-        return ratio, math.nan, n
-    by_cluster = np.bincount(index, weights=difference - ratio * weight, minlength=n)
-    return ratio, float(n / (n - 1) * (by_cluster**2).sum() / total**2), n
+        return ratio, math.nan, effective
+    changes = np.bincount(index, weights=difference - ratio * weight, minlength=n) / (total - of_cluster)
+    return ratio, float((n - 1) / n * (changes**2).sum()), effective
 
 
 def two_way(
@@ -159,17 +170,18 @@ def two_way(
     All runs of a document share its text, and all documents of a seed share the weights of its model. The variance is
     the one clustered by document plus the one clustered by seed minus the one of single pairs (Cameron, Gelbach and
     Miller 2011), and at least as large as each of the first two. Student's t has one degree of freedom less than the
-    smaller number of clusters. With one seed the error is over documents and does not cover other seeds.
+    smaller effective number of clusters. With one seed the error is over documents and does not cover other seeds.
     """
-    mean, of_documents, n_documents = clustered(differences, weights, documents)
-    _, of_seeds, n_seeds = clustered(differences, weights, seeds)
+    mean, of_documents, effective = clustered(differences, weights, documents)
+    _, of_seeds, effective_seeds = clustered(differences, weights, seeds)
+    n_documents, n_seeds = len(set(documents)), len(set(seeds))
     if n_documents < 2 or n_seeds < 2:
         se = math.sqrt(of_documents) if n_documents > 1 else math.nan
-        return Estimate(mean, se, max(n_documents - 1, 0), n_documents, n_seeds)
+        return Estimate(mean, se, effective - 1 if n_documents > 1 else 0, n_documents, effective, n_seeds)
     _, of_pairs, _ = clustered(differences, weights, list(zip(documents, seeds, strict=True)))
     variance = max(of_documents + of_seeds - of_pairs, of_documents, of_seeds)
-    share = of_seeds / variance if variance > 0 else 0.0
-    return Estimate(mean, math.sqrt(variance), min(n_documents, n_seeds) - 1, n_documents, n_seeds, share)
+    share, df = of_seeds / variance if variance > 0 else 0.0, min(effective, effective_seeds) - 1
+    return Estimate(mean, math.sqrt(variance), df, n_documents, effective, n_seeds, share)
 
 
 def bounded_mean_interval(influence: np.ndarray, mean: float, top: float = 100.0) -> tuple[float, float] | None:

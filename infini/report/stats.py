@@ -9,7 +9,7 @@ nats and w the number of tokens in the sum, so the unit is nats per token. Error
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,19 +30,9 @@ Pair = tuple[float, float, str, int]
 class Effect(Estimate):
     """A difference of losses in nats per token."""
 
-    effective_documents: float = 0.0
-    """Effective number of documents: as many documents of equal length would give the same weight to each."""
     run_ids: tuple[str, ...] = ()
     adjusted_p: float | None = None
     """The p-value, adjusted for all comparisons of a table; None: it is not tested."""
-
-
-def effective_number(weights: Sequence[float], clusters: Sequence[Hashable]) -> float:
-    """Effective number of clusters: the squared sum of their weights over the sum of their squared weights."""
-    by_cluster: dict[Hashable, float] = {}
-    for weight, cluster in zip(weights, clusters, strict=True):
-        by_cluster[cluster] = by_cluster.get(cluster, 0.0) + weight
-    return sum(by_cluster.values()) ** 2 / sum(weight**2 for weight in by_cluster.values())
 
 
 def by_seed(runs: Sequence[RunRecord]) -> dict[int, list[RunRecord]]:
@@ -91,8 +81,8 @@ def _effect(pairs: Sequence[Pair], used: Sequence[RunRecord]) -> Effect | None:
     if not pairs:
         return None
     differences, weights, clusters, seeds = zip(*pairs, strict=True)
-    estimate, effective = two_way(differences, weights, clusters, seeds), effective_number(weights, clusters)
-    return Effect(**vars(estimate), effective_documents=effective, run_ids=tuple(run.run_id for run in used))
+    estimate = two_way(differences, weights, clusters, seeds)
+    return Effect(**vars(estimate), run_ids=tuple(run.run_id for run in used))
 
 
 def knockout_cost(runs: Sequence[RunRecord], knockout: Knockout) -> Effect | None:

@@ -92,38 +92,38 @@ def test_a_difference_within_its_interval_is_inconclusive() -> None:
 
 
 def test_a_difference_within_the_spread_of_its_seeds_is_inconclusive() -> None:
-    """As large on every document; over seeds -0.01, -0.01 and -0.05, an error of 0.0133 that two degrees of freedom
-    make 4.3 times as wide."""
+    """As large on every document; over seeds -0.01, -0.01 and -0.05, an error of 0.0133 that 1.33 degrees of freedom
+    (three documents of 1, 2 and 4 thousand tokens are worth 2.33) make 7.2 times as wide."""
     runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.99), (3, 3.95))]
     verdict, measured = verdicts(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
-    assert verdict == "inconclusive" and "-0.0233 [-0.0807, +0.0340] nats a token" in measured
+    assert verdict == "inconclusive" and "-0.0233 [-0.1192, +0.0726] nats a token" in measured
 
 
 def test_three_seeds_that_agree_to_two_and_a_half_errors_are_not_sure() -> None:
-    """A difference of 3.5 standard errors of the seeds, which a fixed 2.5 took for sure: by Student's t p = 0.074,
-    times nine claims 0.67."""
+    """A difference of 3.5 standard errors of the seeds, which a fixed 2.5 took for sure: by Student's t p = 0.128,
+    times nine claims more than 1."""
     runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.98), (3, 3.97))]
     verdict, measured = verdicts(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
-    assert verdict == "inconclusive" and "-0.0200 [-0.0448, +0.0048]" in measured and "p = 0.67," in measured
+    assert verdict == "inconclusive" and "-0.0200 [-0.0615, +0.0215]" in measured and "p = 1," in measured
     assert (
         to_decide(three("memorizing") + runs)["pg19_infini_linear_memorizing"]
-        == "would need about 6 seeds and 6 documents"
+        == "would need about 10 seeds and 6 documents"
     )
 
 
 def test_claims_about_one_table_share_their_error_rate() -> None:
-    """p = 0.035 is sure for a claim that is declared alone, and not for one of nine, whether the others have runs or
+    """p = 0.039 is sure for a claim that is declared alone, and not for one of nine, whether the others have runs or
     not."""
-    runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.985), (3, 3.98))]
+    runs = [make_eval("infini_linear", seed, loss) for seed, loss in ((1, 3.99), (2, 3.9875), (3, 3.985))]
     report, name = claims(), "pg19_infini_linear_memorizing"
     alone = replace(report, claims=tuple(claim for claim in report.claims if claim.name == name))
     (table,) = tables_of_claims(judged(alone, "laptop", three("memorizing") + runs))
     measured = table.cell(name, "Measured").text
-    assert table.cell(name, "Verdict").text == "holds" and "p = 0.035" in measured and "adjusted" not in measured
+    assert table.cell(name, "Verdict").text == "holds" and "p = 0.039" in measured and "adjusted" not in measured
     others = [make_eval(model, seed, 4.0 + seed % 2) for model in ("rmt", "transformer_xl") for seed in (1, 2, 3)]
     for published in (runs, [*runs, *others]):
         verdict, measured = verdicts([*three("memorizing"), *published])[name]
-        assert verdict == "inconclusive" and measured.endswith("p = 0.32, adjusted for 9 tests")
+        assert verdict == "inconclusive" and measured.endswith("p = 0.35, adjusted for 9 tests")
 
 
 def test_two_seeds_are_no_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,25 +117,34 @@ def test_two_way_errors_by_hand() -> None:
 
 
 def test_clustered_ratio_equals_the_computation_by_hand() -> None:
-    # ratio = (1 + 2 + 6) / (10 + 10 + 20) = 0.225; residuals -1.25, -0.25, 1.5; clusters a = -1.5, b = 1.5;
-    # variance = 2 / 1 * (2.25 + 2.25) / 1600.
-    assert intervals.clustered([1, 2, 6], [10, 10, 20], ["a", "a", "b"]) == pytest.approx((0.225, 2 * 4.5 / 1600, 2))
+    # 9 / 40 in all; 6 / 20 without a and 3 / 20 without b, 0.075 away on either side; variance 1 / 2 * 2 * 0.075 ** 2.
+    assert intervals.clustered([1, 2, 6], [10, 10, 20], ["a", "a", "b"]) == pytest.approx((0.225, 0.075**2, 2))
+    # 9 / 40; 8 / 30, 7 / 30 and 3 / 20 without each; 40 ** 2 / (100 + 100 + 400) clusters.
+    changes = (8 / 30 - 9 / 40, 7 / 30 - 9 / 40, 3 / 20 - 9 / 40)
+    expected = 9 / 40, 2 / 3 * sum(change**2 for change in changes), 1600 / 600
+    assert intervals.clustered([1, 2, 6], [10, 10, 20], ["a", "b", "c"]) == pytest.approx(expected)
     assert math.isnan(intervals.clustered([1.0, 2.0], [1, 1], ["a", "a"])[1])
 
 
+def test_with_equal_clusters_the_error_is_that_of_a_mean() -> None:
+    found = intervals.two_way([0.1, 0.4, 0.2, 0.7], [1.0] * 4, "abcd", [1] * 4)
+    assert (found.se, found.df) == pytest.approx((np.std([0.1, 0.4, 0.2, 0.7], ddof=1) / 2, 3))
+
+
 def test_more_seeds_help_as_far_as_seeds_are_what_scatters() -> None:
-    found = intervals.Estimate(1.0, 1.0, 2, 10, 3, seeds_share=1.0)
-    assert found.with_more(12, 10).se == pytest.approx(0.5) and found.with_more(12, 10).df == 9
-    assert intervals.Estimate(1.0, 1.0, 2, 10, 3, seeds_share=0.0).with_more(12, 10).se == pytest.approx(1.0)
-    assert intervals.Estimate(1.0, 1.0, 2, 10, 3, seeds_share=0.0).with_more(3, 40).se == pytest.approx(0.5)
+    found = intervals.Estimate(1.0, 1.0, 2, 10, 6.0, 3, seeds_share=1.0)
+    assert found.with_more(12, 10).se == pytest.approx(0.5) and found.with_more(12, 10).df == pytest.approx(5)
+    assert found.with_more(12, 20).df == pytest.approx(11)
+    assert replace(found, seeds_share=0.0).with_more(12, 10).se == pytest.approx(1.0)
+    assert replace(found, seeds_share=0.0).with_more(3, 40).se == pytest.approx(0.5)
 
 
 def test_p_values_of_a_mean_are_student_s() -> None:
-    found = intervals.Estimate(0.3, 0.1, 2, 10, 3)
+    found = intervals.Estimate(0.3, 0.1, 2, 10, 10, 3)
     assert found.p == pytest.approx(2 * scipy_stats.t.sf(3.0, 2))
     above, below = found.p_values(0.1)
     assert above == pytest.approx(scipy_stats.t.sf(2.0, 2)) and below == pytest.approx(1 - above)
-    exact = intervals.Estimate(0.0, 0.0, 2, 10, 3)
+    exact = intervals.Estimate(0.0, 0.0, 2, 10, 10, 3)
     assert exact.p == 1.0 and exact.interval == (0.0, 0.0)
 
 

@@ -17,6 +17,13 @@ from infini.report.book_scores import mean_with_interval
 from infini.report.intervals import clustered, effective_trials, minimum_interval, proportion_interval, two_way
 
 TOKENS = 5
+Lengths = tuple[str, tuple[float, ...]]
+EVEN: Lengths = ("", ())
+UNEVEN: tuple[Lengths, ...] = (
+    (", one of them twenty times as long", (1.0, *[0.05] * 9)),
+    (", two of them twenty times as long", (1.0, 1.0, *[0.05] * 8)),
+    (" as long as whole books", (0.4, 0.5, 0.5, 0.6, 0.8, 0.9, 1.1, 1.4, 2.2, 4.0)),
+)
 Interval = tuple[float, float]
 Draw = Callable[[np.random.Generator], tuple[Interval, Interval | None]]
 """One repetition: the product's interval, and that of the method before it."""
@@ -91,12 +98,16 @@ def failing_case(share: float, accuracy: float, n_seeds: int) -> Case:
     return Case("Clopper-Pearson, effective number", data, str(n_seeds), 1 - share * (1 - accuracy), draw)
 
 
-def difference_case(of_documents: float, of_seeds: float, of_pairs: float, n_documents: int, n_seeds: int) -> Case:
+def difference_case(
+    of_documents: float, of_seeds: float, of_pairs: float, n_documents: int, n_seeds: int, lengths: Lengths = EVEN
+) -> Case:
+    """lengths: what they are called, and the tokens of each document; even ones are drawn anew each time."""
     documents = [book for _ in range(n_seeds) for book in range(n_documents)]
     seeds = [seed for seed in range(n_seeds) for _ in range(n_documents)]
+    called, tokens = lengths
 
     def draw(rng: np.random.Generator) -> tuple[Interval, Interval]:
-        weights = np.tile(rng.uniform(0.5, 1.5, n_documents), n_seeds)
+        weights = np.tile(tokens or rng.uniform(0.5, 1.5, n_documents), n_seeds)
         values = of_documents * np.tile(rng.normal(size=n_documents), n_seeds)
         values += of_seeds * np.repeat(rng.normal(size=n_seeds), n_documents)
         values += of_pairs * rng.normal(size=len(values))
@@ -106,7 +117,7 @@ def difference_case(of_documents: float, of_seeds: float, of_pairs: float, n_doc
         return two_way(total, weights.tolist(), documents, seeds).interval, (mean - half, mean + half)
 
     spreads = f"spread of documents {of_documents:g}, seeds {of_seeds:g}, pairs {of_pairs:g}"
-    data = f"difference, {spreads}; {n_documents} documents"
+    data = f"difference, {spreads}; {n_documents} documents{called}"
     return Case("two-way, Student's t", data, str(n_seeds), 0.0, draw)
 
 
@@ -135,6 +146,7 @@ CASES = [
     worst_case((0.9, *[1.0] * 14), 50),
     *(seeds_case(accuracy, spread, 3) for accuracy, spread in ((0.9, 0.0), (0.9, 0.05), (0.6, 0.2))),
     *(difference_case(*spreads, documents, seeds) for documents, seeds in ((10, 3), (8, 5)) for spreads in SPREADS),
+    *(difference_case(1, 0, 0, 10, seeds, lengths) for lengths in UNEVEN for seeds in (1, 3)),
     *(overall_case(skew, n) for n in (8, 17) for skew in (0.25, 0.5)),
 ]
 
