@@ -318,21 +318,23 @@ def metrics(streamed: Streamed, n_words: np.ndarray, n_bytes: np.ndarray) -> dic
     """Perplexity = exp(total NLL / total tokens) over the split, word perplexity, and bits per byte.
 
     n_words, n_bytes: of the scored text. A missing measure is None, with a note: for a text without tokens, words or
-    bytes, for one whose white space does not separate words (see LONGEST_WORDS), or where a perplexity overflows.
+    bytes, for one whose white space does not separate words (see LONGEST_WORDS), or where a number is not finite.
     """
     nll, tokens = float(streamed.nll.sum()), int(streamed.tokens.sum())
     words, size = int(n_words.sum()), int(n_bytes.sum())
 
     def entry(value: float | None, n: int, unit: str, why_none: str) -> dict[str, Any]:
-        found = {"value": value, "n": n, "unit": unit, "higher_is_better": False}
-        return found if value is not None else found | {"note": why_none}
+        finite = value is not None and math.isfinite(value)
+        found = {"value": value if finite else None, "n": n, "unit": unit, "higher_is_better": False}
+        return found if finite else found | {"note": why_none if n == 0 or math.isfinite(nll) else not_finite}
 
     of_words = words > 0 and size <= LONGEST_WORDS * words
-    too_large = "too large for a floating-point number"
+    no_tokens, too_large = "no token was scored", "too large for a floating-point number"
+    not_finite = "the loss of a token is not a finite number"
     no_words = f"white space separates no words here: {words:,} in {size:,} bytes"
     return {
-        "nll_per_token": entry(_ratio(nll, tokens), tokens, "nats/token", "no token was scored"),
-        "perplexity": entry(_exponential(_ratio(nll, tokens)), tokens, "per token", too_large),
+        "nll_per_token": entry(_ratio(nll, tokens), tokens, "nats/token", no_tokens),
+        "perplexity": entry(_exponential(_ratio(nll, tokens)), tokens, "per token", too_large if tokens else no_tokens),
         "word_perplexity": entry(
             _exponential(_ratio(nll, words)) if of_words else None,
             words,

@@ -119,8 +119,8 @@ def gap_by_position(
 
     Positions are grouped into bins; each but the last ends at about twice its start. Places in the segment (BY_PLACE)
     have narrower bins. A point is the mean over documents and seeds, paired by both. The band is the 95 % interval,
-    clustered by both. Positions that fewer than two documents reach are left out. More than MOST_TOGETHER rows have a
-    panel each, in which the means of the others are pale.
+    clustered by both. Positions that hardly more than one document reaches are left out. More than MOST_TOGETHER rows
+    have a panel each, in which the means of the others are pale.
 
     rows: row -> evaluation runs; those with the series count. baseline: the row at 0. titles: row -> its title. corpus:
     the name of the documents. compared_with: row -> the row it is compared with; None: all with `baseline`. models: row

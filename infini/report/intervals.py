@@ -212,5 +212,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def p_value(p: float) -> str:
-    """A p-value as printed: two significant digits, never 0."""
-    return "< 0.0001" if p < 0.0001 else f"{p:.2g}" if p < 0.995 else "1"
+    """A p-value as printed: two significant digits, never 0; more where it would seem to be on the limit of a test."""
+    if not 0.0001 <= p < 0.995:
+        return "1" if p > 0.5 else "< 0.0001"
+    limit = 1 - LEVEL
+    digits = next((n for n in (2, 3, 4, 5) if abs(float(f"{p:.{n}g}") - limit) > 1e-9), 6)
+    return f"{p:.{digits}g}"

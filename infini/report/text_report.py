@@ -29,6 +29,7 @@ from infini.report.tables import (
     Table,
     disputes,
     distinct,
+    in_words,
     marked,
     measured_cell,
     over_seeds,
@@ -334,7 +335,9 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tupl
             for source, selection in sources.items():
                 runs = selection.runs.get(model, ())
                 cell = over_seeds(runs, lambda run: run.metric("perplexity"), ".2f", source)
-                text = DISPUTED if model in selection.disputed else marked(cell.text, selection, model)
+                lost = {run.seed for run in runs if "perplexity" in run.results and run.metric("perplexity") is None}
+                shown = f"{cell.text}, {in_words(len(lost), 'seed')} not finite" if lost else cell.text
+                text = DISPUTED if model in selection.disputed else marked(shown, selection, model)
                 if source == "yours" and runs and _other_data(sources):
                     text += f" {OTHER_DATA_MARK}"
                 cells.append(replace(cell, text=text))

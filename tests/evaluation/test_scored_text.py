@@ -135,6 +135,9 @@ def streamed_of(nll: float, tokens: int) -> Streamed:
     return Streamed(binned, binned)
 
 
+ALL_MEASURES = ("nll_per_token", "perplexity", "word_perplexity", "bits_per_byte")
+
+
 @pytest.mark.parametrize(
     ("nll", "tokens", "words", "size", "missing"),
     [
@@ -145,6 +148,9 @@ def streamed_of(nll: float, tokens: int) -> Streamed:
         (2000.0, 10, 2, 200, {"word_perplexity": "too large for a floating-point number"}),
         (2000.0, 2, 20, 100, dict.fromkeys(["perplexity"], "too large for a floating-point number")),
         (3.0, 1, 0, 0, {"word_perplexity": "white space", "bits_per_byte": "what was scored has no bytes"}),
+        (math.nan, 10, 3, 40, dict.fromkeys(ALL_MEASURES, "the loss of a token is not a finite number")),
+        (math.inf, 10, 3, 40, dict.fromkeys(ALL_MEASURES, "the loss of a token is not a finite number")),
+        (0.0, 0, 3, 40, dict.fromkeys(["nll_per_token", "perplexity"], "no token was scored")),
     ],
 )
 def test_a_measure_that_does_not_exist_is_none_with_a_note(

@@ -167,3 +167,14 @@ def test_a_p_value_is_never_printed_as_0() -> None:
         "0.5",
         "1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [
+        *((0.0496, "0.0496"), (0.0504, "0.0504"), (0.049997, "0.049997"), (0.05, "0.05"), (0.044, "0.044")),
+        *((0.3456, "0.35"), (0.9951, "1"), (0.00009, "< 0.0001"), (0.0001, "0.0001"), (1.0, "1")),
+    ],
+)
+def test_a_p_value_shows_on_which_side_of_the_limit_it_is(p: float, text: str) -> None:
+    assert intervals.p_value(p) == text

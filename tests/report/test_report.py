@@ -219,7 +219,7 @@ def test_a_result_that_is_null_is_missing_and_not_zero(report: Report) -> None:
     run = make_eval("local", 1)
     run.results["perplexity"]["value"] = None
     cell = report.render("laptop", [run]).tables[0].cell("local", "PG19 published")
-    assert (cell.text, cell.value, cell.origin) == (DASH, None, "missing")
+    assert (cell.text, cell.value, cell.origin) == (f"{DASH}, one seed not finite", None, "missing")
 
 
 def test_seeds_are_averaged_with_their_spread(report: Report) -> None:
@@ -496,3 +496,11 @@ SIZE_COLUMNS = ("Memory size (comp.)", "XL cache", "Segment length")
 
 def test_table_2_has_all_nine_models(report: Report) -> None:
     assert list(report.models) == [*list(TABLE1)[:5], "infini_linear", "infini_delta", "local", "full"]
+
+
+def test_a_seed_whose_perplexity_is_not_finite_is_said(report: Report) -> None:
+    runs = [make_eval("local", seed, 4.0) for seed in (1, 2, 3)]
+    runs[1].results["perplexity"]["value"] = None
+    table = report.render("laptop", runs).tables[0]
+    (cell,) = (cell for cell in table.rows[[row.model for row in table.rows].index("local")].cells if cell.run_ids)
+    assert cell.text.endswith("one seed not finite") and cell.n_seeds == 2

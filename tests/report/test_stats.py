@@ -105,3 +105,14 @@ def test_long_books_count_for_more_than_one_of_many() -> None:
     effect = stats.paired_difference([make_eval("local", 1)], [make_eval("full", 1)])
     assert effect is not None and effect.effective_documents == pytest.approx(49 / 21)
     assert effect.df == pytest.approx(49 / 21 - 1)
+
+
+@pytest.mark.parametrize(("tokens", "bins"), [((40.0, 40.0), 5), ((1.0, 40.0), 4)], ids=["two books", "hardly two"])
+def test_a_position_that_one_document_fills_is_left_out(tokens: tuple[float, float], bins: int) -> None:
+    """With 40 tokens in 41 of one book, the interval over books would be hundreds of times as wide as the others."""
+    runs = [make_eval("full", 1, 3.9), make_eval("local", 1, 4.0)]
+    for run, loss in zip(runs, (3.9, 4.0), strict=True):
+        for kind, factor in (("tokens", 1.0), ("nll", loss)):
+            for row, number in zip(run.series["nll_by_position"][kind][1:], tokens, strict=True):
+                row[-1] = number * factor
+    assert len(stats.gap(runs[:1], runs[1:])) == bins
