@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -425,6 +426,30 @@ def test_the_summaries_of_the_page_are_those_of_their_runs() -> None:
         lines = (ROOT / "results" / "runs" / name).read_text(encoding="utf-8").splitlines()
         written = {entry["name"]: entry["summary"] for entry in map(json.loads, lines)}
         assert text == written[book].strip()
+
+
+def test_the_times_of_the_tables_are_those_of_their_records() -> None:
+    """Of the evaluations behind a table, of their trainings, and of those that these started from."""
+    page = (ROOT / "docs" / "explanation" / "provenance.md").read_text(encoding="utf-8")
+    stated = re.findall(r"^\| `(\w+)` \| (\d+), ([\d.]+) h \| (\d+), ([\d.]+) h \|$", page, re.MULTILINE)
+    assert len(stated) == 6
+    known = {path.stem: path for path in (ROOT / "results" / "runs").glob("*.json")}
+    for name, n_trainings, in_training, n_evaluations, in_evaluation in stated:
+        text = (ROOT / "results" / "tables" / f"{name}_laptop.md").read_text(encoding="utf-8")
+        evaluations = {
+            run: json.loads(known[run].read_text()) for run in re.findall(r"\(\.\./runs/(.*?)\.json\)", text)
+        }
+        trainings: dict[str, Any] = {}
+        left = [run["parent"] for run in evaluations.values() if run["parent"]]
+        while left:
+            training = left.pop()
+            trainings[training] = json.loads(known[training].read_text())
+            left += [start for start in [trainings[training]["config"]["init_from"]] if start]
+        hours = [sum(run["cost"]["wall_seconds"] for run in runs.values()) / 3600 for runs in (trainings, evaluations)]
+        assert (name, len(trainings), len(evaluations)) == (name, int(n_trainings), int(n_evaluations))
+        assert [f"{value:.1f}" for value in hours] == [in_training, in_evaluation], name
+        (total,) = re.findall(rf"(?:report|experiment)={name}\b[^|]*\| ([\d.]+) h", README)
+        assert float(total) == pytest.approx(sum(hours), abs=0.06), name
 
 
 def test_targets_are_in_the_makefile() -> None:
