@@ -203,6 +203,26 @@ def provenance(source: str, runs: Sequence[RunRecord], details: Sequence[str]) -
     )
 
 
+def products(source: str, titles: Mapping[str, str], selection: Selection) -> list[str]:
+    """A note on the rows and seeds whose training or evaluation multiplies in the rarer of two formats; none where all
+    multiply in one."""
+    found: dict[bool, dict[str, set[int]]] = {True: {}, False: {}}
+    for row, runs in selection.runs.items():
+        for run in runs:
+            for made in filter(None, (run, selection.training(run))):
+                if (in_bfloat16 := made.environment.get("bfloat16")) is not None:
+                    found[in_bfloat16].setdefault(row, set()).add(run.seed)
+    usual = sum(map(len, found[True].values())) >= sum(map(len, found[False].values()))
+    if not all(found.values()):
+        return []
+    others = "; ".join(
+        f"{titles[row]} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))})"
+        for row, seeds in found[not usual].items()
+    )
+    formats = {True: "bfloat16", False: "float32"}
+    return [f"{source}: matrix products in {formats[usual]}, but in {formats[not usual]}: {others}"]
+
+
 def rows_by_source(
     titles: Mapping[str, str],
     sources: Mapping[str, Selection],

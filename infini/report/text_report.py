@@ -33,6 +33,7 @@ from infini.report.tables import (
     marked,
     measured_cell,
     over_seeds,
+    products,
     provenance,
     quoted,
 )
@@ -263,6 +264,8 @@ class Report(RunReport):
                 for source, selection in named.items()
                 if selection.runs or (part.task == self.task and not selection.disputed)
             ]
+            for source, selection in named.items():
+                notes += products(source, part.models, selection)
             notes += [*report_mismatches(named, scale, part.models), *disputes(named)]
             if other := _other_data(sources):
                 notes.append(f"{OTHER_DATA_MARK} {self.benchmarks[part.task]}, yours: {other}")

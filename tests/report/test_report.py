@@ -504,3 +504,16 @@ def test_a_seed_whose_perplexity_is_not_finite_is_said(report: Report) -> None:
     table = report.render("laptop", runs).tables[0]
     (cell,) = (cell for cell in table.rows[[row.model for row in table.rows].index("local")].cells if cell.run_ids)
     assert cell.text.endswith("one seed not finite") and cell.n_seeds == 2
+
+
+def test_rows_whose_products_are_of_another_format_are_named(report: Report) -> None:
+    runs = [make_eval(model, seed) for model in ("local", "infini_linear") for seed in (1, 2, 3)]
+    trained = [make_train(run.model, run.seed, run_id=run.parent) for run in runs]
+    for run in (*runs, *trained):
+        run.environment["bfloat16"] = True
+    alike = report.render("laptop", [*runs, *trained]).notes
+    assert not any("matrix products" in note for note in alike)
+    runs[1].environment["bfloat16"] = False
+    trained[2].environment["bfloat16"] = False
+    (note,) = (note for note in report.render("laptop", [*runs, *trained]).notes if "matrix products" in note)
+    assert note.endswith("matrix products in bfloat16, but in float32: Local attention only (seeds 2, 3)")
