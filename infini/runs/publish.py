@@ -37,7 +37,9 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     refuse_seed("publish", overrides)
     results_dir = Path(cfg.results_dir)
     declared = load_report(cfg.report)
-    if "publish" in declared.verbs and not ids:
+    if "publish" in declared.verbs:
+        if ids:
+            raise InputError(f"{ids[0]}: report={declared.name} publishes its newest runs; leave the run out")
         work = importlib.import_module(declared.verbs["publish"].module)
         print(*work.publish(declared, cfg, overrides, records.published_dir()), sep="\n")
         return 0

@@ -246,6 +246,13 @@ def test_publish_refuses_what_began_from_a_model_of_made_up_text(
     assert not published.exists()
 
 
+@pytest.mark.parametrize("name", ["layer", "lr_search"])
+def test_a_report_that_chooses_its_runs_itself_takes_none_by_name(cfg: Any, name: str) -> None:
+    cfg.report = compose([f"report={name}"]).report
+    with pytest.raises(InputError, match=f"^some-run: report={name} publishes its newest runs; leave the run out$"):
+        publish.run(cfg, [f"report={name}"], ["some-run"])
+
+
 def test_publish_refuses_runs_that_another_report_is_about(cfg: Any, published: Path) -> None:
     fill(Path(cfg.results_dir), make_eval("local", 1, task="passkey"))
     with pytest.raises(
