@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -453,7 +454,10 @@ def environment(root: Path = SOURCE_ROOT) -> dict[str, Any]:
     root: the checkout whose commit is recorded.
     """
     revision, dirty = git_state(root)
-    changes = changed_files(root, revision) if revision and dirty else None
+    elsewhere = _parts_of_another_checkout(root)
+    changes = [*elsewhere, *(changed_files(root, revision) or ())] if revision and (dirty or elsewhere) else None
+    if revision and elsewhere:
+        dirty = True
     versions = {}
     for package in VERSIONED_PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -466,6 +470,16 @@ def environment(root: Path = SOURCE_ROOT) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+def _parts_of_another_checkout(root: Path) -> list[str]:
+    """Folders of the project that this process takes from elsewhere than its own checkout, as it does in a second
+    checkout named by PYTHONPATH beside an editable installation of the first."""
+    if root != SOURCE_ROOT:
+        return []
+    found = [importlib.util.find_spec(f"infini.{name}") for name in ("conf", "tasks")]
+    places = [Path(place).resolve() for spec in found if spec for place in spec.submodule_search_locations or ()]
+    return [str(place) for place in places if not place.is_relative_to(root)]
 
 
 def value_at(config: Any, key: str) -> Any:

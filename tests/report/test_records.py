@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -274,6 +275,19 @@ def test_environment_is_complete(repository: Path) -> None:
     assert found["hardware"]["cpu"]
     assert found["hardware"]["cores"] >= 1
     assert found["versions"]["numpy"] == np.__version__
+
+
+def test_parts_of_another_checkout_make_a_run_dirty(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As beside an editable installation of another checkout: the commit would not be that of what ran."""
+    monkeypatch.setattr(records, "SOURCE_ROOT", repository)
+    place = repository / "conf"
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(place)])
+    )
+    assert records.environment(repository)["git_dirty"] is False
+    place = repository.parent / "conf"
+    found = records.environment(repository)
+    assert found["git_dirty"] and found["git_changes"][0] == str(place.resolve())
 
 
 def test_environment_does_not_load_torch() -> None:
