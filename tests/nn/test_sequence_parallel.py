@@ -300,10 +300,18 @@ def test_one_rank_is_one_process(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(leaves(state), leaves(after), strict=True))
 
 
+def compare_rules() -> None:
+    for options in RULES[:2]:
+        compare_layer(options, "inside", slice(None))
+
+
+def test_two_ranks_are_one_process() -> None:
+    run_ranks(compare_rules, 2)
+
+
 @pytest.mark.slow
 def test_many_ranks_are_one_process() -> None:
-    """Four: the scan has a second round, and rows share a mesh with sequences. Two are tried by
-    training/test_parallel.py."""
+    """Four: the scan has a second round, and rows share a mesh with sequences."""
     run_ranks(compare_some, 4)
 
 
