@@ -186,7 +186,7 @@ def gap_by_position(
         synthetic = SYNTHETIC_MARK if any(run.synthetic for row in curves for run in pairs[row][1]) else ""
         entitle(
             panels[0],
-            _gap_finding(curves, n_seeds, named, zero, "beginning" if series != BY_POSITION else "first tokens", where),
+            _gap_finding(curves, n_seeds, named, zero, f"first token{'s' * (series == BY_POSITION)}", where),
             f"{corpus}{synthetic}, {seeds}. Below 0: better than {zero}. Mean over documents and seeds; band: 95 % "
             f"interval, clustered by both{'; of one seed over documents alone' * (fewest == 1)}."
             f"{' The axis is logarithmic away from 0.' * spread}",

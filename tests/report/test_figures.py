@@ -385,9 +385,9 @@ def test_a_title_of_gaps_counts_rows_of_one_seed_only_where_there_are_no_others(
 def test_a_title_of_gaps_shows_where_a_name_with_commas_ends() -> None:
     curves = {"a": np.array([(0, 250, -5.0, 1.0), (250, 500, -5.0, 6.0)])}
     names = {"a": "a memory, trained"}
-    found = figures._gap_finding(curves, {"a": 2}, names, "segments, trained", "beginning", "segment")
+    found = figures._gap_finding(curves, {"a": 2}, names, "segments, trained", "first token", "segment")
     better = 'Better than "segments, trained" (95 %, each interval by itself): '
-    assert found == f'{better}"a memory, trained" at the beginning of a segment, no row at its end'
+    assert found == f'{better}"a memory, trained" at the first token of a segment, no row at its end'
 
 
 def test_rows_of_a_pretrained_model_have_the_colours_of_their_memories(tmp_path: Path) -> None:
