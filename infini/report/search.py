@@ -134,21 +134,24 @@ def build_search(
         rates = sorted({rate for losses in models.values() for rate in losses})
         rows = []
         for model, losses in models.items():
-            best = best_rate(losses)
+            tried = {rate: run for rate, run in losses.items() if run is not None}
+            best = best_rate(tried)
             cells = [_cell(losses.get(rate), rate == best, published) for rate in rates]
             shown.update(cell.source for cell in cells if cell.source)
-            edge = bool(losses) and at_the_edge(losses)
-            chosen = MISSING if best is None else Cell(f"{best:g}{' (at the edge)' if edge else ''}", "computed", best)
+            remarks = [] if best is None or not at_the_edge(tried) else ["at the edge" if len(tried) > 1 else "alone"]
+            remarks += ["so far"] if len(tried) < len(losses) else []
+            said = f" ({', '.join(remarks)})" if remarks else ""
+            chosen = MISSING if best is None else Cell(f"{best:g}{said}", "computed", best)
             rows.append(Row(model, model, (*cells, chosen)))
         columns = (*(f"{rate:g}" for rate in rates), "Best")
         title = f"{report.benchmarks[task]}: validation loss in nats a token by {LEARNING_RATE}"
         tables.append(Table(title, columns, tuple(rows)))
     whose = ", ".join(f"{count} {source}" for source, count in sorted(shown.items()))
-    other = f"{counted(left_out, 'training')} on other texts left out: their losses cannot be compared." * (
-        left_out > 0
+    lowest = "*: the lowest of its row. So far: not all rates of the table have been tried."
+    other = (
+        f"{counted(left_out, 'training')} on other texts left out: their losses cannot be compared." if left_out else ""
     )
-    notes = ["*: the lowest of its row.", whose and f"Trainings: {whose}.", other]
-    return report.rendered(scale, tables, notes, legend=(other,))
+    return report.rendered(scale, tables, [lowest, whose and f"Trainings: {whose}.", other], legend=(other,))
 
 
 def _cell(run: Outcome, best: bool, published: Collection[str]) -> Cell:
