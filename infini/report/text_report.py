@@ -327,14 +327,16 @@ def _limit_at(scale: str) -> int | None:
 def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tuple[Table, list[str]]:
     """The perplexities, and the titles of rows that are left out: those without any number, where others have one."""
     columns: list[str] = []
+    printed = {task for values in report.paper.values() for task, value in values.items() if value is not None}
     for task, benchmark in report.benchmarks.items():
-        columns += [f"{benchmark} paper", *(f"{benchmark} {source}" for source in chosen[task])]
+        columns += [f"{benchmark} paper"] * (task in printed)
+        columns += [f"{benchmark} {source}" for source in chosen[task]]
     rows = []
     for model, title in report.models.items():
         paper = report.paper.get(model, {})
         cells: list[Cell] = []
         for task, sources in chosen.items():
-            cells.append(quoted(paper.get(task)))
+            cells += [quoted(paper.get(task))] * (task in printed)
             for source, selection in sources.items():
                 runs = selection.runs.get(model, ())
                 cell = over_seeds(runs, lambda run: run.metric("perplexity"), ".2f", source)
@@ -464,11 +466,12 @@ def _p_described(effects: Sequence[Effect]) -> str:
 
 
 def _memory_table(report: Report, source: str, selection: Selection) -> Table:
-    names = ("Reset", "Foreign", *([f"Minus {report.baseline}"] if report.baseline else []))
+    names = ("Reset", "Foreign", *(["Minus baseline"] if report.baseline else []))
     found = tested_effects(report, selection)
     rows = []
     for model, effects in found.items():
         cells = [cell for effect in effects for cell in _effect_cells(effect, source)]
+        cells += _baseline_cells(report, model)
         known = [effect for effect in effects if effect]
         ids = list(dict.fromkeys(run_id for effect in known for run_id in effect.run_ids))
         documents = [f"{effect.n_documents} ({effect.effective_documents:.1f})" for effect in known]
@@ -486,7 +489,7 @@ def _memory_table(report: Report, source: str, selection: Selection) -> Table:
     title += f"; {_p_described([effect for effects in found.values() for effect in effects if effect])}"
     title += "; effective: the number of documents of equal length with the same precision"
     columns = [heading for name in names for heading in (name, f"{name}: p")]
-    return Table(title, (*columns, "Documents (effective)", "Seeds"), tuple(rows))
+    return Table(title, (*columns, *_baseline_columns(report), "Documents (effective)", "Seeds"), tuple(rows))
 
 
 def _gap_table(report: Report, source: str, selection: Selection, series: str, growth: float, by_what: str) -> Table:
@@ -505,6 +508,7 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
         if found:
             cells = [found.get(at, MISSING) for at in bins]
             ids = dict.fromkeys(run_id for cell in cells for run_id in cell.run_ids)
+            cells += _baseline_cells(report, row)
             cells.append(measured_cell(str(len(shared)), source, len(shared), len(shared), ids))
             rows.append(Row(row, marked(report.models[row], selection, row), tuple(cells)))
     columns = tuple(
@@ -514,11 +518,23 @@ def _gap_table(report: Report, source: str, selection: Selection, series: str, g
         f"{report.benchmarks[report.task]}: loss minus the loss of {_baseline(report)} {by_what}, in "
         f"nats a token {PLUS_MINUS} half of its 95 % interval, {CLUSTERED}, each cell by itself ({_whose(source)})"
     )
-    return Table(title, (*columns, "Seeds"), tuple(rows))
+    return Table(title, (*columns, *_baseline_columns(report), "Seeds"), tuple(rows))
 
 
 def _baseline(report: Report) -> str:
-    return f"{report.baseline} (of others where the note names them)" if report.baselines else str(report.baseline)
+    if report.baselines:
+        return "the row's baseline"
+    return f"the baseline ({report.models[report.baseline]})" if report.baseline else ""
+
+
+def _baseline_columns(report: Report) -> list[str]:
+    """A column for the baselines, if they differ."""
+    return ["Baseline"] if report.baseline and report.baselines else []
+
+
+def _baseline_cells(report: Report, row: str) -> list[Cell]:
+    other = report.baseline_of(row)
+    return [Cell(report.models[other], "computed") if other else MISSING for _ in _baseline_columns(report)]
 
 
 def _effect_cells(effect: Effect | None, source: str) -> list[Cell]:

@@ -474,7 +474,7 @@ def test_a_title_has_the_p_value_of_the_table_however_many_rows_there_are() -> N
     trainings = [make_train(row, seed) for row in losses for seed in (1, 2, 3)]
     selection = select_runs(report, "laptop", [*runs, *trainings])
     memory = report.render("laptop", [*runs, *trainings]).tables[3]
-    cell = memory.cell("memorizing", "Minus local: p")
+    cell = memory.cell("memorizing", "Minus baseline: p")
     assert cell.value is not None and 0.0001 < cell.value < 0.05 < cell.value / 7 * 28
     assert lowest_of(selection).endswith(f"significantly below Local attention only (p = {cell.text})")
 

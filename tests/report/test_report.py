@@ -268,7 +268,7 @@ def test_what_the_memory_is_worth_has_errors_and_runs(report: Report) -> None:
     rendered = full_report(report)
     _, sizes, measures, memory, by_position = rendered.tables
     assert [row.model for row in memory.rows] == ["infini_linear", "infini_delta"]
-    cell = memory.cell("infini_linear", "Minus local")
+    cell = memory.cell("infini_linear", "Minus baseline")
     assert cell.value == pytest.approx(-0.1 - 30 / 14000)
     assert cell.spread_kind == "ci" and cell.spread is not None and cell.value is not None
     low, high = cell.value - cell.spread, cell.value + cell.spread
@@ -298,7 +298,7 @@ def test_one_seed_has_no_p_value_beside_rows_of_several(report: Report) -> None:
     ]
     runs[0].documents[0]["nll"] -= 30
     memory = report.render("laptop", runs).tables[3]
-    for name in ("Reset", "Foreign", "Minus local"):
+    for name in ("Reset", "Foreign", "Minus baseline"):
         assert memory.cell("infini_delta", f"{name}: p").text == "—"
         assert "[" in memory.cell("infini_delta", name).text
         assert memory.cell("infini_linear", f"{name}: p").value is not None
@@ -306,13 +306,13 @@ def test_one_seed_has_no_p_value_beside_rows_of_several(report: Report) -> None:
     assert said in memory.title
     several = [run for run in runs if run.model != "infini_delta"]
     alone = report.render("laptop", several).tables[3]
-    assert alone.cell("infini_linear", "Minus local: p") == memory.cell("infini_linear", "Minus local: p")
+    assert alone.cell("infini_linear", "Minus baseline: p") == memory.cell("infini_linear", "Minus baseline: p")
 
 
 def test_a_table_of_one_seed_alone_says_what_its_p_values_are_of(report: Report) -> None:
     runs = [make_eval("infini_linear", 1, 3.9, knockouts=True), make_eval("local", 1, 4.0)]
     memory = report.render("laptop", runs).tables[3]
-    assert memory.cell("infini_linear", "Minus local: p").value is not None
+    assert memory.cell("infini_linear", "Minus baseline: p").value is not None
     said = "p: two-sided, of one seed over documents alone, adjusted for the 3 comparisons of this table (Holm);"
     assert said in memory.title
 
@@ -324,12 +324,12 @@ def test_a_row_may_have_a_baseline_of_its_own(report_config: dict[str, Any], tmp
     runs += [make_eval("local", 1, 4.0), make_eval("rmt", 1, 4.2), make_eval("full", 1, 3.5)]
     rendered = report.render("laptop", [], runs)
     memory, by_position = rendered.tables[3:5]
-    assert memory.cell("infini_linear", "Minus local").value == pytest.approx(-0.1)
-    assert memory.cell("infini_delta", "Minus local").value == pytest.approx(-0.3)
-    assert set(memory.cell("infini_delta", "Minus local").run_ids) >= {"eval-infini_delta-1", "eval-rmt-1"}
+    assert memory.cell("infini_linear", "Minus baseline").value == pytest.approx(-0.1)
+    assert memory.cell("infini_delta", "Minus baseline").value == pytest.approx(-0.3)
+    assert set(memory.cell("infini_delta", "Minus baseline").run_ids) >= {"eval-infini_delta-1", "eval-rmt-1"}
     assert [row.model for row in by_position.rows] == ["rmt", "infini_linear", "infini_delta", "full"]
     assert by_position.cell("infini_delta", "0 to 250").value == pytest.approx(-0.3)
-    assert "local (of others where the note names them)" in by_position.title
+    assert "loss of the row's baseline" in by_position.title
     written = draw(report, "laptop", select_runs(report, "laptop", runs), tmp_path)
     assert written[0].name == "table2_lm_laptop_gap_by_position.png"
 
