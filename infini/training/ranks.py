@@ -27,6 +27,8 @@ from infini.training.launcher import LAUNCHED, PLACE, place_of
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvValue failed")
 """What torch.distributed reports when another process has ended."""
+STARTED_BY = "INFINI_STARTED_BY"
+"""Environment variable with the process number of the rank 0 that started this process."""
 SECONDS_TO_END = 10.0
 """How long rank 0 waits for the others to end."""
 
@@ -179,6 +181,7 @@ def _start(rank: int, ranks: Ranks, port: int, words: Sequence[str]) -> subproce
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         LAUNCHED: "infini",
+        STARTED_BY: str(os.getpid()),
         "PYTHONPATH": path,
     }
     command = [sys.executable, "-P", "-m", "infini", "train", *words]
@@ -187,7 +190,8 @@ def _start(rank: int, ranks: Ranks, port: int, words: Sequence[str]) -> subproce
 
 def _end_with_launcher() -> None:
     """End this process when its parent has ended: killed, it could not end it."""
-    parent = os.getppid()
+    # The parent may have ended while this process imported what it needs; only torchrun does not say who it is.
+    parent = int(os.environ.get(STARTED_BY, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:

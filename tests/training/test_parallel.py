@@ -430,6 +430,30 @@ def test_a_killed_process_ends_the_others_and_the_training_resumes(victim: int, 
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks up processes in /proc")
+def test_a_process_whose_launcher_is_killed_before_it_is_ready_ends(corpus: Path, tmp_path: Path) -> None:
+    """It imports for seconds before it watches its parent."""
+    made = start(corpus, tmp_path / "results", *TWO)
+    when(lambda: children(made.pid))
+    (other,) = children(made.pid)
+    try:
+        made.kill()
+        made.wait()
+        when(lambda: not is_running(other))
+    finally:
+        if is_running(other):
+            os.kill(other, signal.SIGKILL)
+
+
+def is_running(process: int) -> bool:
+    """Whether there is a process of this number that nobody still has to wait for."""
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("setup", ["ddp", "fsdp2"])
 def test_torchrun_starts_the_processes(setup: str, straight: Path, corpus: Path, tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "infini")
