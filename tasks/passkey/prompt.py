@@ -197,8 +197,9 @@ class PasskeyTemplate:
 
     def shortest(self, training: bool) -> int:
         """The smallest length that has room for every example of the training or the evaluation set."""
-        # With up to four blocks there may be no key position that the evaluation set allows.
-        blocks = 2 if training else 6
+        # With up to four blocks, nine where those before and after the key differ in length, there may be no key
+        # position that the evaluation set allows.
+        blocks = 2 if training else 6 if len(self.block) == len(self.second_block) else 10
         sentences = (1 + self.distractors) * (len(self.key_tokens("0" * self.digits)) + 2 * self.digits)
         # A book has no blocks: 64 of its tokens count as one.
         block = len(self.block) if self.book is None else 64
@@ -287,7 +288,9 @@ class PasskeyTemplate:
         first, second = (1, 1) if self.book is not None else (len(self.block), len(self.second_block))
         most = room // first
         wanted = round(depth * most)
-        near = range(max(0, wanted - _FILLER_MODULUS), min(most, wanted + _FILLER_MODULUS) + 1)
+        # As many that all remainders are among them, also where the two kinds of blocks differ in length.
+        reach = 3 * _FILLER_MODULUS
+        near = range(max(0, wanted - reach), min(most, wanted + reach) + 1)
         for x in sorted(near, key=lambda x: (abs(x - wanted), x)):
             y, spare = divmod(room - x * first, second)
             beyond = not training and self.longest_training is not None and length > self.longest_training

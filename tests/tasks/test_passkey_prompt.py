@@ -231,6 +231,22 @@ def test_the_length_that_is_called_enough_is_enough(encoders, tokenizer, depth):
         template.example(length, depth, np.random.default_rng(0), False)
 
 
+@pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_enough_is_enough_where_the_misprint_is_shorter_or_longer(tmp_path, difference, depth):
+    """In a small vocabulary "ack" has one token less than "back", or one more."""
+    bpe = bpe_tokenizer(synthetic_documents("train"), 290, tmp_path)
+
+    def encode(text: str) -> np.ndarray:
+        return bpe.encode(text if difference < 0 else text.replace("back", "bk"))
+
+    template = PasskeyTemplate(encode, as_printed=True)
+    assert len(template.second_block) - len(template.block) == difference
+    enough = template.shortest(False)
+    for length in [*range(enough, enough + 1000), *range(8000, 8200)]:
+        template.example(length, depth, np.random.default_rng(0), False)
+
+
 def test_a_tokenizer_that_joins_the_parts_is_refused():
     def encode(text: str) -> np.ndarray:
         return np.array([len(text)])
