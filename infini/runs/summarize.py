@@ -78,7 +78,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
 
     with autocast(cfg.parallel.precision, device):
         with progress_bar(f"reading {paths[0]}", max(size, 1), shown) as advance:
-            end = tokenizer.end_id
+            ends = tokenizer.stop_ids
             if isinstance(model, Seq2Seq):
                 model.check_target("decoding.max_new_tokens", cfg.decoding.max_new_tokens)
                 book = np.concatenate(list(pieces(advance)))
@@ -87,7 +87,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
                 base, trained = base_of(cfg.model), opened.config
                 chat = value_at(trained, "task.chat") if trained else bool(base and base.tokenizer.chat_template)
                 frame = frame_of(tokenizer, chat, trained.get("model", cfg.model))
-                end = frame.end
+                ends = ends | {frame.end}
                 begun = Reader.begin(model, int(frame.begin[0])).read([frame.begin[1:]], TOKENS_PER_CALL)
                 streamed = begun.read(pieces(advance), TOKENS_PER_CALL)
                 reader = streamed.read([frame.middle], TOKENS_PER_CALL)
@@ -102,7 +102,7 @@ def run(cfg: Config, overrides: list[str], paths: list[str], texts: dict[str, st
         bar = silent if written is None else progress_bar("summarizing", max(options.max_new_tokens, 1), shown)
         with bar as advance:
             for token, _ in generate(
-                reader, options.max_new_tokens, options.temperature, options.top_p, generator, {end}
+                reader, options.max_new_tokens, options.temperature, options.top_p, generator, ends
             ):
                 said.append(speak(token))
                 advance(1)

@@ -191,7 +191,8 @@ def summarise(
     started = time.perf_counter()
     tokens = []
     drawing = (options.max_new_tokens, options.temperature, options.top_p)
-    for token, _ in generate(reader, *drawing, generator, {frame.end}):
+    # A chat's end of a turn is the template's; a model may end the text otherwise.
+    for token, _ in generate(reader, *drawing, generator, {frame.end, *tokenizer.stop_ids}):
         tokens.append(token)
         advance(DECODE_COST)
     advance(DECODE_COST * (options.max_new_tokens - len(tokens)))

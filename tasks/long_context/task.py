@@ -127,7 +127,7 @@ def _answer(
     read_seconds = time.perf_counter() - started
     tokens: list[int] = []
     score = 0.0
-    drawn = generate(reader, prompt.max_new_tokens, 0.0, 1.0, torch.Generator(), {tokenizer.end_id})
+    drawn = generate(reader, prompt.max_new_tokens, 0.0, 1.0, torch.Generator(), tokenizer.stop_ids)
     for token, _ in drawn:
         tokens.append(token)
         score = prompt.score(tokenizer.decode(tokens))

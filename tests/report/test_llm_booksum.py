@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,29 @@ def test_the_evaluation_of_a_training_in_chat_is_in_chat(infini: Runner, tmp_pat
         infini("summarize", str(tmp_path / "book.txt"), *words[1:], "decoding.max_new_tokens=2")
     assert began == [open_tokenizer(compose(["task=booksum", *words])).end_id] * 2
     assert trained.run_id not in infini.err
+
+
+def test_a_summary_ends_where_any_text_does(infini: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was not trained on turns ends a text with another token than they have."""
+    base = write_tiny_base(tmp_path / "base")
+    infini.settings = ["logger=none", f"results_dir={infini.results}"]
+    words = [f"task.data_dir={write_books(tmp_path / 'data')}", "model=llm", f"model.base={base}"]
+    tokenizer = open_tokenizer(compose(["task=booksum", *words]))
+    (end_of_text,) = tokenizer.stop_ids - {tokenizer.end_id}
+    written = [*tokenizer.encode("A dog."), end_of_text, *tokenizer.encode(" Another text.")]
+
+    def generate(reader: Any, limit: int, temperature: float, top_p: float, generator: Any, ends: set[int]) -> Any:
+        assert tokenizer.end_id in ends
+        return ((token, reader) for token in itertools.takewhile(lambda token: token not in ends, written))
+
+    for module in ("infini.tasks.booksum.evaluation", "infini.evaluation.decoding"):
+        monkeypatch.setattr(f"{module}.generate", generate)
+    infini("eval", "task=booksum", *words, "dims.segment_length=64", "length=128")
+    (run,) = infini.records("eval")
+    lines = (infini.results / "runs" / f"{run.run_id}.jsonl").read_text("utf-8").splitlines()
+    assert {json.loads(line)["summary"] for line in lines} == {"A dog."}
+    (tmp_path / "book.txt").write_text("A dog runs. " * 9, "utf-8")
+    assert infini("summarize", str(tmp_path / "book.txt"), *words[1:]) == "A dog.\n"
 
 
 @pytest.mark.parametrize("untrained", [pytest.param(True, marks=pytest.mark.slow), False])

@@ -154,14 +154,17 @@ class Reading:
         return None
 
 
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>"])
 @pytest.mark.parametrize("says", ["the number 7654321 and then more", "nothing at all", ""])
 def test_an_answer_is_scored_as_if_it_had_been_written_to_its_end(
-    says: str, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+    says: str, end: str, base: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writing stops at a full score, which more text does not change, or at the end that the model writes."""
+    """Writing stops at a full score, which more text does not change, or at the end that the model writes: of a turn or
+    of a text. What it writes behind the end, as the answer here, does not count."""
     (made,) = make_prompts("niah_single_1", LENGTH, 1, tokenizer, seed=1)
     says = says.replace("7654321", made.answers[0])
-    tokens = [*tokenizer.encode(says), tokenizer.end_id]
+    mark = AutoTokenizer.from_pretrained(base).convert_tokens_to_ids(end)
+    tokens = [*tokenizer.encode(says), mark, *tokenizer.encode(made.answers[0])]
     drawn = []
 
     def generate(reader: Any, limit: int, temperature: float, top_p: float, generator: Any, ends: set[int]) -> Any:
