@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,22 @@ def _folder_documents(name: str, split: str, data_dir: Path, setting: str, cache
         # a.txt and a.tex: names must differ, because runs are compared by document name. Cached tokens hold them too.
         names = [_printable(path.name) for path in paths]
         revision.update(b"with suffixes")
-    return Documents(name, split, "folder", revision.hexdigest(), names, read, total_bytes)
+    # Names may still be alike where one has bytes that are not UTF-8.
+    return distinct(Documents(name, split, "folder", revision.hexdigest(), names, read, total_bytes))
+
+
+def distinct(documents: Documents) -> Documents:
+    """The documents under names that differ, because runs are compared by them; unchanged where they do."""
+    names: dict[str, None] = {}
+    for index, name in enumerate(documents.names):
+        while name in names:
+            name = f"{name}-{index}"
+        names[name] = None
+    if list(names) == list(documents.names):
+        return documents
+    # Cached tokens hold the names.
+    revision = hashlib.sha256(f"{documents.revision} with places".encode()).hexdigest()
+    return replace(documents, names=list(names), revision=revision)
 
 
 def _printable(name: str) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from infini.records import put_in_place
 from infini.system.network import reachable
 from infini.system.paths import scratch_folder
 from infini.system.progress import plain_console, progress_bar, warn
-from infini.tasks.text.documents import Documents, TextTokenizer
+from infini.tasks.text.documents import Documents, TextTokenizer, distinct
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_d
     from datasets import Dataset
 
     if split == "train" and limit is None and hub_id not in JSON_LINES:
-        return _distinct(_whole(name, hub_id, split))
+        return distinct(_whole(name, hub_id, split))
     if cache_dir is None:
         rows = list(_rows(hub_id, split, limit))
         names, revision = [name for name, _ in rows], _revision(hub_id, split, limit, rows)
-        return _distinct(Documents(name, split, "hub", revision, names, lambda index: rows[index][1]))
+        return distinct(Documents(name, split, "hub", revision, names, lambda index: rows[index][1]))
     key = hashlib.sha256(json.dumps([hub_id, split, limit]).encode()).hexdigest()[:16]
     for path in sorted((cache_dir / "hub").glob(f"{key}-*.arrow")):
         if (dataset := open_arrow(path)) is not None:
@@ -110,21 +110,7 @@ def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_d
         path = _keep(hub_id, split, limit, cache_dir / "hub", key)
         dataset = Dataset.from_file(str(path))
     revision = path.stem.partition("-")[2]
-    return _distinct(Documents(name, split, "hub", revision, dataset["name"][:], lambda index: dataset[index]["text"]))
-
-
-def _distinct(documents: Documents) -> Documents:
-    """The documents under names that differ, because runs are compared by them; unchanged where they do."""
-    names: dict[str, None] = {}
-    for index, name in enumerate(documents.names):
-        while name in names:
-            name = f"{name}-{index}"
-        names[name] = None
-    if list(names) == list(documents.names):
-        return documents
-    # Cached tokens hold the names.
-    revision = hashlib.sha256(f"{documents.revision} with places".encode()).hexdigest()
-    return replace(documents, names=list(names), revision=revision)
+    return distinct(Documents(name, split, "hub", revision, dataset["name"][:], lambda index: dataset[index]["text"]))
 
 
 def open_arrow(path: Path) -> Any:

@@ -141,7 +141,7 @@ def test_addresses_that_end_alike_give_names_that_differ(
     alone = hub_documents(limit=limit).revision
     monkeypatch.setitem(BOOKS, "url", addresses)
     with monkeypatch.context() as patch:
-        patch.setattr(hub, "_distinct", lambda documents: documents)
+        patch.setattr(hub, "distinct", lambda documents: documents)
         before = hub_documents(cache_dir=cache, limit=limit)
     found = hub_documents(cache_dir=cache, limit=limit)
     assert list(found.names) == ["index", "index-1", "index-3", "index-3-3", "index-4"]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -563,6 +564,18 @@ def test_documents_of_one_stem_keep_their_suffixes(tmp_path: Path) -> None:
     }
     (tmp_path / "test" / "a.txt").unlink()
     assert list(load_documents("arxiv_math", "test", tmp_path, "nowhere").names) == ["a", "b"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse names that are not UTF-8")
+def test_a_name_that_is_not_utf8_and_what_stands_for_it_are_two(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    for name in (b"caf\xe9.txt", b"caf\\xe9.txt"):
+        (tmp_path / "test" / os.fsdecode(name)).write_bytes(b"What " + name.hex().encode() + b" says.")
+    found = load_documents("pg19", "test", tmp_path, "nowhere")
+    assert list(found.names) == ["caf\\xe9.txt", "caf\\xe9.txt-1"]
+    assert len({document.text for document in found}) == 2
+    (tmp_path / "test" / os.fsdecode(b"caf\xe9.txt")).unlink()
+    assert list(load_documents("pg19", "test", tmp_path, "nowhere").names) == ["caf\\xe9"]
 
 
 SPECIAL_TOKENS = {
