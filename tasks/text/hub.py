@@ -91,7 +91,7 @@ def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_d
     it.
 
     Raises:
-        InputError: the data set has no column `text`.
+        InputError: the data set has no column `text`, or no text in it.
         Exception: of many kinds, when neither the hub nor a cache has the texts.
     """
     from datasets import Dataset
@@ -104,7 +104,8 @@ def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_d
         return distinct(Documents(name, split, "hub", revision, names, lambda index: rows[index][1]))
     key = hashlib.sha256(json.dumps([hub_id, split, limit]).encode()).hexdigest()[:16]
     for path in sorted((cache_dir / "hub").glob(f"{key}-*.arrow")):
-        if (dataset := open_arrow(path)) is not None:
+        # An older version kept files without documents.
+        if dataset := open_arrow(path):
             break
     else:
         path = _keep(hub_id, split, limit, cache_dir / "hub", key)
@@ -154,7 +155,8 @@ def _whole(name: str, hub_id: str, split: str) -> Documents:
     with nullcontext() if reachable() else caches_only():
         dataset = datasets.load_dataset(hub_id, split=split)
     _check_columns(hub_id, dataset.column_names)
-    kept = _with_text(dataset)
+    if not (kept := _with_text(dataset)):
+        raise _no_text(hub_id, split)
     urls = dataset["url"][:] if "url" in dataset.column_names else [None] * len(dataset)
     # A fingerprint depends on the time of the download; URLs name the commit and are the same on every machine.
     files = sorted((dataset.info.download_checksums or {}).keys())
@@ -181,37 +183,49 @@ def _with_text(dataset: Any) -> list[int]:
 
 
 def _rows(hub_id: str, split: str, limit: int | None) -> Iterator[tuple[str, str]]:
-    """(name, text) of each document, streamed, or without a network from a cached data set."""
+    """(name, text) of the first `limit` documents, streamed, or without a network from a cached data set. Raises
+    InputError where there is none."""
+    source = JSON_LINES.get(hub_id)
+    if source is not None and split != "train":
+        limit = min(limit or source.most, source.most)
+    rows = _of_table(hub_id, split) if source is None else _lines(source, split)
+    found = islice(rows, limit)
+    if (first := next(found, None)) is None:
+        raise _no_text(hub_id, split)
+    yield from chain([first], found)
+
+
+def _no_text(hub_id: str, split: str) -> InputError:
+    return InputError(f"task.hub_id={hub_id!r}: {split} has no text")
+
+
+def _of_table(hub_id: str, split: str) -> Iterator[tuple[str, str]]:
+    """(name, text) of each row that is not blank."""
     import datasets
 
-    if hub_id in JSON_LINES:
-        if split != "train":
-            limit = min(limit or JSON_LINES[hub_id].most, JSON_LINES[hub_id].most)
-        yield from _lines(JSON_LINES[hub_id], split, limit)
-        return
     online = reachable()
     with nullcontext() if online else caches_only():
         dataset = datasets.load_dataset(hub_id, split=split, streaming=online)
     if dataset.column_names is not None:
         _check_columns(hub_id, dataset.column_names)
-    # `take` limits the download of a stream; a cached data set needs none.
-    rows: Iterable[dict[str, Any]] = dataset.take(limit) if online and limit is not None else dataset
-    for index, row in enumerate(islice(rows, limit)):
+    for index, row in enumerate(dataset):
         _check_columns(hub_id, list(row))
         if row["text"] and not row["text"].isspace():
             yield _name(split, index, row.get("url")), row["text"]
 
 
-def _lines(source: JsonLines, split: str, limit: int | None) -> Iterator[tuple[str, str]]:
+def _lines(source: JsonLines, split: str) -> Iterator[tuple[str, str]]:
     """(name, text) of each row to use, streamed; the name is the row's number in the whole split."""
     import datasets
 
     files = {split: source.files[split]}
     with nullcontext() if reachable() else caches_only():
         lines = datasets.load_dataset("text", data_files=files, split=split, streaming=True)
-        found = ((_name(split, index, None), source.text_of(row["text"])) for index, row in enumerate(lines))
-        # A user cannot remove what is blank there.
-        for name, text in islice(((name, text) for name, text in found if text and not text.isspace()), limit):
+        for index, row in enumerate(lines):
+            name, text = _name(split, index, None), source.text_of(row["text"])
+            # A user cannot remove what is blank there.
+            if not text or text.isspace():
+                continue
             if (letter := lone_surrogate(text)) is not None:
                 raise InputError(f"{files[split]}, row {name}: contains {letter}, a lone surrogate: not valid text")
             yield name, text

@@ -101,7 +101,31 @@ def test_a_limit_streams_only_the_first_documents(fake_hub: FakeHub, tmp_path: P
 def test_a_blank_row_of_a_stream_is_left_out(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can remove it from the hub."""
     monkeypatch.setitem(BOOKS, "text", ["  \n", *BOOKS["text"][1:]])
-    assert list(hub_documents(limit=2).names) == ["12"]
+    assert list(hub_documents(limit=2).names) == ["12", "13"]
+    assert fake_hub.rows == 3
+
+
+@pytest.mark.parametrize(("rows", "limit"), [(0, 2), (5, 2), (5, None)])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_split_without_text_is_one_line_and_leaves_nothing_behind(
+    fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, limit: int | None, cached: bool
+) -> None:
+    for column in ("url", "text"):
+        monkeypatch.setitem(BOOKS, column, [" \n"] * rows)
+    cache = tmp_path if cached else None
+    assert error_line(cache_dir=cache, limit=limit) == f"task.hub_id='{HUB_ID}': train has no text"
+    assert error_line(cache_dir=cache, split="test") == f"task.hub_id='{HUB_ID}': test has no text"
+    assert not list(tmp_path.glob("hub/*"))
+
+
+def test_a_kept_file_without_documents_is_fetched_again(
+    fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an older version kept it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "_rows", lambda *given: iter([]))
+        assert len(hub_documents(cache_dir=tmp_path, limit=2)) == 0
+    assert len(hub_documents(cache_dir=tmp_path, limit=2)) == 2
 
 
 @pytest.mark.parametrize("blank", ["", " " * 999 + "\n", None])
