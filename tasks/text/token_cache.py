@@ -12,6 +12,7 @@ import numpy as np
 
 from infini.config.compose import cache_folder
 from infini.config.schema import Config
+from infini.errors import InputError
 from infini.models import base_of
 from infini.records import naming, put_in_place
 from infini.system.paths import scratch_folder
@@ -104,7 +105,7 @@ def tokenise(documents: Documents, tokenizer: TextTokenizer, cache_dir: Path, pr
 
     The file's name is a hash of texts and tokenizer, and the file gets it only when it is complete, so that neither a
     changed corpus nor an interrupted run is read by mistake. `progress` shows a bar with an estimate on standard error
-    while tokenizing. Raises InputError naming a document that is empty or not UTF-8.
+    while tokenizing. Raises InputError naming a document that is empty, not UTF-8, or without tokens.
     """
     from datasets import Dataset
 
@@ -163,7 +164,9 @@ def _write(documents: Documents, tokenizer: TextTokenizer, path: Path, progress:
         bar = progress_bar(title, documents.total_bytes or len(documents), progress)
         with ArrowWriter(features=features, path=str(temporary)) as writer, bar as advance:
             for document in documents:
-                ids = tokenizer.encode(document.text)
+                if not len(ids := tokenizer.encode(document.text)):
+                    where = f"{documents.split} document {document.name} of {documents.name}"
+                    raise InputError(f"{where} has no token in this vocabulary: remove it")
                 n_bytes = len(document.text.encode())
                 # One record batch per document: its tokens are contiguous, so that views need no copy.
                 row = {

@@ -415,6 +415,20 @@ def test_a_book_of_one_long_line_is_read(corpus: Path, tmp_path: Path, story_tok
     assert story_tokenizer.decode(split.ids(1)[:200]) == line[: len(story_tokenizer.decode(split.ids(1)[:200]))]
 
 
+def test_a_document_without_tokens_is_named(
+    corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Characters that the tokenizer drops are text."""
+    (corpus / "test" / "test1.txt").write_text("\u200b\u200b", "utf-8")
+    dropping = tokenizers.Tokenizer.from_str(story_tokenizer._tokenizer.to_str())
+    dropping.normalizer = tokenizers.normalizers.Replace("\u200b", "")
+    with pytest.raises(InputError) as error:
+        tokenise(folder_documents(corpus, "test"), TextTokenizer(dropping), tmp_path / "cache")
+    assert str(error.value) == "test document test1 of pg19 has no token in this vocabulary: remove it"
+    assert not list(tmp_path.glob("cache/tokens/*"))
+    tokenise(folder_documents(corpus, "test"), story_tokenizer, tmp_path / "cache")
+
+
 def test_token_cache_is_used_again(
     corpus: Path, tmp_path: Path, story_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
