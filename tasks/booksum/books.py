@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +81,8 @@ def _of_folder(split: str, data_dir: Path, setting: str) -> BookSplit:
         row = rows[index]
         if row.get("text") is not None:
             return str(row["text"])
-        file = data_dir.parent / row["book"]
+        # The parent of `.` is `.`.
+        file = Path(os.path.abspath(data_dir)).parent / row["book"]
         if not is_file(file):
             where = f"{path}, line {numbers[index]}"
             raise InputError(f"{where}: the file of book {row['bid']}, {file}, does not exist")

@@ -307,6 +307,17 @@ def test_a_text_that_is_null_stands_in_the_file_that_is_named(tmp_path: Path) ->
     assert books.documents[0].text == "A dog runs."
 
 
+@pytest.mark.parametrize(("inside", "typed"), [("data", "."), ("data/more", ".."), ("data", "../data")])
+def test_the_folder_above_is_found_from_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str, typed: str
+) -> None:
+    (tmp_path / "data" / "more").mkdir(parents=True)
+    (tmp_path / "book.txt").write_text("A dog runs.", "utf-8")
+    lines(tmp_path / "data", row(text=None, book="book.txt"))
+    monkeypatch.chdir(tmp_path / inside)
+    assert load_books("test", typed, "none/none").documents[0].text == "A dog runs."
+
+
 def test_rows_with_one_bid_are_one_book_or_refused(tmp_path: Path) -> None:
     twice = lines(tmp_path, row(), row(bid=2, text="B."), row(bid="1", summary=[{"text": "He goes."}, {"text": "He."}]))
     books = load_books("test", twice, "none/none")
