@@ -10,10 +10,13 @@ from pathlib import Path
 
 from infini.config.compose import data_folder
 from infini.config.data_files import TEXT_LAYOUT, no_data
-from infini.config.schema import settings_in
-from infini.errors import InputError
+from infini.config.schema import TaskConfig, groups, settings_in, task_schema
+from infini.errors import InputError, did_you_mean
 from infini.system.paths import is_folder
 from infini.tasks.text.documents import SYNTHETIC, Documents, load_documents, synthetic_documents, warn_once
+
+C4 = "c4"
+"""The source that is no task: web pages, from the hub the data set of task.hub_id."""
 
 
 def mixture(
@@ -27,8 +30,8 @@ def mixture(
     """The documents of all sources of a split, one source after the other, named <source>/<document>.
 
     data_dir: folder that holds a folder for each source; None: $INFINI_DATA_DIR, else the hub. A source whose folder is
-    missing is left out, which is printed. hub_id: data set of a source that is no task. max_documents: of each source;
-    see load_documents. Raises InputError where there is no source at all.
+    missing is left out, which is printed. hub_id: data set of C4. max_documents: of each source; see load_documents.
+    Raises InputError where there is no source at all, and for one that the hub does not have.
     """
     if data_dir == SYNTHETIC:
         found = {name: synthetic_documents(split, seed) for seed, name in enumerate(sources)}
@@ -43,6 +46,8 @@ def mixture(
         if missing:
             left_out = ", ".join(str(folders[name]) for name in missing)
             warn_once(f"{left_out}: no such folder; the mixture is {' and '.join(present)} alone")
+        if not any(folders.values()):
+            _check_on_hub(sources)
         # The data set of the task of this name, or the given one.
         hub_ids = {name: str(settings_in("task", name).get("hub_id", hub_id)) for name in present}
         try:
@@ -56,6 +61,22 @@ def mixture(
             hubs = ", ".join(hub_ids.values())
             raise no_data("the mixture", TEXT_LAYOUT, hubs, error.__cause__, among=present) from error
     return _joined(found, split)
+
+
+def _check_on_hub(sources: Sequence[str]) -> None:
+    """Raises InputError for a source that is neither C4 nor a task of running text with a data set of its own."""
+    known = [
+        name
+        for name in groups()["task"]
+        if (schema := task_schema(name)).has_documents
+        and schema.is_trained_on
+        and schema.corpora is TaskConfig.corpora
+        and settings_in("task", name).get("hub_id")
+    ]
+    for name in sources:
+        if name not in (options := [*known, C4]):
+            allowed = f"from the hub one can be {', '.join(options)}; others need task.data_dir"
+            raise InputError(f"task.sources={list(sources)}: {name!r}: {allowed}{did_you_mean(name, options)}")
 
 
 def _joined(found: dict[str, Documents], split: str) -> Documents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tiny_runs import open_split, write_corpus
 from infini.config.compose import compose
 from infini.errors import InputError
 from infini.tasks.continual.task import DataModule, at_least, sources_of
+from infini.tasks.text.documents import Documents, synthetic_documents
 
 MIXTURE = ["task=continual", "task.min_tokens=16"]
 
@@ -48,6 +50,39 @@ def test_a_mixture_has_the_documents_of_its_sources(corpora: Path, tmp_path: Pat
     if shorter < longest:
         with pytest.raises(InputError, match="leave it out of task.sources"):
             at_least(split, shorter + 1)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("pg91", "pg19"), ("c5", "c4"), ("arxiv", "arxiv_math")])
+def test_a_mistyped_source_is_no_other_corpus(typed: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without folders the data set of C4 would stand for it."""
+    monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
+    with pytest.raises(InputError) as error:
+        DataModule(compose([*MIXTURE, f"task.sources=[{typed},pg19]"])).revision("train")
+    assert str(error.value) == (
+        f"task.sources=['{typed}', 'pg19']: '{typed}': from the hub one can be arxiv_math, pg19, c4; "
+        f"others need task.data_dir; did you mean '{meant}'?"
+    )
+
+
+@pytest.mark.parametrize("task", ["booksum", "continual", "long_context", "passkey"])
+def test_a_task_that_is_no_running_text_is_no_source(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
+    with pytest.raises(InputError, match=f"'{task}': from the hub one can be"):
+        DataModule(compose([*MIXTURE, f"task.sources=[{task}]"])).revision("train")
+
+
+def test_from_the_hub_each_source_is_its_own_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
+    asked = []
+
+    def load(name: str, split: str, folder: Path | None, hub_id: str, *rest: Any) -> Documents:
+        asked.append((name, folder, hub_id))
+        return synthetic_documents(split)
+
+    monkeypatch.setattr("infini.tasks.text.mixture.load_documents", load)
+    DataModule(compose([*MIXTURE, "task.hub_id=my/pages"])).revision("test")
+    proofs = "hoskinson-center/proof-pile"
+    assert asked == [("pg19", None, "emozilla/pg19"), ("arxiv_math", None, proofs), ("c4", None, "my/pages")]
 
 
 def test_its_identity_is_that_of_its_texts(corpora: Path, tmp_path: Path) -> None:
