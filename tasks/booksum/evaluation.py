@@ -13,7 +13,7 @@ import torch
 from infini.config.compose import cache_folder
 from infini.config.lengths import format_length, parse_lengths, parse_part
 from infini.config.schema import Config
-from infini.errors import InputError
+from infini.errors import InputError, require
 from infini.evaluation.decoding import Reader, generate
 from infini.evaluation.result_cache import ResultCache, cache_path, identity_of_reader, name_of_model, to_line
 from infini.pretrained.seq2seq import Seq2Seq, SourceReader
@@ -47,12 +47,15 @@ def evaluate(
     """
     task = cast(BooksumConfig, cfg.task)
     books = open_books(cfg, task.split)
-    opened = tokenise(books.documents, tokenizer, cache_folder(cfg))
     asked = any(text.lstrip("+").startswith("length=") for text in record.overrides)
     lengths = parse_lengths(cfg.length if asked else [task.input_length])
     frame = frame_of(tokenizer, task.chat, cfg.model)
     # Tokens that are read beside the book. The first of a text is not counted.
     around = 0 if isinstance(model, Seq2Seq) else len(frame) - 1
+    for length in lengths:
+        allowed = f"must be at least {around + 1}; {around} tokens are read beside the book"
+        require(length > around, "length" if asked else "task.input_length", length, allowed)
+    opened = tokenise(books.documents, tokenizer, cache_folder(cfg))
     # With the model's options, because an evaluation may change those of an encoder-decoder.
     options, chat = sorted(cfg.model.items()), ["chat"] if task.chat else []
     decides = (identity_of_reader(record), cfg.dims.segment_length, cfg.seed, books.revision, options, *chat)
@@ -75,7 +78,7 @@ def evaluate(
         autocast(cfg.parallel.precision, device),
     ):
         for length, index in missing:
-            ids = opened.ids(index)[: max(0, length - around)]
+            ids = opened.ids(index)[: length - around]
             seed = _seed(cfg.seed, opened.names[index])
             entry = summarise(model, tokenizer, ids, frame, cfg, seed, advance)
             entry["peak_memory_bytes"] = peak_memory_bytes(device)

@@ -23,7 +23,7 @@ from infini.report.selection import Selection, select_runs
 from infini.report.summaries import SummaryReport, _points, overall_by_length
 from infini.tasks.booksum import evaluation
 from infini.tasks.booksum.books import load_books, open_books
-from infini.tasks.booksum.data import SummaryBatches
+from infini.tasks.booksum.data import SEPARATOR, SummaryBatches
 from infini.tasks.booksum.metrics import OVERALL, TYPES, over_books, rouge
 from infini.tasks.booksum.task import DataModule
 
@@ -85,6 +85,17 @@ def test_what_an_evaluation_reads_is_what_stands_before_the_summary_in_training(
     infini("eval", *words, f"length={begin - 1}", "decoding.max_new_tokens=1")
     assert np.concatenate(read)[:begin].tolist() == ids[:begin].tolist()
     assert infini.records("eval")[0].series["cells"][0]["books"][0]["tokens_read"] == begin - 1
+
+
+@pytest.mark.parametrize("key", ["length", "task.input_length"])
+def test_a_length_without_room_for_a_book_is_refused(infini: Runner, words: list[str], key: str) -> None:
+    """Otherwise every summary would be of nothing."""
+    least = len(DataModule(compose([*TINY, *words])).tokenizer.encode(SEPARATOR)) + 1
+    named = f"{key}={least - 1}" if key == "task.input_length" else f"length=64,{least - 1}"
+    message = infini.error("eval", *words, named)
+    assert message == f"{key}={least - 1}: must be at least {least}; {least - 1} tokens are read beside the book"
+    infini("eval", *words, f"{key}={least}", "decoding.max_new_tokens=1")
+    assert infini.records("eval")[0].series["cells"][0]["books"][0]["tokens_read"] == least
 
 
 def test_decoding_is_the_papers_unless_it_is_set(
