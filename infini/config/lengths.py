@@ -66,7 +66,7 @@ def parse_depths(values: Sequence[str | float], key: str = "depth") -> dict[str,
     """Name -> fraction of the filler before the key, in the order given; InputError, naming the setting `key`, for
     anything else.
 
-    Of two names of one place, as start and 0, the first one counts.
+    Of two names of one place, as start and 0, the first one counts. Two places of one name are refused.
     """
     names: dict[float, str] = {}
     for value in values:
@@ -82,7 +82,11 @@ def parse_depths(values: Sequence[str | float], key: str = "depth") -> dict[str,
             names.setdefault(depth, name)
     if not names:
         raise InputError(f"{key}=[]: must name at least one place, as start")
-    return {name: depth for depth, name in names.items()}
+    depths: dict[str, float] = {}
+    for depth, name in names.items():
+        if (other := depths.setdefault(name, depth)) != depth:
+            raise InputError(f"{key}={depth!r}: has the name {name}, as {other!r} has; give one of them")
+    return depths
 
 
 def parse_part(text: object) -> tuple[int, int] | None:

@@ -524,6 +524,21 @@ def test_lengths_and_depths_may_be_one_or_several() -> None:
 
 
 @pytest.mark.parametrize(
+    ("depths", "said"),
+    [
+        ("[0.3333333,0.33333334]", "depth=0.33333334: has the name 0.333333, as 0.3333333 has; give one of them"),
+        ("[grid,0.050000001]", "depth=0.050000001: has the name 0.05, as 0.05 has; give one of them"),
+    ],
+)
+def test_two_depths_of_one_name_are_refused(depths: str, said: str) -> None:
+    """One would be left out. Two words for one depth are one."""
+    with pytest.raises(InputError) as error:
+        compose([f"depth={depths}"])
+    assert str(error.value) == said
+    assert parse_depths(["middle", 0.5, "grid", 0.05])["middle"] == 0.5
+
+
+@pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("task.digits=1", "task.digits=1: must be at least 2"),
