@@ -338,8 +338,9 @@ class TextTokenizer:
         """Token ids of `text`, uint16 (uint32 for large vocabularies), without special tokens.
 
         Long texts are encoded in pieces, on all cores. A piece ends before a space, tab or line end that follows other
-        characters. Neither byte-level BPE nor a tokenizer that first splits at white space (T5's) has tokens across
-        such a place, so the result equals that of the whole text; for other tokenizers the pieces define the result.
+        characters. Neither this project's byte-level BPE nor a tokenizer that first splits at white space (T5's) has
+        tokens across such a place, so the result equals that of the whole text; for other tokenizers (Qwen's and
+        Llama 3's have one token for a full stop and a line end) the pieces define the result.
         """
         encodings = self._tokenizer.encode_batch_fast(list(_parts([text])) or [""], add_special_tokens=False)
         return np.concatenate([np.array(encoding.ids, dtype=self.dtype) for encoding in encodings])

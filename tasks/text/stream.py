@@ -36,8 +36,8 @@ class DocumentStream(IterableDataset[dict[str, torch.Tensor]]):
     boundary. Only the document a row begins with starts at a random sequence boundary inside it, so that a short
     training does not see beginnings only.
 
-    Documents come in a new random order each epoch. If there are at least as many documents as rows, no two rows read
-    the same document at the same time. The batches depend on the arguments alone.
+    Documents come in a new random order each epoch. If there are at least as many documents as rows, in each source of
+    a mixture, no two rows read the same document at the same time. The batches depend on the arguments alone.
 
     excerpt_tokens: longer documents are cut into excerpts of exactly this length, the last of which overlaps the one
     before, and every excerpt counts as a document. A short training then sees many books instead of a few whole ones.
