@@ -291,14 +291,28 @@ def test_a_passkey_claim_is_the_papers_row_with_a_little_slack(
 
 def test_a_confirmation_is_judged_by_its_own_seeds() -> None:
     """What was changed until seeds 1 to 3 found every key is not confirmed by them."""
-    first = three_seeds(accuracy=0.5, examples=300)
-    others = three_seeds(examples=300)
-    for run in others:
-        run.seed += 3
-        run.run_id += "-other"
+    first, others = three_seeds(accuracy=0.5, examples=300), other_seeds(160)
     found = verdicts([*first, *others])
     assert found["passkey_linear"][0] == "does not hold" and found["passkey_linear_confirmed"][0] == "holds"
     assert to_decide(first)["passkey_linear_confirmed"] == "needs three seeds at every length and place"
+
+
+def other_seeds(examples: int) -> list[RunRecord]:
+    """The runs of seeds 4 to 6."""
+    runs = three_seeds(examples=examples)
+    for run in runs:
+        run.seed += 3
+        run.run_id += "-other"
+    return runs
+
+
+@pytest.mark.parametrize("other", [110, 300])
+def test_a_confirmation_needs_the_number_of_prompts_that_was_fixed(other: int) -> None:
+    name = "passkey_linear_confirmed"
+    for run in (few := other_seeds(160))[1:2]:
+        run.series["cells"][0]["examples"] = other
+    for runs in (few, other_seeds(other)):
+        assert verdicts(runs)[name][0] == "inconclusive" and to_decide(runs)[name] == "needs 160 prompts per cell"
 
 
 def test_all_right_of_150_prompts_is_not_surely_98() -> None:
