@@ -84,19 +84,31 @@ class Evidence:
     report: RunReport
     by_task: Mapping[str, Selection]
 
+    def check(self, claim: Claim) -> None:
+        """Raise InputError if the report has no such task or row."""
+        key, titles = f"report.claims.{claim.name}", self.report.titles
+        # Gates are judged together for all tasks, unless the claim names one.
+        if claim.task not in self.by_task and (claim.task or claim.measure != "gates"):
+            raise InputError(f"{key}.task={claim.task!r}: one of {', '.join(self.by_task)}")
+        paper_of = claim.options.get("paper_of")
+        named = [("rows", claim.rows), ("options.less", claim.options.get("less", ()))]
+        for at, rows in [*named, ("options.paper_of", () if paper_of is None else (paper_of,))]:
+            for row in rows:
+                if row not in titles:
+                    has = f"it has {', '.join(titles)}{did_you_mean(row, titles)}"
+                    raise InputError(f"{key}.{at}: {claim.report} has no row {row!r}; {has}")
+
     def of(self, claim: Claim) -> Selection:
-        """The runs of a claim's task. InputError: the report has no such task or row."""
-        if claim.task not in self.by_task:
-            raise InputError(f"report.claims.{claim.name}.task={claim.task!r}: one of {', '.join(self.by_task)}")
-        for row in claim.rows:
-            if row not in self.report.titles:
-                raise InputError(f"report.claims.{claim.name}.rows: {claim.report} has no row {row!r}")
+        """The runs of a claim's task."""
         return self.by_task[claim.task]
 
 
 def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Evidence]) -> RenderedReport:
     """Every claim with its test, the measurement, the verdict, and what would decide it; then when these tests were
     fixed. evidence: by report name."""
+    for claim in report.claims:
+        if claim.report:
+            evidence[claim.report].check(claim)
     measured = [
         (claim, MEASURES[claim.measure].measure(claim, evidence[claim.report] if claim.report else None))
         for claim in report.claims
@@ -408,18 +420,21 @@ def _gates(claim: Claim, evidence: Evidence | None) -> Measured:
     assert evidence is not None
     has, _ = PATTERNS[claim.options["pattern"]]
     rows = [
-        [run for run in selection.runs.get(row, []) if run.series.get("gates")]
-        for selection in evidence.by_task.values()
+        [run for run in selection.runs.get(row, []) if run.series.get("gates") and row not in selection.mismatches]
+        for selection in ([evidence.of(claim)] if claim.task else evidence.by_task.values())
         for row in claim.rows
-        if row not in selection.mismatches
     ]
     runs = [run for row in rows for run in row]
+    without_seeds = f"{in_words(claim.seeds, 'seed')} of each model"
     if not runs:
-        return Measured(missing=f"{in_words(claim.seeds, 'seed')} of each model")
+        return Measured(missing=without_seeds)
     having = sum(has(run.series["gates"]) for run in runs)
-    n_seeds = min(len({run.seed for run in row}) for row in rows if row)
-    text = f"{having} of {len(runs)} trained models ({counted(n_seeds, 'seed')} of each)"
+    n_seeds = min(len({run.seed for run in row}) for row in rows)
+    each = f" ({counted(n_seeds, 'seed')} of each)" if n_seeds else ", and none of another"
+    text = f"{having} of {len(runs)} trained models{each}"
     run_ids = tuple(run.run_id for run in runs)
+    if not n_seeds:
+        return Measured(text, run_ids, missing=without_seeds)
     if missing := _missing_seeds(claim, n_seeds):
         return Measured(text, run_ids, missing=missing)
     # Models of one corpus and seed began with the same weights and read the same batches.

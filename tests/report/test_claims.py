@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -235,6 +236,16 @@ def test_gates_of_few_models_or_that_began_elsewhere_prove_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    "left", [lambda run: run.model == "infini_linear", lambda run: run.task == "pg19"], ids=["one row", "one corpus"]
+)
+def test_gates_of_one_model_alone_prove_nothing_about_the_other(left: Callable[[RunRecord], bool]) -> None:
+    runs = [run for run in trained_gates(32, 32, seeds=8) if left(run)]
+    name = "short_range_heads"
+    assert verdicts(runs)[name] == ("inconclusive", "16 of 16 trained models, and none of another")
+    assert to_decide(runs)[name] == "needs three seeds of each model"
+
+
+@pytest.mark.parametrize(
     ("loss", "verdict"), [(3.5, "holds"), (4.0, "holds"), (4.15, "does not hold"), (4.2, "does not hold")]
 )
 def test_longer_training_must_lower_the_loss_by_more_than_that_of_a_model_without_memory(
@@ -421,6 +432,19 @@ def test_the_claims_are_written_with_the_runs_behind_them() -> None:
             r"report.claims.pg19_delta.colour=1: no such key of report.claims.pg19_delta; allowed: direction, ",
         ),
         ({"rows": ["infini_delta", "nothing"]}, r"report.claims.pg19_delta.rows: table2_lm has no row 'nothing'"),
+        (
+            {"options": {"less": ["local", "rnt"], "control": "local attention"}},
+            r"pg19_delta.options.less: table2_lm has no row 'rnt'; it has .*local.*; did you mean 'rmt'\?$",
+        ),
+        (
+            {"measure": "gates", "rows": ["infini_dleta"], "task": "", "options": {"pattern": "two_kinds"}},
+            r"pg19_delta.rows: table2_lm has no row 'infini_dleta'; .*; did you mean 'infini_delta'\?$",
+        ),
+        (
+            {"report": "table3_passkey", "measure": "token_accuracy", "task": "passkey", "rows": ["linear_plain"]}
+            | {"options": {"paper_of": "liner"}},
+            r"pg19_delta.options.paper_of: table3_passkey has no row 'liner'; .*; did you mean 'linear'\?$",
+        ),
         ({"task": "pg20"}, r"report.claims.pg19_delta.task='pg20': one of pg19, arxiv_math"),
         ({"report": "claims"}, r"report=claims has no runs"),
     ],
