@@ -16,7 +16,8 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from infini.config.lengths import format_length, parse_depths, parse_lengths
-from infini.errors import InputError, did_you_mean, require
+from infini.config.typed import build
+from infini.errors import InputError, did_you_mean, one_of, require
 from infini.report.book_scores import difference_of_scores, slope_weights
 from infini.report.footprint import ENTRIES_65K, PAPER, TABLE1, printed
 from infini.report.intervals import Estimate, effective_trials, proportion_p
@@ -27,6 +28,7 @@ from infini.report.stats import Effect, paired_difference
 from infini.report.summaries import SummaryReport
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table, counted, in_words
 from infini.report.text_measures import equal_tokens
+from infini.report.text_report import Report
 from infini.report.verdicts import Claim, Measured, PValues, Verdict, judge
 
 SPECIALISED, MIXER, MOVED = (0.1, 0.9), (0.4, 0.6), 0.01
@@ -75,6 +77,7 @@ class ClaimsReport(ReportKind):
         for claim in self.claims:
             allowed = f"one of {', '.join(MEASURES)}{did_you_mean(claim.measure, MEASURES)}"
             require(claim.measure in MEASURES, f"report.claims.{claim.name}.measure", claim.measure, allowed)
+            MEASURES[claim.measure].check(claim)
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,15 @@ class Evidence:
     by_task: Mapping[str, Selection]
 
     def check(self, claim: Claim) -> None:
-        """Raise InputError if the report has no such task or row."""
-        key, titles = f"report.claims.{claim.name}", self.report.titles
+        """Raise InputError if the claim's measure is not for this report, or the report has no such task or row."""
+        key, titles, needs = f"report.claims.{claim.name}", self.report.titles, MEASURES[claim.measure].needs
+        assert needs is not None
+        fits = isinstance(self.report, needs[0])
+        require(fits, f"{key}.report", claim.report, f"measure={claim.measure} {needs[1]}")
+        if isinstance(self.report, SummaryReport) and claim.measure != "gates":
+            several = len(parse_lengths(self.report.input_lengths)) > 1
+            allowed = "overall is for one input length, overall_by_length for several"
+            require(several == (claim.measure == "overall_by_length"), f"{key}.measure", claim.measure, allowed)
         # Gates are judged together for all tasks, unless the claim names one.
         if claim.task not in self.by_task and (claim.task or claim.measure != "gates"):
             raise InputError(f"{key}.task={claim.task!r}: one of {', '.join(self.by_task)}")
@@ -107,7 +117,7 @@ def build_claims(report: ClaimsReport, scale: str, evidence: Mapping[str, Eviden
     """Every claim with its test, the measurement, the verdict, and what would decide it; then when these tests were
     fixed. evidence: by report name."""
     for claim in report.claims:
-        if claim.report:
+        if MEASURES[claim.measure].needs:
             evidence[claim.report].check(claim)
     measured = [
         (claim, MEASURES[claim.measure].measure(claim, evidence[claim.report] if claim.report else None))
@@ -492,12 +502,83 @@ def _test_of_size(claim: Claim, titles: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
+class LossOptions:
+    """Options of claims about losses."""
+
+    less: tuple[str, ...] = ()
+    """Two rows, whose difference is subtracted."""
+    control: str = ""
+    """What these are, in words."""
+
+
+@dataclass(frozen=True)
+class PasskeyOptions:
+    """Options of claims about the passkey task."""
+
+    paper_of: str | None = None
+    """The row whose numbers in the paper count; null: that of the claim."""
+    only_seeds: tuple[int, ...] | None = None
+    """The seeds that judge the claim; null: all."""
+    prompts: int | None = None
+    """How many prompts each cell of a seed must have; null: any number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotOptions(PasskeyOptions):
+    """Options of claims about models that were not trained on prompts."""
+
+    at_end: float
+    """Accuracy at the end, in per cent, above which the claim puts it."""
+
+
+@dataclass(frozen=True)
+class GatesOptions:
+    """Options of claims about gates."""
+
+    pattern: str = ""
+    """A key of PATTERNS."""
+
+
+TEXT: tuple[type[RunReport], str] = (Report, "needs a table of running text, as table2_lm")
+PASSKEY: tuple[type[RunReport], str] = (PasskeyReport, "needs a table of the passkey task, as table3_passkey")
+SUMMARIES: tuple[type[RunReport], str] = (SummaryReport, "needs a table of summaries, as table4_booksum")
+ANY_RUNS: tuple[type[RunReport], str] = (RunReport, "needs a table of runs, as lm_gates")
+
+
+@dataclass(frozen=True)
 class Measure:
     """How claims of a kind are measured, and how their test is described: a function, or a template that is filled with
     the claim `c` and the titles of its `rows`."""
 
     measure: Callable[[Claim, Evidence | None], Measured]
     described: str | Callable[[Claim, Mapping[str, str]], str]
+    needs: tuple[type[RunReport], str] | None = None
+    """The class of the report whose runs are judged, and what is said of another; None: no report is needed."""
+    rows: int = 0
+    """Number of rows."""
+    or_more: bool = False
+    options: type[LossOptions | PasskeyOptions | GatesOptions] | None = None
+    """What it takes; None: no options."""
+
+    def check(self, claim: Claim) -> None:
+        """Raise InputError for what this measure does not take. Evidence.check does so for what depends on a report."""
+        key, of = f"report.claims.{claim.name}", f"measure={claim.measure}"
+        if self.needs:
+            require(bool(claim.report), f"{key}.report", claim.report, f"{of} {self.needs[1]}")
+        fits = len(claim.rows) == self.rows or (self.or_more and len(claim.rows) > self.rows)
+        takes = f"{of} takes {in_words(self.rows, 'row')}{' or more' * self.or_more}"
+        require(fits, f"{key}.rows", list(claim.rows), takes)
+        if claim.measure == "memory_size":
+            one_of(f"{key}.rows", claim.rows[0], [model for model, text, *_ in printed() if text.endswith("M")])
+        if self.options is None:
+            require(not claim.options, f"{key}.options", claim.options, f"{of} takes none")
+            return
+        options = build(self.options, claim.options, f"{key}.options")
+        if isinstance(options, GatesOptions):
+            one_of(f"{key}.options.pattern", options.pattern, list(PATTERNS))
+        if isinstance(options, LossOptions):
+            fits = (len(options.less), bool(options.control)) in ((0, False), (2, True))
+            require(fits, f"{key}.options", claim.options, "two rows in less and words in control, or neither")
 
     def test(self, claim: Claim, titles: Mapping[str, str]) -> str:
         """The description of a claim's test. titles: row of its report -> title."""
@@ -507,31 +588,44 @@ class Measure:
 
 
 MEASURES: dict[str, Measure] = {
-    "loss": Measure(_loss, _test_of_loss),
-    "overall": Measure(_overall, 'Overall of "{rows[0]}" minus that of "{rows[1]}" is {c.direction} {c.margin:g}'),
+    "loss": Measure(_loss, _test_of_loss, TEXT, rows=2, or_more=True, options=LossOptions),
+    "overall": Measure(
+        _overall,
+        'Overall of "{rows[0]}" minus that of "{rows[1]}" is {c.direction} {c.margin:g}',
+        SUMMARIES,
+        rows=2,
+    ),
     "overall_by_length": Measure(
         _overall,
         'slope of the Overall of "{rows[0]}" over the logarithm of the input\'s length, on the validation books, is '
         "{c.direction} {c.margin:g}",
+        SUMMARIES,
+        rows=1,
     ),
     "token_accuracy": Measure(
         _passkey,
         lambda claim, titles: (
             f"token accuracy at every length and place is above the paper's minus {-claim.margin:g} points"
         ),
+        PASSKEY,
+        rows=1,
+        options=PasskeyOptions,
     ),
     "zero_shot_accuracy": Measure(
         _passkey,
         "token accuracy at every length is below {c.margin:g} % where memory is needed and above "
         "{c.options[at_end]:g} % at the end",
+        PASSKEY,
+        rows=1,
+        options=ZeroShotOptions,
     ),
-    "gates": Measure(_gates, _test_of_gates),
+    "gates": Measure(_gates, _test_of_gates, ANY_RUNS, rows=1, or_more=True, options=GatesOptions),
     "memory_ratio": Measure(
         _memory_ratio,
         "arithmetic, no run: 65,000 entries in one layer and the cache of all 12 layers, which is how the printed 183M "
         "comes out, are {c.margin:g} times Infini-Transformer's memory or more",
     ),
-    "memory_size": Measure(_size, _test_of_size),
-    "none": Measure(lambda claim, evidence: Measured(), "none"),
+    "memory_size": Measure(_size, _test_of_size, rows=1),
+    "none": Measure(lambda claim, evidence: Measured(), "none", or_more=True),
 }
 """Name of a measure in `conf/report/claims.yaml` -> how it is made."""

@@ -458,6 +458,95 @@ def test_a_claim_that_is_none_is_one_line(change: dict[str, Any], message: str) 
         judged(report, "laptop", [])
 
 
+BARE = {"name": "c", "says": "s", "place": "p"}
+LM, ARITHMETIC = {"report": "table2_lm", "task": "pg19"}, {"measure": "memory_size"}
+ASKED = {"report": "table3_passkey", "task": "passkey"}
+READ = {"report": "table4_booksum", "task": "booksum"}
+TWO = ["infini_linear", "rmt"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        ({**LM, "measure": "loss", "rows": ["rmt"]}, r"c.rows=\['rmt'\]: measure=loss takes two rows or more"),
+        ({"measure": "loss", "rows": TWO}, "c.report='': measure=loss needs a table of running text, as table2_lm"),
+        (
+            {**ASKED, "measure": "loss", "rows": ["linear", "delta"]},
+            "c.report='table3_passkey': measure=loss needs a table of running text, as table2_lm",
+        ),
+        (
+            {**LM, "measure": "loss", "rows": TWO, "options": {"less": ["local", "rmt"]}},
+            "c.options={.*}: two rows in less and words in control, or neither",
+        ),
+        (
+            {**LM, "measure": "loss", "rows": TWO, "options": {"lses": ["local", "rmt"]}},
+            r"c.options.lses=.*: no such key of .*; allowed: control, less; did you mean .*less'",
+        ),
+        (
+            {**LM, "measure": "overall", "rows": TWO},
+            "c.report='table2_lm': measure=overall needs a table of summaries, as table4_booksum",
+        ),
+        ({**READ, "measure": "overall", "rows": ["bart"]}, r"c.rows=\['bart'\]: measure=overall takes two rows"),
+        (
+            {**READ, "measure": "overall", "rows": TWO, "options": {"at_end": 9}},
+            r"c.options=\{'at_end': 9\}: measure=overall takes none",
+        ),
+        (
+            {**READ, "measure": "overall_by_length", "rows": ["infini_linear"]},
+            "c.measure='overall_by_length': overall is for one input length, overall_by_length for several",
+        ),
+        (
+            {**LM, "measure": "token_accuracy", "rows": ["infini_linear"]},
+            "c.report='table2_lm': measure=token_accuracy needs a table of the passkey task, as table3_passkey",
+        ),
+        (
+            {**ASKED, "measure": "token_accuracy", "rows": ["linear", "delta"]},
+            r"c.rows=\['linear', 'delta'\]: measure=token_accuracy takes one row",
+        ),
+        (
+            {**ASKED, "measure": "token_accuracy", "rows": ["linear"], "options": {"only_seeds": 4}},
+            r"c.options.only_seeds=4: must be a list or null$",
+        ),
+        (
+            {**ASKED, "measure": "zero_shot_accuracy", "rows": ["linear_zero_shot"]},
+            "c.options.at_end: missing; give it a value",
+        ),
+        (
+            {**LM, "measure": "gates", "task": "", "rows": TWO},
+            "c.options.pattern='': must be one of short_range, two_kinds, interleaved",
+        ),
+        (
+            {**LM, "measure": "gates", "task": "", "rows": TWO, "options": {"pattern": "two_kind"}},
+            "c.options.pattern='two_kind': did you mean 'two_kinds'\\? It must be one of short_range, ",
+        ),
+        (
+            {**LM, "measure": "gates", "task": "pg18", "rows": TWO, "options": {"pattern": "two_kinds"}},
+            "c.task='pg18': one of pg19, arxiv_math",
+        ),
+        (ARITHMETIC, r"c.rows=\[\]: measure=memory_size takes one row"),
+        (
+            {**ARITHMETIC, "rows": ["local"]},
+            "c.rows='local': must be one of transformer_xl, memorizing, rmt, infini_linear",
+        ),
+        ({"measure": "memory_ratio", "rows": ["rmt"]}, r"c.rows=\['rmt'\]: measure=memory_ratio takes no rows"),
+    ],
+)
+def test_what_a_measure_does_not_take_is_one_line(claim: dict[str, Any], message: str) -> None:
+    config = compose(["report=claims"]).report
+    with pytest.raises(InputError, match=f"^report.claims.{message}"):
+        report = load_report({**config, "claims": [{**BARE, **claim}]})
+        assert isinstance(report, ClaimsReport)
+        judged(report, "laptop", [])
+
+
+def test_gates_may_be_judged_for_one_task() -> None:
+    report = claims()
+    (claim,) = (claim for claim in report.claims if claim.name == "short_range_heads")
+    asked = replace(report, claims=(replace(claim, task="pg19"),))
+    (table,) = tables_of_claims(judged(asked, "laptop", trained_gates(20, 20, seeds=5)))
+    assert table.cell(claim.name, "Measured").text.startswith("10 of 10 trained models (5 seeds of each)")
+
+
 def test_when_tests_were_fixed_is_a_table_of_its_own() -> None:
     rendered = judged(claims(), "laptop", [])
     *_, table = rendered.tables
