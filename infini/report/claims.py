@@ -107,6 +107,10 @@ class Evidence:
                 if row not in titles:
                     has = f"it has {', '.join(titles)}{did_you_mean(row, titles)}"
                     raise InputError(f"{key}.{at}: {claim.report} has no row {row!r}; {has}")
+        if claim.measure == "token_accuracy" and isinstance(self.report, PasskeyReport):
+            in_paper = [name for name, row in self.report.rows.items() if row.paper]
+            allowed = f"the paper prints nothing for it; set options.paper_of to one of {', '.join(in_paper)}"
+            require((paper_of or claim.rows[0]) in in_paper, f"{key}.rows", claim.rows[0], allowed)
 
     def of(self, claim: Claim) -> Selection:
         """The runs of a claim's task."""
@@ -320,7 +324,8 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     """Token accuracy of every cell for which the paper prints a number, compared with `_expected`."""
     assert evidence is not None and isinstance(evidence.report, PasskeyReport)
     report, (row,) = evidence.report, claim.rows
-    paper = report.rows[claim.options.get("paper_of", row)].paper
+    of_paper = report.rows[claim.options.get("paper_of") or row]
+    paper = of_paper.printed()
     runs = evidence.of(claim).runs.get(row, [])
     only, wanted = claim.options.get("only_seeds"), claim.options.get("prompts")
     cells = chosen_cells(report, [run for run in runs if only is None or run.seed in only])
@@ -329,28 +334,30 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     shares: list[_Share] = []
     seeds: list[set[int]] = []
     examples: set[int] = set()
-    not_asked: list[str] = []
+    not_asked: dict[str, int] = {}
     for length in parse_lengths(report.lengths):
-        beside = paper.get(format_length(length))
-        if paper and beside is None:
-            continue
+        beside = paper.get(length, {})
         by_depth = {
             depth: {seed: pair for (seed, *place), pair in cells.items() if place == [length, depth]}
             for depth in parse_depths(report.depths)
+            if not paper or depth in beside
         }
+        if not by_depth:
+            continue
         if not all(by_depth.values()):
-            not_asked.append(format_length(length))
+            not_asked[format_length(length)] = len(by_depth)
             continue
         means: list[str] = []
         for depth, found in by_depth.items():
             accuracy = [float(cell["token_accuracy"]) for _, cell in found.values()]
             asked = [int(cell["examples"]) for _, cell in found.values()]
-            shares.append(_Share(accuracy, sum(asked), *_expected(claim, beside, len(means), depth)))
+            shares.append(_Share(accuracy, sum(asked), *_expected(claim, beside.get(depth), depth)))
             means.append(percent(100 * statistics.fmean(accuracy)))
             used |= {run.run_id: None for run, _ in found.values()}
             seeds.append(set(found))
             examples |= set(asked)
-        texts.append(f"{format_length(length)} {'/'.join(means)} (paper {beside})")
+        shown = f" (paper {of_paper.beside(length, by_depth)})" if paper else ""
+        texts.append(f"{format_length(length)} {'/'.join(means)}{shown}")
     if not texts:
         return Measured(missing=f"{in_words(claim.seeds, 'seed')} at every length and place")
     n_seeds = len(set.intersection(*seeds))
@@ -368,7 +375,7 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
         return Measured(text, tuple(used), missing=f"{wanted} prompts per cell")
     if not_asked:
         # The lengths that are missing may be the ones at which it fails. Each of their places counts.
-        parts += ((1.0, 1.0),) * (len(not_asked) * len(parse_depths(report.depths)))
+        parts += ((1.0, 1.0),) * sum(not_asked.values())
         return Measured(text, tuple(used), parts, to_decide=f"prompts of {', '.join(not_asked)}")
     prompts = {k: f"{k * min(examples)} prompts per cell" for k in MORE_PROMPTS}
     steps = [(k, n_seeds, f"{text} and seed") for k, text in prompts.items()]
@@ -378,14 +385,13 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     return Measured(text, tuple(used), parts, with_more=more)
 
 
-def _expected(claim: Claim, printed_row: Any, place: int, depth: str) -> tuple[float, bool]:
-    """(share, whether the accuracy should be above it) of a cell. printed_row: the paper's start/middle/end."""
+def _expected(claim: Claim, paper: float | None, depth: str) -> tuple[float, bool]:
+    """(share, whether the accuracy should be above it) of a cell. paper: the paper's accuracy in per cent."""
     if claim.measure == "zero_shot_accuracy":
         at_end = depth == "end"
         return (claim.options["at_end"] if at_end else claim.margin) / 100, at_end
-    if printed_row is None:
-        raise InputError(f"report.claims.{claim.name}: the paper prints nothing for row {claim.rows[0]!r}")
-    return (float(str(printed_row).split("/")[place]) + claim.margin) / 100, True
+    assert paper is not None
+    return (paper + claim.margin) / 100, True
 
 
 def _two_kinds(layers: Sequence[Sequence[float]]) -> bool:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, ClassVar
 
-from infini.config.lengths import HISTORY_SEGMENTS, format_length, parse_depths, parse_lengths
+from infini.config.lengths import (
+    HISTORY_SEGMENTS,
+    NAMED_DEPTHS,
+    format_length,
+    parse_depths,
+    parse_length,
+    parse_lengths,
+)
 from infini.config.schema import groups
-from infini.errors import InputError, did_you_mean
+from infini.errors import InputError, did_you_mean, require
 from infini.records import RunRecord, start_of, value_at
 from infini.report.intervals import minimum_interval
 from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
@@ -75,6 +83,24 @@ class PasskeyRow:
     paper: dict[str, str] = field(default_factory=dict)
     """Length -> start/middle/end in per cent, as printed."""
 
+    def printed(self, key: str = "paper") -> dict[int, dict[str, float]]:
+        """The paper's numbers: length in tokens -> name of the place -> per cent. InputError, naming the setting `key`,
+        for what is not one number for each place."""
+        found = {}
+        for length, text in self.paper.items():
+            values = [float(part) for part in text.split("/") if re.fullmatch(r"\d+(\.\d+)?", part)]
+            fits = len(values) == text.count("/") + 1 == len(NAMED_DEPTHS) and max(values) <= 100
+            allowed = f"must be three numbers in per cent, {'/'.join(NAMED_DEPTHS)}, as 97/99/100"
+            require(fits, f"{key}.{length}", text, allowed)
+            found[parse_length(length, key)] = dict(zip(NAMED_DEPTHS, values, strict=True))
+        return found
+
+    def beside(self, length: int, depths: Iterable[str]) -> str | None:
+        """The paper's numbers at a length, in the order of these places; None if it has none of them."""
+        values = self.printed().get(length, {})
+        texts = [f"{values[depth]:g}" if depth in values else DASH for depth in depths]
+        return "/".join(texts) if set(texts) != {DASH} else None
+
 
 @cache
 def _recipe(name: str) -> Mapping[str, Any]:
@@ -122,6 +148,7 @@ class PasskeyReport(RowsByMisfits):
         parse_depths(self.depths, "report.depths")
         self.check_rows()
         for name, row in self.rows.items():
+            row.printed(f"report.rows.{name}.paper")
             # A row may start from a row that has a start itself. The chain ends at fresh or pretrained weights.
             seen = [name]
             while row.start not in ("", *PRETRAINING):
@@ -213,7 +240,12 @@ class PasskeyReport(RowsByMisfits):
         def cells(runs: Sequence[RunRecord], source: str) -> list[Cell]:
             return [_accuracy(self, runs, length, source) for length in numbers]
 
-        printed = {name: [*map(quoted, map(row.paper.get, lengths))] for name, row in self.rows.items() if row.paper}
+        depths = parse_depths(self.depths)
+        printed = {
+            name: [quoted(row.beside(length, depths)) for length in numbers]
+            for name, row in self.rows.items()
+            if row.paper
+        }
         others = [name for name, row in self.rows.items() if not row.paper]
         accuracy = rows_by_source(self.titles, sources, printed, cells, others, label)
         behind = [
@@ -222,7 +254,7 @@ class PasskeyReport(RowsByMisfits):
             for source, selection in sources.items()
             if name in selection.runs
         ]
-        places = " / ".join(parse_depths(self.depths))
+        places = " / ".join(depths)
         tables = [Table(f"Token accuracy in per cent, key at {places}", ("Source", *lengths), tuple(accuracy))]
         if behind:
             tables.append(Table(DETAILS, DETAIL_COLUMNS, tuple(behind)))

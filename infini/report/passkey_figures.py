@@ -126,7 +126,7 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
         panels = figure.subplots(len(across), len(depths), sharex=True, sharey=True, squeeze=False, gridspec_kw=grid)
         for line, model in zip(panels, across, strict=True):
             of_model = [name for name in names if models[name] == model]
-            for axes, (place, depth) in zip(line, enumerate(depths), strict=True):
+            for axes, depth in zip(line, depths, strict=True):
                 ends = []
                 for name in of_model:
                     points = [(n, rows[name].mean(n, depth)) for n in lengths if (n, depth) in rows[name].values]
@@ -137,8 +137,10 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
                 for title, (line_style, marker, size, _) in paper_look.items():
                     if (printed := papers[model].get(title)) is None:
                         continue
-                    known = {n: text.split("/")[place] for n in lengths if (text := printed.get(format_length(n)))}
-                    values = [float(value) for value in known.values()]
+                    known = {n: printed[n][depth] for n in lengths if depth in printed.get(n, {})}
+                    if not known:
+                        continue
+                    values = list(known.values())
                     style = {"linestyle": line_style, "marker": marker, "markerfacecolor": "white", "markersize": size}
                     axes.plot(list(known), values, color=QUIET, linewidth=1.0, clip_on=False, **style)
                     ends.append(Label(list(known)[-1], values[-1], f"paper: {title}", QUIET))
@@ -160,13 +162,13 @@ def accuracy_by_length(report: PasskeyReport, scale: str, selection: Selection, 
         return save(figure, path)
 
 
-def _paper(report: PasskeyReport, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
+def _paper(report: PasskeyReport, names: Sequence[str]) -> dict[str, Mapping[int, Mapping[str, float]]]:
     """Title -> the paper's numbers, each once: it has the same for training from scratch as for fine-tuning."""
-    found: dict[str, Mapping[str, str]] = {}
+    found: dict[str, Mapping[int, Mapping[str, float]]] = {}
     for name in reversed(names):
         row = report.rows[name]
-        if row.paper not in found.values():
-            found[row.title.rpartition(", ")[2]] = row.paper
+        if (printed := row.printed()) not in found.values():
+            found[row.title.rpartition(", ")[2]] = printed
     return found
 
 

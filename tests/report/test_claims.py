@@ -16,9 +16,10 @@ from infini.config.compose import compose
 from infini.config.lengths import format_length
 from infini.errors import InputError
 from infini.records import RunRecord
-from infini.report.claims import PATTERNS, ClaimsReport
+from infini.report.claims import PATTERNS, ClaimsReport, Evidence, build_claims
 from infini.report.load import load_report
 from infini.report.passkey import PasskeyReport, additions_of
+from infini.report.selection import select_runs
 from infini.report.tables import RenderedReport, Table
 from infini.runs.claims import claims_text, declared_report, judged
 
@@ -308,6 +309,22 @@ def test_a_confirmation_is_judged_by_its_own_seeds() -> None:
     assert to_decide(first)["passkey_linear_confirmed"] == "needs three seeds at every length and place"
 
 
+def test_each_place_is_held_to_the_papers_number_of_that_place() -> None:
+    """The paper's are 97 and 100 at start and end of 512K, and none at a quarter."""
+    report = declared_report("table3_passkey")
+    assert isinstance(report, PasskeyReport)
+    found = {}
+    for depths in (["start", "middle", "end"], ["end", 0.25, "start", "middle"]):
+        asked = replace(report, depths=depths)
+        chosen = select_runs(asked, "laptop", three_seeds({"512K": (96.0, 100.0, 100.0)}))
+        about = replace(claims(), claims=tuple(one for one in claims().claims if one.name == "passkey_linear"))
+        rendered = build_claims(about, "laptop", {"table3_passkey": Evidence(asked, {"passkey": chosen})})
+        found[depths[0]] = rendered.tables[0].cell("passkey_linear", "Measured").text
+    assert "512K 98.7/100/100 (paper 97/99/100)" in found["start"]
+    assert "512K 100/98.7/100 (paper 100/97/99)" in found["end"]
+    assert len({text.partition("; p ")[2] for text in found.values()}) == 1
+
+
 def other_seeds(examples: int) -> list[RunRecord]:
     """The runs of seeds 4 to 6."""
     runs = three_seeds(examples=examples)
@@ -444,6 +461,10 @@ def test_the_claims_are_written_with_the_runs_behind_them() -> None:
             {"report": "table3_passkey", "measure": "token_accuracy", "task": "passkey", "rows": ["linear_plain"]}
             | {"options": {"paper_of": "liner"}},
             r"pg19_delta.options.paper_of: table3_passkey has no row 'liner'; .*; did you mean 'linear'\?$",
+        ),
+        (
+            {"report": "table3_passkey", "measure": "token_accuracy", "task": "passkey", "rows": ["linear_plain"]},
+            r"pg19_delta.rows='linear_plain': the paper prints nothing for it; set options.paper_of to one of linear, ",
         ),
         ({"task": "pg20"}, r"report.claims.pg19_delta.task='pg20': one of pg19, arxiv_math"),
         ({"report": "claims"}, r"report=claims has no runs"),

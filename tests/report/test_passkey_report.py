@@ -459,6 +459,44 @@ def test_a_title_names_the_longest_length_that_was_asked() -> None:
     assert said == "Tokens of a key found in a text of 128K: scratch, penalty on writes 40 to 90 %"
 
 
+@pytest.mark.parametrize(
+    ("depths", "texts"),
+    [
+        (["end", "start"], ("100/97", "100/96", "—")),
+        (["start", 0.25, "middle", "end"], ("97/—/99/100", "96/—/94/100", "—")),
+        ([0.25], ("—", "—", "—")),
+    ],
+)
+def test_the_papers_numbers_stand_at_their_places(depths: list[Any], texts: tuple[str, ...]) -> None:
+    table = report(depths=depths, lengths=["512K", "1M", "16K"]).render("laptop", []).tables[0]
+    row = next(row for row in table.rows if row.model == "linear/paper")
+    assert tuple(cell.text for cell in row.cells[1:]) == texts
+
+
+@pytest.mark.parametrize("depths", [["end", "start"], ["start", 0.25, "middle", "end"]], ids=str)
+def test_the_papers_curves_are_drawn_at_their_places(
+    depths: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(passkey_figures, "save", lambda figure, path: drawn.append(figure) or [path])
+    of = report(depths=depths, lengths=["16K", "512K", "1M"])
+    passkey_figures.accuracy_by_length(of, "laptop", select_runs(of, "laptop", pair()), tmp_path / "figure")
+    curves = [
+        [list(line.get_ydata()) for line in axes.lines if line.get_color() == QUIET and len(line.get_xdata())]
+        for axes in drawn[0].axes
+    ]
+    printed = {"start": [[97, 96]], "middle": [[99, 94]], "end": [[100, 100]]}
+    assert curves == [printed.get(str(depth), []) for depth in depths]
+
+
+@pytest.mark.parametrize("text", ["100/100", "100/100/100/100", "100/x/100", "100//100", "100/101/100", "", "97/-1/99"])
+def test_the_papers_numbers_are_three(text: str) -> None:
+    rows = {"one": {"title": "x", "model": "infini_linear", "paper": {"32K": text}}}
+    allowed = "must be three numbers in per cent, start/middle/end, as 97/99/100"
+    with pytest.raises(InputError, match=f"^report.rows.one.paper.32K='{text}': {allowed}$"):
+        report(rows=rows, run="all")
+
+
 def test_curves_of_the_paper_look_different_and_alike_in_all_panels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
