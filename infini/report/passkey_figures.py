@@ -200,13 +200,12 @@ def accuracy_by_updates(report: PasskeyReport, scale: str, selection: Selection,
         # The row from which the others start is not drawn.
         if segments[name] is None:
             continue
-        for run in runs:
-            segment = selection.training_config(run)["dims"]["segment_length"]
-            for _, cell in chosen_cells(report, [run]).values():
-                if cell["same_segment"] == 0:
-                    titles.setdefault(run.model, report.rows[name].title.partition(",")[0])
-                    updates = points.setdefault((run.model, cell["length"], str(cell["depth"])), {})
-                    updates.setdefault(cell["length"] // segment, []).append(100 * cell["token_accuracy"])
+        for run, cell in chosen_cells(report, runs).values():
+            if cell["same_segment"] == 0:
+                segment = selection.training_config(run)["dims"]["segment_length"]
+                titles.setdefault(run.model, report.rows[name].title.partition(",")[0])
+                updates = points.setdefault((run.model, cell["length"], str(cell["depth"])), {})
+                updates.setdefault(cell["length"] // segment, []).append(100 * cell["token_accuracy"])
     if not points:
         return []
     with new_figure(5.2, 3.2) as figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -445,6 +446,25 @@ def test_figures_are_drawn_and_are_the_same_bytes_twice(tmp_path: Path) -> None:
         second = draw(of, "laptop", selection, tmp_path / "second")
         assert [path.suffix for path in first] == [".png", ".svg"] * 2
         assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_updates_are_drawn_of_the_runs_that_the_table_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs of a seed the one with more examples counts, not the mean of both."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(passkey_figures, "save", lambda figure, path: drawn.append(figure) or [path])
+    updates = report_of_runs(compose(["report=passkey_updates"]).report, "draw")
+    assert isinstance(updates, PasskeyReport)
+    base = pair(recipe="passkey_laptop_extended")[0]
+    runs = [base, *updated(128, base.run_id), *updated(512, base.run_id)]
+    few = copy.deepcopy(runs[2])
+    few.run_id = "few"
+    for cell in few.series["cells"]:
+        cell |= {"examples": 5, "token_accuracy": 0.2}
+    selection = select_runs(updates, "laptop", [*runs, few])
+    assert len(selection.runs["linear_128"]) == 2
+    passkey_figures.accuracy_by_updates(updates, "laptop", selection, tmp_path / "figure")
+    values = {tuple(line.get_ydata()) for line in drawn[0].axes[0].lines if line.get_color() != QUIET}
+    assert values == {(100, 100)}
 
 
 def test_the_longest_input_counts_the_filler_before_it() -> None:
