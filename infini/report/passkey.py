@@ -299,8 +299,7 @@ def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord], length: int, sou
         values.append(value)
         used += [run.run_id for run, _ in found]
         asked.append(len(found))
-        mark = LOCAL_MARK if any(cell["same_segment"] > 0 for _, cell in found) else ""
-        texts.append(percent(value) + mark)
+        texts.append(percent(value) + LOCAL_MARK * all(is_local(cell) for _, cell in found))
     if not values:
         return MISSING
     seeds = min(asked)
@@ -319,6 +318,11 @@ def chosen_cells(
         return (cell["length"], cell["depth"]) if cell["length"] in lengths and cell["depth"] in depths else None
 
     return {(seed, *at): found for (seed, at), found in cells_with_most(runs, place).items()}
+
+
+def is_local(cell: Mapping[str, Any]) -> bool:
+    """Whether key and question lie in one segment in all prompts of a cell, so that no memory is needed."""
+    return bool(cell["same_segment"] == 1)
 
 
 def longest_input(training: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from infini.records import RunRecord
 from infini.report.canvas import Label, entitle, heatmap, in_cell, label_ends, label_sides, new_figure, save
 from infini.report.kind import values_of
 from infini.report.palette import QUIET, look_of, looks
-from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, percent
+from infini.report.passkey import LOCAL_MARK, PasskeyReport, chosen_cells, is_local, percent
 from infini.report.selection import Selection
 from infini.report.tables import counted
 
@@ -38,7 +38,7 @@ class _Accuracy:
     values: dict[tuple[int, str], list[float]] = field(default_factory=dict)
     prompts: Counter[tuple[int, str]] = field(default_factory=Counter)
     local: set[tuple[int, str]] = field(default_factory=set)
-    """Where key and question are in one segment."""
+    """Where key and question of every prompt are in one segment."""
 
     @property
     def of_fewer(self) -> set[tuple[int, str]]:
@@ -53,11 +53,12 @@ class _Accuracy:
 
 def _accuracy(report: PasskeyReport, runs: Sequence[RunRecord]) -> _Accuracy:
     found = _Accuracy()
-    for (_, length, depth), (_, cell) in chosen_cells(report, runs).items():
+    chosen = chosen_cells(report, runs)
+    for (_, length, depth), (_, cell) in chosen.items():
         found.values.setdefault((length, depth), []).append(100 * cell["token_accuracy"])
         found.prompts[length, depth] += cell["examples"]
-        if cell["same_segment"] > 0:
-            found.local.add((length, depth))
+    needs_memory = {(length, depth) for (_, length, depth), (_, cell) in chosen.items() if not is_local(cell)}
+    found.local = found.values.keys() - needs_memory
     return found
 
 

@@ -267,6 +267,22 @@ def test_cells_show_all_places_and_mark_those_that_need_no_memory() -> None:
     assert set(row.cells[1].run_ids) == {"eval-infini_linear-passkey_laptop-1", "eval-infini_linear-passkey_laptop-2"}
 
 
+@pytest.mark.parametrize(("share", "marked"), [(1.0, True), (0.94, False), (0.0, False)])
+def test_where_some_prompts_need_memory_nothing_says_that_none_is_needed(
+    share: float, marked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [*pair(seed=1), *pair(seed=2)]
+    runs[3].series["cells"][2]["same_segment"] = share
+    table = report().render("laptop", [], runs).tables[0]
+    row = next(row for row in table.rows if row.model == "linear/yours")
+    assert [cell.text for cell in row.cells[1:3]] == ["100/100/100" + "*" * marked, "100/100/100*"]
+    drawn: list[Any] = []
+    monkeypatch.setattr(passkey_figures, "save", lambda figure, path: drawn.append(figure) or [path])
+    passkey_figures.accuracy_heatmap(report(), "laptop", select_runs(report(), "laptop", runs), tmp_path / "figure")
+    texts = [text.get_text() for text in drawn[0].axes[0].texts]
+    assert texts[:6] == ["100", "100", "100" + "*" * marked, "100", "100", "100*"]
+
+
 def test_a_cell_says_from_how_many_seeds_it_is() -> None:
     """The longest lengths of a row are often asked of one seed alone."""
     runs = [*pair(seed=1), *pair(seed=2, lengths=[2**15])]
