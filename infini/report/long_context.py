@@ -11,6 +11,7 @@ from infini.config.lengths import format_length, parse_lengths
 from infini.records import RunRecord
 from infini.report.intervals import effective_trials, proportion_interval
 from infini.report.kind import REPRODUCED, OwnVerb, usual_options, values_of
+from infini.report.passkey import percent
 from infini.report.selection import Drawings, RowsByMisfits, Selection, cells_with_most, differences, select_sources
 from infini.report.tables import (
     DASH,
@@ -132,7 +133,7 @@ class LongContextReport(RowsByMisfits):
             # Seeds of a trained row are models that may differ by more than chance. Without a training it is one model.
             trials = effective_trials([one / of for one, of in counts], asked) if trained else asked
             low, high = proportion_interval(right * trials / asked, trials)
-            text = f"{100 * right / asked:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
+            text = f"{percent(100 * right / asked)} [{percent(100 * low)}, {percent(100 * high)}]"
             text += f", {int(asked)}" if of_cell is _distant else ""
             ids = [run.run_id for run, _ in chosen]
             cells.append(measured_cell(text, source, 100 * right / asked, len(chosen), ids))

@@ -15,6 +15,7 @@ from infini.records import RunRecord, load_records
 from infini.report.intervals import effective_trials, proportion_interval
 from infini.report.load import load_report
 from infini.report.long_context import LongContextReport
+from infini.report.passkey import percent
 
 pytestmark = pytest.mark.usefixtures("few_words")
 MEMORY = {"name": "llm", "base": "smollm2", "memory": "infini"}
@@ -140,8 +141,16 @@ def test_a_cell_is_that_of_the_largest_run_of_a_seed_and_seeds_are_pooled() -> N
         evaluation(5, answered(1, 4, length=2048), seed=2),
     ]
     # 25 of 40, and 7 of 22 whose answer lies in an earlier segment; Clopper-Pearson.
-    assert shown(report_of(), runs)["Linear"] == ["62 [46, 77]", "25 [1, 81]"]
-    assert shown(report_of(), runs, 1)["Linear"] == ["32 [14, 55], 22", "—"]
+    assert shown(report_of(), runs)["Linear"] == ["62.5 [45.8, 77.3]", "25 [0.6, 80.6]"]
+    assert shown(report_of(), runs, 1)["Linear"] == ["31.8 [13.9, 54.9], 22", "—"]
+
+
+@pytest.mark.parametrize(
+    ("right", "text"),
+    [(0, "0 [0, 1.5]"), (1, "0.4 [0.0, 2.2]"), (249, "99.6 [97.8, 99.9]"), (250, "100 [98.5, 100]")],
+)
+def test_less_than_all_is_never_printed_as_100_nor_more_than_none_as_0(right: int, text: str) -> None:
+    assert shown(report_of(), [evaluation(1, answered(right, 250))])["Linear"][0] == text
 
 
 def test_two_trainings_of_one_seed_are_named_where_they_fill_one_row() -> None:
@@ -168,9 +177,11 @@ def test_seeds_of_a_trained_row_are_models_that_differ(table: int, asked: int) -
 
     trials = effective_trials([0.0, 1.0, 0.0], 3 * asked)
     low, high = proportion_interval(trials / 3, trials)
-    assert trials < 3 and interval("parent", 0, asked, 0).startswith(f"33 [{100 * low:.0f}, {100 * high:.0f}]")
+    assert trials < 3 and interval("parent", 0, asked, 0).startswith(
+        f"33.3 [{percent(100 * low)}, {percent(100 * high)}]"
+    )
     low, high = proportion_interval(asked, 3 * asked)
-    assert interval(None, 0, asked, 0).startswith(f"33 [{100 * low:.0f}, {100 * high:.0f}]")
+    assert interval(None, 0, asked, 0).startswith(f"33.3 [{percent(100 * low)}, {percent(100 * high)}]")
     # Seeds that do not differ, and a single one, are as sure as their questions.
     assert interval("parent", 10, 10, 10) == interval(None, 10, 10, 10)
     assert interval("parent", 10) == interval(None, 10)
