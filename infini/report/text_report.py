@@ -52,10 +52,8 @@ from infini.report.text_measures import (
 BIN_GROWTH = 4.0
 """Each column of a table of positions ends at this many times its first position."""
 CLUSTERED = "clustered by document and seed, of one seed by document alone"
-SIZES = (
-    "Floats carried from segment to segment (in brackets how many times less than Memorizing Transformers), and tokens "
-    "of the XL cache and of a segment"
-)
+SIZES = "Floats carried from segment to segment{}, and tokens of the XL cache and of a segment"
+COMPARED = " (in brackets how many times less than Memorizing Transformers)"
 
 
 @dataclass(frozen=True)
@@ -375,8 +373,8 @@ def _other_data(sources: Mapping[str, Selection]) -> str:
 
 def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) -> Table:
     """Memory, compression, XL cache and segment length: the paper's and ours, which are the same for every task."""
-    printed = {"Memory size (comp.)": "memory", "XL cache": "xl_cache", "Segment length": "segment_length"}
-    beside_paper = any(name in values for values in report.paper.values() for name in printed.values())
+    sizes = ("memory", "xl_cache", "segment_length")
+    beside_paper = any(name in values for values in report.paper.values() for name in sizes)
     found: dict[str, tuple[str, Selection]] = {}
     for sources in chosen.values():
         for source, selection in sources.items():
@@ -388,7 +386,7 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
     floats = {row: carried_floats(run, found[row][1].training_config(run)) for row, run in first.items()}
     rows = []
     for row, title in report.models.items():
-        paper = [quoted(report.paper.get(row, {}).get(name)) for name in printed.values()]
+        paper = [quoted(report.paper.get(row, {}).get(name)) for name in sizes]
         ours = [MISSING, MISSING, MISSING]
         if row in found:
             source, selection = found[row]
@@ -411,9 +409,11 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
         cells = [cell for pair in pairs for cell in (pair if beside_paper else pair[1:])]
         if any(cell is not MISSING for cell in cells):
             rows.append(Row(row, title, tuple(cells)))
+    compared = any(cell.text.endswith("x)") for row in rows for cell in row.cells)
+    headings = (f"Memory size{' (comp.)' * compared}", "XL cache", "Segment length")
     whose = ("paper", "ours") if beside_paper else ("",)
-    columns = tuple(f"{name} {of}".rstrip() for name in printed for of in whose)
-    return Table(SIZES, columns, tuple(rows))
+    columns = tuple(f"{name} {of}".rstrip() for name in headings for of in whose)
+    return Table(SIZES.format(COMPARED * compared), columns, tuple(rows))
 
 
 def _measures_table(report: Report, source: str, selection: Selection, counts: Counts) -> Table:
