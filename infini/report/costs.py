@@ -216,7 +216,7 @@ def scatter(
         if budgets:
             axes.set_xscale("log", base=2)
             ticks = sorted({point.cost for point in points.values()})
-            axes.set_xticks(ticks, [f"{tick / 1e6:.1f}M" for tick in ticks], minor=False)
+            axes.set_xticks(ticks, list(map(_in_millions, ticks)), minor=False)
             axes.margins(x=0.25)
         else:
             _scale_costs(axes, [point.cost for point in points.values()])
@@ -233,6 +233,11 @@ def scatter(
             # Labels of points may end right of the axes.
             axes.legend(handles=bars, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(LABELS_END, 0.5))
         return save(figure, path)
+
+
+def _in_millions(tokens: float) -> str:
+    """`9.2M`, and `0.041M`: with one decimal all budgets far below a million would look alike."""
+    return f"{tokens / 1e6:{'.1f' if tokens >= 1e6 else '.2g'}}M"
 
 
 def _scale_costs(axes: Axes, costs: Sequence[float]) -> None:

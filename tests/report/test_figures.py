@@ -213,6 +213,15 @@ def test_a_line_has_one_name_at_its_end_if_asked_for(tmp_path: Path, drawn_axes:
     assert names == {"RMT": (3, 47), "Local": (4, 46)}
 
 
+def test_small_budgets_have_names_of_their_own(tmp_path: Path, drawn_axes: list[Any]) -> None:
+    budgets = {"a": 20_480, "b": 40_960, "c": 500_000, "d": 2_300_000, "e": 36_800_000}
+    points = {row: costs.Point(cost, 50.0, 50.0, 50.0) for row, cost in budgets.items()}
+    models = dict.fromkeys(points, "rmt")
+    costs.scatter(points, models, {}, tmp_path / "figure", "numbers", "finding", "detail", budgets=True)
+    names = [label.get_text() for label in drawn_axes[0].get_xticklabels()]
+    assert names == ["0.02M", "0.041M", "0.5M", "2.3M", "36.8M"]
+
+
 def test_what_the_paper_compares_is_marked(tmp_path: Path, drawn_axes: list[Any]) -> None:
     """By an arrow from the one to the other where both have a point, and the words below the title say so."""
     selection, report = selected(), Report.from_config(report_settings())
