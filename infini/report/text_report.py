@@ -421,12 +421,15 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
         "Training tokens": (lambda run: selection.spent(run, "tokens_seen"), ",.0f"),
         "Word perplexity": (partial(word_perplexity, counts=counts), ".1f"),
         "Bits per byte": (partial(bits_per_byte, counts=counts), ".3f"),
+        "Training seconds": (lambda run: selection.spent(run, "wall_seconds"), ",.0f"),
+        "Evaluation seconds": (lambda run: run.cost.get("wall_seconds"), ",.0f"),
     }
     rows = []
     for model, runs in selection.runs.items():
         cells = tuple(over_seeds(runs, value, form, source) for value, form in measures.values())
         rows.append(Row(model, marked(report.models[model], selection, model), cells))
-    return Table(f"{report.benchmarks[report.task]}: other measures ({_whose(source)})", tuple(measures), tuple(rows))
+    what = "other measures, and seconds by the clock, which other work on the machine lengthens"
+    return Table(f"{report.benchmarks[report.task]}: {what} ({_whose(source)})", tuple(measures), tuple(rows))
 
 
 def tested_effects(report: Report, selection: Selection) -> dict[str, list[Effect | None]]:
