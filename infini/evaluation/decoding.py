@@ -150,7 +150,7 @@ def load_reader(path: Path, model: Any, about: dict[str, str]) -> Reader:
     for key, value in about.items():
         if found.get(key) != value:
             if key == "weights":
-                raise InputError(f"{where}: was saved by a model of other weights; read the prompt again")
+                raise InputError(f"{where}: was saved by a model with other weights; read the prompt again")
             hint = f"; it belongs to checkpoint={found[key]}" if key == "model" and key in found else ""
             raise InputError(f"{where}: its {key} is {found.get(key)!r}, this model's is {value!r}{hint}")
     last = int(tensors.pop("last"))

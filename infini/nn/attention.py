@@ -126,7 +126,7 @@ class LocalAttention(nn.Module):
         if positions not in get_args(Positions):
             raise ValueError(f"positions={positions!r}: must be one of {', '.join(get_args(Positions))}")
         if not 1 <= rope_base < math.inf:
-            raise ValueError(f"rope_base={rope_base}: must be a finite number from 1 on")
+            raise ValueError(f"rope_base={rope_base}: must be a finite number, at least 1")
         if attention_scale not in ("d_key", "d_model"):
             raise ValueError(f"attention_scale={attention_scale!r}: must be 'd_key' or 'd_model'")
         if self.plain_projections and (qkv_bias or qk_norm):
@@ -221,7 +221,9 @@ class LocalAttention(nn.Module):
             dict(leaves(of_layers)) for of_layers in ((self.init_leaves(0, self.q_proj.weight.device),), state.layers)
         )
         if differs := difference(given, mine, first=1):
-            raise ValueError(f"state of another layer: of a row, {differs}; pass one of init_state")
+            raise ValueError(
+                f"state of another layer: for one row, {differs}; pass one of this layer, or of init_state"
+            )
 
     def check_segments(self, segment_length: int) -> None:
         """Raise ValueError for a segment length that the layer cannot have."""
@@ -392,7 +394,7 @@ class InfiniAttention(LocalAttention):
         self.update_rule, self.first_segment, self.delta_normaliser = update_rule, first_segment, delta_normaliser
         a_number = isinstance(memory_decay, int | float) and not isinstance(memory_decay, bool)
         if memory_decay is not None and not (a_number and 1 <= memory_decay < math.inf):
-            raise ValueError(f"memory_decay={memory_decay!r}: must be a finite number of segments from 1 on, or None")
+            raise ValueError(f"memory_decay={memory_decay!r}: must be None, or a finite number of segments, at least 1")
         self.gate_init, self.memory_decay, self.input_gate = gate_init, memory_decay, input_gate
 
         def learned(*sizes: int) -> nn.Parameter:

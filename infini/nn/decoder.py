@@ -141,7 +141,9 @@ class Decoder(nn.Module):
         if self.segment_length not in self._fresh:
             self._fresh[self.segment_length] = dict(named_leaves(self.init_state(0).layers))
         if differs := difference(dict(named_leaves(state.layers)), self._fresh[self.segment_length], first=1):
-            raise ValueError(f"state of another model: of a row, {differs}; pass one of init_state")
+            raise ValueError(
+                f"state of another model: for one row, {differs}; pass one of this model, or of init_state"
+            )
 
     def forward(
         self,

@@ -99,7 +99,7 @@ class Evidence:
             require(several == (claim.measure == "overall_by_length"), f"{key}.measure", claim.measure, allowed)
         # Gates are judged together for all tasks, unless the claim names one.
         if claim.task not in self.by_task and (claim.task or claim.measure != "gates"):
-            raise InputError(f"{key}.task={claim.task!r}: one of {', '.join(self.by_task)}")
+            raise InputError(f"{key}.task={claim.task!r}: must be one of {', '.join(self.by_task)}")
         paper_of = claim.options.get("paper_of")
         named = [("rows", claim.rows), ("options.less", claim.options.get("less", ()))]
         for at, rows in [*named, ("options.paper_of", () if paper_of is None else (paper_of,))]:

@@ -204,7 +204,7 @@ class MemoryReport(ReportKind):
             if model not in TABLE1:
                 raise InputError(f"report.models: Table 1 has no {model!r}{did_you_mean(model, TABLE1)}")
         if self.segments is not None and self.segments < 1:
-            raise InputError(f"report.segments={self.segments!r}: a number from 1 on, or null")
+            raise InputError(f"report.segments={self.segments!r}: must be null, or a number of at least 1")
 
 
 def build_memory_report(report: MemoryReport, scale: str, measured: Mapping[str, Measured]) -> RenderedReport:

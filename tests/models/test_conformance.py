@@ -484,7 +484,7 @@ def test_a_state_of_another_segment_length_is_refused(options: dict[str, Any]) -
         state = model(random_ids(2, n_tokens)).state
         model.resize_segments(2 * model.segment_length)
         for call in (model, model.prefill):
-            with pytest.raises(ValueError, match="^state of another model: of a row, "):
+            with pytest.raises(ValueError, match="^state of another model: for one row, "):
                 call(random_ids(2, 7), state)
             with pytest.raises(ValueError, match="^state is a tuple: it must be the one that a call returned$"):
                 call(random_ids(2, 7), tuple(state))

@@ -300,7 +300,7 @@ def test_a_state_belongs_to_weights_and_not_to_a_name(llm: Llm, tmp_path: Path) 
     weights = load_file(second / "model.safetensors")
     save_file({name: weight + (weight.dim() > 1) for name, weight in weights.items()}, second / "model.safetensors")
     said = llm.error("generate", "prompt=it", f"load_state={state}", "decoding.max_new_tokens=1")
-    assert said == f"load_state={str(state)!r}: was saved by a model of other weights; read the prompt again"
+    assert said == f"load_state={str(state)!r}: was saved by a model with other weights; read the prompt again"
 
 
 # Mathematics.

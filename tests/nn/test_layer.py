@@ -115,7 +115,7 @@ def test_state_is_float32_beside_bfloat16(half: str) -> None:
         ({"first_segment": "none"}, ("first_segment='none'", "local, zero")),
         ({"gate_init": "ones"}, ("gate_init='ones'", *get_args(GateInit))),
         ({"delta_normaliser": "next"}, ("delta_normaliser='next'", "previous, current")),
-        *(({"memory_decay": wrong}, (f"memory_decay={wrong!r}", "from 1 on")) for wrong in (0.5, math.inf, "x", True)),
+        *(({"memory_decay": wrong}, (f"memory_decay={wrong!r}", "at least 1")) for wrong in (0.5, math.inf, "x", True)),
         ({"input_gate": "relu"}, ("input_gate='relu'", "None, sigmoid")),
         ({"attention_scale": "d"}, ("attention_scale='d'", "d_key", "d_model")),
         ({"n_kv_heads": 3}, ("n_kv_heads=3", "divide n_heads=4")),
@@ -276,7 +276,7 @@ def test_a_fresh_state_is_no_state() -> None:
 @pytest.mark.parametrize("name", ["local", "full", "infini_linear", "infini_delta", "rmt", "autocompressor"])
 @pytest.mark.parametrize("base", [0, -3.0, float("nan"), float("inf")])
 def test_a_base_that_gives_no_rotary_positions_is_refused(name: str, base: float) -> None:
-    with pytest.raises(InputError, match=f"^model={name}: rope_base={base}: must be a finite number from 1 on$"):
+    with pytest.raises(InputError, match=f"^model={name}: rope_base={base}: must be a finite number, at least 1$"):
         build_model({"name": name, "rope_base": base}, tiny_dims(), 31)
 
 

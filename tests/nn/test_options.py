@@ -213,7 +213,7 @@ def test_a_state_of_another_layer_is_refused(sizes: dict[str, int]) -> None:
     x = torch.randn(2, 5, layer.d_model, dtype=torch.float64)
     _, state = make_layer(**sizes)(x)
     with pytest.raises(
-        ValueError, match=r"^state of another layer: of a row, .* is \[.*\], here \[.*\]; pass one of init_s"
+        ValueError, match=r"^state of another layer: for one row, .* is \[.*\], here \[.*\]; pass one of this layer"
     ):
         layer(x, state)
     local = LocalAttention(layer.d_model, 2, 6, SEGMENT).double()

@@ -365,5 +365,5 @@ def test_what_a_rank_cannot_read_is_refused_before_the_others_wait(tmp_path: Pat
             with pytest.raises(ValueError, match=f"^reset_BT is {dtype}: it must be torch.bool$"):
                 parallel(ids, None, torch.ones(B, 2 * SEGMENT, dtype=dtype))
         model.resize_segments(SEGMENT // 2)
-        with pytest.raises(ValueError, match="^state of another model: of a row, "):
+        with pytest.raises(ValueError, match="^state of another model: for one row, "):
             parallel(ids, wide)

@@ -466,7 +466,7 @@ def test_the_claims_are_written_with_the_runs_behind_them() -> None:
             {"report": "table3_passkey", "measure": "token_accuracy", "task": "passkey", "rows": ["linear_plain"]},
             r"pg19_delta.rows='linear_plain': the paper prints nothing for it; set options.paper_of to one of linear, ",
         ),
-        ({"task": "pg20"}, r"report.claims.pg19_delta.task='pg20': one of pg19, arxiv_math"),
+        ({"task": "pg20"}, r"report.claims.pg19_delta.task='pg20': must be one of pg19, arxiv_math"),
         ({"report": "claims"}, r"report=claims has no runs"),
     ],
 )
@@ -542,7 +542,7 @@ TWO = ["infini_linear", "rmt"]
         ),
         (
             {**LM, "measure": "gates", "task": "pg18", "rows": TWO, "options": {"pattern": "two_kinds"}},
-            "c.task='pg18': one of pg19, arxiv_math",
+            "c.task='pg18': must be one of pg19, arxiv_math",
         ),
         (ARITHMETIC, r"c.rows=\[\]: measure=memory_size takes one row"),
         (

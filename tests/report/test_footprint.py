@@ -166,7 +166,7 @@ def test_it_is_printed_and_written_by_the_command(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"segments": 0}, "report.segments=0: a number from 1 on, or null"),
+        ({"segments": 0}, "report.segments=0: must be null, or a number of at least 1"),
         ({"models": ["rtm"]}, "report.models: Table 1 has no 'rtm'.*rmt"),
         ({"row": 1}, "report.row=1: no such key of report; allowed: models, name, "),
     ],

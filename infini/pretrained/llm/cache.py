@@ -320,7 +320,7 @@ class InfiniCache(Cache):
         if self._interrupted:
             raise InputError(
                 "an earlier call with this cache was interrupted and may have written a part of it: begin again "
-                "(cache.reset()), or go on with a fork or a file from before that call"
+                "(cache.reset()), or continue with a fork or a file from before that call"
             )
 
     def refuse_gaps(self, call: Call) -> None:

@@ -41,23 +41,33 @@ def inject(
     first_segment="local"). Gates start nearly shut, so a longer input is first read by segment-local attention;
     training opens them.
 
-    segment_length: tokens of a segment, N. update_rule: "linear" (Eq. 4) or "delta" (Eq. 5).
-    layers: which have a memory; None: all layers with global attention, or, where none has, all. Layers with a sliding
-    window stay as they are, unless they are named; then the window must hold what a segment's attention sees.
-    gate_init: beta at the start; sigmoid(beta) is the weight of the memory. first_segment: what is read where nothing
-    was written: "local" (the gate is bypassed) or "zero".
-    Additions to the paper, off by default: window="previous" (local attention sees the segment before, too, and the
-    memory what is older), sinks=n (the document's first n tokens stay visible to local attention). Pretrained models
-    rest on the first token that they see: with window="previous" no segment but the first has such a token of its own,
-    so give it sinks=1 (results/LOG.md, 146). memory_decay=x: at the end of every segment the memory of each key-value
-    head is multiplied by a learned number; half-lives begin between 1 and x segments. Without it the memory is a sum,
-    which does not record what came last (results/LOG.md, 162). input_gate="sigmoid": each key-value head learns how
-    much of a token it writes, from the token's key; untrained, it writes all tokens alike, as the paper's memory does.
-    local_attention: the kernel, "sdpa" or "eager"; None: the model's, "eager" where it caps its scores.
-    base: the base's name for the model card and for caches on disk; None: the hub's, or the name of its folder.
+    Args:
+        model: a causal language model of a family of docs/reference/llm_families.md.
+        segment_length: tokens of a segment, N.
+        update_rule: "linear" (Eq. 4) or "delta" (Eq. 5).
+        layers: layers with a memory. Default: all layers with global attention or, where there is none, all. Layers
+            with a sliding window stay as they are, unless they are named; then the window must hold what a segment's
+            attention sees.
+        gate_init: beta at the start; sigmoid(beta) is the weight of the memory.
+        first_segment: what is read where nothing was written: "local" (the gate is bypassed) or "zero".
+        window: not in the paper: with "previous" local attention sees the segment before, too, and the memory what is
+            older. Pretrained models rest on the first token that they see, and no segment but the first has such a
+            token of its own then; so give it sinks=1 (results/LOG.md, 146).
+        sinks: not in the paper: how many of the document's first tokens stay visible to local attention.
+        memory_decay: not in the paper: at the end of every segment the memory of each key-value head is multiplied by a
+            learned number, so that it records what came last (results/LOG.md, 162). Half-lives begin between 1 and
+            `memory_decay` segments. Default: nothing is forgotten.
+        input_gate: not in the paper: with "sigmoid" each key-value head learns how much of a token it writes, from the
+            token's key. Untrained, it writes all tokens alike. Default: every token is written alike.
+        local_attention: the kernel, "sdpa" or "eager". Default: the model's; "eager" where it caps its scores.
+        base: the base's name for the model card and for caches on disk. Default: the hub's, or that of its folder.
 
-    Raises InputError (a ValueError) for a model that cannot be injected, with the list of those that can, and for
-    options out of range.
+    Returns:
+        The same object, of a class of its own that transformers saves and loads.
+
+    Raises:
+        InputError: (a ValueError) the model cannot be injected, with the list of those that can, or an option is out of
+            range.
     """
     stock: Any = model
     config_class, model_class = classes_for(stock)

@@ -61,7 +61,7 @@ class InfiniSettings:
         require(is_number, "gate_init", self.gate_init, "must be a finite number; -10000 shuts the gates")
         decay = self.memory_decay
         lasts = decay is None or (type(decay) in (int, float) and 1 <= decay < math.inf)
-        require(lasts, "memory_decay", decay, "must be a finite number of segments from 1 on, or None")
+        require(lasts, "memory_decay", decay, "must be None, or a finite number of segments, at least 1")
         if self.input_gate is not None:
             one_of("input_gate", self.input_gate, get_args(InputGate))
         most = f"must be from 0 to segment_length={self.segment_length}"
