@@ -22,6 +22,7 @@ from infini.report.tables import (
     disputes,
     distinct,
     measured_cell,
+    products,
     provenance,
     rows_by_source,
     trainings,
@@ -110,6 +111,7 @@ class LongContextReport(RowsByMisfits):
             examples = distinct(cell["examples"] for run in runs for cell in run.series["cells"])
             details = [f"{examples} questions a cell", f"prompts of {distinct(run.data['revision'] for run in runs)}"]
             notes.append(provenance(source, runs, details))
+            notes += products(source, self.titles, selection)
         notes += [*left_out, *trainings(tables, self.titles, sources), *disputes(sources)]
         return self.rendered(scale, tables, notes, legend=tuple(left_out))
 

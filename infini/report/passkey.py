@@ -34,6 +34,7 @@ from infini.report.tables import (
     distinct,
     measured_cell,
     over_seeds,
+    products,
     provenance,
     quoted,
     rows_by_source,
@@ -268,6 +269,7 @@ class PasskeyReport(RowsByMisfits):
             tokenizers = distinct(run.data.get("tokenizer") for run in runs)
             if runs or source != "yours" or not left_out:
                 notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
+                notes += products(source, self.titles, selection)
         several = trainings(tables[:1], self.titles, sources)
         notes += [*left_out, *several, *disputes(sources)]
         return self.rendered(scale, tables, notes, legend=tuple(left_out))

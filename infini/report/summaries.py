@@ -31,6 +31,7 @@ from infini.report.tables import (
     disputes,
     distinct,
     measured_cell,
+    products,
     provenance,
     quoted,
     rows_by_source,
@@ -200,6 +201,7 @@ class SummaryReport(RowsOfOneTask):
             )
             tokenizers = distinct(run.data["tokenizer"] for run in runs if run.data.get("tokenizer"))
             notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
+            notes += products(source, self.titles, selection)
         notes += [*report_mismatches(sources, scale, self.titles), *trainings(tables, self.titles, sources)]
         notes += disputes(sources)
         synthetic = any(selection.synthetic for selection in sources.values())
