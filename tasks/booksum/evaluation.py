@@ -91,10 +91,12 @@ def evaluate(
     record.results = _results(longest, _note_of_unscored(books.documents.names, books.summaries))
     record.series["cells"] = cells
     entries = [cache.entries[name] for name in wanted]
+    # A book may be shorter than every length.
+    longest_read = min(max(lengths), int(opened.n_tokens.max()) + around)
     record.cost = {
         "tokens_seen": sum(entry["tokens_read"] for entry in entries),
         "tokens_drawn": sum(entry["tokens_drawn"] for entry in entries),
-        "state_floats": model.state_floats(max(lengths) // cfg.dims.segment_length),
+        "state_floats": model.state_floats(longest_read // cfg.dims.segment_length),
         "resumed": len(missing) < len(wanted),
     }
     cache.record_commits(record, [entry["name"] for entry in entries])

@@ -285,9 +285,12 @@ def test_train_and_summarise(infini: Runner, tmp_path: Path, name: str) -> None:
     run = infini.records("eval")[-1]
     assert [book["tokens_read"] for cell in run.series["cells"] for book in cell["books"]] == [32] * 4
     # The same weights, and the whole source.
-    infini("eval", *words, "length=64,1K", "model.unlimiformer=test")
+    infini("eval", *words, "length=64,64K", "model.unlimiformer=test")
     run = infini.records("eval")[-1]
     assert [book["tokens_read"] for book in run.series["cells"][0]["books"]] == [64, 64]
+    # What is kept of the longest book, which is shorter than the length.
+    longest = max(book["tokens_read"] for book in run.series["cells"][1]["books"])
+    assert run.cost["state_floats"] == longest // 16 * 16 * 16
     assert run.config["model"]["unlimiformer"] == "test" and run.parent == training.run_id
     book = tmp_path / "book.txt"
     book.write_text("A dog runs. " * 50, "utf-8")
