@@ -16,7 +16,7 @@ from infini.system.paths import is_folder
 from infini.tasks.text.documents import SYNTHETIC, Documents, load_documents, synthetic_documents, warn_once
 
 C4 = "c4"
-"""The source that is no task: web pages, from the hub the data set of task.hub_id."""
+"""The source that is no task: web pages, from the hub the data set that task.hub_id names in task=continual."""
 
 
 def mixture(
@@ -30,8 +30,9 @@ def mixture(
     """The documents of all sources of a split, one source after the other, named <source>/<document>.
 
     data_dir: folder that holds a folder for each source; None: $INFINI_DATA_DIR, else the hub. A source whose folder is
-    missing is left out, which is printed. hub_id: data set of C4. max_documents: of each source; see load_documents.
-    Raises InputError where there is no source at all, and for one that the hub does not have.
+    missing is left out, which is printed. hub_id: data set of C4, or of one source of another name. max_documents: of
+    each source; see load_documents. Raises InputError where there is no source at all, and for one that is not on the
+    hub.
     """
     if data_dir == SYNTHETIC:
         found = {name: synthetic_documents(split, seed) for seed, name in enumerate(sources)}
@@ -47,7 +48,7 @@ def mixture(
             left_out = ", ".join(str(folders[name]) for name in missing)
             warn_once(f"{left_out}: no such folder; the mixture is {' and '.join(present)} alone")
         if not any(folders.values()):
-            _check_on_hub(sources)
+            _check_on_hub(sources, hub_id)
         # The data set of the task of this name, or the given one.
         hub_ids = {name: str(settings_in("task", name).get("hub_id", hub_id)) for name in present}
         try:
@@ -63,20 +64,26 @@ def mixture(
     return _joined(found, split)
 
 
-def _check_on_hub(sources: Sequence[str]) -> None:
-    """Raises InputError for a source that is neither C4 nor a task of running text with a data set of its own."""
+def _check_on_hub(sources: Sequence[str], hub_id: str) -> None:
+    """Raises InputError for a source that is neither C4, nor a task of running text with a data set of its own, nor the
+    only name for a data set that the user gives."""
+    tasks = groups()["task"]
     known = [
         name
-        for name in groups()["task"]
+        for name in tasks
         if (schema := task_schema(name)).has_documents
         and schema.is_trained_on
         and schema.corpora is TaskConfig.corpora
         and settings_in("task", name).get("hub_id")
     ]
-    for name in sources:
-        if name not in (options := [*known, C4]):
-            allowed = f"from the hub one can be {', '.join(options)}; others need task.data_dir"
-            raise InputError(f"task.sources={list(sources)}: {name!r}: {allowed}{did_you_mean(name, options)}")
+    others = [name for name in sources if name not in (*known, C4)]
+    given = hub_id != settings_in("task", "continual").get("hub_id") and C4 not in sources
+    if not others or (given and len(others) == 1 and others[0] not in tasks):
+        return
+    options = [*known, C4]
+    allowed = f"from the hub one can be {', '.join(options)}; another needs task.data_dir, or a task.hub_id of its own"
+    said = f"task.sources={list(sources)}: {others[0]!r}: {allowed}{did_you_mean(others[0], options)}"
+    raise InputError(said)
 
 
 def _joined(found: dict[str, Documents], split: str) -> Documents:

@@ -60,8 +60,24 @@ def test_a_mistyped_source_is_no_other_corpus(typed: str, meant: str, monkeypatc
         DataModule(compose([*MIXTURE, f"task.sources=[{typed},pg19]"])).revision("train")
     assert str(error.value) == (
         f"task.sources=['{typed}', 'pg19']: '{typed}': from the hub one can be arxiv_math, pg19, c4; "
-        f"others need task.data_dir; did you mean '{meant}'?"
+        f"another needs task.data_dir, or a task.hub_id of its own; did you mean '{meant}'?"
     )
+
+
+def test_a_data_set_of_the_users_own_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
+    asked = {}
+
+    def load(name: str, split: str, folder: Path | None, hub_id: str, *rest: Any) -> Documents:
+        asked[name] = hub_id
+        return synthetic_documents(split)
+
+    monkeypatch.setattr("infini.tasks.text.mixture.load_documents", load)
+    DataModule(compose([*MIXTURE, "task.sources=[pg19,news]", "task.hub_id=me/news"])).revision("train")
+    assert asked["news"] == "me/news" != asked["pg19"]
+    for sources in ("[news,pg91]", "[news,c4]", "[booksum]"):
+        with pytest.raises(InputError, match="from the hub one can be"):
+            DataModule(compose([*MIXTURE, f"task.sources={sources}", "task.hub_id=me/news"])).revision("train")
 
 
 @pytest.mark.parametrize("task", ["booksum", "continual", "long_context", "passkey"])
