@@ -276,7 +276,7 @@ def _test_of_loss(claim: Claim, titles: Mapping[str, str]) -> str:
     each = ", for each of the other rows" if len(claim.rows) > 2 else ""
     first, *others = (f'"{titles[row]}"' for row in claim.rows)
     difference = f"loss of {first} minus that of {' / '.join(others)}"
-    if "less" in claim.options:
+    if claim.options.get("less"):
         difference += f", minus the change that {claim.options['control']} shows,"
     return f"{difference} is {claim.direction} {margin}{each}"
 
@@ -328,7 +328,10 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     paper = of_paper.printed()
     runs = evidence.of(claim).runs.get(row, [])
     only, wanted = claim.options.get("only_seeds"), claim.options.get("prompts")
-    cells = chosen_cells(report, [run for run in runs if only is None or run.seed in only])
+    counting = [run for run in runs if only is None or run.seed in only]
+    # Later runs with other numbers of prompts do not take the place of those that were fixed.
+    fixed = [run for run in counting if {cell["examples"] for cell in run.series["cells"]} == {wanted}]
+    cells = chosen_cells(report, fixed or counting)
     texts: list[str] = []
     used: dict[str, None] = {}
     shares: list[_Share] = []
@@ -368,19 +371,22 @@ def _passkey(claim: Claim, evidence: Evidence | None) -> Measured:
     if several := evidence.of(claim).several_trainings(row):
         text += f"; several trainings of seed {', '.join(map(str, several))}"
     parts = tuple(share.p_values() for share in shares)
-    if missing := _missing_seeds(claim, n_seeds):
-        return Measured(text, tuple(used), missing=missing)
-    if wanted is not None and examples != {wanted}:
+    if wanted is not None and {run.seed for run in counting} != {run.seed for run in fixed}:
         # With another number, which could be chosen with results in sight, it is not the test that was fixed.
         return Measured(text, tuple(used), missing=f"{wanted} prompts per cell")
+    if missing := _missing_seeds(claim, n_seeds):
+        return Measured(text, tuple(used), missing=missing)
     if not_asked:
         # The lengths that are missing may be the ones at which it fails. Each of their places counts.
         parts += ((1.0, 1.0),) * sum(not_asked.values())
         return Measured(text, tuple(used), parts, to_decide=f"prompts of {', '.join(not_asked)}")
+    if wanted is not None:
+        return Measured(text, tuple(used), parts, to_decide="another confirmation, fixed before its runs")
     prompts = {k: f"{k * min(examples)} prompts per cell" for k in MORE_PROMPTS}
-    steps = [(k, n_seeds, f"{text} and seed") for k, text in prompts.items()]
-    steps += [(1, n, f"{n} seeds") for n in MORE_SEEDS if n > n_seeds]
-    steps += [(k, n, f"{n} seeds with {text}") for k, text in prompts.items() for n in MORE_SEEDS if n > n_seeds]
+    more_seeds = [n for n in MORE_SEEDS if n > n_seeds]
+    steps = [(k, n_seeds, f"{what} and seed") for k, what in prompts.items()]
+    steps += [(1, n, f"{n} seeds") for n in more_seeds]
+    steps += [(k, n, f"{n} seeds with {what}") for k, what in prompts.items() for n in more_seeds]
     more = [(what, lambda k=k, n=n: [share.p_values(k, n) for share in shares]) for k, n, what in steps]
     return Measured(text, tuple(used), parts, with_more=more)
 

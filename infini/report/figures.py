@@ -119,7 +119,7 @@ def gap_by_position(
 
     Positions are grouped into bins; each but the last ends at about twice its start. Places in the segment (BY_PLACE)
     have narrower bins. A point is the mean over documents and seeds, paired by both. The band is the 95 % interval,
-    clustered by both. Positions that hardly more than one document reaches are left out. More than MOST_TOGETHER rows
+    clustered by both. Positions that are almost all one document's are left out. More than MOST_TOGETHER rows
     have a panel each, in which the means of the others are pale.
 
     rows: row -> evaluation runs; those with the series count. baseline: the row at 0. titles: row -> its title. corpus:

@@ -81,15 +81,19 @@ def effective_trials(shares: Sequence[float], trials: float, times: float = 1.0,
     return min(most, mean * (1 - mean) / of_mean * few**2)
 
 
+FEWEST = 1.5
+"""Effective number of documents of which a mean has an error. Below it one document has nearly all tokens."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean, its error, and the share of the error that depends on the number of seeds."""
 
     mean: float
     se: float
-    """Standard error; NaN with fewer than two documents."""
+    """Standard error; NaN with an effective number of documents below FEWEST."""
     df: float
-    """Degrees of freedom of Student's t: one less than the smaller effective number of clusters."""
+    """Degrees of freedom of Student's t: one less than the smaller effective number of clusters; 0 without an error."""
     n_documents: int
     effective_documents: float
     """Effective number of documents: as many documents of equal length would give the same weight to each."""
@@ -149,13 +153,16 @@ def clustered(
     """
     labels = {label: index for index, label in enumerate(dict.fromkeys(clusters))}
     index = np.array([labels[label] for label in clusters])
-    difference, weight, n = np.asarray(differences, np.float64), np.asarray(weights, np.float64), len(labels)
-    of_cluster = np.bincount(index, weights=weight, minlength=n)
-    total = weight.sum()
+    difference, weight = np.asarray(differences, np.float64), np.asarray(weights, np.float64)
+    of_cluster, total = np.bincount(index, weights=weight), weight.sum()
     ratio, effective = float(difference.sum() / total), float(total**2 / (of_cluster**2).sum())
+    # A cluster without weight changes nothing as it is left out.
+    counts = of_cluster > 0
+    n = int(counts.sum())
     if n < 2:
         return ratio, math.nan, effective
-    changes = np.bincount(index, weights=difference - ratio * weight, minlength=n) / (total - of_cluster)
+    residual = np.bincount(index, weights=difference - ratio * weight)
+    changes = residual[counts] / (total - of_cluster[counts])
     return ratio, float((n - 1) / n * (changes**2).sum()), effective
 
 
@@ -175,9 +182,10 @@ def two_way(
     mean, of_documents, effective = clustered(differences, weights, documents)
     _, of_seeds, effective_seeds = clustered(differences, weights, seeds)
     n_documents, n_seeds = len(set(documents)), len(set(seeds))
-    if n_documents < 2 or n_seeds < 2:
-        se = math.sqrt(of_documents) if n_documents > 1 else math.nan
-        return Estimate(mean, se, effective - 1 if n_documents > 1 else 0, n_documents, effective, n_seeds)
+    if effective < FEWEST:
+        return Estimate(mean, math.nan, 0, n_documents, effective, n_seeds)
+    if n_seeds < 2:
+        return Estimate(mean, math.sqrt(of_documents), effective - 1, n_documents, effective, n_seeds)
     _, of_pairs, _ = clustered(differences, weights, list(zip(documents, seeds, strict=True)))
     variance = max(of_documents + of_seeds - of_pairs, of_documents, of_seeds)
     share, df = of_seeds / variance if variance > 0 else 0.0, min(effective, effective_seeds) - 1

@@ -138,7 +138,9 @@ def build_search(
             best = best_rate(tried)
             cells = [_cell(losses.get(rate), rate == best, published) for rate in rates]
             shown.update(cell.source for cell in cells if cell.source)
-            remarks = [] if best is None or not at_the_edge(tried) else ["at the edge" if len(tried) > 1 else "alone"]
+            remarks = (
+                [] if best is None or not at_the_edge(tried) else ["at the edge" if len(tried) > 1 else "the only one"]
+            )
             remarks += ["so far"] if len(tried) < len(losses) else []
             said = f" ({', '.join(remarks)})" if remarks else ""
             chosen = MISSING if best is None else Cell(f"{best:g}{said}", "computed", best)

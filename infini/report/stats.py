@@ -21,8 +21,6 @@ from infini.report.intervals import Estimate, two_way
 
 BY_POSITION, BY_PLACE = "nll_by_position", "nll_by_place"
 """Series of an evaluation: losses by position in the document, and by place in the segment."""
-FEWEST = 1.5
-"""Effective number of documents at a position that is shown. Below it one document has nearly all tokens."""
 Knockout = Literal["reset", "foreign"]
 Pair = tuple[float, float, str, int]
 """A difference of total losses in nats, the tokens behind it, the document and the seed."""
@@ -153,8 +151,8 @@ def gap(
     It uses the seeds that both have, pairs runs by seed and document and clusters by both (infini.report.intervals). A
     bin ends at the first edge of the series that is at least `growth` times its start; the last bin ends with the
     longest document or segment. growth None is 2 by position and 1 by place. Positions are left out where the effective
-    number of documents is below FEWEST. The result is empty if no seed has the series in both, or, by place, if the
-    segment lengths differ.
+    number of documents is too small for an error. The result is empty if no seed has the series in both, or, by place,
+    if the segment lengths differ.
     """
     known = [[run for run in side if series in run.series] for side in (runs, baseline)]
     mine, theirs = (by_seed(side) for side in known)
@@ -186,7 +184,7 @@ def gap(
         found = two_way(
             list(difference[reached, index]), list(weight[reached, index]), books, [seeds[row] for row in reached]
         )
-        if math.isfinite(found.mean) and found.effective_documents >= FEWEST:
+        if math.isfinite(found.mean) and found.df > 0:
             points.append((bounds[index], bounds[index + 1], found.mean, found.half_width))
     return np.array(points).reshape(-1, 4)
 

@@ -338,7 +338,7 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tupl
             for source, selection in sources.items():
                 runs = selection.runs.get(model, ())
                 cell = over_seeds(runs, lambda run: run.metric("perplexity"), ".2f", source)
-                lost = {run.seed for run in runs if "perplexity" in run.results and run.metric("perplexity") is None}
+                lost = {run.seed for run in runs if _was_lost(run)}
                 shown = f"{cell.text}, {in_words(len(lost), 'seed')} not finite" if lost else cell.text
                 text = DISPUTED if model in selection.disputed else marked(shown, selection, model)
                 if source == "yours" and runs and _other_data(sources):
@@ -351,6 +351,12 @@ def _main_table(report: Report, chosen: dict[str, dict[str, Selection]]) -> tupl
         empty = []
     kept = tuple(row for row in rows if row not in empty)
     return Table("Perplexity per token", tuple(columns), kept), [row.title for row in empty]
+
+
+def _was_lost(run: RunRecord) -> bool:
+    """Whether tokens were scored, and the perplexity is not finite."""
+    entry = run.results.get("perplexity", {"n": 0})
+    return bool(entry["n"]) and entry["value"] is None
 
 
 def _other_data(sources: Mapping[str, Selection]) -> str:
@@ -422,14 +428,22 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
         "Word perplexity": (partial(word_perplexity, counts=counts), ".1f"),
         "Bits per byte": (partial(bits_per_byte, counts=counts), ".3f"),
         "Training seconds": (lambda run: selection.spent(run, "wall_seconds"), ",.0f"),
-        "Evaluation seconds": (lambda run: run.cost.get("wall_seconds"), ",.0f"),
+        # Without the knock-outs, which not every model has, and of all processes that an evaluation took.
+        "Reading seconds": (lambda run: run.cost.get("streaming_seconds"), ",.0f"),
     }
     rows = []
     for model, runs in selection.runs.items():
         cells = tuple(over_seeds(runs, value, form, source) for value, form in measures.values())
         rows.append(Row(model, marked(report.models[model], selection, model), cells))
-    what = "other measures, and seconds by the clock, which other work on the machine lengthens"
-    return Table(f"{report.benchmarks[report.task]}: {what} ({_whose(source)})", tuple(measures), tuple(rows))
+    what = (
+        "other measures, and seconds by the clock, which other work on the machine lengthens, of the training and of "
+        "reading the documents once"
+    )
+    # An untrained model has no training.
+    kept = [at for at in range(len(measures)) if any(row.cells[at].origin == "measured" for row in rows)]
+    shown = tuple(replace(row, cells=tuple(row.cells[at] for at in kept)) for row in rows)
+    names = tuple(name for at, name in enumerate(measures) if at in kept)
+    return Table(f"{report.benchmarks[report.task]}: {what} ({_whose(source)})", names, shown)
 
 
 def tested_effects(report: Report, selection: Selection) -> dict[str, list[Effect | None]]:

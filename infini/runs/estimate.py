@@ -47,7 +47,7 @@ def describe_time(trainings: Sequence[Config], evaluations: Sequence[Config], ot
         + (f", without {unknown} that no published run is like" if unknown else "")
         + f" (published runs on {reference.environment['hardware']['cpu']}: {duration(total)}; this machine "
         f"now reads a prompt at {speed:.2g} times its speed)"
-        + (f"; not counted: {counted(others, 'row')} with another start, or other questions" if others else "")
+        + (f"; not counted, done or not: {counted(others, 'row')} with another start or questions" if others else "")
     )
 
 

@@ -15,6 +15,7 @@ from infini.errors import InputError, did_you_mean
 from infini.records import RunRecord
 from infini.report.load import draw, load_report, names_a_report, refuse_seed, report_of_runs
 from infini.report.render import write_report
+from infini.report.search import SearchReport
 from infini.report.selection import DisputedError, RunReport, Selection, select_runs
 from infini.runs.claims import FILE as CLAIMS_FILE
 from infini.runs.claims import claims_text, declared_report
@@ -37,6 +38,11 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
     refuse_seed("publish", overrides)
     results_dir = Path(cfg.results_dir)
     declared = load_report(cfg.report)
+    # A search is published as far as these choose its trainings; its table is the declared one.
+    chooses = ("report.aggregate", *(("report.models", "report.rates") if isinstance(declared, SearchReport) else ()))
+    for text in overrides:
+        if key_of(text).startswith("report.") and key_of(text) not in chooses:
+            raise InputError(f"{text}: the published table is as the project declares it; leave it out")
     if "publish" in declared.verbs:
         if ids:
             raise InputError(f"{ids[0]}: report={declared.name} publishes its newest runs; leave the run out")
@@ -44,9 +50,6 @@ def run(cfg: Config, overrides: list[str], ids: list[str]) -> int:
         print(*work.publish(declared, cfg, overrides, records.published_dir()), sep="\n")
         return 0
     report = report_of_runs(cfg.report, "publish")
-    for text in overrides:
-        if key_of(text).startswith("report.") and key_of(text) != "report.aggregate":
-            raise InputError(f"{text}: the published table is as the project declares it; leave it out")
     for text in overrides if ids else ():
         if key_of(text) == "scale":
             raise InputError(f"{text}: runs that are named have a scale of their own; leave it out, or name no run")

@@ -113,12 +113,14 @@ def _time_left(jobs: Sequence[_Job]) -> str | None:
     """One line on how long the rows from scratch will take, by published records and the speed of this processor."""
     # Rows may share a training.
     trainings: dict[str, Config] = {}
-    asked, others = [], 0
+    asked, others = [], set()
     for job in jobs:
         words = job.overrides(None)
         cfg = compose(words)
-        if job.row.start or job.row.questions or pick_device(cfg.parallel.accelerator).type != "cpu":
-            others += 1
+        if pick_device(cfg.parallel.accelerator).type != "cpu":
+            continue
+        if job.row.start or job.row.questions:
+            others.add(job.row.title)
             continue
         known = find_training(cfg, with_model=False)
         if known is not None and _evaluated(cfg, words, known) is not None:
@@ -126,7 +128,7 @@ def _time_left(jobs: Sequence[_Job]) -> str | None:
         if find_training(cfg) is None:
             trainings[config_hash(cfg)] = cfg
         asked.append(cfg)
-    return describe_time(list(trainings.values()), asked, others)
+    return describe_time(list(trainings.values()), asked, len(others))
 
 
 def _on_record(report: PasskeyReport, job: _Job, with_model: bool) -> RunRecord | None:

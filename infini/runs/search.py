@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from infini import records
 from infini.config.compose import compose, config_hash
@@ -25,6 +26,7 @@ from infini.report.search import (
     tuned_yaml,
 )
 from infini.report.tables import RenderedReport
+from infini.runs.claims import declared_report
 from infini.runs.common import describe_divergence, names_a_task, newest_on_the_data
 from infini.runs.publish import check_publishable, copy_runs
 from infini.runs.workers import Worker
@@ -106,8 +108,9 @@ def publish(report: SearchReport, cfg: Config, overrides: list[str], published_d
     for record in chosen.values():
         check_publishable(record, results_dir, before)
     # The table shows all tasks, also if one of them was named.
-    every_task = [text for text in overrides if not text.startswith("task=")]
-    tables = table(report, cfg, every_task, list({**before, **chosen}.values()), None)
+    every_task = [text for text in overrides if not text.startswith(("task=", "report."))]
+    shown = cast(SearchReport, declared_report(report.name))
+    tables = table(shown, cfg, every_task, list({**before, **chosen}.values()), None)
     written = copy_runs(chosen, results_dir, published_dir)
     return written + write_report(tables, published_dir / "tables", links={"published": "../runs"})
 

@@ -466,7 +466,7 @@ class TrainingProgress(Callback):
         self.started = self.printed = 0.0
         self.first = self.first_tokens = 0
         self.measured = False
-        """Whether the time of a step is known: the first one is behind."""
+        """Whether the time of a step is known: the first one is over."""
 
     def on_train_start(self, trainer: lightning.Trainer, module: Any) -> None:
         self.started = self.printed = time.perf_counter()

@@ -288,7 +288,7 @@ class PasskeyTemplate:
         first, second = (1, 1) if self.book is not None else (len(self.block), len(self.second_block))
         most = room // first
         wanted = round(depth * most)
-        # As many that all remainders are among them, also where the two kinds of blocks differ in length.
+        # So many that all remainders are among them, also where the two kinds of blocks differ in length.
         reach = 3 * _FILLER_MODULUS
         near = range(max(0, wanted - reach), min(most, wanted + reach) + 1)
         for x in sorted(near, key=lambda x: (abs(x - wanted), x)):

@@ -79,6 +79,9 @@ JSON_LINES: dict[str, JsonLines] = {
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 """The last bytes of an Arrow file."""
 
+KEPT = 2
+"""Version of the files that are kept of a data set. In those of version 1 blank rows counted as documents."""
+
 
 def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_dir: Path | None) -> Documents:
     """The documents of a split of `hub_id`, which must have a column `text`, in its order; with a `limit`, the first
@@ -102,7 +105,7 @@ def hub_documents(name: str, split: str, hub_id: str, limit: int | None, cache_d
         rows = list(_rows(hub_id, split, limit))
         names, revision = [name for name, _ in rows], _revision(hub_id, split, limit, rows)
         return distinct(Documents(name, split, "hub", revision, names, lambda index: rows[index][1]))
-    key = hashlib.sha256(json.dumps([hub_id, split, limit]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([hub_id, split, limit, KEPT]).encode()).hexdigest()[:16]
     for path in sorted((cache_dir / "hub").glob(f"{key}-*.arrow")):
         # An older version kept files without documents.
         if dataset := open_arrow(path):

@@ -81,8 +81,9 @@ def _check_on_hub(sources: Sequence[str], hub_id: str) -> None:
     if not others or (given and len(others) == 1 and others[0] not in tasks):
         return
     options = [*known, C4]
-    allowed = f"from the hub one can be {', '.join(options)}; another needs task.data_dir, or a task.hub_id of its own"
-    said = f"task.sources={list(sources)}: {others[0]!r}: {allowed}{did_you_mean(others[0], options)}"
+    allowed = f"a source from the hub must be one of {', '.join(options)}"
+    another = "another needs task.data_dir, or a task.hub_id of its own"
+    said = f"task.sources={list(sources)}: {others[0]!r}: {allowed}; {another}{did_you_mean(others[0], options)}"
     raise InputError(said)
 
 

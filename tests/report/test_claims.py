@@ -343,6 +343,19 @@ def test_a_confirmation_needs_the_number_of_prompts_that_was_fixed(other: int) -
         assert verdicts(runs)[name][0] == "inconclusive" and to_decide(runs)[name] == "needs 160 prompts per cell"
 
 
+def test_more_prompts_later_neither_decide_nor_withdraw_a_confirmation() -> None:
+    name, more = "passkey_linear_confirmed", other_seeds(320)
+    for run in more:
+        run.run_id, run.started = f"more-{run.run_id}", "2100-01-01T00:00:00Z"
+    assert verdicts([*other_seeds(160), *more])[name] == verdicts(other_seeds(160))[name]
+    assert verdicts(other_seeds(160))[name][0] == "holds"
+    failed = other_seeds(160)
+    for run in failed:
+        if run.verb == "eval":
+            run.series["cells"][-1]["token_accuracy"] = 0.97
+    assert to_decide(failed)[name] == "needs another confirmation, fixed before its runs"
+
+
 def test_all_right_of_150_prompts_is_not_surely_98() -> None:
     """0.98 to the power of 150 is 0.048, on one side; the interval of a bootstrap said 100 to 100."""
     verdict, measured = verdicts(three_seeds())["passkey_linear"]

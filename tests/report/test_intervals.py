@@ -178,3 +178,13 @@ def test_a_p_value_is_never_printed_as_0() -> None:
 )
 def test_a_p_value_shows_on_which_side_of_the_limit_it_is(p: float, text: str) -> None:
     assert intervals.p_value(p) == text
+
+
+@pytest.mark.parametrize("n_seeds", [1, 3])
+@pytest.mark.parametrize("tokens", [(100_000.0, 100.0), (100_000.0, 3_000.0, 2_000.0), (5.0, 0.0)])
+def test_a_mean_that_is_almost_one_documents_has_no_error(tokens: tuple[float, ...], n_seeds: int) -> None:
+    """Its interval would be as wide as the degrees of freedom are near 0, up to numbers of 150 digits."""
+    pairs = [(w * (0.1 + 0.01 * at), w, at, seed) for seed in range(n_seeds) for at, w in enumerate(tokens)]
+    found = intervals.two_way(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+    assert found.mean == pytest.approx(sum(d for d, *_ in pairs) / sum(w for _, w, *_ in pairs))
+    assert math.isnan(found.se) and math.isnan(found.half_width) and found.df == 0 and found.p == 1.0

@@ -251,6 +251,8 @@ def test_a_report_that_chooses_its_runs_itself_takes_none_by_name(cfg: Any, name
     cfg.report = compose([f"report={name}"]).report
     with pytest.raises(InputError, match=f"^some-run: report={name} publishes its newest runs; leave the run out$"):
         publish.run(cfg, [f"report={name}"], ["some-run"])
+    with pytest.raises(InputError, match="^report.title=Mine: the published table is as the project declares it"):
+        publish.run(cfg, [f"report={name}", "report.title=Mine"], [])
 
 
 def test_publish_refuses_runs_that_another_report_is_about(cfg: Any, published: Path) -> None:

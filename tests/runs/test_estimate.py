@@ -164,7 +164,7 @@ def test_a_training_of_two_rows_counts_once_and_what_is_left_out_is_said(
     monkeypatch.setattr(reproduce_passkey, "_fill", lambda report, job, console: "filled")
     monkeypatch.setattr(reproduce_passkey, "check_data", lambda cfg: None)
     worker = Worker(Console(width=400))
-    reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1], worker, ())  # type: ignore[arg-type]
+    reproduce_passkey.reproduce(load_report(cfg.report), cfg, words, [1, 2], worker, ())  # type: ignore[arg-type]
     line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith("1 training and 2 evaluations to run")
-    assert line.endswith("; not counted: 1 row with another start, or other questions")
+    assert line.startswith("2 trainings and 4 evaluations to run")
+    assert line.endswith("; not counted, done or not: 1 row with another start or questions")

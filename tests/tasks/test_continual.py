@@ -59,7 +59,7 @@ def test_a_mistyped_source_is_no_other_corpus(typed: str, meant: str, monkeypatc
     with pytest.raises(InputError) as error:
         DataModule(compose([*MIXTURE, f"task.sources=[{typed},pg19]"])).revision("train")
     assert str(error.value) == (
-        f"task.sources=['{typed}', 'pg19']: '{typed}': from the hub one can be arxiv_math, pg19, c4; "
+        f"task.sources=['{typed}', 'pg19']: '{typed}': a source from the hub must be one of arxiv_math, pg19, c4; "
         f"another needs task.data_dir, or a task.hub_id of its own; did you mean '{meant}'?"
     )
 
@@ -76,14 +76,14 @@ def test_a_data_set_of_the_users_own_may_have_any_name(monkeypatch: pytest.Monke
     DataModule(compose([*MIXTURE, "task.sources=[pg19,news]", "task.hub_id=me/news"])).revision("train")
     assert asked["news"] == "me/news" != asked["pg19"]
     for sources in ("[news,pg91]", "[news,c4]", "[booksum]"):
-        with pytest.raises(InputError, match="from the hub one can be"):
+        with pytest.raises(InputError, match="a source from the hub must be one of"):
             DataModule(compose([*MIXTURE, f"task.sources={sources}", "task.hub_id=me/news"])).revision("train")
 
 
 @pytest.mark.parametrize("task", ["booksum", "continual", "long_context", "passkey"])
 def test_a_task_that_is_no_running_text_is_no_source(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INFINI_DATA_DIR", raising=False)
-    with pytest.raises(InputError, match=f"'{task}': from the hub one can be"):
+    with pytest.raises(InputError, match=f"'{task}': a source from the hub must be one of"):
         DataModule(compose([*MIXTURE, f"task.sources=[{task}]"])).revision("train")
 
 
