@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,54 +34,43 @@ def test_with_a_terminal_the_bar_reaches_its_end(capsys: pytest.CaptureFixture[s
     assert "100%" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_training_that_goes_on_shows_where_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def shown_by(
+    monkeypatch: pytest.MonkeyPatch, ends: Iterable[float], first: int = 0, terminal: bool | None = None
+) -> str:
+    """What a training of 100 steps of 100 tokens prints. ends: when steps end, in seconds, from step `first` on."""
     now, shown = [0.0], io.StringIO()
     monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
     bar = train.TrainingProgress(100, Console(file=shown, force_terminal=terminal, width=100))
     trainer: Any
     module: Any
-    trainer, module = SimpleNamespace(global_step=60), SimpleNamespace(tokens_seen=6_000, last_loss=1.25)
+    trainer, module = SimpleNamespace(global_step=first), SimpleNamespace(tokens_seen=first * 100, last_loss=1.25)
     bar.on_train_start(trainer, module)
-    for step in range(61, 81):
-        now[0], trainer.global_step, module.tokens_seen = step - 60.0, step, step * 100
+    for step, end in enumerate(ends, first + 1):
+        now[0], trainer.global_step, module.tokens_seen = end, step, step * 100
         bar.on_train_batch_end(trainer, module, None, None, step)
     bar.on_train_end(trainer, module)
+    return shown.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_training_that_goes_on_shows_where_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = shown_by(monkeypatch, map(float, range(1, 21)), first=60, terminal=terminal)
     # A step a second since this sitting began at 60; without a terminal a line every 15 seconds.
     step, left = (80, 20) if terminal else (75, 25)
-    assert f"step {step}/100  loss 1.250  100 tokens/s  {left} s left" in shown.getvalue()
-    assert terminal or shown.getvalue().count("\n") == 1
+    assert f"step {step}/100  loss 1.250  100 tokens/s  {left} s left" in shown
+    assert terminal or shown.count("\n") == 1
 
 
 def test_what_is_prepared_at_the_first_step_is_in_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, shown = [0.0], io.StringIO()
-    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
-    bar = train.TrainingProgress(100, Console(file=shown, width=100))
-    trainer: Any
-    module: Any
-    trainer, module = SimpleNamespace(global_step=0), SimpleNamespace(tokens_seen=0, last_loss=1.25)
-    bar.on_train_start(trainer, module)
     # Thirty seconds, and a second each from then on.
-    for step in range(1, 11):
-        now[0], trainer.global_step, module.tokens_seen = step + 29.0, step, step * 100
-        bar.on_train_batch_end(trainer, module, None, None, step)
-    assert shown.getvalue() == "step 1/100  loss 1.250  after 30 s\nstep 2/100  loss 1.250  100 tokens/s  98 s left\n"
+    shown = shown_by(monkeypatch, (step + 29.0 for step in range(1, 11)))
+    assert shown == "step 1/100  loss 1.250  after 30 s\nstep 2/100  loss 1.250  100 tokens/s  98 s left\n"
 
 
 def test_slow_steps_have_an_estimate_from_the_second_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, shown = [0.0], io.StringIO()
-    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
-    bar = train.TrainingProgress(100, Console(file=shown, width=100))
-    trainer: Any
-    module: Any
-    trainer, module = SimpleNamespace(global_step=0), SimpleNamespace(tokens_seen=0, last_loss=1.25)
-    bar.on_train_start(trainer, module)
-    for step in range(1, 4):
-        now[0], trainer.global_step, module.tokens_seen = step * 20.0, step, step * 100
-        bar.on_train_batch_end(trainer, module, None, None, step)
-    lines = shown.getvalue().splitlines()
-    assert lines[0] == "step 1/100  loss 1.250  after 20 s"
-    assert lines[1] == "step 2/100  loss 1.250  5 tokens/s  33 minutes left" and "32 minutes left" in lines[2]
+    first, second, third = shown_by(monkeypatch, (20.0, 40.0, 60.0)).splitlines()
+    assert first == "step 1/100  loss 1.250  after 20 s"
+    assert second == "step 2/100  loss 1.250  5 tokens/s  33 minutes left" and "32 minutes left" in third
 
 
 def test_of_unknown_length_there_is_no_estimate(
