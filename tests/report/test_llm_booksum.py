@@ -192,7 +192,8 @@ def test_a_summary_ends_where_any_text_does(infini: Runner, tmp_path: Path, monk
     assert infini("summarize", str(tmp_path / "book.txt"), *words[1:]) == "A dog.\n"
 
 
-@pytest.mark.parametrize("untrained", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("untrained", [True, False])
 def test_a_reproduction_makes_what_is_missing_and_nothing_twice(
     untrained: bool, infini: Runner, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ def test_who_has_uncommitted_changes_hears_it_before_the_night(
     assert ("cannot be published" in infini.err) == bool(dirty)
 
 
+@pytest.mark.slow
 def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = reproduce.evaluate
 

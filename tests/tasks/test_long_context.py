@@ -205,6 +205,7 @@ def test_distant_answers_are_counted_apart() -> None:
     assert long_context._cell("babilong_qa1", LENGTH, entries[3:])["distant"] == {"examples": 0}
 
 
+@pytest.mark.slow
 def test_a_stopped_evaluation_resumes_and_parts_add_up(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

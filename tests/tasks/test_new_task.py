@@ -94,6 +94,7 @@ def records(results: Path, verb: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda record: record["started"])
 
 
+@pytest.mark.slow
 def test_the_pages_task_is_trained_evaluated_continued_and_tabulated(project: Path, tmp_path: Path) -> None:
     corpus, results = write_corpus(tmp_path / "data"), f"results_dir={tmp_path}/results"
     task = ["task=letters", results, f"task.data_dir={corpus}"]
