@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import one_in
 from matplotlib.text import Text
 from report_runs import make_eval, make_train, report_settings
 from scipy.stats import t as student
@@ -582,7 +583,7 @@ def python(code: str, folder: Path, root: Path, backend: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "qt", "nonsense"])
+@pytest.mark.parametrize("backend", one_in(3, ["module://matplotlib_inline.backend_inline", "qt", "nonsense"]))
 def test_figures_are_drawn_whatever_the_surroundings_say(backend: str, project_root: Path, tmp_path: Path) -> None:
     drawing = (
         "from infini.report.canvas import new_figure, save\n"

@@ -208,7 +208,8 @@ def test_the_report_that_ships_has_rows_that_can_be_composed() -> None:
         assert composed.model["name"] == row.model
 
 
-@pytest.mark.parametrize("trained_on", ["", pytest.param("pg19", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("trained_on", ["", "pg19"])
 def test_a_reproduction_makes_what_is_missing_and_nothing_twice(
     trained_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

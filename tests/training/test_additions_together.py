@@ -95,7 +95,7 @@ def test_every_setting_of_a_recipe_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "names"), one_in(2, product(STAGES, PAIRS), lambda task, names: f"{task}-{'+'.join(names)}")
+    ("task", "names"), one_in(3, product(STAGES, PAIRS), lambda task, names: f"{task}-{'+'.join(names)}")
 )
 def test_two_settings_of_a_recipe_go_together(
     task: str, names: tuple[str, ...], bases: dict[str, Config], opened: dict[Any, Any]
