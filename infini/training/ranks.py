@@ -7,7 +7,9 @@ all numbers of ranks see the same tokens at a step.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +29,8 @@ from infini.training.launcher import LAUNCHED, PLACE, place_of
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "recvValue failed")
 """What torch.distributed reports when another process has ended."""
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that this process gets when its parent ends."""
 STARTED_BY = "INFINI_STARTED_BY"
 """Environment variable with the process number of the rank 0 that started this process."""
 SECONDS_TO_END = 10.0
@@ -192,6 +196,9 @@ def _end_with_launcher() -> None:
     """End this process when its parent has ended: killed, it could not end it."""
     # The parent may have ended while this process imported what it needs; only torchrun does not say who it is.
     parent = int(os.environ.get(STARTED_BY, os.getppid()))
+    if sys.platform == "linux":
+        # The watch does not run while torch, at the end of a process, waits for a thread with the interpreter's lock.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def watch() -> None:
         while os.getppid() == parent:

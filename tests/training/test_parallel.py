@@ -430,6 +430,28 @@ def test_a_killed_process_ends_the_others_and_the_training_resumes(victim: int, 
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal for it is Linux's")
+def test_a_process_that_holds_the_interpreters_lock_ends_with_its_launcher(tmp_path: Path) -> None:
+    """As torch does where it waits for a thread of gloo at the end of a process: no thread of Python runs then."""
+    ready = tmp_path / "ready"
+    child = (
+        "import ctypes, pathlib; from infini.training.ranks import _end_with_launcher; _end_with_launcher(); "
+        f"pathlib.Path({str(ready)!r}).touch(); ctypes.PyDLL(None).sleep(600)"
+    )
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    made = subprocess.Popen([sys.executable, "-c", launcher])
+    when(ready.exists)
+    (other,) = children(made.pid)
+    try:
+        made.kill()
+        made.wait()
+        when(lambda: not is_running(other))
+    finally:
+        if is_running(other):
+            os.kill(other, signal.SIGKILL)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks up processes in /proc")
 def test_a_process_whose_launcher_is_killed_before_it_is_ready_ends(corpus: Path, tmp_path: Path) -> None:
     """It imports for seconds before it watches its parent."""
