@@ -429,6 +429,18 @@ def test_a_killed_process_ends_the_others_and_the_training_resumes(victim: int, 
     assert all(torch.equal(mine, weights(whole)[name]) for name, mine in weights(results).items())
 
 
+def assert_its_process_ends(launcher: subprocess.Popen[Any]) -> None:
+    """The only process that a launcher started ends as the launcher is killed."""
+    (other,) = children(launcher.pid)
+    try:
+        launcher.kill()
+        launcher.wait()
+        when(lambda: not is_running(other))
+    finally:
+        if is_running(other):
+            os.kill(other, signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal for it is Linux's")
 def test_a_process_that_holds_the_interpreters_lock_ends_with_its_launcher(tmp_path: Path) -> None:
@@ -441,14 +453,7 @@ def test_a_process_that_holds_the_interpreters_lock_ends_with_its_launcher(tmp_p
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     made = subprocess.Popen([sys.executable, "-c", launcher])
     when(ready.exists)
-    (other,) = children(made.pid)
-    try:
-        made.kill()
-        made.wait()
-        when(lambda: not is_running(other))
-    finally:
-        if is_running(other):
-            os.kill(other, signal.SIGKILL)
+    assert_its_process_ends(made)
 
 
 @pytest.mark.slow
@@ -457,14 +462,7 @@ def test_a_process_whose_launcher_is_killed_before_it_is_ready_ends(corpus: Path
     """It imports for seconds before it watches its parent."""
     made = start(corpus, tmp_path / "results", *TWO)
     when(lambda: children(made.pid))
-    (other,) = children(made.pid)
-    try:
-        made.kill()
-        made.wait()
-        when(lambda: not is_running(other))
-    finally:
-        if is_running(other):
-            os.kill(other, signal.SIGKILL)
+    assert_its_process_ends(made)
 
 
 def is_running(process: int) -> bool:
