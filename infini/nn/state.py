@@ -150,7 +150,8 @@ def is_memory(path: str) -> bool:
 
 
 def scale_memory(tree: Tree, factor_B: Tensor) -> Tree:
-    """The tree with the sums over tokens of each row multiplied by that row's factor. Differentiable.
+    """The tree of states (one, or a list, one a layer) with the sums over tokens of each row multiplied by that row's
+    factor. Differentiable. factor_B: [B], one positive number a row.
 
     The result is the state in which every token of the row has written `factor` times as much. Sums are the leaves of
     NamedTuples with a true property `is_a_sum`. Other leaves, such as caches, are unchanged.

@@ -2,6 +2,9 @@
 
 It is slow and follows the order of the equations. Tests compare every fast path with it in float64: outputs, gradients
 and final state. Query head h reads the memory of key-value head h // (H / G).
+
+A name ends with the dimensions of its tensor: B rows, T tokens, N tokens of one segment, H query heads, G key-value
+heads, K dimensions of a key, V of a value. The functions before `infini_attention` are of one row, head and segment.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from torch import Tensor
 
 
 def sigma(x: Tensor) -> Tensor:
-    """The paper's activation ELU + 1."""
+    """The paper's activation ELU + 1, element by element."""
     return torch.where(x > 0, x + 1, torch.exp(torch.clamp(x, max=0)))
 
 
 def rotary(x_NK: Tensor, first_position: int, base: float) -> Tensor:
-    """Rotary position embedding by complex numbers: pair i is rotated by the angle position x base^(-2i / K)."""
+    """x [N, K] with rotary position embedding, by complex numbers: pair i, of dimensions i and i + K / 2, is rotated by
+    the angle position x base^(-2i / K). Positions count tokens from first_position on."""
     n, width = x_NK.shape
     half = width // 2
     frequency = torch.tensor([base ** (-2 * i / width) for i in range(half)], dtype=x_NK.dtype, device=x_NK.device)
@@ -31,7 +35,11 @@ def rotary(x_NK: Tensor, first_position: int, base: float) -> Tensor:
 def dot_product_attention(
     q_NK: Tensor, k_NK: Tensor, v_NV: Tensor, scale: float, base: float, bias_N: Tensor | None = None
 ) -> Tensor:
-    """Eq. 2 with the causal mask. Positions count from the segment's start: rotary, or a bias for each distance."""
+    """A_dot [N, V] of one segment: Eq. 2 with the causal mask. The scores are multiplied by scale; the paper has
+    1 / sqrt(K).
+
+    Positions count from the segment's start: rotary, or, if bias_N is given, a bias of the scores for each distance,
+    0 to N - 1."""
     n = q_NK.shape[0]
     if bias_N is None:
         score = rotary(q_NK, 0, base) @ rotary(k_NK, 0, base).T * scale
@@ -44,13 +52,14 @@ def dot_product_attention(
 
 
 def retrieve(x_NK: Tensor, m_KV: Tensor, z_K: Tensor) -> Tensor:
-    """Eq. 3: sigma(X) M / (sigma(X) z)."""
+    """A_mem [N, V], what a memory that is not empty holds for queries x: Eq. 3, sigma(X) M / (sigma(X) z)."""
     s = sigma(x_NK)
     return (s @ m_KV) / (s @ z_K)[:, None]
 
 
 def update_linear(m_KV: Tensor, z_K: Tensor, k_NK: Tensor, v_NV: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Eq. 4."""
+    """M [K, V] and z [K] after a segment, by the Linear rule: Eq. 4. weight_N: how much of each token is written; the
+    paper writes 1 of all."""
     s = sigma(k_NK) * weight_N[:, None]
     return m_KV + s.T @ v_NV, z_K + s.sum(0)
 
@@ -58,14 +67,15 @@ def update_linear(m_KV: Tensor, z_K: Tensor, k_NK: Tensor, v_NV: Tensor, weight_
 def update_delta(
     m_KV: Tensor, z_K: Tensor, k_NK: Tensor, v_NV: Tensor, weight_N: Tensor, empty: bool
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 5. An empty memory returns 0."""
+    """M [K, V] and z [K] after a segment, by the Linear + Delta rule: Eq. 5. An empty memory retrieves 0. weight_N: as
+    in `update_linear`."""
     known = torch.zeros_like(v_NV) if empty else retrieve(k_NK, m_KV, z_K)
     s = sigma(k_NK) * weight_N[:, None]
     return m_KV + s.T @ (v_NV - known), z_K + s.sum(0)
 
 
 def input_gate(k_NK: Tensor, weight_K: Tensor, bias: Tensor) -> Tensor:
-    """sigmoid(a . k / |k| + b) of each token, whose logit is at least -20 (not in the paper)."""
+    """Write weights [N], sigmoid(a . k / |k| + b) of each token, whose logit is at least -20 (not in the paper)."""
     logits = [torch.dot(weight_K, k / k.square().sum().sqrt()) + bias for k in k_NK]
     return torch.stack([1 / (1 + torch.exp(-x if x > -20 else k_NK.new_tensor(20.0))) for x in logits])
 
