@@ -15,9 +15,7 @@ Counts = Mapping[tuple[Any, ...], tuple[int, int]]
 TOLERANCE = 0.001
 """Relative difference up to which token counts of one seed are equal. Sequences of different lengths end with different
 padding."""
-REFERENCE = "memorizing"
-"""The row whose memory is divided by that of the others, as in the paper: their compression."""
-_OLDER = {"transformer_xl": "", "infini_xl": "", REFERENCE: "", "compressive": "memory_segments"}
+_OLDER = {"transformer_xl": "", "infini_xl": "", "memorizing": "", "compressive": "memory_segments"}
 """Model with an XL cache -> option with its length in segments (empty: one), for trainings whose records do not have
 `cost.xl_cache` yet."""
 _WHOLE_CONTEXT = ("llama", "olmo2", "smollm3")

@@ -38,7 +38,6 @@ from infini.report.tables import (
     quoted,
 )
 from infini.report.text_measures import (
-    REFERENCE,
     Counts,
     bits_per_byte,
     carried_floats,
@@ -104,6 +103,8 @@ class Report(RunReport):
     """Row with which the losses of the others are compared."""
     baselines: dict[str, str] = field(default_factory=dict)
     """Row -> the row that it is compared with instead of `baseline`."""
+    memory_baseline: str | None = None
+    """Row whose memory is divided by that of the others, which is their compression."""
     compared_in_paper: dict[str, str] = field(default_factory=dict)
     """Row of a baseline -> the row with the tokens that the paper gave its own model. The figure of perplexity by
     training tokens marks the two."""
@@ -127,9 +128,10 @@ class Report(RunReport):
             one_of("report.trained_on", self.trained_on, groups()["task"])
         hint = did_you_mean(self.task, self.benchmarks)
         require(self.task in self.benchmarks, "report.task", self.task, f"a task of report.benchmarks{hint}")
-        if self.baseline is not None:
-            hint = did_you_mean(self.baseline, self.models)
-            require(self.baseline in self.models, "report.baseline", self.baseline, f"a model of report.models{hint}")
+        for key in ("baseline", "memory_baseline"):
+            row = getattr(self, key)
+            hint = did_you_mean(str(row), self.models)
+            require(row is None or row in self.models, f"report.{key}", row, f"a row of report.models{hint}")
         alone = bool(self.baselines) and self.baseline is None
         require(not alone, "report.baselines", self.baselines, "needs report.baseline, for the rows it does not name")
         for key in ("paper", "variants", "baselines", "compared_in_paper"):
@@ -399,7 +401,7 @@ def _sizes_table(report: Report, chosen: Mapping[str, Mapping[str, Selection]]) 
             title = marked(title, selection, row)
             cache = xl_cache(first[row], selection.training(first[row]))
             size, length = floats[row], value_at(selection.training_config(first[row]), "dims.segment_length")
-            ratio = "" if size is None else compression(size, floats.get(REFERENCE))
+            ratio = "" if size is None else compression(size, floats.get(report.memory_baseline or ""))
             run_ids = [run.run_id for run in selection.runs[row]]
             seeds = {run.seed for run in selection.runs[row]}
             shown = (

@@ -175,6 +175,8 @@ def test_a_report_with_an_unknown_key_or_value_is_refused(report_config: dict[st
         Report.from_config({**report_config, "aggregate": "median"})
     with pytest.raises(InputError, match=r"report\.baseline='locl'.*did you mean 'local'"):
         Report.from_config({**report_config, "baseline": "locl"})
+    with pytest.raises(InputError, match=r"report\.memory_baseline='locl'.*did you mean 'local'"):
+        Report.from_config({**report_config, "memory_baseline": "locl"})
     with pytest.raises(InputError, match=r"report\.baselines: no row 'locl'.*did you mean 'local'"):
         Report.from_config({**report_config, "baselines": {"infini_linear": "locl"}})
     with pytest.raises(InputError, match=r"report\.baselines=.*needs report\.baseline"):
@@ -461,6 +463,15 @@ def sized(model: str, floats: int, **options: Any) -> list[Any]:
     dims = {"segment_length": 16, "d_key": 16, "d_value": 64, "n_heads": 4, "n_kv_heads": None, "n_layers": 3}
     training.config |= {"dims": dims, "model": {"name": model, **options}}
     return [run, training]
+
+
+def test_memory_is_compared_with_that_of_the_row_that_the_report_names(report_config: dict[str, Any]) -> None:
+    runs = [*sized("memorizing", 100_000), *sized("infini_linear", 8_000)]
+    for named, shown in (("infini_linear", ["100,000 (0.08x)", "8,000 (1x)"]), (None, ["100,000", "8,000"])):
+        report = Report.from_config({**report_config, "memory_baseline": named})
+        (_, sizes, *_) = report.render("laptop", [], runs).tables
+        column = next(name for name in sizes.columns if name.startswith("Memory size") and name.endswith("ours"))
+        assert [sizes.cell(row, column).text for row in ("memorizing", "infini_linear")] == shown
 
 
 def test_sizes_stand_beside_the_papers(report: Report) -> None:

@@ -67,7 +67,8 @@ def test_rows_share_settings_by_lists_inside_of_their_lists() -> None:
     shared = ["recipe.steps=3", ["optimizer.lr=0.1"]]
     for settings in ([shared, "model.rope_base=5"], [*shared, ["model.rope_base=5"]]):
         variant = {"model": "local", "settings": {"laptop": settings}}
-        rows = {"models": {"local": "Local", "other": "Other"}, "paper": {}, "variants": {"other": variant}}
+        models = {"local": "Local", "other": "Other"}
+        rows = {"models": models, "memory_baseline": None, "paper": {}, "variants": {"other": variant}}
         report = load_report(report_settings() | rows)
         assert isinstance(report, Report)
         assert report.variants["other"].settings["laptop"] == [shared[0], "optimizer.lr=0.1", "model.rope_base=5"]

@@ -184,6 +184,5 @@ def variants_report(settings: object, **more: object) -> Report:
     """Table 2 with a second Linear row."""
     rows = {"infini_linear": "Linear", "other": "Linear, otherwise", "local": "Local"}
     variant = {"model": "infini_linear", "settings": settings, **more}
-    return Report.from_config(
-        report_settings() | {"models": rows, "paper": {}, "name": "others", "variants": {"other": variant}}
-    )
+    own = {"models": rows, "memory_baseline": None, "paper": {}, "name": "others", "variants": {"other": variant}}
+    return Report.from_config(report_settings() | own)
