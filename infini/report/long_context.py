@@ -26,6 +26,7 @@ from infini.report.tables import (
     provenance,
     rows_by_source,
     trainings,
+    without_runs,
 )
 
 
@@ -103,6 +104,7 @@ class LongContextReport(RowsByMisfits):
                 rows = rows_by_source(self.titles, sources, {}, cells, self.rows)
                 tables.append(Table(f"{name} ({asks}): {text}", columns, tuple(rows)))
         notes = [f"{DASH}: not available."]
+        absent = without_runs(self.titles, sources, self.rows)
         left_out = self.left_out(scale, yours or (), sources.get("yours"))
         for source, selection in sources.items():
             runs = selection.all_runs
@@ -112,8 +114,8 @@ class LongContextReport(RowsByMisfits):
             details = [f"{examples} questions a cell", f"prompts of {distinct(run.data['revision'] for run in runs)}"]
             notes.append(provenance(source, runs, details))
             notes += products(source, self.titles, selection)
-        notes += [*left_out, *trainings(tables, self.titles, sources), *disputes(sources)]
-        return self.rendered(scale, tables, notes, legend=tuple(left_out))
+        notes += [*absent, *left_out, *trainings(tables, self.titles, sources), *disputes(sources)]
+        return self.rendered(scale, tables, notes, legend=(*absent, *left_out))
 
     def _cells(
         self, subtask: str, of_cell: Callable[[Mapping[str, Any]], _Counts], runs: Sequence[RunRecord], source: str

@@ -39,6 +39,7 @@ from infini.report.tables import (
     quoted,
     rows_by_source,
     trainings,
+    without_runs,
 )
 
 PAPER_LONGEST = 5120
@@ -264,6 +265,7 @@ class PasskeyReport(RowsByMisfits):
             "means over the seeds of the row, or as many as the number in brackets says."
         ]
         left_out = self.left_out(scale, yours or (), sources.get("yours"))
+        absent = without_runs(self.titles, sources, others)
         for source, selection in sources.items():
             runs = selection.all_runs
             tokenizers = distinct(run.data.get("tokenizer") for run in runs)
@@ -271,8 +273,8 @@ class PasskeyReport(RowsByMisfits):
                 notes.append(provenance(source, runs, [f"lengths are tokens of {tokenizers}"]))
                 notes += products(source, self.titles, selection)
         several = trainings(tables[:1], self.titles, sources)
-        notes += [*left_out, *several, *disputes(sources)]
-        return self.rendered(scale, tables, notes, legend=tuple(left_out))
+        notes += [*absent, *left_out, *several, *disputes(sources)]
+        return self.rendered(scale, tables, notes, legend=(*absent, *left_out))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.figures import draw_curves, draw_gates

@@ -36,6 +36,7 @@ from infini.report.tables import (
     quoted,
     rows_by_source,
     trainings,
+    without_runs,
 )
 
 COLUMNS = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "overall": "Overall"}
@@ -203,10 +204,11 @@ class SummaryReport(RowsOfOneTask):
             notes.append(provenance(source, runs, [books, f"tokenizer {tokenizers or DASH}"]))
             notes += products(source, self.titles, selection)
         notes += [*report_mismatches(sources, scale, self.titles), *trainings(tables, self.titles, sources)]
-        notes += disputes(sources)
+        absent = without_runs(self.titles, sources, expected)
+        notes += [*absent, *disputes(sources)]
         synthetic = any(selection.synthetic for selection in sources.values())
         mark = " [SYNTHETIC BOOKS: says nothing about the systems]" * synthetic
-        return self.rendered(scale, tables, notes, mark)
+        return self.rendered(scale, tables, notes, mark, legend=tuple(absent))
 
     def drawings(self, scale: str, selection: Selection, known: Iterable[RunRecord]) -> Drawings:
         from infini.report.figures import draw_curves, draw_gates

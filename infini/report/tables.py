@@ -234,9 +234,10 @@ def rows_by_source(
     """Lines of a table with a line for each row and source: the paper's, then published and yours.
 
     titles: row -> its title. printed: row -> the cells that the paper prints. cells: of the runs of a row and a source.
-    expected: rows that have a line of published runs even if there are none. label: the name of a source's line.
+    expected: rows that have a line of published runs before there is any run, so that the table shows which rows there
+    are. label: the name of a source's line.
     """
-    rows, awaited = [], set(expected)
+    rows, awaited = [], set() if _with_runs(sources) else set(expected)
     for name, title in titles.items():
         if name in printed:
             rows.append(Row(f"{name}/paper", title, (Cell("paper", "quoted", source="paper"), *printed[name])))
@@ -252,6 +253,23 @@ def rows_by_source(
             shown = marked(title, selection, name) + f" {SEVERAL_MARK}" * bool(selection.several_trainings(name))
             rows.append(Row(f"{name}/{source}", shown, (head, *cells(runs, source))))
     return rows
+
+
+def not_shown(titles: Iterable[str]) -> list[str]:
+    """The note on rows that have no number where others have some; nothing if there are none. titles: theirs."""
+    named = "; ".join(titles)
+    return [f"rows without a run, not shown: {named}."] if named else []
+
+
+def without_runs(titles: Mapping[str, str], sources: Mapping[str, Selection], expected: Iterable[str]) -> list[str]:
+    """The note on rows that `rows_by_source` leaves out, whose arguments these are."""
+    known = _with_runs(sources)
+    return not_shown(titles[name] for name in expected if name not in known) if known else []
+
+
+def _with_runs(sources: Mapping[str, Selection]) -> set[str]:
+    """Rows that have runs, disputed ones too."""
+    return {name for selection in sources.values() for name in (*selection.runs, *selection.disputed)}
 
 
 def trainings(tables: Iterable[Table], titles: Mapping[str, str], sources: Mapping[str, Selection]) -> list[str]:

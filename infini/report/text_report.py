@@ -32,6 +32,7 @@ from infini.report.tables import (
     in_words,
     marked,
     measured_cell,
+    not_shown,
     over_seeds,
     products,
     provenance,
@@ -242,7 +243,7 @@ class Report(RunReport):
             mark = f" [SYNTHETIC CORPUS{where}: shows that the pipeline works, says nothing about the models]"
         main, without_run = _main_table(self, chosen)
         tables = [main, _sizes_table(self, chosen)]
-        absent = [f"rows without a run, not shown: {'; '.join(without_run)}."] if without_run else []
+        absent = not_shown(without_run)
         seeds = f"mean {PLUS_MINUS} standard deviation over seeds, number of seeds in brackets"
         notes = [*absent, f"{seeds}; {DASH} not available."]
         for part in self.parts:

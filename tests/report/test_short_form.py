@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_runner import Runner
@@ -14,9 +15,12 @@ from rich.console import Console
 from wandb_files import records_in, run_of
 
 from infini.cli import main as cli
+from infini.config.compose import compose
 from infini.config.schema import WandbConfig
 from infini.records import load_records, published_dir
+from infini.report.load import load_report
 from infini.report.render import print_report, to_markdown
+from infini.report.selection import select_runs
 from infini.report.tables import MISSING, Cell, RenderedReport, Row, Table
 from infini.runs.claims import claims_text, declared_report, judged, totals_of
 from infini.training.loggers import log_tables
@@ -38,6 +42,22 @@ def test_the_short_form_has_the_main_table_and_what_explains_its_marks() -> None
     short = REPORT.short()
     assert short.tables == (MAIN,) and short.notes == NOTES[:2]
     assert printed(short).splitlines()[:2] == ["A table", "3 claims: holds 1, inconclusive 2"]
+
+
+@pytest.mark.parametrize("name", ["llm_passkey", "llm_booksum", "long_context"])
+def test_rows_without_a_run_are_named_once_others_have_one(name: str) -> None:
+    """They stood in the table as lines of dashes."""
+    report: Any = load_report(compose([f"report={name}"]).report)
+    records = load_records(published_dir())
+    runs = select_runs(report, "laptop", records).runs
+    first = next(iter(runs))
+    some = report.render("laptop", runs[first] + [run for run in records if run.verb == "train"])
+    none = report.render("laptop", [])
+    titles = {row.model: row.title for row in none.tables[0].rows if row.model.endswith("/published")}
+    absent = [title for row, title in titles.items() if row != f"{first}/published"]
+    assert {row.model for row in some.tables[0].rows if not row.model.endswith("/paper")} == {f"{first}/published"}
+    assert absent and f"rows without a run, not shown: {'; '.join(absent)}." in some.short().notes
+    assert not any(note.startswith("rows without a run") for note in none.notes)
 
 
 def test_totals_stand_below_the_title_in_markdown_too() -> None:
