@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infini.cli.main import check, note_replaced, one_line, prepare, with_keys_of
+from infini.cli.arguments import check, note_replaced, prepare, with_keys_of
+from infini.cli.messages import one_line
 from infini.commands import Verb, verbs
 from infini.config.schema import key_of
 from infini.config.typed import NoSuchKeyError

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from infini.cli import main as cli
-from infini.cli.main import bracketed, check_lengths, refuse_unread
+from infini.cli.arguments import bracketed, check_lengths, refuse_unread
 from infini.commands import Arguments, verbs
 from infini.config.compose import compose, expand_sweep
 
