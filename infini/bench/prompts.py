@@ -33,7 +33,7 @@ def prompt_costs(setting: Setting) -> dict[str, Any]:
     """Time and memory for every length of `suite.prompt_tokens`, on random tokens.
 
     The base with its own cache of keys and values, and with a memory over segments of each length of
-    `suite.prompt_segments`: seconds to read the prompt, milliseconds of a token drawn after it, greedily, bytes of the
+    `suite.prompt_segments`: seconds to read the prompt, milliseconds per token decoded greedily after it, bytes of the
     cache or state at the end, and peak memory above the use before, in bytes. Lists have one value for each repeat.
 
     Raises InputError if model.base is no language model that can be measured, or if peak memory cannot be reset, as on

@@ -95,7 +95,7 @@ class ReportKind:
     task: str
     """The task of its runs, or of `infini reproduce` if none is named on the command line."""
     note: str = ""
-    """Printed below its tables."""
+    """Printed below its tables, one note per line."""
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -110,7 +110,7 @@ class ReportKind:
         self, scale: str, tables: Iterable[Table], notes: Iterable[str], mark: str = "", **more: Any
     ) -> RenderedReport:
         """These tables at one scale. The report's own note comes before the others. mark: ends the title."""
-        title, kept = f"{self.title}, scale {scale}{mark}", tuple(filter(None, (self.note, *notes)))
+        title, kept = f"{self.title}, scale {scale}{mark}", tuple(filter(None, (*self.note.splitlines(), *notes)))
         return RenderedReport(self.name, scale, title, tuple(tables), kept, **more)
 
     @classmethod

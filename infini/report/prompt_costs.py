@@ -18,7 +18,7 @@ from infini.report.tables import Cell, RenderedReport, Row, Source, Table, measu
 
 SERIES = "prompts"
 OWN = "own"
-"""The way of the untouched base in a record; the others are segment lengths. See infini.bench.prompts."""
+"""Key of the base with its own cache in a record; the other keys are segment lengths. See infini.bench.prompts."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ class Measure:
 
 MEASURES = (
     Measure("read_seconds", "Seconds to read a prompt", "Reads faster from", 1.0, ",.2f"),
-    Measure("decode_milliseconds", "Milliseconds of a token drawn after it", "Draws faster from", 1.0, ",.1f"),
-    Measure("cache_bytes", "Cache or state after it, MB", "Cache smaller from", 2**20, ",.1f"),
+    Measure(
+        "decode_milliseconds", "Milliseconds per token generated after the prompt", "Generates faster from", 1.0, ",.1f"
+    ),
+    Measure("cache_bytes", "Cache or state after the prompt, MB", "Cache smaller from", 2**20, ",.1f"),
     Measure("peak_bytes", "Peak memory above the model's, MB", "Peak lower from", 2**20, ",.0f"),
 )
 
@@ -124,7 +126,7 @@ def _notes(run: RunRecord, source: Source) -> list[str]:
         count = len(measured["lengths"][str(n)][OWN]["read_seconds"])
         repeats.setdefault(count, []).append(format_length(n))
     repeated = "; ".join(
-        f"{', '.join(names)}: {f'medians of {count} repeats, in turn' if count > 1 else 'read once'}"
+        f"{', '.join(names)}: {f'medians of {count} interleaved repeats' if count > 1 else 'read once'}"
         for count, names in repeats.items()
     )
     options = ", ".join(f"{key}={value}" for key, value in measured["options"].items() if value is not None)
@@ -132,14 +134,14 @@ def _notes(run: RunRecord, source: Source) -> list[str]:
     return [
         f"{measured['base']['name']} ({options}), products in {products}. A memory reads in calls of "
         f"{measured['tokens_per_call']:,} tokens, as infini generate does; the base in one call, as stock generate() "
-        f"does. {measured['new_tokens']} tokens are drawn greedily, half of them before the length is reached.",
-        f"{repeated}. Crossing points: between two lengths straight lines, both axes logarithmic.",
+        f"does. {measured['new_tokens']} tokens are decoded greedily, half of them before the length is reached.",
+        f"{repeated}. Crossing points are interpolated between two lengths, linearly on logarithmic axes.",
         measured_on(run, source),
     ]
 
 
 def draw_prompt_costs(run: RunRecord, folder: Path) -> list[Path]:
-    """Draw, by length of the prompt, seconds to read it, milliseconds of a token drawn after it, and peak memory
+    """Draw, by length of the prompt, seconds to read it, milliseconds per token generated after it, and peak memory
     (filled marks) with the cache in it (open marks)."""
     read, decode, cache, peak = (curves(run, measure) for measure in MEASURES)
     with new_figure(9.6, 3.2) as figure:

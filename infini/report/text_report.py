@@ -439,8 +439,8 @@ def _measures_table(report: Report, source: str, selection: Selection, counts: C
         cells = tuple(over_seeds(runs, value, form, source) for value, form in measures.values())
         rows.append(Row(model, marked(report.models[model], selection, model), cells))
     what = (
-        "other measures, and seconds by the clock, which other work on the machine lengthens, of the training and of "
-        "reading the documents once"
+        "other measures, and wall-clock seconds of the training and of reading the documents once (longer where the "
+        "machine was also doing other work)"
     )
     # An untrained model has no training.
     kept = [at for at in range(len(measures)) if any(row.cells[at].origin == "measured" for row in rows)]

@@ -112,7 +112,12 @@ def _in_bytes() -> Measure:
 def test_tables_and_figure(measured: Runner) -> None:
     """The same from your record and from a published one; the figure's bytes depend on the record alone."""
     out = measured("table", "report=llm_generate", "full=true")
-    for text in ("Seconds to read a prompt", "memory, segments of 16", "its own cache", "24: medians of 2 repeats"):
+    for text in (
+        "Seconds to read a prompt",
+        "memory, segments of 16",
+        "its own cache",
+        "24: medians of 2 interleaved repeats",
+    ):
         assert text in out
     assert "64: read once" in out and "Where the memory overtakes" in out
     cfg = compose([f"results_dir={measured.results}"])
