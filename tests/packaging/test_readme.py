@@ -401,7 +401,7 @@ def test_the_perplexities_in_segments_of_128_are_those_of_their_table() -> None:
     )
     text = " ".join(README.split())
     assert f"the memory lowers perplexity: Linear has {linear}, local attention {local} (three seeds" in text
-    said = f"Transformer-XL, which sees the segment before, has {cache}, and {both} with the memory added (one seed"
+    said = f"Transformer-XL, which sees the previous segment, has {cache}, and {both} with the memory added (one seed"
     assert said in text
 
 

@@ -29,10 +29,10 @@ PROPERTIES = {
 MEANINGS = {
     "equal within a segment": "on inputs of at most one segment the logits are the base's: bit for bit in float64, to "
     "1e-5 in float32",
-    "decode = forward": "token by token, and in calls that end before, on and behind a boundary, the logits of every "
-    "position are those of one forward pass",
-    "padding": "rows of a batch of many lengths are drawn as alone, with padding on either side",
-    "beams": "beam search with reordered rows draws what it draws without a cache",
+    "decode = forward": "token by token, and in calls that end before, at and after a segment boundary, the logits of "
+    "every position are those of one forward pass",
+    "padding": "a batch with rows of many lengths, padded on either side, generates what each row generates alone",
+    "beams": "beam search with reordered rows finds what it finds without a cache",
     "chunks": "`prefill_chunk_size` changes nothing",
     "save, load": "`save_pretrained` and `AutoModelForCausalLM.from_pretrained`, bit for bit; the base's weights load "
     "into the stock class",
@@ -63,7 +63,7 @@ FAULTS = {
     "NousResearch/infini-attention, huggingface/nanotron": {
         "padding in the memory": "nous_padding_reaches_no_memory",
         "no cache of keys and values": "nous_decoding_uses_the_cache",
-        "memory made anew in every forward pass": "nanotron_memory_is_carried_from_call_to_call",
+        "memory created again in every forward pass": "nanotron_memory_is_carried_from_call_to_call",
     },
     "dingo-actual/infini-transformer": {
         "not causal across segments": "dingo_no_leak_across_segments",
@@ -114,7 +114,7 @@ def page() -> str:
         "# Injected language models: what is tested",
         "",
         "Written by `tests/support/llm_table.py`. Every cell is a test of tiny random models that runs in `make test`,",
-        f"in `{BY_FAMILY}`; type it as",
+        f"in `{BY_FAMILY}`; run one as",
         f"`pytest '{BY_FAMILY}::{_cell('beams', 'llama')}'`.",
         "",
         f"| {' | '.join(head)} |",
@@ -126,7 +126,7 @@ def page() -> str:
         "The same file has more variants (rotary embeddings of type yarn, llama3, linear, dynamic and longrope;",
         "sliding layers; biases), both update rules, and the options `window=previous`, `sinks`, `memory_decay` and",
         "`input_gate`.",
-        "What only repeats a cell for one more combination runs in `make test-slow`.",
+        "Further combinations of the same tests run in `make test-slow`.",
         "",
         "## Faults of other implementations",
         "",
