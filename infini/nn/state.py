@@ -150,11 +150,14 @@ def is_memory(path: str) -> bool:
 
 
 def scale_memory(tree: Tree, factor_B: Tensor) -> Tree:
-    """The tree of states (one, or a list, one a layer) with the sums over tokens of each row multiplied by that row's
-    factor. Differentiable. factor_B: [B], one positive number a row.
+    """The state with the compressive memory of each row, M and z, multiplied by that row's factor. Differentiable.
 
-    The result is the state in which every token of the row has written `factor` times as much. Sums are the leaves of
-    NamedTuples with a true property `is_a_sum`. Other leaves, such as caches, are unchanged.
+    It is the state in which every token of the row has written `factor` times as much, so that later tokens weigh less
+    against the past: what length extension does in training. The window of the unfinished segment, caches and clocks
+    are unchanged, as are memories that are not sums over tokens (those without a true property `is_a_sum`).
+
+    tree: a state, or a part of one. factor_B: [B], above 0, on any device. Returns a new tree; the given one is
+    unchanged. Example: state = scale_memory(state, torch.full((batch_size,), 1000.0)).
     """
     if tree is None or isinstance(tree, Tensor | int):
         return tree

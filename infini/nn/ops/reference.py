@@ -1,10 +1,12 @@
 """The oracle: Infini-attention as the paper writes it, one row, one head, one segment at a time.
 
 It is slow and follows the order of the equations. Tests compare every fast path with it in float64: outputs, gradients
-and final state. Query head h reads the memory of key-value head h // (H / G).
+and final state. Query head h reads the memory of key-value head h // (H / G). It checks no inputs: torch raises an
+error for shapes that do not fit.
 
-A name ends with the dimensions of its tensor: B rows, T tokens, N tokens of one segment, H query heads, G key-value
-heads, K dimensions of a key, V of a value. The functions before `infini_attention` are of one row, head and segment.
+Letters: B rows, T tokens of a document, N tokens of a segment, H query heads, G key-value heads, K d_key, V d_value.
+All tensors of a call have one dtype and one device; so have the results. Equations: arXiv 2404.07143, numbered as in
+docs/explanation/paper.md.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from torch import Tensor
 
 
 def sigma(x: Tensor) -> Tensor:
-    """The paper's activation ELU + 1, element by element."""
+    """The paper's activation ELU + 1, elementwise; any shape."""
     return torch.where(x > 0, x + 1, torch.exp(torch.clamp(x, max=0)))
 
 
 def rotary(x_NK: Tensor, first_position: int, base: float) -> Tensor:
-    """x [N, K] with rotary position embedding, by complex numbers: pair i, of dimensions i and i + K / 2, is rotated by
-    the angle position x base^(-2i / K). Positions count tokens from first_position on."""
+    """Rotary position embedding [N, K] of one head's queries or keys, K even, by complex numbers.
+
+    Pair i is dimensions i and i + K / 2. It is rotated by the angle position x base^(-2i / K), in radians.
+    first_position: that of the first of the N tokens.
+    """
     n, width = x_NK.shape
     half = width // 2
     frequency = torch.tensor([base ** (-2 * i / width) for i in range(half)], dtype=x_NK.dtype, device=x_NK.device)
@@ -35,11 +40,12 @@ def rotary(x_NK: Tensor, first_position: int, base: float) -> Tensor:
 def dot_product_attention(
     q_NK: Tensor, k_NK: Tensor, v_NV: Tensor, scale: float, base: float, bias_N: Tensor | None = None
 ) -> Tensor:
-    """A_dot [N, V] of one segment: Eq. 2 with the causal mask. The scores are multiplied by scale; the paper has
-    1 / sqrt(K).
+    """A_dot [N, V] of one head in one segment: Eq. 2 with the causal mask.
 
-    Positions count from the segment's start: rotary, or, if bias_N is given, a bias of the scores for each distance,
-    0 to N - 1."""
+    Positions count from the segment's start. scale: factor on the scores, 1 / sqrt(K) in Infini-attention. base: of
+    the rotary wavelengths. bias_N: added to the scores in place of rotary positions; entry d belongs to the distance
+    of d tokens.
+    """
     n = q_NK.shape[0]
     if bias_N is None:
         score = rotary(q_NK, 0, base) @ rotary(k_NK, 0, base).T * scale
@@ -52,14 +58,21 @@ def dot_product_attention(
 
 
 def retrieve(x_NK: Tensor, m_KV: Tensor, z_K: Tensor) -> Tensor:
-    """A_mem [N, V], what a memory that is not empty holds for queries x: Eq. 3, sigma(X) M / (sigma(X) z)."""
+    """A_mem [N, V] of one head: Eq. 3, sigma(X) M / (sigma(X) z).
+
+    x_NK: queries, or for Eq. 5 keys, without positions. m_KV, z_K: memory and normaliser. With an empty memory (z = 0)
+    it is NaN; callers do not read one.
+    """
     s = sigma(x_NK)
     return (s @ m_KV) / (s @ z_K)[:, None]
 
 
 def update_linear(m_KV: Tensor, z_K: Tensor, k_NK: Tensor, v_NV: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
-    """M [K, V] and z [K] after a segment, by the Linear rule: Eq. 4. weight_N: how much of each token is written; the
-    paper writes 1 of all."""
+    """M [K, V] and z [K] after a segment of N tokens: Eq. 4 (Linear).
+
+    m_KV, z_K: before the segment. k_NK: keys without positions. weight_N: factor on what each token adds, 1 in the
+    paper.
+    """
     s = sigma(k_NK) * weight_N[:, None]
     return m_KV + s.T @ v_NV, z_K + s.sum(0)
 
@@ -67,15 +80,21 @@ def update_linear(m_KV: Tensor, z_K: Tensor, k_NK: Tensor, v_NV: Tensor, weight_
 def update_delta(
     m_KV: Tensor, z_K: Tensor, k_NK: Tensor, v_NV: Tensor, weight_N: Tensor, empty: bool
 ) -> tuple[Tensor, Tensor]:
-    """M [K, V] and z [K] after a segment, by the Linear + Delta rule: Eq. 5. An empty memory retrieves 0. weight_N: as
-    in `update_linear`."""
+    """M [K, V] and z [K] after a segment of N tokens: Eq. 5 (Linear + Delta).
+
+    empty: whether nothing was written before; then nothing is subtracted. The other arguments are those of
+    update_linear.
+    """
     known = torch.zeros_like(v_NV) if empty else retrieve(k_NK, m_KV, z_K)
     s = sigma(k_NK) * weight_N[:, None]
     return m_KV + s.T @ (v_NV - known), z_K + s.sum(0)
 
 
 def input_gate(k_NK: Tensor, weight_K: Tensor, bias: Tensor) -> Tensor:
-    """Write weights [N], sigmoid(a . k / |k| + b) of each token, whose logit is at least -20 (not in the paper)."""
+    """sigmoid(a . k / |k| + b) of each token [N], whose logit is at least -20 (not in the paper).
+
+    k_NK: keys of one key-value head without positions, none of them 0. weight_K: a. bias: b, a scalar tensor.
+    """
     logits = [torch.dot(weight_K, k / k.square().sum().sqrt()) + bias for k in k_NK]
     return torch.stack([1 / (1 + torch.exp(-x if x > -20 else k_NK.new_tensor(20.0))) for x in logits])
 
@@ -100,10 +119,23 @@ def infini_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A [B, T, H, V] (Eq. 6) of whole documents, and M [B, G, K, V], z [B, G, K] after the last complete segment.
 
-    The memory is empty at first. Resets must be at segment boundaries. bias_HN: the bias of each head and distance that
-    is added to the scores in place of rotary positions. decay_G: what remains of M and z of each key-value head after a
-    segment (not in the paper). Default: all. input_weight_GK, input_bias_G: of the input gate (not in the paper), which
-    multiplies the write weights. Default: none.
+    The memory is empty at first.
+
+    Args:
+        q_BTHK, k_BTGK, v_BTGV: queries, keys and values of whole documents, without positions.
+        beta_H: the gates; sigmoid(beta) is the weight of the memory.
+        segment_length: tokens N in a segment.
+        update_rule: "linear" (Eq. 4) or "delta" (Eq. 5).
+        first_segment: output while the memory is empty. "local": A_dot. "zero": (1 - sigmoid(beta)) A_dot.
+        scale: factor on the scores of Eq. 2. Default: 1 / sqrt(K).
+        rope_base: base of the rotary wavelengths.
+        bias_HN: bias of each head and distance, added to the scores in place of rotary positions.
+        write_weight_BT: factor on what each token adds to the memory. Default: 1.
+        reset_BT: bool; the memory is emptied before a token where it is true. Only at segment starts.
+        decay_G: share of M and z of each key-value head that remains after a segment, 0 to 1 (not in the paper).
+            Default: all of it.
+        input_weight_GK, input_bias_G: of the input gate (not in the paper), which multiplies the write weights.
+            Default: none.
     """
     B, T, H, K = q_BTHK.shape
     G, V = k_BTGK.shape[2], v_BTGV.shape[3]
