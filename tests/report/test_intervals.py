@@ -135,6 +135,7 @@ def test_more_seeds_help_as_far_as_seeds_are_what_scatters() -> None:
     found = intervals.Estimate(1.0, 1.0, 2, 10, 6.0, 3, seeds_share=1.0)
     assert found.with_more(12, 10).se == pytest.approx(0.5) and found.with_more(12, 10).df == pytest.approx(5)
     assert found.with_more(12, 20).df == pytest.approx(11)
+    assert found.with_more(3, 40).df == 2
     assert replace(found, seeds_share=0.0).with_more(12, 10).se == pytest.approx(1.0)
     assert replace(found, seeds_share=0.0).with_more(3, 40).se == pytest.approx(0.5)
 

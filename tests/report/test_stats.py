@@ -82,6 +82,20 @@ def test_knockouts_are_compared_with_the_same_model_on_the_same_tokens() -> None
     assert stats.knockout_cost([make_eval("local", 1)], "reset") is None
 
 
+def test_two_runs_of_one_seed_count_as_one_run() -> None:
+    seeds = [make_eval("infini_linear", seed, knockouts=True) for seed in (1, 2)]
+    again = make_eval("infini_linear", 1, knockouts=True, run_id="again")
+    for entry in seeds[1].documents:
+        entry["nll_reset"] += 0.2 * entry["tokens"]
+    once, twice = stats.knockout_cost(seeds, "reset"), stats.knockout_cost([*seeds, again], "reset")
+    assert once is not None and twice is not None
+    assert (twice.mean, twice.se, twice.df) == pytest.approx((once.mean, once.se, once.df))
+    baseline = [make_eval("local", seed, 4.1) for seed in (1, 2)]
+    once, twice = (stats.paired_difference(runs, baseline) for runs in (seeds, [*seeds, again]))
+    assert once is not None and twice is not None
+    assert (twice.mean, twice.se, twice.df) == pytest.approx((once.mean, once.se, once.df))
+
+
 def test_quartiles() -> None:
     assert bench_training.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
     assert bench_training.quartiles([7.0]) == (7.0, 7.0, 7.0)
@@ -116,3 +130,21 @@ def test_a_position_that_one_document_fills_is_left_out(tokens: tuple[float, flo
             for row, number in zip(run.series["nll_by_position"][kind][1:], tokens, strict=True):
                 row[-1] = number * factor
     assert len(stats.gap(runs[:1], runs[1:])) == bins
+
+
+def test_the_last_positions_end_with_the_longest_document() -> None:
+    runs = [make_eval("full", 1, 3.9), make_eval("local", 1, 4.0)]
+    for run in runs:
+        run.series["nll_by_position"]["edges"] = [0, 250, 500, 1000, 1500, 6000]
+    assert stats.gap(runs[:1], runs[1:])[-1, :2].tolist() == [1000, 4000]
+
+
+def test_documents_are_paired_by_name_in_whatever_order_they_were_read() -> None:
+    runs = [make_eval("full", 1, 3.9), make_eval("local", 1, 4.0)]
+    expected = stats.gap(runs[:1], runs[1:])
+    runs[1].documents.reverse()
+    for kind in ("tokens", "nll"):
+        runs[1].series["nll_by_position"][kind].reverse()
+    assert stats.gap(runs[:1], runs[1:]) == pytest.approx(expected)
+    whole = stats.paired_difference(runs[:1], runs[1:])
+    assert whole is not None and whole.mean == pytest.approx(-0.1)

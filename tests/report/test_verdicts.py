@@ -48,6 +48,16 @@ def test_a_claim_that_is_declared_untestable_stays_so_whatever_runs_there_are() 
         assert judge([(claim("a", not_testable="too small"), found)]) == [Finding("not testable", "too small")]
 
 
+def test_every_part_must_be_right_and_each_may_be_wrong() -> None:
+    """Of several parts the one on the wrong side was looked for among all of them."""
+    right, wrong = (1e-9, 1 - 1e-9), (1 - 1e-9, 0.01)
+    found = [judge([(claim("a"), Measured("m", parts=parts))])[0] for parts in ((right, wrong), (right, right, wrong))]
+    assert [(each.verdict, each.measured) for each in found] == [
+        ("does not hold", "m; p = 0.04"),
+        ("inconclusive", "m; p = 0.06"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("found", "text"),
     [
