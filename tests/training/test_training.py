@@ -30,6 +30,7 @@ from infini.runs import train as train_command
 from infini.tasks.text.document_data import DocumentDataModule
 from infini.tasks.text.stream import DocumentStream
 from infini.training.module import ON_HOST, LanguageModelModule
+from infini.training.optimizers import configured_groups
 
 MODELS = sorted(set(registered("language_model")) - {"llm"})
 """Those that are trained from scratch."""
@@ -264,6 +265,28 @@ def assert_same_training(a: tuple[Path, RunRecord], b: tuple[Path, RunRecord]) -
     assert first.keys() == second.keys()
     for name in first:
         assert torch.equal(first[name], second[name]), name
+
+
+def test_gradients_are_no_longer_than_the_configuration_says(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms: list[float] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+            return loss
+
+    monkeypatch.setattr(
+        "infini.training.module.build_optimizer",
+        lambda model, config, products: Watched(configured_groups(model, config)),
+    )
+    for number, limit in enumerate(("null", "0.01")):
+        train(corpus, tmp_path / str(number), f"optimizer.clip_norm={limit}")
+    assert len(norms) == 6 and min(norms[:3]) > 0.02
+    assert norms[3:] == pytest.approx([0.01] * 3, rel=1e-3)
 
 
 @pytest.mark.parametrize("model", ["infini_linear", "local"])
