@@ -222,11 +222,13 @@ def _check_bench(cfg: Any, overrides: Sequence[str]) -> None:
     against others, does not have."""
     named = [word for word in overrides if key_of(word) == "model"]
     if named and not any(key_of(word).startswith("model.") for word in overrides):
-        raise InputError(f"{named[-1]}: infini bench measures suite.models; set that, as suite.models=[local,full]")
+        raise InputError(
+            f"{named[-1]}: infini bench measures suite.models; set that, for example suite.models=[local,full]"
+        )
     if cfg.suite.layer_tokens:
         for key, usual in (("n_kv_heads", cfg.dims.n_heads), ("d_value", cfg.dims.d_key)):
             value = getattr(cfg.dims, key)
-            allowed = f"must be null or {usual}: suite.layer_tokens measures layers without other ones"
+            allowed = f"must be null or {usual}: other layers are not measured by suite.layer_tokens"
             require(value in (None, usual), f"dims.{key}", value, allowed)
 
 
@@ -243,7 +245,7 @@ def _read_demo(words: Sequence[str]) -> Arguments:
     given = root_defaults() | taken.extra["texts"]
     key, place = given["key"], given["place"]
     fits = key is None or re.fullmatch(f"[0-9]{{{DEMO_DIGITS}}}", key) is not None
-    require(fits, "key", key, f"must have {DEMO_DIGITS} digits, as 12345; null: a random one")
+    require(fits, "key", key, f"must have {DEMO_DIGITS} digits, for example 12345; null: a random one")
     return Arguments(taken.overrides, {"key": key, "depth": _depth(place)})
 
 
@@ -253,15 +255,19 @@ def _depth(place: str | None) -> float:
         return NAMED_DEPTHS[place]
     # Plain decimals alone: float() also reads nan, 1_0 and digits of other scripts.
     if place is None or not re.fullmatch(r"[01]|[01]?\.[0-9]{1,9}", place) or float(place) > 1:
-        raise InputError(f"place={place!r}: must be start, middle, end, or a number from 0 to 1, as 0.1")
+        raise InputError(f"place={place!r}: must be start, middle, end, or a number from 0 to 1, for example 0.1")
     return float(place)
 
 
 def _check_demo(cfg: Any, overrides: Sequence[str]) -> None:
     """One text is read, of a length that is possible."""
-    require(len(cfg.length) == 1, "length", cfg.length, "must be one length, as 4M: infini demo reads one text")
+    require(
+        len(cfg.length) == 1, "length", cfg.length, "must be one length, for example 4M: infini demo reads one text"
+    )
     tokens, longest = parse_length(cfg.length[0]), format_length(DEMO_LONGEST)
-    require(tokens >= DEMO_SHORTEST, "length", cfg.length[0], f"must be at least {DEMO_SHORTEST} tokens, as 1K")
+    require(
+        tokens >= DEMO_SHORTEST, "length", cfg.length[0], f"must be at least {DEMO_SHORTEST} tokens, for example 1K"
+    )
     require(tokens <= DEMO_LONGEST, "length", cfg.length[0], f"infini demo reads at most {longest} tokens")
 
 
@@ -293,7 +299,7 @@ _VERBS = (
         also=(*COMPARED, "decoding.*", "tuned", "init_from", "report", "report.split", "experiment", "variant"),
         never=DEVICES_OF_TRAINING,
         sweeps=True,
-        if_stopped="results so far are kept, and the same command resumes behind them",
+        if_stopped="results so far are kept, and the same command resumes after them",
         computes=True,
     ),
     Verb(
@@ -343,7 +349,7 @@ _VERBS = (
         all_of=("report",),
         keys=("results_dir",),
         also=(*OF_REPORTS, "seed"),
-        if_stopped="figures that were drawn are whole, and the same command draws all of them again",
+        if_stopped="figures drawn so far are complete, and the same command draws all of them again",
     ),
     Verb(
         "reproduce",
@@ -356,7 +362,7 @@ _VERBS = (
         # A name for all of its runs would tell none of them from the others.
         never=("init_from", "logger.run_name"),
         read=_read_reproduce,
-        if_stopped="runs that had finished kept their records, and the same command resumes behind them",
+        if_stopped="finished runs are recorded, and the same command resumes after them",
         computes=True,
         shares=True,
     ),
@@ -383,7 +389,7 @@ _VERBS = (
         also=("task", "task.positions", "model.*"),
         never=DEVICES_OF_TRAINING,
         sweeps=True,
-        if_stopped="nothing is recorded of what was being measured, and the same command measures it again",
+        if_stopped="nothing is recorded of the interrupted measurement, and the same command repeats it",
         computes=True,
         check=_check_bench,
     ),

@@ -208,7 +208,7 @@ def start_peak(device: torch.device, key: str, off: str) -> int:
     try:
         return reset_peak_memory(device)
     except OSError as error:
-        raise InputError(f"{key}: peak memory cannot be started anew here ({error}); set it to {off}") from error
+        raise InputError(f"{key}: the peak memory counter cannot be reset here ({error}); set it to {off}") from error
 
 
 @torch.no_grad()

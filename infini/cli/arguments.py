@@ -151,7 +151,7 @@ def without_dashes(verb: Verb, word: str, words: Sequence[str]) -> str:
         return f"; did you mean {key}={value}?"
     if value and (whole := _whole_key(verb, key.replace("-", "_"))):
         return f"; write {whole}={value}"
-    return "; keys are written without dashes, as task=pg19" if separator or key in known else ""
+    return "; keys are written without dashes, for example task=pg19" if separator or key in known else ""
 
 
 def bracketed(word: str) -> str:

@@ -71,7 +71,7 @@ def verb_help(verb: Verb, overrides: Sequence[str]) -> str:
         lines += ["", "experiment=null: a report, or a training, with the settings that it needs."]
         lines += _choices("experiment")
     if set(verb.groups) - verb.chosen:
-        lines += ["", "Choices change defaults: add them, as task=passkey, to see theirs."]
+        lines += ["", "Choices change defaults: add one, for example task=passkey, to see its defaults."]
     return "\n".join(lines)
 
 

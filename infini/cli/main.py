@@ -106,7 +106,7 @@ def _run(verb: Verb, words: Sequence[str]) -> int:
         if key_of(word).startswith("hydra"):
             raise InputError(f"{word}: Hydra runs sweeps alone; add -m")
         if key_of(word) == "workers":
-            raise InputError(f"{word}: several processes need -m and a launcher, as hydra/launcher=joblib")
+            raise InputError(f"{word}: several processes need -m and a launcher, for example hydra/launcher=joblib")
     return verb.run(cfg, overrides, **extra) or 0
 
 

@@ -47,7 +47,9 @@ def sweep(verb: Verb, words: Sequence[str]) -> int:
     if not jobs_of_sweep and not any(word.startswith("hydra/sweeper=") for word in words):
         # Hydra allows a space before the bracket, and other ways of sampling may come.
         sampled = next((word for word in words if re.search(r"interval\s*\(", word)), " ".join(words))
-        raise InputError(f"{sampled}: an interval takes a hydra/sweeper that samples; give values, as 1,2,3 or range()")
+        raise InputError(
+            f"{sampled}: an interval needs a hydra/sweeper that samples; give values, for example 1,2,3 or range()"
+        )
     try:
         checked = [compose(job) for job in jobs_of_sweep]
     except NoSuchKeyError as error:
@@ -91,7 +93,9 @@ def share(verb: Verb, words: Sequence[str]) -> int:
     if cfg.plan:
         raise InputError("plan=true: starts nothing; leave out -m")
     if _launcher(of_hydra) is None:
-        raise InputError(f"{verb.name} -m: name a launcher, as hydra/launcher=joblib (see docs/how-to/cluster.md)")
+        raise InputError(
+            f"{verb.name} -m: name a launcher, for example hydra/launcher=joblib (see docs/how-to/cluster.md)"
+        )
     numbers = ",".join(str(number) for number in range(1, cfg.workers + 1))
     try:
         jobs = _multirun(partial(_worker, verb.name, others), [*of_hydra, f"workers={numbers}"])

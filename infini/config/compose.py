@@ -236,7 +236,9 @@ def _check(overrides: Sequence[str]) -> list[Override]:
         if key.startswith("hydra/") and not isinstance(
             override.value(), str | type(None) if override.is_delete() else str
         ):
-            raise InputError(f"{override.input_line}: takes the name of one of Hydra's configurations, as basic")
+            raise InputError(
+                f"{override.input_line}: takes the name of one of Hydra's configurations, for example basic"
+            )
         if key in groups() and not override.is_delete():
             optional = key in OPTIONAL_GROUPS
             if not (optional and override.value() is None):

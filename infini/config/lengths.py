@@ -26,7 +26,9 @@ def parse_length(text: str | int, key: str = "length") -> int:
     """
     match = re.fullmatch(r"([1-9][0-9]{0,14})([KMkm]?)", str(text)) if isinstance(text, str | int) else None
     if match is None:
-        allowed = "must be a positive integer, or one followed by K (1,024) or M (1,048,576), as 131072, 32K or 1M"
+        allowed = (
+            "must be a positive integer, or one followed by K (1,024) or M (1,048,576), for example 131072, 32K or 1M"
+        )
         raise InputError(f"{key}={text!r}: {allowed}{_meant(str(text))}")
     tokens = int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2].upper()]
     if tokens > LONGEST:
@@ -58,7 +60,7 @@ def format_length(tokens: int) -> str:
 def parse_lengths(values: Sequence[str | int], key: str = "length") -> list[int]:
     """Distinct lengths in tokens, in the order given."""
     if not values:
-        raise InputError(f"{key}=[]: must name at least one length, as 32K")
+        raise InputError(f"{key}=[]: must name at least one length, for example 32K")
     return list(dict.fromkeys(parse_length(value, key) for value in values))
 
 
@@ -81,7 +83,7 @@ def parse_depths(values: Sequence[str | float], key: str = "depth") -> dict[str,
         for depth, name in found.items():
             names.setdefault(depth, name)
     if not names:
-        raise InputError(f"{key}=[]: must name at least one place, as start")
+        raise InputError(f"{key}=[]: must name at least one place, for example start")
     depths: dict[str, float] = {}
     for depth, name in names.items():
         if (other := depths.setdefault(name, depth)) != depth:
@@ -99,5 +101,5 @@ def parse_part(text: object) -> tuple[int, int] | None:
     match = re.fullmatch("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", str(text))
     number, count = (int(match[1]), int(match[2])) if match else (1, 0)
     if number > count:
-        raise InputError(f"part={text!r}: must be a part and how many there are, as 2/4 (from 1/4 to 4/4), or null")
+        raise InputError(f"part={text!r}: must be part/number of parts, for example 2/4 (1/4 to 4/4), or null")
     return number, count

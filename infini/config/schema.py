@@ -28,7 +28,7 @@ from infini.config.lengths import parse_depths, parse_lengths, parse_part
 from infini.errors import at_least, one_of, require
 
 MAX_ROWS = 2**20
-"""Most rows of a batch, and entries of a vocabulary: more would exhaust the memory unannounced."""
+"""Maximum rows of a batch, and entries of a vocabulary: more could exhaust the memory without an error message."""
 LISTS = ("length", "depth")
 """Root keys that are lists; a single value is a list of one."""
 TEXTS = ("prompt", "save_state", "load_state", "output", "base", "out", "key", "place")
@@ -167,7 +167,7 @@ class DimsConfig:
     def __post_init__(self) -> None:
         positive = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_key", "d_value", "d_ff", "segment_length")
         at_least("dims", self, 1, *positive)
-        require(self.d_key % 2 == 0, "dims.d_key", self.d_key, "must be even (rotary embedding turns pairs)")
+        require(self.d_key % 2 == 0, "dims.d_key", self.d_key, "must be even (the rotary embedding rotates pairs)")
         if self.n_kv_heads is not None:
             divides = self.n_heads % self.n_kv_heads == 0
             require(divides, "dims.n_kv_heads", self.n_kv_heads, f"must divide dims.n_heads={self.n_heads}")
@@ -231,7 +231,8 @@ class RecipeConfig:
     batch_size: int = setting("Sequences per optimizer step.")
     segments_per_sequence: int = setting("Segments per training sequence; gradients flow through all of them.")
     excerpt_tokens: int | None = setting(
-        "Longer documents are read in excerpts of this length, so that a short training sees many; null: whole."
+        "Length in tokens of the excerpts that longer documents are cut into, so that a short training sees many "
+        "documents; null: whole documents."
     )
     steps: int = setting("Optimizer steps.")
     warmup_steps: int = setting(
@@ -248,8 +249,8 @@ class RecipeConfig:
     )
     loss_chunk: int = setting("Tokens whose logits are computed at a time.")
     save_every: int | None = setting(
-        "Steps between the checkpoints from which a stopped training resumes, but at most ten minutes; null: about a "
-        "minute."
+        "Steps between the checkpoints from which a stopped training resumes; they are at most ten minutes apart. "
+        "null: a checkpoint about every minute."
     )
     curriculum: list[list[int]] | None = setting(
         "Easier stages before the main training, each [segment length, tokens per sequence] or [segment length, "
@@ -258,8 +259,8 @@ class RecipeConfig:
         "sequences. null: no stages."
     )
     advance_below: float = setting(
-        "Smoothed loss in nats per token below which the next stage begins. Text never gets there: its stages need "
-        "maximum steps."
+        "Smoothed loss in nats per token below which the next stage begins. On running text the loss never falls so "
+        "low: stages need maximum steps."
     )
     length_extension: float | None = setting(
         "Not in the paper: at a random segment boundary of a sequence, multiply the memory by a random factor between "
@@ -272,16 +273,16 @@ class RecipeConfig:
         "infini.training.additions.long_history). null: no histories."
     )
     short_sequences: list[float] | None = setting(
-        "Prompts only, [segments, share]: in this share of the last stage's batches sequences have so many segments "
-        "and there are more rows, if segments_per_sequence is larger. null: in none."
+        "Prompts only, [segments, share]: in this share of the last stage's batches sequences have only this many "
+        "segments, and there are more rows, if segments_per_sequence is larger. null: in none."
     )
     sparse_writes: float | None = setting(
         "Not in the paper: weight of a penalty on memory writes in the loss of the last stage, their mean logarithm in "
         "nats (see infini.training.additions.sparse_writes). null: 0."
     )
     sparse_loss_scale: float | None = setting(
-        "The loss in nats per token from which on the penalty has the weight sparse_writes. Below it the weight is in "
-        "proportion to the loss of the step before. null, or without sparse_writes: the weight is constant."
+        "Loss in nats per token from which on the penalty has the weight sparse_writes. Below it the weight is "
+        "proportional to the loss of the previous step. null, or without sparse_writes: the weight is constant."
     )
 
     def __post_init__(self) -> None:
@@ -301,7 +302,7 @@ class RecipeConfig:
                 self.segments_per_sequence >= 3,
                 "recipe.segments_per_sequence",
                 self.segments_per_sequence,
-                f"must be at least 3 with recipe.length_extension={self.length_extension}: what is written behind a "
+                f"must be at least 3 with recipe.length_extension={self.length_extension}: what is written after a "
                 "boundary must be read",
             )
         at_least("recipe", self, 0, "sparse_writes")
@@ -353,7 +354,8 @@ class ParallelConfig:
         "Parts into which the rows of a step are split, whose gradients are accumulated: less memory, equal losses."
     )
     sequence: int = setting(
-        "Devices that share each sequence, one its first segments, the next those after them; others share the rows."
+        "Devices that share each sequence: the first reads its first segments, the next those after them. Groups of "
+        "such devices share the rows."
     )
     strategy: str = setting("Name of a Lightning strategy for parallel=single.")
     precision: str = setting("Format of matrix products: fp32, bf16, or auto (bf16 where the hardware is fast at it).")
@@ -376,7 +378,8 @@ class LoggerConfig:
 
     name: str = setting("csv, wandb (offline unless logged in), tensorboard, or none.")
     validate_every: int | None = setting(
-        "Steps between validations during the training, which draw a curve; null: at its end alone. Changes no weight."
+        "Steps between validations during the training, which are logged as a curve; null: only at its end. Changes no "
+        "weight."
     )
 
     def __post_init__(self) -> None:
@@ -454,13 +457,13 @@ class SuiteConfig:
         at_least("suite", self, self.decode_short_tokens, "decode_long_tokens")
         for key in ("source_tokens", "training_segments", "prompt_tokens", "prompt_segments", "layer_tokens"):
             values = getattr(self, key)
-            require(min(values, default=1) >= 1, f"suite.{key}", values, "whole numbers of at least 1")
+            require(min(values, default=1) >= 1, f"suite.{key}", values, "must be whole numbers of at least 1")
         measured = (self.repeats, self.stream_tokens, self.oracle_tokens, self.agreement_tokens, self.decode_tokens)
         lengths = (self.source_tokens, self.training_segments, self.prompt_tokens, self.layer_tokens)
         require(any((*measured, *lengths)), "suite.repeats", self.repeats, "must be above 0: nothing else is measured")
         if self.prompt_tokens:
             require(bool(self.prompt_segments), "suite.prompt_segments", self.prompt_segments, "must name at least one")
-        require("local" in self.models, "suite.models", self.models, "local and others to compare with it")
+        require("local" in self.models, "suite.models", self.models, "must have local and others to compare with it")
         fits = self.stream_tokens % self.stream_short_tokens == 0 and self.stream_tokens != self.stream_short_tokens
         allowed = f"0, or a multiple of suite.stream_short_tokens={self.stream_short_tokens}, at least twice it"
         require(fits, "suite.stream_tokens", self.stream_tokens, allowed)
@@ -508,15 +511,15 @@ class Config:
         "Run id or folder whose weights a training starts from; null: training from scratch."
     )
     length: list[str | int] = setting(
-        "Lengths in tokens, as 32K or 1M: of the text that `infini demo` reads (one length); of the prompts of an "
-        "evaluation; of books to summarize, where it is set (otherwise task.input_length)."
+        "Lengths in tokens, for example 32K or 1M: of the text that `infini demo` reads (one length); of the prompts "
+        "of an evaluation; of books to summarize, where it is set (otherwise task.input_length)."
     )
     depth: list[str | float] = setting(
         "Positions of the key in the prompt: start, middle, end, a number from 0 to 1, or `grid` (0, 0.05, ... 1)."
     )
     part: str | int | None = setting(
-        "Part of an evaluation, as 2/4: this job evaluates that part of the documents, prompts or books. null: all of "
-        "them; what parts have measured is merged."
+        "Part of an evaluation, for example 2/4: this job evaluates that part of the documents, prompts or books. "
+        "null: all of them, merged with the results of parts that were evaluated before."
     )
     prompt: str | None = setting(
         "Text that `infini generate` continues: the text itself, @ and the name of a file, or - for standard input."
@@ -530,10 +533,10 @@ class Config:
         "Pretrained language model that `infini inject` reads: a hub id, a folder, a .gguf file, or smollm2."
     )
     out: str | None = setting("Folder that `infini inject` writes.")
-    key: str | None = setting("Number of five digits that `infini demo` hides; null: a random one.")
+    key: str | None = setting("Five-digit number that `infini demo` hides; null: a random one.")
     place: str = setting("Where `infini demo` hides it: start, middle, end, or a number from 0 (start) to 1 (end).")
     full: bool = setting(
-        "Whether every table and note of a report is printed, not its main table alone. Its files have everything."
+        "Whether every table and note of a report is printed, not only its main table. Its files have everything."
     )
     plan: bool = setting(
         "Whether `infini reproduce` only lists the missing runs: what each needs first, and how long such runs took."

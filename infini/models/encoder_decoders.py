@@ -57,8 +57,8 @@ def _build(
             inner = kind.from_pretrained(name, dtype=torch.float32).train()
         except Exception as error:  # every layer below raises its own kinds
             raise InputError(
-                f"model.weights={name!r}: the Hugging Face hub did not give it ({type(error).__name__}); needs a "
-                "network, or use model.weights=null"
+                f"model.weights={name!r}: cannot be downloaded from the Hugging Face hub ({type(error).__name__}); "
+                "connect to a network, or use model.weights=null"
             ) from error
         return Seq2Seq(inner, config, dims.segment_length, global_first)
     sizes = {"vocab_size": vocab_size, "d_model": dims.d_model, "pad_token_id": FILL, "dropout": 0.0, **positions}

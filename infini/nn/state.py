@@ -232,7 +232,9 @@ def load_state(like: Tree, path: str | Path) -> Tree:
     devices and dtypes. Raises ValueError if `like` is no state, or the file has none of these sizes.
     """
     if not isinstance(like, tuple):
-        raise ValueError(f"like is a {type(like).__name__}: it must be a state, as layer.init_state(batch_size)")
+        raise ValueError(
+            f"like is a {type(like).__name__}: it must be a state, for example layer.init_state(batch_size)"
+        )
     stored = torch.load(path, map_location="cpu", weights_only=True)
     try:
         if not isinstance(stored, dict) or not all(isinstance(leaf, Tensor) for leaf in stored.values()):

@@ -551,10 +551,10 @@ class GatesOptions:
     """A key of PATTERNS."""
 
 
-TEXT: tuple[type[RunReport], str] = (Report, "needs a table of running text, as table2_lm")
-PASSKEY: tuple[type[RunReport], str] = (PasskeyReport, "needs a table of the passkey task, as table3_passkey")
-SUMMARIES: tuple[type[RunReport], str] = (SummaryReport, "needs a table of summaries, as table4_booksum")
-ANY_RUNS: tuple[type[RunReport], str] = (RunReport, "needs a table of runs, as lm_gates")
+TEXT: tuple[type[RunReport], str] = (Report, "needs a table of running text, for example table2_lm")
+PASSKEY: tuple[type[RunReport], str] = (PasskeyReport, "needs a table of the passkey task, for example table3_passkey")
+SUMMARIES: tuple[type[RunReport], str] = (SummaryReport, "needs a table of summaries, for example table4_booksum")
+ANY_RUNS: tuple[type[RunReport], str] = (RunReport, "needs a table of runs, for example lm_gates")
 
 
 @dataclass(frozen=True)

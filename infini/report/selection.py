@@ -254,7 +254,7 @@ class RowsByMisfits(RowsOfOneTask):
         misfits = {name: self.misfits(name, last, selection) for name in of_model}
         nearest = min(misfits, key=lambda name: len(misfits[name]), default=None)
         if not self.cells_of(last):
-            why = "it asks nothing that this table has a cell for"
+            why = "it measures nothing that this table has a cell for"
         elif nearest is None:
             why = f"no row has model={last.model}"
         elif misfits[nearest]:

@@ -47,7 +47,7 @@ def totals_of(name: str, scale: str, published: Iterable[RunRecord]) -> str:
 def _evidence(name: str, scale: str, known: list[RunRecord]) -> Evidence:
     declared = declared_report(name)
     if not isinstance(declared, RunReport):
-        raise InputError(f"report.claims: report={name} has no runs that a claim could be judged by")
+        raise InputError(f"report.claims: report={name} has no runs that could judge a claim")
     # The table may refuse several runs of one cell. Claims take the kind's first choice among them.
     report: RunReport = replace(cast(Any, declared), aggregate=declared.choices[0])
     selections = {}

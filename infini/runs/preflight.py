@@ -33,7 +33,7 @@ def check_training(cfg: Config) -> None:
     """Raises InputError for devices, a folder, a logger, a start or data without which a training cannot begin."""
     if not cfg.task.is_trained_on:
         raise InputError(
-            f"task={cfg.task.name}: has evaluations alone; train on another task, for example task=continual, and then "
+            f"task={cfg.task.name}: can only be evaluated; train on another task, for example task=continual, and then "
             f"`infini eval task={cfg.task.name} checkpoint=RUN_ID`"
         )
     _, _, size, _ = place_of(cfg.parallel, by_launcher=True)

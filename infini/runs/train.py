@@ -283,9 +283,7 @@ class _Training:
         if self.unfinished.claim(self.record):
             warn(self.console, f"{self.record.run_id} was started at another commit: no single commit reproduces it")
         if products := self.record.environment.get("products"):
-            what = (
-                f"{self.record.run_id} was begun with matrix products in {products[0]}: no single machine reproduces it"
-            )
+            what = f"{self.record.run_id} was started with products in {products[0]}: no single machine reproduces it"
             warn(self.console, what)
         point, damaged = self.unfinished.newest()
         for path in damaged:
@@ -312,7 +310,7 @@ class _Training:
             warn(
                 self.console,
                 f"the curriculum stopped at stage {module.stage + 1} of {len(cfg.recipe.curriculum or ()) + 1}: its "
-                f"loss never fell below recipe.advance_below={cfg.recipe.advance_below}; take more recipe.steps",
+                f"loss never fell below recipe.advance_below={cfg.recipe.advance_below}; increase recipe.steps",
             )
         if (gates := optional(model, "gates")()) is not None:
             record.series["gates"] = gates
@@ -422,7 +420,7 @@ def _check_strategy(cfg: Config, device: torch.device) -> None:
     except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"parallel.strategy={cfg.parallel.strategy!r}: not here ({reason}); auto always works"
+            f"parallel.strategy={cfg.parallel.strategy!r}: not available here ({reason}); auto always works"
         ) from error
 
 

@@ -32,7 +32,7 @@ def pick_device(accelerator: str) -> torch.device:
 def check_accelerator(accelerator: str) -> None:
     """Raise InputError where parallel.accelerator asks for a GPU and there is none."""
     if accelerator == "gpu" and not has_gpu():
-        raise InputError(f"parallel.accelerator={accelerator!r}: no GPU here; take auto or cpu")
+        raise InputError(f"parallel.accelerator={accelerator!r}: no GPU found; use auto or cpu")
 
 
 def may_have_gpu() -> bool:
@@ -94,7 +94,7 @@ def check_made_for(group: str, choice: str, accelerator: str) -> None:
     if choice in MADE_FOR_A_GPU[group] and accelerator == "auto" and not has_gpu():
         other = "scale=laptop is made for a processor, and " if group == "scale" else ""
         raise InputError(
-            f"{group}={choice}: is made for a GPU, and there is none here; {other}parallel.accelerator=cpu runs this "
+            f"{group}={choice}: is made for a GPU, and there is none; {other}parallel.accelerator=cpu runs this "
             "on the processor all the same"
         )
 

@@ -80,7 +80,7 @@ def make_prompts(subtask: str, length: int, count: int, tokenizer: TextTokenizer
         # A vocabulary of single words has no token for most names and numbers.
         if answer not in tokenizer.decode(tokenizer.encode(answer)):
             raise InputError(
-                f"task=long_context: the model's tokenizer {tokenizer.name} cannot write the answer {answer!r}; ask a "
+                f"task=long_context: the model's tokenizer {tokenizer.name} cannot encode the answer {answer!r}; use a "
                 "model that was trained on text"
             )
     return prompts
@@ -133,8 +133,8 @@ def _needles(subtask: str, length: int, count: int, tokenizer: TextTokenizer) ->
         if type(error) is not LookupError:
             raise
         raise InputError(
-            f"task.subtasks={subtask!r}: nltk has no rules of English sentences here; connect to a network and run "
-            "python -m nltk.downloader punkt_tab"
+            f"task.subtasks={subtask!r}: nltk's English sentence model (punkt_tab) is missing; connect to a network "
+            "and run python -m nltk.downloader punkt_tab"
         ) from error
     except ValueError as error:
         if "Could not generate any sample" not in str(error):
@@ -154,7 +154,7 @@ def _needles(subtask: str, length: int, count: int, tokenizer: TextTokenizer) ->
             # lm-eval takes all essays that there are, and steps of 500 words.
             raise InputError(
                 f"length={format_length(length)}: the prompts of task.subtasks={subtask} would have only {len(ids):,} "
-                "tokens; ask for a length near that"
+                "tokens; choose a length near that"
             )
         yield Prompt(subtask, length, index, ids, answers, needle, RULER_TOKENS, partial(score, answers))
 
@@ -201,6 +201,6 @@ def _from_hub(subtask: str, what: str, get: Callable[[], Any]) -> Any:
         raise
     except Exception as error:  # every layer below (network, hub, parser) raises its own kinds
         raise InputError(
-            f"task.subtasks={subtask!r}: the hub did not give {what} ({type(error).__name__}); connect to a network, "
-            f"or ask task.subtasks=[{NEEDLES[0]}], which needs none"
+            f"task.subtasks={subtask!r}: {what} cannot be downloaded from the hub ({type(error).__name__}); connect to "
+            f"a network, or use task.subtasks=[{NEEDLES[0]}], which needs none"
         ) from error

@@ -107,7 +107,10 @@ def _split(cfg: Config) -> str:
     """The split that the report evaluates."""
     if "split" not in cfg.report:
         name, task = cfg.report.get("name"), cfg.task.name
-        raise InputError(f"report={name}: names no split of task={task} to evaluate; choose one that does: table2_lm")
+        raise InputError(
+            f"report={name}: declares no split of task={task} to evaluate; choose a report that does, for example "
+            "table2_lm"
+        )
     return str(cfg.report["split"])
 
 

@@ -233,7 +233,7 @@ class _Book:
             if item.fallback is None or item.fallback in seen or item.fallback not in manifest:
                 if textless:
                     return None
-                raise _PageError(f"{manifest[idref].href} is of the media type {kind!r}, of which no text is read")
+                raise _PageError(f"{manifest[idref].href} is of the media type {kind!r}, which has no readable text")
             seen.add(item.fallback)
             item = manifest[item.fallback]
         name = self._find(item.href, posixpath.dirname(self.package))
@@ -334,7 +334,7 @@ class _Reader(HTMLParser):
             self.parts.append(data)
             self.left -= len(data)
             if self.left < 0:
-                raise _PageError("its entities stand for too much text")
+                raise _PageError("its entities expand to too much text")
 
     def _break(self, name: str) -> None:
         if _BLOCK.fullmatch(name):

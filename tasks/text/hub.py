@@ -132,7 +132,7 @@ def open_arrow(path: Path) -> Any:
         return None
     except Exception:  # every layer below raises its own kinds
         pass
-    warn(plain_console(), f"{path}: is damaged, and is made again")
+    warn(plain_console(), f"{path}: is damaged and is rebuilt")
     return None
 
 

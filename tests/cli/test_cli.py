@@ -296,11 +296,11 @@ def test_help_shows_the_defaults_of_a_choice(capsys: pytest.CaptureFixture[str])
         (["table", "-m", "seed=1,2"], "table -m: no sweeps over this verb"),
         (
             ["train", "-m", "optimizer.lr=interval (0.1,0.2)"],
-            "optimizer.lr=interval \\(0.1,0.2\\): an interval takes a hydra/sweeper",
+            "optimizer.lr=interval \\(0.1,0.2\\): an interval needs a hydra/sweeper",
         ),
         (
             ["train", "-m", "seed=interval(1,3)"],
-            "seed=interval\\(1,3\\): an interval takes a hydra/sweeper",
+            "seed=interval\\(1,3\\): an interval needs a hydra/sweeper",
         ),
         (["train", "-m", "seed=range(2,1)"], "seed=range\\(2,1\\): has no values"),
         (["train", "-m", "model=glob(zz*)"], "model=glob\\(zz\\*\\): has no values"),
@@ -338,9 +338,9 @@ def test_input_error_of_a_command_is_one_line(
     ("arguments", "said"),
     [
         (["train"], "resumes from the last checkpoint of this training, or starts it where there is none\n"),
-        (["eval"], "results so far are kept, and the same command resumes behind them\n"),
-        (["figure"], "figures that were drawn are whole, and the same command draws all of them again\n"),
-        (["bench"], "nothing is recorded of what was being measured, and the same command measures it again\n"),
+        (["eval"], "results so far are kept, and the same command resumes after them\n"),
+        (["figure"], "figures drawn so far are complete, and the same command draws all of them again\n"),
+        (["bench"], "nothing is recorded of the interrupted measurement, and the same command repeats it\n"),
         (["table"], "the same command starts from the beginning\n"),
         (["train", "-m", "seed=1,2"], "where there is none; jobs that had finished are passed over\n"),
     ],

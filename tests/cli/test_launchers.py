@@ -82,8 +82,8 @@ def test_processes_of_a_launcher_share_the_runs_of_a_table(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-m"], "reproduce -m: name a launcher, as hydra/launcher=joblib (see docs/how-to/cluster.md)"),
-        (["workers=2"], "workers=2: several processes need -m and a launcher, as hydra/launcher=joblib"),
+        (["-m"], "reproduce -m: name a launcher, for example hydra/launcher=joblib (see docs/how-to/cluster.md)"),
+        (["workers=2"], "workers=2: several processes need -m and a launcher, for example hydra/launcher=joblib"),
         (["-m", "plan=true", *LAUNCHERS["joblib"]], "plan=true: starts nothing; leave out -m"),
         (["-m", "workers=0", *LAUNCHERS["joblib"]], "workers=0: must be at least 1"),
         (["-m", "seed=one", *LAUNCHERS["joblib"]], "seed='one': must be an integer, at least 0 and below 2**32"),

@@ -171,7 +171,7 @@ def test_paper_scale_is_the_papers() -> None:
         ("model.name=transformer", "model.name='transformer': did you mean 'transformer_xl'. It must be one of"),
         ("experiment=none_such", "experiment='none_such': must be one of"),
         ("length=1X", "length='1X': must be a positive integer"),
-        ("length=1G", "length='1G': must be a positive integer, .*, as 131072, 32K or 1M$"),
+        ("length=1G", "length='1G': must be a positive integer, .*, for example 131072, 32K or 1M$"),
         ("length=[]", "length=\\[\\]: must name at least one length"),
         ("length=[32K,1.5]", "length=1.5: must be|length: must be"),
         ("depth=centre", "depth='centre': must be start, middle, end"),

@@ -116,7 +116,7 @@ REFUSED = [
         "eval task=booksum checkpoint={1}",
         "no data for booksum: set INFINI_DATA_DIR to a folder that holds booksum/",
     ),
-    ("demo length=10", "length=10: must be at least 221 tokens, as 1K"),
+    ("demo length=10", "length=10: must be at least 221 tokens, for example 1K"),
     ("train task=pg19 parallel.devices=2", "parallel.devices=2: parallel=single takes one; add parallel=ddp"),
     (
         "train task=pg19 parallel=ddp parallel.devices=2",
@@ -140,7 +140,7 @@ REFUSED = [
     ("inject base={0}", "out=null: name the folder to write"),
 ]
 """Command lines and what they are answered; {0} is an empty folder, {1} the folder of a model."""
-NO_GPU = "parallel.accelerator='gpu': no GPU here; take auto or cpu"
+NO_GPU = "parallel.accelerator='gpu': no GPU found; use auto or cpu"
 if not has_gpu():
     verbs_of_a_device = ("train", "eval", "demo", "bench", "generate prompt=a")
     REFUSED += [(f"{words} parallel.accelerator=gpu", NO_GPU) for words in verbs_of_a_device]

@@ -178,7 +178,7 @@ def test_trained_weights_are_refused_a_window_they_have_no_positions_for(tmp_pat
     make("primera").inner.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=f"model.window=32: must be at most {WINDOW}, which the encoder has"):
         make("primera", weights=str(tmp_path), window=32)
-    with pytest.raises(InputError, match="model.weights='.*nobody': the Hugging Face hub did not give it"):
+    with pytest.raises(InputError, match="model.weights='.*nobody': cannot be downloaded from the Hugging Face hub"):
         make("bart", weights=str(tmp_path / "nobody"))
 
 

@@ -503,10 +503,13 @@ TWO = ["infini_linear", "rmt"]
     ("claim", "message"),
     [
         ({**LM, "measure": "loss", "rows": ["rmt"]}, r"c.rows=\['rmt'\]: measure=loss takes two rows or more"),
-        ({"measure": "loss", "rows": TWO}, "c.report='': measure=loss needs a table of running text, as table2_lm"),
+        (
+            {"measure": "loss", "rows": TWO},
+            "c.report='': measure=loss needs a table of running text, for example table2_lm",
+        ),
         (
             {**ASKED, "measure": "loss", "rows": ["linear", "delta"]},
-            "c.report='table3_passkey': measure=loss needs a table of running text, as table2_lm",
+            "c.report='table3_passkey': measure=loss needs a table of running text, for example table2_lm",
         ),
         (
             {**LM, "measure": "loss", "rows": TWO, "options": {"less": ["local", "rmt"]}},
@@ -518,7 +521,7 @@ TWO = ["infini_linear", "rmt"]
         ),
         (
             {**LM, "measure": "overall", "rows": TWO},
-            "c.report='table2_lm': measure=overall needs a table of summaries, as table4_booksum",
+            "c.report='table2_lm': measure=overall needs a table of summaries, for example table4_booksum",
         ),
         ({**READ, "measure": "overall", "rows": ["bart"]}, r"c.rows=\['bart'\]: measure=overall takes two rows"),
         (
@@ -531,7 +534,8 @@ TWO = ["infini_linear", "rmt"]
         ),
         (
             {**LM, "measure": "token_accuracy", "rows": ["infini_linear"]},
-            "c.report='table2_lm': measure=token_accuracy needs a table of the passkey task, as table3_passkey",
+            "c.report='table2_lm': measure=token_accuracy needs a table of the passkey task, for example "
+            "table3_passkey",
         ),
         (
             {**ASKED, "measure": "token_accuracy", "rows": ["linear", "delta"]},

@@ -131,7 +131,7 @@ def test_what_was_learned_and_what_is_asked_decide_a_row_beyond_the_paper() -> N
         ({"asked": {"dims.segment_length": 64}}, "dims.segment_length=64, its training has 128"),
         ({"trained": {"init_from": "lost"}}, "its training began with other weights than the row's (fresh ones)"),
         ({"model": "rmt"}, "no row has model=rmt"),
-        ({"lengths": (512,)}, "it asks nothing that this table has a cell for"),
+        ({"lengths": (512,)}, "it measures nothing that this table has a cell for"),
     ],
 )
 def test_a_run_without_a_cell_is_named_with_what_differs_from_the_nearest_row(strays: dict[str, Any], why: str) -> None:

@@ -155,7 +155,7 @@ def test_a_stopped_reproduction_goes_on(infini: Runner, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(reproduce, "evaluate", interrupted)
         infini("reproduce", code=130)
-    assert "runs that had finished kept their records" in infini.err
+    assert "finished runs are recorded" in infini.err
     done = [(run.verb, run.model) for run in infini.records()]
     begun = MODELS[: MODELS.index("infini_delta") + 1]
     assert done == [(verb, name) for name in begun for verb in ("train", "eval")][:-1]

@@ -91,7 +91,7 @@ CASES = [
             *trained("-m", "dims.d_model=99999999999"),
         ],
     ),
-    Case("a strategy that is not here", [*trained("parallel.strategy=fsdp"), *trained("parallel.strategy=deepspeed")]),
+    Case("a strategy that is missing", [*trained("parallel.strategy=fsdp"), *trained("parallel.strategy=deepspeed")]),
     Case("a word that is not UTF-8", [*trained("results_dir=/tmp/\udce9"), *trained("prompt=\udce9", verb="generate")]),
     Case(
         "what a verb does not read",

@@ -157,7 +157,7 @@ def test_what_no_page_needs_may_be_missing(tmp_path: Path) -> None:
     [
         ({"b.xhtml": XHTML}, "'ia.xhtml' is not in the manifest"),
         ({"a.xhtml": XHTML}, "a.xhtml is not in the archive"),
-        ({"a.xhtml": "application/pdf"}, "a.xhtml is of the media type 'application/pdf', of which no text is read"),
+        ({"a.xhtml": "application/pdf"}, "a.xhtml is of the media type 'application/pdf', which has no readable text"),
     ],
 )
 def test_a_page_that_is_missing_is_said(tmp_path: Path, items: dict[str, str], message: str) -> None:
@@ -256,7 +256,7 @@ def test_a_bomb_is_no_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("infini.tasks.text.epub.MAX_BYTES", 1 << 20)
     assert "hold more than 1 MiB" in refused(book(tmp_path, page("a"), page(" " * (1 << 20))))
     many = "<!DOCTYPE html [<!ENTITY a '" + "a" * 1000 + "'>]><html><body>" + "&a;" * 2000 + "</body></html>"
-    assert "0.xhtml: its entities stand for too much text" in refused(book(tmp_path, many.encode()))
+    assert "0.xhtml: its entities expand to too much text" in refused(book(tmp_path, many.encode()))
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_damaged_texts_are_fetched_again(
     path.write_bytes(whole[:left])
     again = hub_documents(cache_dir=tmp_path, limit=2)
     assert (again.revision, list(again.names), texts(again)) == (first.revision, list(first.names), texts(first))
-    assert path.read_bytes() == whole and f"{path}: is damaged, and is made again\n" in capsys.readouterr().err
+    assert path.read_bytes() == whole and f"{path}: is damaged and is rebuilt\n" in capsys.readouterr().err
     path.unlink()
     path.write_bytes(whole[:left])
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: (_ for _ in ()).throw(ConnectionError()))

@@ -490,7 +490,7 @@ def test_a_damaged_token_cache_is_made_anew(
     path.write_bytes(left[damage])
     again = tokenise(documents, story_tokenizer, tmp_path / "cache", progress=False)
     assert again.names == first.names == documents.names and path.read_bytes() == whole
-    said = f"{path}: is damaged, and is made again\n"
+    said = f"{path}: is damaged and is rebuilt\n"
     assert capsys.readouterr().err == ("" if damage == "fewer documents" else said)
 
 

@@ -146,7 +146,7 @@ def test_parameters_gradients_and_memory_stay_float32(options: dict[str, Any]) -
 def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert precision.pick_device("auto") == precision.pick_device("cpu") == CPU
-    with pytest.raises(InputError, match="parallel.accelerator='gpu': no GPU here; take auto or cpu"):
+    with pytest.raises(InputError, match="parallel.accelerator='gpu': no GPU found; use auto or cpu"):
         precision.pick_device("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert precision.pick_device("auto") == precision.pick_device("gpu") == torch.device("cuda")

@@ -264,7 +264,8 @@ def test_a_strategy_that_starts_processes_is_one_line(
     assert cli.main(["train", *words(corpus, tmp_path), f"parallel.strategy={strategy}"]) == cli.USAGE_ERROR
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith(
-        f"infini: error: parallel.strategy='{strategy}': not here (it starts processes, and a training is one process"
+        f"infini: error: parallel.strategy='{strategy}': not available here (it starts processes, and a training is "
+        "one process"
     )
 
 

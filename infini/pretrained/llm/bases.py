@@ -128,8 +128,8 @@ class Base:
             if "gguf_file" in options or Path(place).is_dir():
                 raise InputError(f"{self.where}: its {what} cannot be read ({reason})") from error
             raise InputError(
-                f"{self.where}: the Hugging Face hub did not give its {what} ({type(error).__name__}); connect to a "
-                f"network, or name {ALLOWED}"
+                f"{self.where}: its {what} cannot be downloaded from the Hugging Face hub ({type(error).__name__}); "
+                f"connect to a network, or name {ALLOWED}"
             ) from error
 
 

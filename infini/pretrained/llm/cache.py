@@ -334,7 +334,7 @@ class InfiniCache(Cache):
             columns = self.columns + real[-1] + 1 - lead if real else 0
             if columns > max(length, min(windows)):
                 raise InputError(
-                    f"attention_mask: row {row} has {columns - length} columns of padding behind its first token, and "
+                    f"attention_mask: row {row} has {columns - length} columns of padding after its first token, and "
                     f"layers that slide over {min(windows)} columns count them as tokens: read rows of different "
                     "lengths in separate calls, without padding"
                 )

@@ -105,8 +105,8 @@ class PretrainedLM(nn.Module):
         super().__init__()
         if getattr(llm.config, "final_logit_softcapping", None) is not None:
             raise InputError(
-                f"{type(llm).__name__}: it caps its logits, which losses in chunks do not know; use it through "
-                "infini.pretrained.llm"
+                f"{type(llm).__name__}: it caps its logits, which the chunked loss does not support; use it "
+                "through infini.pretrained.llm"
             )
         self.llm, self.memory = llm, memory
         self.settings: InfiniSettings | None = None if memory == "full" else settings_of(llm.config)

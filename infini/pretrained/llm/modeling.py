@@ -105,7 +105,9 @@ class ModelMixin(_Initialised):
         if x is None:
             raise InputError("pass input_ids or inputs_embeds")
         if options.get("output_attentions") or self.config.output_attentions:
-            raise InputError("output_attentions: local attention and memory are not one matrix; there is none to give")
+            raise InputError(
+                "output_attentions: local attention and memory have no common attention matrix; leave it out"
+            )
         again = self.training and getattr(self, "is_activation_checkpointing", False)
         call, cache, position_ids = self._begin(x, attention_mask, position_ids, past_key_values, use_cache, again)
         every_layer = len(self.infini_settings.layers) == self.config.num_hidden_layers
@@ -189,7 +191,7 @@ class ModelMixin(_Initialised):
                 _refuse_packed(positions, np.ones_like(positions, dtype=bool))
             return None
         if not isinstance(mask, Tensor) or mask.dim() != 2:
-            raise InputError("attention_mask: only a 2D mask of padding [rows, columns] is understood")
+            raise InputError("attention_mask: must be a 2D padding mask [rows, columns]")
         if len(mask) not in (1, B):
             raise InputError(f"attention_mask has {len(mask)} rows, the batch {B}")
         mask = mask.expand(B, -1)
@@ -206,7 +208,7 @@ class ModelMixin(_Initialised):
             if seen != cache.lengths:
                 raise InputError(
                     f"attention_mask shows {seen} of the columns before this call, the cache has read {cache.lengths}: "
-                    "what was read as text cannot be hidden later; read such rows again without this cache"
+                    "tokens that were read cannot be hidden later; read such rows again without this cache"
                 )
         real = to_numpy(mask)
         if positions is not None:
@@ -272,10 +274,12 @@ class CausalLMMixin(_Initialised):
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise InputError(
-                f"cache_implementation={kind!r}: an injected model has a bounded cache of its own; leave it out"
+                f"cache_implementation={kind!r}: an injected model has its own bounded cache; leave it out"
             )
         if generation_config.assistant_early_exit is not None:
-            raise InputError("assistant_early_exit: the first layers of an injected model are no model by themselves")
+            raise InputError(
+                "assistant_early_exit: the first layers of an injected model are not a model by themselves"
+            )
         cache = model_kwargs.get("past_key_values")
         if cache is None:
             if generation_config.use_cache is not False:

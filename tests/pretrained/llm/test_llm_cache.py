@@ -147,7 +147,7 @@ def test_questions_of_different_lengths(name: str, options: dict[str, Any]) -> N
     asked = {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True}
     expected = [logits(model, torch.cat([*pair])[None])[:, -1] for pair in zip(book, questions, strict=True)]
     if any(layer.is_sliding for layer in cache.layers):
-        with pytest.raises(ValueError, match="row 0 has 6 columns of padding behind its first token.*separate calls"):
+        with pytest.raises(ValueError, match="row 0 has 6 columns of padding after its first token.*separate calls"):
             model.generate(**cache.inputs(ids, mask), **asked)
         # As the message says.
         for row, question in enumerate(questions):
@@ -167,7 +167,7 @@ def test_padding_in_a_sliding_window_is_refused(name: str) -> None:
     _, ids, mask = padded([2 * N, N], side="right")
     after = torch.cat([ids, prompt(2, 1, seed=5)], 1), torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
     for tokens, real in ((ids, mask), after):
-        with pytest.raises(ValueError, match="row 1 has 8 columns of padding behind its first token"):
+        with pytest.raises(ValueError, match="row 1 has 8 columns of padding after its first token"):
             greedy(tiny_llm(name), tokens, 2, attention_mask=real)
     layers = tiny_llm(name).config.infini["layers"]
     model = inject(tiny_base(name, sliding_window=4 * N), N, gate_init=-0.5, layers=layers)
@@ -188,7 +188,7 @@ def test_padding_has_one_effect_with_and_without_a_cache(name: str, options: dic
         assert_close(model(ids, attention_mask=mask, use_cache=True).logits[0, -1], alone, 1e-6, "with a cache")
         assert_close(model.train()(ids, attention_mask=mask).logits[0, -1], alone, 1e-6, "in training")
     if name == "gemma3":
-        with pytest.raises(ValueError, match="row 0 has 4 columns of padding behind its first token"):
+        with pytest.raises(ValueError, match="row 0 has 4 columns of padding after its first token"):
             tiny_llm(name).train()(ids, attention_mask=mask)
 
 

@@ -230,7 +230,7 @@ def test_other_caches_are_one_clear_error() -> None:
     ("options", "message"),
     [
         ({"output_attentions": True}, "output_attentions: "),
-        ({"attention_mask": torch.ones(1, 1, 5, 5)}, "only a 2D mask"),
+        ({"attention_mask": torch.ones(1, 1, 5, 5)}, "must be a 2D padding mask"),
         ({"attention_mask": torch.ones(1, 7)}, "attention_mask has 7 columns: the cache has 0 and the call 5"),
         ({"position_ids": torch.tensor([[0, 1, 0, 1, 2]]), "use_cache": False}, "packed sequences"),
         ({"position_ids": torch.tensor([[0, 1, 0, 1, 2]])}, "packed sequences"),
@@ -251,7 +251,7 @@ def test_what_was_read_cannot_be_hidden_later() -> None:
     mask = torch.ones_like(seen)
     again = {"past_key_values": first.past_key_values, "max_new_tokens": 2, "do_sample": False}
     mask[1, 9:12] = 0
-    with pytest.raises(ValueError, match="what was read as text cannot be hidden later"):
+    with pytest.raises(ValueError, match="tokens that were read cannot be hidden later"):
         model.generate(seen, attention_mask=mask, **again)
     model.generate(seen, attention_mask=torch.ones_like(seen), **again)
 
